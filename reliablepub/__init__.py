@@ -1,0 +1,1 @@
+"""The RabbitMQ publisher that keeps its word."""

@@ -1,0 +1,180 @@
+"""What can go wrong, in words a person can act on.
+
+Knows: the names of failures, and which of them may be tried again. Must never know: sockets, SQL, clocks.
+
+    ReliablePubError
+    ├── InvalidMessage        the message could never be published; nothing was stored or sent
+    ├── ConfigurationError    an option, an address or a policy is wrong
+    ├── PublishError          the final outcome of one message that was not confirmed
+    │   ├── Unroutable        no queue wanted it (basic.return)
+    │   ├── Nacked            the broker refused responsibility (basic.nack)
+    │   ├── Refused           the broker closed the channel because of it, or it cannot be written at all
+    │   └── Expired           its deadline passed before it was confirmed
+    ├── StillOpen             the wait ended first; the message is not lost, and not yet confirmed
+    ├── PublisherClosed       this publisher takes no more messages
+    ├── PublisherForked       this process did not open the publisher
+    └── OutboxError           the outbox on disk
+        ├── OutboxFull        its limit in messages or bytes is reached
+        ├── OutboxDiskFull    the disk is full
+        ├── OutboxInUse       another process relays it
+        └── NotAnOutbox       the file is something else, or of a newer version
+
+Every error can be pickled (Spark sends them between processes), and none holds a body or a password.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ReliablePubError(Exception):
+    """The root of everything that reliablepub raises on purpose.
+
+    Attributes:
+        retryable: whether the same call may succeed later without a change by a person.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by state, so that subclasses may have any constructor."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[ReliablePubError], args: tuple[object, ...], state: dict[str, object]
+) -> ReliablePubError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class InvalidMessage(ReliablePubError, ValueError):
+    """The broker would punish this message; nothing was stored and nothing was sent.
+
+    Attributes:
+        field: the property at fault, such as ``routing_key``.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+class ConfigurationError(ReliablePubError, ValueError):
+    """An option or an address cannot be used as it is."""
+
+
+class PublishError(ReliablePubError):
+    """A message that will not be sent again: what the broker said, and what to do.
+
+    Attributes:
+        message_id: the message's AMQP ``message_id``.
+        exchange: where it was published to.
+        routing_key: with which routing key.
+        reply_code: the broker's code, 0 where it gave none.
+        reply_text: the broker's words.
+        attempts: how often it was refused before it was given up.
+    """
+
+    what: ClassVar[str] = "was not confirmed"
+    remedy: ClassVar[str] = "see the outbox"
+
+    def __init__(
+        self,
+        *,
+        message_id: str,
+        exchange: str,
+        routing_key: str,
+        reply_code: int = 0,
+        reply_text: str = "",
+        attempts: int = 1,
+    ) -> None:
+        said = f" ({reply_code} {reply_text})" if reply_code else f" ({reply_text})" if reply_text else ""
+        tried = f" after {attempts} attempts" if attempts > 1 else ""
+        super().__init__(
+            f"message {message_id} to exchange {exchange!r} with routing key {routing_key!r} "
+            f"{self.what}{said}{tried}; {self.remedy}"
+        )
+        self.message_id = message_id
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.reply_code = reply_code
+        self.reply_text = reply_text
+        self.attempts = attempts
+
+
+class Unroutable(PublishError):
+    """The broker returned the message: no queue is bound where it was sent (``basic.return``)."""
+
+    what = "was returned: no queue is bound for it"
+    remedy = "bind a queue or correct the routing key, then retry it"
+
+
+class Nacked(PublishError):
+    """The broker refused responsibility for the message (``basic.nack``)."""
+
+    what = "was nacked: a queue refused it or failed"
+    remedy = "look at the queue's limits and the broker's log, then retry it"
+
+
+class Refused(PublishError):
+    """The broker closed the channel because of this message, or it cannot be written to this broker."""
+
+    what = "was refused by the broker"
+    remedy = "correct what the broker names, then retry it"
+
+
+class Expired(PublishError):
+    """The message's own deadline passed before it was confirmed."""
+
+    what = "expired before it was confirmed"
+    remedy = "retry it if it is still wanted"
+
+
+class StillOpen(ReliablePubError, TimeoutError):
+    """The wait ended before the outcome was known; the message goes on being published."""
+
+    retryable = True
+
+
+class PublisherClosed(ReliablePubError):
+    """The publisher is closed, or its I/O thread has failed; open a new one."""
+
+
+class PublisherForked(ReliablePubError):
+    """A publisher cannot be used in a child process; open one there, after the fork."""
+
+
+class OutboxError(ReliablePubError):
+    """Something is wrong with the outbox on disk."""
+
+
+class OutboxFull(OutboxError):
+    """The outbox holds as many open messages, or bytes, as it may; this one was not accepted."""
+
+    retryable = True
+
+
+class OutboxDiskFull(OutboxError):
+    """The disk is full: this message was not accepted; what was accepted before stays."""
+
+    retryable = True
+
+
+class OutboxInUse(OutboxError):
+    """Another process relays this outbox."""
+
+    retryable = True
+
+
+class NotAnOutbox(OutboxError):
+    """The file is not an outbox, or was written by a newer version."""
+
+
+for _error in list(globals().values()):
+    if isinstance(_error, type) and issubclass(_error, ReliablePubError):
+        _error.__module__ = "reliablepub"  # what users see and catch; the private path may move

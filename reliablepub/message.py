@@ -1,0 +1,257 @@
+"""A message as the application hands it over: frozen, and checked at birth for all that a broker would punish.
+
+Knows: the limits of AMQP 0-9-1 (short strings, field tables, header frames) and RabbitMQ's own.
+Must never know: how a message is stored, encoded or sent.
+
+A channel error throws away the confirms of every other message on the channel, so a message that is
+certain to cause one must not come into being: the caller gets the error, at the line that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Final, TypeAlias
+
+from reliablepub.errors import InvalidMessage
+
+FieldValue: TypeAlias = (
+    "bool | int | float | str | bytes | Decimal | datetime | None"
+    " | Sequence[FieldValue] | Mapping[str, FieldValue]"
+)
+"""What an AMQP field table may hold (RabbitMQ's rabbit_binary_parser)."""
+
+ATTEMPT_HEADER: Final = "x-reliablepub-attempt"
+"""Our own header, unique per attempt: a ``basic.return`` carries no delivery tag, and is matched by this."""
+
+SHORT_STRING_MAX: Final = 255
+HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
+"""RabbitMQ's default frame_max, less the frame's own bytes and room for `ATTEMPT_HEADER`: a content
+header frame beyond frame_max is a 501 that closes the connection."""
+BODY_BYTES_MAX: Final = 512 * 1024 * 1024
+"""RabbitMQ's hard cap; ``max_message_size`` of a broker is usually lower (16 MiB since 4.0)."""
+EXPIRATION_MS_MAX: Final = 4_294_967_295
+NESTING_MAX: Final = 32
+
+_INT64 = range(-(2**63), 2**63)
+_INT32_MAX = 2**31 - 1
+_SHORT_STRING_FIELDS = (
+    "exchange",
+    "routing_key",
+    "message_id",
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "type",
+    "user_id",
+    "app_id",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message: where it goes, its properties (AMQP ``basic`` class), and its body.
+
+    Attributes:
+        body: the payload; encode text yourself, and name it in ``content_type``.
+        exchange: exchange name, at most 255 bytes of UTF-8; empty for the default exchange.
+        routing_key: at most 255 bytes of UTF-8.
+        headers: an AMQP field table; names starting with ``x-reliablepub-`` are ours.
+        message_id: stays the same on every attempt, so that consumers can deduplicate; minted
+            when the message is published without one.
+        persistent: delivery mode 2; a transient message dies with the broker, confirmed or not.
+        priority: 0 to 255.
+        expiration: milliseconds after which the *broker* drops the message from its queue.
+        timestamp: with a time zone; AMQP keeps whole seconds.
+        content_type: MIME type, such as ``application/json``.
+        content_encoding: such as ``gzip``.
+        correlation_id: of the application.
+        reply_to: of the application.
+        type: of the application.
+        user_id: RabbitMQ refuses any other than the connection's own user.
+        app_id: of the application.
+
+    Raises:
+        InvalidMessage: when the broker would answer it with an error (RabbitMQ rabbit_channel,
+            rabbit_basic), naming the field.
+    """
+
+    body: bytes
+    exchange: str = ""
+    routing_key: str = ""
+    headers: Mapping[str, FieldValue] | None = None
+    message_id: str | None = None
+    persistent: bool = True
+    priority: int | None = None
+    expiration: int | None = None
+    timestamp: datetime | None = None
+    content_type: str | None = None
+    content_encoding: str | None = None
+    correlation_id: str | None = None
+    reply_to: str | None = None
+    type: str | None = None
+    user_id: str | None = None
+    app_id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check everything; keep copies of what the caller could still change."""
+        _check_body(self.body)
+        short_bytes = sum(_short_string_bytes(self, name) for name in _SHORT_STRING_FIELDS)
+        if self.message_id == "":
+            raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
+        _check_range("priority", self.priority, 255)
+        _check_range("expiration", self.expiration, EXPIRATION_MS_MAX)
+        _check_timestamp(self.timestamp)
+        if type(self.persistent) is not bool:
+            raise InvalidMessage("persistent", f"is {self.persistent!r}; True or False")
+        if self.headers is not None:
+            object.__setattr__(self, "headers", _checked_headers(self.headers, short_bytes))
+
+    @property
+    def size(self) -> int:
+        """Bytes that count against windows and limits: body, routing and a flat sum for properties."""
+        return len(self.body) + len(self.exchange) + len(self.routing_key) + 256
+
+    def with_message_id(self, message_id: str) -> Message:
+        """The same message under the given id."""
+        return replace(self, message_id=message_id)
+
+    def __repr__(self) -> str:
+        """Name the message without showing its body or headers."""
+        return (
+            f"<Message {self.message_id or '(no id yet)'} to {self.exchange!r} "
+            f"{self.routing_key!r}, {len(self.body)} bytes>"
+        )
+
+
+def _check_body(body: object) -> None:
+    if type(body) is not bytes:
+        hint = "; encode it, for example body.encode()" if isinstance(body, str) else ""
+        raise InvalidMessage("body", f"is {type(body).__name__}, not bytes{hint}")
+    if len(body) > BODY_BYTES_MAX:
+        raise InvalidMessage("body", f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}")
+
+
+def _short_string_bytes(message: Message, name: str) -> int:
+    value = getattr(message, name)
+    if value is None:
+        return 0
+    if type(value) is not str:
+        raise InvalidMessage(name, f"is {type(value).__name__}, not str")
+    if value.isascii() and len(value) <= SHORT_STRING_MAX:  # the common case, without encoding
+        return len(value)
+    length = len(_utf8(name, value))
+    if length > SHORT_STRING_MAX:
+        raise InvalidMessage(name, f"has {length} bytes of UTF-8; AMQP takes at most {SHORT_STRING_MAX}")
+    return length
+
+
+def _utf8(name: str, value: str) -> bytes:
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessage(name, f"cannot be encoded as UTF-8: {error.reason}") from None
+
+
+def _check_range(name: str, value: object, most: int) -> None:
+    if value is None:
+        return
+    if type(value) is not int or not 0 <= value <= most:
+        raise InvalidMessage(name, f"is {value!r}; a whole number from 0 to {most}")
+
+
+def _check_timestamp(value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, datetime):
+        raise InvalidMessage("timestamp", f"is {type(value).__name__}, not a datetime")
+    _checked_datetime("timestamp", value)
+
+
+def _checked_datetime(name: str, value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise InvalidMessage(name, "is a datetime without a time zone; give it one, such as UTC")
+    if value.timestamp() < 0:
+        raise InvalidMessage(name, "is before 1970; AMQP timestamps are unsigned")
+    return value.astimezone(UTC)
+
+
+def _checked_headers(headers: object, short_bytes: int) -> dict[str, FieldValue]:
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage("headers", f"is {type(headers).__name__}, not a mapping")
+    table, size = _checked_table("headers", headers, 1)
+    if any(name.startswith("x-reliablepub-") for name in table):
+        raise InvalidMessage("headers", "names starting with 'x-reliablepub-' are reserved")
+    if size + short_bytes > HEADER_BYTES_MAX:
+        raise InvalidMessage(
+            "headers",
+            f"take {size} bytes; the header frame holds {HEADER_BYTES_MAX - short_bytes} "
+            "(put large data into the body)",
+        )
+    return table
+
+
+def _checked_table(
+    path: str, table: Mapping[object, object], depth: int
+) -> tuple[dict[str, FieldValue], int]:
+    """A copy of the table, and its size when encoded."""
+    copy: dict[str, FieldValue] = {}
+    size = 4
+    for name, value in table.items():
+        if type(name) is not str:
+            raise InvalidMessage(path, f"has the name {name!r}, which is not a str")
+        inner = f"{path}[{name!r}]"
+        length = len(_utf8(inner, name))
+        if length > SHORT_STRING_MAX:
+            raise InvalidMessage(inner, f"the name has {length} bytes; at most {SHORT_STRING_MAX}")
+        copy[name], value_size = _checked_value(inner, value, depth)
+        size += 1 + length + value_size
+    return copy, size
+
+
+def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, int]:
+    """A copy of the value, and its size when encoded, its type octet included."""
+    if depth > NESTING_MAX:
+        raise InvalidMessage(path, f"is nested more than {NESTING_MAX} deep")
+    match value:
+        case None:
+            return None, 1
+        case bool():
+            return value, 2
+        case int():
+            if value not in _INT64:
+                raise InvalidMessage(path, f"{value} does not fit 64 bits")
+            return value, 9
+        case float():
+            return value, 9
+        case str():
+            return value, 5 + len(_utf8(path, value))
+        case bytes():
+            return value, 5 + len(value)
+        case Decimal():
+            return _checked_decimal(path, value), 6
+        case datetime():
+            return _checked_datetime(path, value), 9
+        case list() | tuple():
+            items = [_checked_value(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value)]
+            return [item for item, _ in items], 5 + sum(size for _, size in items)
+        case Mapping():
+            table, size = _checked_table(path, value, depth + 1)
+            return table, 1 + size
+        case _:
+            raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
+
+
+def _checked_decimal(path: str, value: Decimal) -> Decimal:
+    """AMQP decimals are a 32-bit integer and a number of decimal places."""
+    if not value.is_finite():
+        raise InvalidMessage(path, f"{value} is not a finite number")
+    _, digits, exponent = value.as_tuple()
+    places = max(0, -int(exponent))
+    unscaled = int(value.scaleb(places))
+    if places > 255 or abs(unscaled) > _INT32_MAX or len(digits) > 10:
+        raise InvalidMessage(path, f"{value} does not fit AMQP's decimal (32 bits, 255 places)")
+    return value

@@ -1,0 +1,1 @@
+"""The durable table between the application and the broker."""
