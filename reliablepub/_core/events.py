@@ -1,0 +1,148 @@
+"""What crosses the border of the core: frozen facts in, frozen orders out.
+
+Knows: the names of things that happen on a connection. Must never know: which client library saw them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from reliablepub.outcome import Outcome
+
+K = TypeVar("K")
+"""What the caller names a message by; the core only hands it back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The connection is open and may carry channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLost:
+    """The connection is gone, or could not be made; with it every channel."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelOpened:
+    """The channel is open and in confirm mode (``confirm.select-ok``); its tags start at 1."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelClosed:
+    """The broker closed one channel (``channel.close``).
+
+    Attributes:
+        epoch: which channel.
+        reply_code: such as 404.
+        reply_text: the broker's words.
+        by_publish: the close names ``basic.publish`` (class 60, method 40) as what failed.
+    """
+
+    epoch: int
+    reply_code: int
+    reply_text: str
+    by_publish: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """``basic.ack``: this tag, or with ``multiple`` all outstanding up to it (0: all)."""
+
+    epoch: int
+    tag: int
+    multiple: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """``basic.nack``, read like `Acked`."""
+
+    epoch: int
+    tag: int
+    multiple: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """``basic.return``: its tag is read from our own header; 0 where that could not be read."""
+
+    epoch: int
+    tag: int
+    reply_code: int
+    reply_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """``connection.blocked``: the broker takes no publishes for now."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unblocked:
+    """``connection.unblocked``."""
+
+
+Event: TypeAlias = (
+    Connected
+    | ConnectionLost
+    | ChannelOpened
+    | ChannelClosed
+    | Acked
+    | Nacked
+    | Returned
+    | Blocked
+    | Unblocked
+)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChannel:
+    """Open a channel in confirm mode; answer with `ChannelOpened` of this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseChannel:
+    """Close the channel of this epoch; whatever it still says will be ignored."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect:
+    """Drop the connection: it no longer answers."""
+
+    reason: str
+
+
+Command: TypeAlias = OpenChannel | CloseChannel | Disconnect
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[K]):
+    """Messages to write next on one channel: ``keys[i]`` has delivery tag ``first_tag + i``."""
+
+    epoch: int
+    first_tag: int
+    keys: Sequence[K]
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement(Generic[K]):
+    """One attempt has ended. An uncertain one is sent again by the session; every other is the caller's."""
+
+    key: K
+    epoch: int
+    tag: int
+    outcome: Outcome

@@ -1,0 +1,156 @@
+"""One channel at a time, with what waits to be written on it and since when confirms are owed.
+
+Knows: the ledger of the current epoch, sizes, and times it is told. Must never know: why a channel is
+opened or closed (the session's), what a key means.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from enum import Enum, auto
+from typing import Generic, TypeAlias, TypeVar
+
+from reliablepub._core.confirms import ConfirmLedger, Violation
+from reliablepub._core.events import Batch
+from reliablepub.outcome import Outcome
+
+K = TypeVar("K")
+Settled: TypeAlias = tuple[int, tuple[K, int], Outcome]
+"""Tag, key and size, and outcome of a publish that has ended."""
+
+
+class ChannelState(Enum):
+    """Where a lane's channel stands."""
+
+    CLOSED = auto()
+    OPENING = auto()
+    OPEN = auto()
+
+
+class Lane(Generic[K]):
+    """A buffer of messages and the channel they leave by; the epochs follow each other.
+
+    Attributes:
+        buffer: key and size of each message not yet written, in order.
+        state: of the channel.
+        ledger: of the current epoch, while there is one.
+        in_flight_bytes: size of what is written and not settled.
+    """
+
+    __slots__ = ("_opening_since", "_sent", "buffer", "in_flight_bytes", "ledger", "state")
+
+    def __init__(self) -> None:
+        self.buffer: deque[tuple[K, int]] = deque()
+        self.state = ChannelState.CLOSED
+        self.ledger: ConfirmLedger[tuple[K, int]] | None = None
+        self.in_flight_bytes = 0
+        self._opening_since: float | None = None
+        self._sent: deque[tuple[int, float]] = deque()  # last tag of each batch, and when
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, 0 while there is none."""
+        return self.ledger.epoch if self.ledger is not None else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Messages written and not settled."""
+        return self.ledger.outstanding if self.ledger is not None else 0
+
+    @property
+    def suspects(self) -> int:
+        """Those of them that the broker may still find fault with: not the returned ones."""
+        return self.in_flight - (self.ledger.returned if self.ledger is not None else 0)
+
+    @property
+    def violations(self) -> Counter[Violation]:
+        """Of the current epoch."""
+        return self.ledger.violations if self.ledger is not None else Counter()
+
+    @property
+    def waiting_since(self) -> float | None:
+        """Since when an answer is owed: the channel's opening, or the oldest confirm."""
+        if self.ledger is None or self.state is ChannelState.OPENING:
+            return self._opening_since
+        lowest = self.ledger.lowest_tag
+        while self._sent and self._sent[0][0] < lowest:
+            self._sent.popleft()
+        return self._sent[0][1] if self._sent else None
+
+    def opening(self, epoch: int, now: float) -> None:
+        """A channel has been asked for."""
+        self.ledger = ConfirmLedger(epoch)
+        self.state = ChannelState.OPENING
+        self._opening_since = now
+
+    def give_up_opening(self) -> None:
+        """The opening is overdue and has been reported."""
+        self._opening_since = None
+
+    def opened(self) -> None:
+        """The channel is there."""
+        self.state = ChannelState.OPEN
+
+    def transmit(
+        self, *, room: int, room_bytes: int, is_alone: bool, now: float
+    ) -> Batch[K] | None:
+        """Register the next messages, as many as there is room for.
+
+        Args:
+            room: messages.
+            room_bytes: bytes.
+            is_alone: nothing is in flight anywhere, so the first one may exceed ``room_bytes``.
+            now: on the session's active clock.
+        """
+        assert self.ledger is not None
+        first_tag = self.ledger.last_tag + 1
+        keys: list[K] = []
+        total = 0
+        while self.buffer and len(keys) < room:
+            size = self.buffer[0][1]
+            if total + size > room_bytes and not (is_alone and not keys):
+                break
+            item = self.buffer.popleft()
+            self.ledger.register(item)
+            keys.append(item[0])
+            total += size
+        if not keys:
+            return None
+        self.in_flight_bytes += total
+        self._sent.append((self.ledger.last_tag, now))
+        return Batch(self.ledger.epoch, first_tag, keys)
+
+    def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Settled[K]]:
+        """Settle what one confirm covers.
+
+        Raises:
+            TagBeyondLast: nothing was settled.
+        """
+        assert self.ledger is not None
+        settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
+        self.in_flight_bytes -= sum(size for _, (_, size), _ in settled)
+        return settled
+
+    def note_return(self, tag: int, reply_code: int, reply_text: str) -> None:
+        """A message was unroutable; its confirm will say so."""
+        assert self.ledger is not None
+        self.ledger.handle_return(tag, reply_code, reply_text)
+
+    def take_back(self, first_tag: int, count: int) -> None:
+        """Undo the newest `transmit`."""
+        assert self.ledger is not None
+        for tag in range(first_tag + count - 1, first_tag - 1, -1):
+            item = self.ledger.take_back(tag)
+            self.in_flight_bytes -= item[1]
+            self.buffer.appendleft(item)
+        self._sent.pop()
+
+    def close(self, outcome: Outcome) -> list[Settled[K]]:
+        """End the epoch; what was outstanding ends as returned, or as given."""
+        settled = self.ledger.close(outcome) if self.ledger is not None else []
+        self.ledger = None
+        self.state = ChannelState.CLOSED
+        self.in_flight_bytes = 0
+        self._opening_since = None
+        self._sent.clear()
+        return settled

@@ -1,0 +1,401 @@
+"""One publisher's dealings with one broker: window, deadlines, blocked, epochs, quarantine, drain.
+
+Knows: keys and sizes of messages, channels by epoch, and the time it is told. Must never know: what a
+message is, how bytes travel, where messages are stored.
+
+The life of a message in here::
+
+    submit -> buffered -> in flight -> settled (confirmed, returned, nacked, refused)
+                 ^            |
+                 +-uncertain--+   channel or connection gone, or the confirm deadline passed
+
+*Buffered* was never written and carries no risk of a duplicate; *in flight* was. An uncertain attempt
+is reported like any other, and the session itself sends the message again, on a new epoch: a late
+confirm of the old one is recognised by its number and changes nothing.
+
+**Quarantine.** When the broker closes a channel because of a publish, everything in flight there is
+uncertain and one message is guilty, but the broker does not say which. Sending all again would close
+the next channel too. So the suspects go to a second channel, halved at every close, until one alone
+is in flight when it happens: that one is *refused*. The main channel reopens at once and carries fresh
+messages meanwhile. A window of n with k guilty ones costs O(k log n) channels.
+
+**The clock that stops.** A blocked broker withholds confirms for as long as its alarm lasts, so
+deadlines are kept on a clock that stands still meanwhile; nothing is sent into an alarm, and nothing
+times out in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Generic, TypeVar
+
+from reliablepub._core.confirms import TagBeyondLast, Violation
+from reliablepub._core.events import (
+    Acked,
+    Batch,
+    Blocked,
+    ChannelClosed,
+    ChannelOpened,
+    CloseChannel,
+    Command,
+    Connected,
+    ConnectionLost,
+    Disconnect,
+    Event,
+    Nacked,
+    OpenChannel,
+    Returned,
+    Settlement,
+    Unblocked,
+)
+from reliablepub._core.lane import ChannelState, Lane, Settled
+from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+
+K = TypeVar("K")
+
+
+class Session(Generic[K]):
+    """The window between buffered messages and a broker that confirms them.
+
+    Poll `poll_commands`, `poll_settlements` and `poll_timeout` after every input and command, and
+    `poll_transmit` when you are ready to write.
+
+    Args:
+        window_max: most messages in flight.
+        window_bytes_max: most bytes in flight; one message may exceed it when it is alone.
+        confirm_timeout_s: how long a confirm may take before the channel is retired.
+    """
+
+    def __init__(self, *, window_max: int, window_bytes_max: int, confirm_timeout_s: float) -> None:
+        self._window_max = window_max
+        self._window_bytes_max = window_bytes_max
+        self._confirm_timeout_s = confirm_timeout_s
+        self._is_connected = False
+        self._is_draining = False
+        self._last_epoch = 0
+        self._main: Lane[K] = Lane()
+        self._quarantine: Lane[K] = Lane()
+        self._suspects: deque[deque[tuple[K, int]]] = deque()
+        self._blocked_reason: str | None = None
+        self._blocked_since = 0.0
+        self._paused_s = 0.0
+        self._stale = 0
+        self._violations: Counter[Violation] = Counter()
+        self._commands: deque[Command] = deque()
+        self._settlements: list[Settlement[K]] = []
+
+    # ------------------------------------------------------------------ getters
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection."""
+        return self._is_connected
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether fresh messages can be written right now, window permitting."""
+        return self._main.state is ChannelState.OPEN and self._blocked_reason is None
+
+    @property
+    def blocked_reason(self) -> str | None:
+        """The broker's reason for blocking us, or None."""
+        return self._blocked_reason
+
+    @property
+    def buffered(self) -> int:
+        """Messages waiting to be written, suspects included."""
+        waiting = len(self._main.buffer) + len(self._quarantine.buffer)
+        return waiting + sum(len(group) for group in self._suspects)
+
+    @property
+    def in_flight(self) -> int:
+        """Messages written and not settled."""
+        return self._main.in_flight + self._quarantine.in_flight
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Their size."""
+        return self._main.in_flight_bytes + self._quarantine.in_flight_bytes
+
+    @property
+    def stale(self) -> int:
+        """Events of old epochs that were ignored."""
+        return self._stale
+
+    @property
+    def violations(self) -> Counter[Violation]:
+        """What the broker said out of turn, over all epochs."""
+        return self._violations + self._main.violations + self._quarantine.violations
+
+    # ------------------------------------------------------------------ inputs
+
+    def handle(self, event: Event, now: float) -> None:
+        """Take in one event of the connection.
+
+        Args:
+            event: what happened.
+            now: monotonic seconds.
+        """
+        _HANDLERS[type(event)](self, event, now)
+
+    def handle_timeout(self, now: float) -> None:
+        """Retire every channel whose oldest confirm, or whose opening, is overdue."""
+        if self._blocked_reason is not None:
+            return
+        overdue_since = self._active(now) - self._confirm_timeout_s
+        for lane in (self._main, self._quarantine):
+            since = lane.waiting_since
+            if since is None or since > overdue_since:
+                continue
+            if lane.state is ChannelState.OPENING:
+                self._commands.append(Disconnect(f"no channel within {self._confirm_timeout_s:g} s"))
+                lane.give_up_opening()  # said once; the loss of the connection follows
+            else:
+                self._retire(lane, f"no confirm within {self._confirm_timeout_s:g} s", now)
+
+    def _connected(self, _event: Connected, now: float) -> None:
+        self._is_connected = True
+        self._unblock(now)
+        self._open_lanes(now)
+
+    def _connection_lost(self, event: ConnectionLost, now: float) -> None:
+        self._is_connected = False
+        self._commands.clear()  # they were for the connection that is gone
+        self._unblock(now)
+        for lane in (self._main, self._quarantine):
+            self._send_again(lane, f"connection lost: {event.reason}")
+
+    def _channel_opened(self, event: ChannelOpened, now: float) -> None:
+        lane = self._lane(event.epoch)
+        if lane is None or lane.state is not ChannelState.OPENING:
+            self._stale += 1
+            return
+        lane.opened()
+        self._open_lanes(now)
+
+    def _channel_closed(self, event: ChannelClosed, now: float) -> None:
+        lane = self._lane(event.epoch)
+        if lane is None:
+            self._stale += 1
+            return
+        if event.by_publish:
+            self._isolate(lane, event)
+        else:
+            self._send_again(lane, f"channel closed: {event.reply_code} {event.reply_text}")
+        self._open_lanes(now)
+
+    def _acked(self, event: Acked, now: float) -> None:
+        self._confirmed(event, CONFIRMED, now)
+
+    def _nacked(self, event: Nacked, now: float) -> None:
+        self._confirmed(event, NACKED, now)
+
+    def _confirmed(self, event: Acked | Nacked, verdict: Outcome, now: float) -> None:
+        lane = self._lane(event.epoch)
+        if lane is None:
+            self._stale += 1
+            return
+        try:
+            settled = lane.confirm(event.tag, verdict, multiple=event.multiple)
+        except TagBeyondLast as violation:
+            self._retire(lane, str(violation), now)
+        else:
+            self._settle(lane, settled, now)
+
+    def _returned(self, event: Returned, _now: float) -> None:
+        lane = self._lane(event.epoch)
+        if lane is None:
+            self._stale += 1
+            return
+        lane.note_return(event.tag, event.reply_code, event.reply_text)
+
+    def _blocked(self, event: Blocked, now: float) -> None:
+        if self._blocked_reason is None:
+            self._blocked_since = now
+        self._blocked_reason = event.reason
+
+    def _unblocked(self, _event: Unblocked, now: float) -> None:
+        self._unblock(now)
+
+    # ------------------------------------------------------------------ commands
+
+    def submit(self, key: K, size: int) -> None:
+        """Buffer a message; it is written when the window has room.
+
+        Raises:
+            RuntimeError: the session is draining.
+        """
+        if self._is_draining:
+            msg = "a draining session takes no more messages"
+            raise RuntimeError(msg)
+        self._main.buffer.append((key, size))
+
+    def take_back(self, batches: Sequence[Batch[K]]) -> None:
+        """Undo `poll_transmit`: nothing of these batches was written. Call it before anything else.
+
+        Raises:
+            ValueError: something else came first: a bug of ours.
+        """
+        for batch in reversed(batches):
+            lane = self._lane(batch.epoch)
+            if lane is None:
+                msg = f"epoch {batch.epoch} is over; its batch cannot be taken back"
+                raise ValueError(msg)
+            lane.take_back(batch.first_tag, len(batch.keys))
+
+    def withdraw(self, keys: Collection[K]) -> None:
+        """Forget buffered messages, as if they had never been submitted."""
+        for lane in (self._main, self._quarantine):
+            lane.buffer = deque(item for item in lane.buffer if item[0] not in keys)
+
+    def drain(self) -> None:
+        """Send nothing more; what is in flight is still settled."""
+        self._is_draining = True
+
+    # ------------------------------------------------------------------ outputs
+
+    def poll_transmit(self, now: float) -> list[Batch[K]]:
+        """Take what the window allows: the tags are registered, so write them all or `take_back`.
+
+        Suspects go first: they are few, and old.
+        """
+        if self._blocked_reason is not None or self._is_draining:
+            return []
+        batches = []
+        for lane in (self._quarantine, self._main):
+            if lane.state is ChannelState.OPEN and lane.buffer:
+                batch = lane.transmit(
+                    room=self._window_max - self.in_flight,
+                    room_bytes=self._window_bytes_max - self.in_flight_bytes,
+                    is_alone=self.in_flight == 0,
+                    now=self._active(now),
+                )
+                if batch is not None:
+                    batches.append(batch)
+        return batches
+
+    def poll_commands(self) -> Iterable[Command]:
+        """Take the orders for the transport, in order."""
+        while self._commands:
+            yield self._commands.popleft()
+
+    def poll_settlements(self) -> list[Settlement[K]]:
+        """Take the attempts that have ended since the last call, in order."""
+        settlements, self._settlements = self._settlements, []
+        return settlements
+
+    def poll_timeout(self) -> float | None:
+        """When `handle_timeout` wants to be called (monotonic), or None."""
+        if self._blocked_reason is not None:
+            return None
+        waits = [lane.waiting_since for lane in (self._main, self._quarantine)]
+        oldest = min((since for since in waits if since is not None), default=None)
+        return None if oldest is None else oldest + self._confirm_timeout_s + self._paused_s
+
+    # ------------------------------------------------------------------ inside
+
+    def _active(self, now: float) -> float:
+        """The clock that stands still while the broker blocks us."""
+        if self._blocked_reason is not None:
+            now = self._blocked_since
+        return now - self._paused_s
+
+    def _unblock(self, now: float) -> None:
+        if self._blocked_reason is not None:
+            self._paused_s += now - self._blocked_since
+            self._blocked_reason = None
+
+    def _lane(self, epoch: int) -> Lane[K] | None:
+        """The lane whose current epoch this is; None for epochs that are over."""
+        for lane in (self._main, self._quarantine):
+            if lane.ledger is not None and lane.ledger.epoch == epoch:
+                return lane
+        return None
+
+    def _open_lanes(self, now: float) -> None:
+        """Have a channel wherever one is wanted."""
+        if not self._is_connected:
+            return
+        if not self._quarantine.buffer and self._suspects and not self._quarantine.in_flight:
+            self._quarantine.buffer = self._suspects.popleft()
+        self._open(self._main, now)
+        if self._quarantine.buffer:
+            self._open(self._quarantine, now)
+
+    def _open(self, lane: Lane[K], now: float) -> None:
+        if lane.state is ChannelState.CLOSED:
+            self._last_epoch += 1
+            lane.opening(self._last_epoch, self._active(now))
+            self._commands.append(OpenChannel(self._last_epoch))
+
+    def _settle(self, lane: Lane[K], settled: Iterable[Settled[K]], now: float) -> None:
+        epoch = lane.epoch
+        self._settlements += [
+            Settlement(key, epoch, tag, outcome) for tag, (key, _size), outcome in settled
+        ]
+        if lane is self._quarantine and not lane.in_flight and not lane.buffer:
+            self._next_suspects(now)
+
+    def _next_suspects(self, now: float) -> None:
+        """A group is through: the next one, or no more need for the quarantine channel."""
+        if self._suspects:
+            self._open_lanes(now)
+        else:
+            self._commands.append(CloseChannel(self._quarantine.epoch, "quarantine is empty"))
+            self._close(self._quarantine, Outcome(OutcomeKind.UNCERTAIN))
+
+    def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
+        """Leave a channel that still exists: its verdicts can no longer be waited for, or believed."""
+        self._commands.append(CloseChannel(lane.epoch, reason))
+        self._send_again(lane, reason)
+        self._open_lanes(now)
+
+    def _send_again(self, lane: Lane[K], reason: str) -> None:
+        """Everything in flight is uncertain and goes first on the next epoch."""
+        uncertain = self._close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
+        lane.buffer.extendleft(reversed(uncertain))
+
+    def _isolate(self, lane: Lane[K], event: ChannelClosed) -> None:
+        """One of those in flight made the broker close the channel: find out which.
+
+        A returned message was routed, if to nowhere, so it is innocent. All suspects together would
+        surely close the next channel, so they are halved at once.
+        """
+        if lane.suspects == 1:
+            self._close(lane, Outcome(OutcomeKind.REFUSED, event.reply_code, event.reply_text))
+            return
+        reason = (
+            "the channel was closed because of this message or one in flight with it: "
+            f"{event.reply_code} {event.reply_text}"
+        )
+        suspects = self._close(lane, Outcome(OutcomeKind.UNCERTAIN, event.reply_code, reason))
+        if lane is self._quarantine and lane.buffer:  # not yet written: innocent of this close
+            self._suspects.appendleft(lane.buffer)
+            lane.buffer = deque()
+        half = (len(suspects) + 1) // 2
+        groups = (deque(suspects[:half]), deque(suspects[half:]))
+        self._suspects.extendleft(group for group in reversed(groups) if group)
+
+    def _close(self, lane: Lane[K], outcome: Outcome) -> list[tuple[K, int]]:
+        """End the lane's epoch; give back, in order, what is uncertain."""
+        self._violations += lane.violations
+        epoch, uncertain = lane.epoch, []
+        for tag, item, verdict in lane.close(outcome):
+            self._settlements.append(Settlement(item[0], epoch, tag, verdict))
+            if verdict.kind is OutcomeKind.UNCERTAIN:
+                uncertain.append(item)
+        return uncertain
+
+
+_HANDLERS: dict[type[Any], Callable[[Session[Any], Any, float], None]] = {
+    Connected: Session._connected,
+    ConnectionLost: Session._connection_lost,
+    ChannelOpened: Session._channel_opened,
+    ChannelClosed: Session._channel_closed,
+    Acked: Session._acked,
+    Nacked: Session._nacked,
+    Returned: Session._returned,
+    Blocked: Session._blocked,
+    Unblocked: Session._unblocked,
+}
