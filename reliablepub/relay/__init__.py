@@ -1,0 +1,1 @@
+"""The bridge: the one place that sees both the outbox and the wire."""

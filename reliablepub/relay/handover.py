@@ -1,0 +1,117 @@
+"""How messages pass from the callers' side to the relay: in chunks, through a bounded inbox.
+
+Knows: threads, and nothing of what the relay does with a chunk. Must never know: SQL, AMQP.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from reliablepub.errors import OutboxFull, PublisherClosed
+from reliablepub.message import Message
+from reliablepub.outbox.entry import Waiter
+
+
+class Stored(Protocol):
+    """Who waits for a chunk to be on disk."""
+
+    def stored(self) -> None:
+        """Every message of the chunk is stored."""
+
+    def failed(self, error: BaseException) -> None:
+        """No message of the chunk is stored."""
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Messages handed over together, and stored together or not at all.
+
+    Attributes:
+        messages: each with a ``message_id``.
+        on_stored: told once.
+        waiter: told of each message's final outcome.
+        source: named source whose position they advance, or None.
+        size: bytes, summed.
+    """
+
+    messages: Sequence[Message]
+    on_stored: Stored
+    waiter: Waiter | None = None
+    source: str | None = None
+    size: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Add up the sizes once."""
+        self.size = sum(message.size for message in self.messages)
+
+
+class Inbox:
+    """Chunks on their way to the relay. `put` from any thread, `take` from the relay's.
+
+    It holds at most what its callers wait for: each of them blocks until its chunk is stored.
+
+    Args:
+        wake: ends the relay's current wait; thread-safe.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._chunks: deque[Chunk] = deque()
+        self._closed: BaseException | None = None
+
+    def put(self, chunk: Chunk) -> None:
+        """Hand a chunk over.
+
+        Raises:
+            PublisherClosed: the relay takes no more.
+        """
+        with self._lock:
+            if self._closed is not None:
+                raise PublisherClosed(str(self._closed)) from self._closed
+            was_empty = not self._chunks
+            self._chunks.append(chunk)
+        if was_empty:
+            self._wake()
+
+    def take(self, fits: Callable[[Chunk], bool]) -> list[Chunk]:
+        """Take chunks, oldest first, until one does not fit."""
+        taken = []
+        with self._lock:
+            while self._chunks and fits(self._chunks[0]):
+                taken.append(self._chunks.popleft())
+        return taken
+
+    def is_ready(self, fits: Callable[[Chunk], bool]) -> bool:
+        """Whether `take` would give something."""
+        with self._lock:
+            return bool(self._chunks) and fits(self._chunks[0])
+
+    def withdraw(self, chunk: Chunk) -> None:
+        """Take a chunk back that its caller no longer wants to wait for, if it is still here.
+
+        Raises:
+            OutboxFull: it was; nothing of it is stored.
+        """
+        with self._lock:
+            if chunk not in self._chunks:
+                return
+            self._chunks.remove(chunk)
+        msg = "the outbox is full and no room was made in time; the message was not accepted"
+        raise OutboxFull(msg)
+
+    def close(self, error: BaseException) -> None:
+        """Take no more; what is still here was never stored, and its callers are told so."""
+        with self._lock:
+            self._closed = self._closed or error
+            chunks, self._chunks = self._chunks, deque()
+        for chunk in chunks:
+            chunk.on_stored.failed(error)
+
+    def __bool__(self) -> bool:
+        """Whether anything waits to be taken."""
+        return bool(self._chunks)

@@ -1,0 +1,87 @@
+"""Where a broker is and who we are there: parsed once, printed without the password.
+
+Knows: the AMQP URI scheme (RabbitMQ "URI Specification"). Must never know: sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from reliablepub.errors import ConfigurationError
+
+_DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One broker.
+
+    Attributes:
+        host: name or IP address.
+        port: 5672 for ``amqp``, 5671 for ``amqps`` unless given.
+        user: ``guest`` unless given.
+        password: never printed.
+        vhost: ``/`` unless given.
+        is_tls: ``amqps``; the certificate is verified.
+    """
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    vhost: str
+    is_tls: bool
+
+    def __str__(self) -> str:
+        """Name the broker without the credentials."""
+        return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
+
+
+def parse_addresses(url: str | Sequence[str]) -> tuple[Address, ...]:
+    """Read one URL, or several for failover.
+
+    Raises:
+        ConfigurationError: naming what is wrong, without repeating the URL (it may hold a password).
+    """
+    urls = [url] if isinstance(url, str) else list(url)
+    if not urls:
+        msg = "no URL given; for example amqp://guest:guest@localhost:5672/%2F"
+        raise ConfigurationError(msg)
+    return tuple(_parse(one) for one in urls)
+
+
+def _parse(url: str) -> Address:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ConfigurationError(_explain("the URL cannot be read")) from None
+    if parts.scheme not in _DEFAULT_PORT:
+        raise ConfigurationError(_explain(f"the URL's scheme is {parts.scheme[:20]!r}"))
+    if not parts.hostname:
+        raise ConfigurationError(_explain("the URL names no host"))
+    if parts.query or parts.fragment:
+        msg = "the URL has a query or fragment; options are arguments, so that none is set by accident"
+        raise ConfigurationError(msg)
+    return Address(
+        host=parts.hostname,
+        port=port if port is not None else _DEFAULT_PORT[parts.scheme],
+        user=unquote(parts.username) if parts.username is not None else "guest",
+        password=unquote(parts.password) if parts.password is not None else "guest",
+        vhost=_vhost(parts),
+        is_tls=parts.scheme == "amqps",
+    )
+
+
+def _vhost(parts: SplitResult) -> str:
+    """RabbitMQ: no path and ``/`` mean the default vhost, anything else is one encoded segment."""
+    path = parts.path.removeprefix("/")
+    if "/" in path:
+        raise ConfigurationError(_explain("the vhost holds a '/'; write it as %2F"))
+    return unquote(path) or "/"
+
+
+def _explain(problem: str) -> str:
+    return f"{problem}; expected amqp://user:password@host:port/vhost or amqps://..."

@@ -1,0 +1,62 @@
+"""What the relay asks of a client library.
+
+Knows: the core's events, and messages. Must never know: SQL, outcomes, which message is which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from reliablepub._core.events import Event
+from reliablepub.message import Message
+
+
+class CannotEncode(Exception):
+    """A message does not fit what was negotiated with this broker; nothing of its batch was written.
+
+    Attributes:
+        index: position of the message in the batch.
+        problem: what does not fit.
+    """
+
+    def __init__(self, index: int, problem: str) -> None:
+        super().__init__(problem)
+        self.index = index
+        self.problem = problem
+
+
+class Transport(Protocol):
+    """One connection at a time, and channels on it by epoch. All but `wake` from one thread.
+
+    Requests are answered by events from `listen`, never by exceptions: a request on a connection
+    that is gone is answered by the `ConnectionLost` that is already on its way.
+    """
+
+    def connect(self) -> None:
+        """Begin to connect; `Connected` or `ConnectionLost` follows."""
+
+    def disconnect(self, reason: str) -> None:
+        """Drop the connection without waiting for the broker; `ConnectionLost` follows."""
+
+    def open_channel(self, epoch: int) -> None:
+        """Open a channel in confirm mode; `ChannelOpened` follows."""
+
+    def close_channel(self, epoch: int) -> None:
+        """Close a channel; nothing follows."""
+
+    def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
+        """Write publishes, in order, with ``mandatory`` set; ``messages[i]`` has tag ``first_tag + i``.
+
+        Raises:
+            CannotEncode: nothing was written.
+        """
+
+    def listen(self, timeout_s: float | None) -> list[Event]:
+        """Wait until something happens, `wake` is called, or the time is up; what happened, in order."""
+
+    def wake(self) -> None:
+        """End the current or the next `listen` at once. From any thread."""
+
+    def close(self) -> None:
+        """Close the connection and give everything back; waits a moment for the broker's answer."""

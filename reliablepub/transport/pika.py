@@ -1,0 +1,292 @@
+"""pika's `SelectConnection`, driven one poll at a time by whoever calls `listen`.
+
+Knows: pika, all of its callbacks and exceptions. Must never know: what is in the outbox, or what an
+outcome leads to.
+
+pika calls back; the relay pulls. So callbacks only append events, and `listen` runs one round of
+pika's own I/O loop and hands them over. The publish path is `Channel.basic_publish`, whose only
+state is pika's output buffer: tags are counted by the core, never by pika (and never by
+`BlockingConnection`, which can take the late ack of one message for the confirm of the next).
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import pika
+from pika import exceptions, spec
+from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.adapters.utils import connection_workflow
+from pika.channel import Channel
+from pika.connection import Connection
+
+from reliablepub._core.events import (
+    Acked,
+    Blocked,
+    ChannelClosed,
+    ChannelOpened,
+    Connected,
+    ConnectionLost,
+    Event,
+    Nacked,
+    Returned,
+    Unblocked,
+)
+from reliablepub.message import Message
+from reliablepub.transport.address import Address
+from reliablepub.transport.base import CannotEncode
+from reliablepub.transport.encoding import attempt_name, attempt_tag, encode_properties
+
+_BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
+_CONNECT_TIMEOUT_S: Final = 10
+_CLOSE_TIMEOUT_S: Final = 2.0
+_HEADER_FRAME_OVERHEAD: Final = 8 + 12  # the frame's own octets; class, weight and body size
+
+
+class _Properties(pika.BasicProperties):
+    """Properties that are encoded already; all that pika asks of them is their bytes."""
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__()
+        self._encoded = encoded
+
+    def encode(self) -> list[bytes]:
+        return [self._encoded]
+
+
+class PikaTransport:
+    """A `Transport` on pika.
+
+    Args:
+        addresses: tried one after the other, one each time `connect` is called.
+        run: number of the relay's run; with epoch and tag it names an attempt.
+        heartbeat_s: seconds between heartbeats asked of the broker; a dead peer is noticed within
+            twice that.
+        ssl_context: for ``amqps``; verifies certificates and host names unless given.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        *,
+        run: int,
+        heartbeat_s: int,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._addresses = addresses
+        self._next_address = 0
+        self._run = run
+        self._heartbeat_s = heartbeat_s
+        self._ssl_context = ssl_context
+        self._events: list[Event] = []
+        self._connection: SelectConnection | None = None
+        self._channels: dict[int, Channel] = {}
+        self._loop = IOLoop()
+        self._loop.activate_poller()
+
+    def connect(self) -> None:
+        """Begin to connect to the next address."""
+        address = self._addresses[self._next_address % len(self._addresses)]
+        self._next_address += 1
+        self._connection = SelectConnection(
+            self._parameters(address),
+            on_open_callback=self._on_open,
+            on_open_error_callback=self._on_lost,
+            on_close_callback=self._on_lost,
+            custom_ioloop=self._loop,
+        )
+
+    def disconnect(self, reason: str) -> None:
+        """Leave the connection to pika, which ends it when its heartbeat finds it dead."""
+        connection, self._connection = self._connection, None
+        self._channels.clear()
+        self._events.append(ConnectionLost(reason))
+        if connection is not None and not (connection.is_closing or connection.is_closed):
+            connection.close()
+
+    def open_channel(self, epoch: int) -> None:
+        """Open a channel, and select confirm mode on it."""
+        if self._connection is None or not self._connection.is_open:
+            return
+        channel = self._connection.channel(on_open_callback=partial(self._on_channel_open, epoch))
+        channel.add_on_close_callback(partial(self._on_channel_close, epoch))
+        self._channels[epoch] = channel
+
+    def close_channel(self, epoch: int) -> None:
+        """Close a channel; its number is free again when the broker has answered."""
+        channel = self._channels.pop(epoch, None)
+        if channel is not None and channel.is_open:
+            channel.close()
+
+    def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
+        """Hand publishes to pika's output buffer; whatever does not leave becomes uncertain."""
+        channel = self._channels.get(epoch)
+        if channel is None or not channel.is_open:
+            return
+        encoded = self._encode(epoch, first_tag, messages)
+        for message, properties in zip(messages, encoded, strict=True):
+            channel.basic_publish(
+                message.exchange,
+                message.routing_key,
+                message.body,
+                _Properties(properties),
+                mandatory=True,
+            )
+
+    def listen(self, timeout_s: float | None) -> list[Event]:
+        """One round of pika's I/O loop."""
+        if self._events:
+            timeout_s = 0.0
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, _nothing)
+        self._loop.poll()
+        self._loop.process_timeouts()
+        if timer is not None:
+            self._loop.remove_timeout(timer)
+        events, self._events = self._events, []
+        return events
+
+    def wake(self) -> None:
+        """End a `listen` from another thread."""
+        self._loop.add_callback_threadsafe(_nothing)
+
+    def close(self) -> None:
+        """Close gracefully, but do not wait for ever."""
+        connection, self._connection = self._connection, None
+        if connection is not None and not (connection.is_closing or connection.is_closed):
+            connection.close()
+        waiting = connection is not None
+        deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
+        while waiting and deadline.callback is not None:
+            self._loop.poll()
+            self._loop.process_timeouts()
+            waiting = connection is not None and not connection.is_closed
+        self._loop.deactivate_poller()
+        self._loop.close()
+
+    # ------------------------------------------------------------------ inside
+
+    def _parameters(self, address: Address) -> pika.ConnectionParameters:
+        options = None
+        if address.is_tls:
+            context = self._ssl_context or ssl.create_default_context()
+            options = pika.SSLOptions(context, address.host)
+        return pika.ConnectionParameters(
+            host=address.host,
+            port=address.port,
+            virtual_host=address.vhost,
+            credentials=pika.PlainCredentials(address.user, address.password),
+            heartbeat=self._heartbeat_s,
+            socket_timeout=_CONNECT_TIMEOUT_S,
+            stack_timeout=_CONNECT_TIMEOUT_S,
+            ssl_options=options,
+            client_properties={"product": "reliablepub"},
+        )
+
+    def _encode(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> list[bytes]:
+        """All headers of a batch, before any byte of it is written."""
+        assert self._connection is not None
+        frame_max = self._connection.params.frame_max or spec.FRAME_MAX_SIZE
+        encoded = []
+        for index, message in enumerate(messages):
+            properties = encode_properties(
+                message, attempt_name(self._run, epoch, first_tag + index)
+            )
+            if len(properties) + _HEADER_FRAME_OVERHEAD > frame_max:
+                problem = (
+                    f"its properties take {len(properties)} bytes, "
+                    f"and this broker's frames hold {frame_max}"
+                )
+                raise CannotEncode(index, problem)
+            encoded.append(properties)
+        return encoded
+
+    def _on_open(self, connection: Connection) -> None:
+        if connection is not self._connection:
+            return
+        connection.add_on_connection_blocked_callback(self._on_blocked)
+        connection.add_on_connection_unblocked_callback(self._on_unblocked)
+        self._events.append(Connected())
+
+    def _on_lost(self, connection: Connection, error: BaseException) -> None:
+        if connection is not self._connection:
+            return
+        self._connection = None
+        self._channels.clear()
+        self._events.append(ConnectionLost(_explain(error)))
+
+    def _on_blocked(self, connection: Connection, frame: Any) -> None:
+        if connection is self._connection:
+            self._events.append(Blocked(str(frame.method.reason)))
+
+    def _on_unblocked(self, connection: Connection, _frame: Any) -> None:
+        if connection is self._connection:
+            self._events.append(Unblocked())
+
+    def _on_channel_open(self, epoch: int, channel: Channel) -> None:
+        if self._channels.get(epoch) is not channel:  # closed again before it was open
+            channel.close()
+            return
+        channel.add_on_return_callback(partial(self._on_return, epoch))
+        channel.add_callback(partial(self._on_close_method, epoch), [spec.Channel.Close])
+        channel.confirm_delivery(
+            partial(self._on_confirm, epoch), callback=partial(self._on_confirm_selected, epoch)
+        )
+
+    def _on_confirm_selected(self, epoch: int, _frame: Any) -> None:
+        self._events.append(ChannelOpened(epoch))
+
+    def _on_confirm(self, epoch: int, frame: Any) -> None:
+        method = frame.method
+        kind = Acked if isinstance(method, spec.Basic.Ack) else Nacked
+        self._events.append(kind(epoch, method.delivery_tag, method.multiple))
+
+    def _on_return(
+        self, epoch: int, _channel: Channel, method: Any, properties: Any, _body: bytes
+    ) -> None:
+        tag = attempt_tag(properties.headers, self._run, epoch)
+        self._events.append(Returned(epoch, tag, method.reply_code, method.reply_text))
+
+    def _on_close_method(self, epoch: int, frame: Any) -> None:
+        """``channel.close`` with the method at fault, which pika's own callback leaves out."""
+        method = frame.method
+        by_publish = (method.class_id, method.method_id) == _BASIC_PUBLISH
+        self._channels.pop(epoch, None)
+        self._events.append(
+            ChannelClosed(epoch, method.reply_code, method.reply_text, by_publish)
+        )
+
+    def _on_channel_close(self, epoch: int, channel: Channel, error: Exception) -> None:
+        """The channel is gone without a ``channel.close`` of its own: with the connection, or by us."""
+        if self._channels.get(epoch) is channel and not isinstance(
+            error, exceptions.ChannelClosedByBroker
+        ):
+            del self._channels[epoch]
+
+
+def _nothing() -> None:
+    """What a timer calls whose only purpose is to end a poll."""
+
+
+def _explain(error: BaseException) -> str:
+    """pika's nested errors in a few words, without anything secret."""
+    while True:
+        if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
+            error = error.exceptions[-1]
+        elif isinstance(error, connection_workflow.AMQPConnectorPhaseErrorBase):
+            error = error.exception
+        else:
+            break
+    match error:
+        case exceptions.ConnectionClosedByBroker():
+            return f"{error.reply_code} {error.reply_text}"
+        case exceptions.ProbableAuthenticationError():
+            return "the broker refused the credentials"
+        case exceptions.ProbableAccessDeniedError():
+            return "the broker refused access to the vhost"
+        case OSError():
+            return error.strerror or str(error) or type(error).__name__
+        case _:
+            return str(error) or type(error).__name__
