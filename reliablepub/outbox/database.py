@@ -1,0 +1,209 @@
+"""How an outbox file is created, opened and written to, so that nothing is lost on the way.
+
+Knows: paths, modes, pragmas and transactions. Must never know: messages.
+
+The file is never opened by anything but SQLite while this process may have it open: closing any other
+descriptor would drop SQLite's locks, and the next process to close the database would then delete
+the write-ahead log under our feet. So it is created and closed first, and otherwise only looked at
+by name (``lstat``).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from reliablepub.errors import NotAnOutbox, OutboxError
+from reliablepub.outbox.failures import OutboxLocked, is_io_error, os_error, outbox_error
+from reliablepub.outbox.migrate import is_current, migrate
+
+BUSY_TIMEOUT_S: Final = 5.0
+CHECKPOINT_PAGES: Final = 2_000
+"""8 MB: fewer, larger checkpoints than SQLite's 1 000 pages; the log still fits the page cache."""
+JOURNAL_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What a log that a stuck reader let grow is cut back to."""
+
+
+class OutboxUnsure(OutboxError):
+    """The disk failed while a transaction was being committed: it may or may not be on it."""
+
+
+
+
+def absolute(path: str | os.PathLike[str]) -> Path:
+    """The path, independent of later changes of the working folder; the last link is not followed."""
+    path = Path(path).absolute()
+    return path.parent.resolve() / path.name
+
+
+def check_file(path: Path) -> bool:
+    """Whether the file exists, and may be used as an outbox by this process.
+
+    Raises:
+        NotAnOutbox: it is a link, a folder or a device.
+        OutboxError: its folder is missing, or it belongs to somebody else.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise OutboxError(f"the folder of outbox {path} does not exist; create it first") from None
+        return False
+    except OSError as error:
+        raise os_error(path, error) from error
+    if not stat.S_ISREG(found.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
+        raise NotAnOutbox(f"{path} is {what}; an outbox is a regular file: name it directly")
+    if found.st_uid != os.geteuid():
+        raise OutboxError(
+            f"outbox {path} belongs to user {found.st_uid}, and this process runs as user "
+            f"{os.geteuid()}; run it as the owner, so that both can go on writing"
+        )
+    return True
+
+
+def open_writer(path: Path, *, checkpoints: bool) -> sqlite3.Connection:
+    """Open an outbox to write to it; create it, readable by its owner only, where there is none.
+
+    Args:
+        path: absolute.
+        checkpoints: only the relay moves the write-ahead log into the database: one process that
+            does it is enough, and two were the trigger of a rare corruption before SQLite 3.51.3.
+    """
+    if not check_file(path):
+        _create(path)
+    try:
+        # Used by one thread at a time, which the owner sees to: a relay may be opened in one and closed
+        # in another.
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode=rw",
+            uri=True,
+            timeout=BUSY_TIMEOUT_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+    except sqlite3.Error as error:
+        raise outbox_error(path, error) from error
+    try:
+        _prepare(connection, path, checkpoints=checkpoints)
+    except sqlite3.Error as error:
+        connection.close()
+        raise outbox_error(path, error) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open an outbox only to look, in one consistent read transaction.
+
+    A ``mode=ro`` connection never checkpoints and never removes the log, whatever else is broken.
+
+    Raises:
+        NotAnOutbox: there is none, or the file is something else.
+    """
+    if not path.is_file():
+        raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
+    try:
+        connection = sqlite3.connect(
+            f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
+        )
+        try:
+            # A damaged row must be listed too.
+            connection.text_factory = lambda text: text.decode(errors="replace")
+            connection.execute("BEGIN")
+            if not is_current(connection.cursor(), path):
+                raise NotAnOutbox(f"{path} has no outbox of this version; a relay's opening makes it one")
+            yield connection
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise outbox_error(path, error) from error
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """One transaction, wholly or not at all; takes the write lock at once.
+
+    A transaction that begins by reading cannot wait for the lock later (SQLITE_BUSY_SNAPSHOT).
+
+    Raises:
+        OutboxUnsure: the commit itself failed on the disk; do not go on with this connection.
+        OutboxError: nothing was changed.
+    """
+    committing = False
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        committing = True
+        connection.execute("COMMIT")
+    except BaseException as error:
+        _roll_back(connection)
+        if committing and is_io_error(error):
+            raise OutboxUnsure(
+                f"outbox {path}: the disk failed during a commit, so what it holds is not known; "
+                f"open it again and look ({error})"
+            ) from error
+        if isinstance(error, sqlite3.Error):
+            raise outbox_error(path, error) from error
+        raise
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """End the transaction if it is still open: some errors have ended it already."""
+    try:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+    except sqlite3.Error:
+        pass  # the error that brought us here says more
+
+
+def _create(path: Path) -> None:
+    """Create an empty file before SQLite opens it, which would use a wider mode; its log inherits it."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        check_file(path)  # another process was faster
+    except OSError as error:
+        raise os_error(path, error) from error
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -> None:
+    if not is_current(connection.cursor(), path):  # and before anything is written to a strange file
+        with transaction(connection, path):
+            migrate(connection.cursor(), path)
+    retry_while_locked = Retrying(
+        retry=retry_if_exception_type(OutboxLocked),
+        stop=stop_after_delay(BUSY_TIMEOUT_S),
+        wait=wait_fixed(0.02),
+        reraise=True,
+    )
+    retry_while_locked(_write_ahead, connection, path)
+    connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
+    connection.execute("PRAGMA secure_delete = FAST")
+    connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES_MAX:d}")
+    pages = CHECKPOINT_PAGES if checkpoints else 0
+    connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
+
+
+def _write_ahead(connection: sqlite3.Connection, path: Path) -> None:
+    """Switch to a write-ahead log; this needs the file alone for a moment, and SQLite does not wait."""
+    try:
+        (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    except sqlite3.Error as error:
+        raise outbox_error(path, error) from error
+    if mode != "wal":
+        raise OutboxError(
+            f"outbox {path} cannot have a write-ahead log (it stays in mode {mode!r}); network file "
+            "systems often cannot: put it on a local disk"
+        )

@@ -1,0 +1,143 @@
+"""Who relays an outbox: one process at a time, and the kernel knows when it is dead.
+
+Knows: ``flock`` on a file beside the outbox. Must never know: what is in the outbox.
+
+The lock is never put on the outbox itself: closing *any* descriptor of a file drops this process's
+POSIX locks on it, and with them SQLite's. ``flock`` ends with the last descriptor of the one open
+file, however the process ends; there is no time-out, and nothing to clean up. A fork shares that
+open file: a child would keep the lease of a dead parent, so a forked child closes its copy at once
+(closing does not release; ``LOCK_UN`` would, also for the parent, and is never used). Only a fork
+that Python does not see (in a C library) can still hold a lease longer than its owner lives.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import weakref
+from contextlib import suppress
+from pathlib import Path
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from reliablepub.errors import OutboxInUse
+from reliablepub.outbox.failures import os_error
+
+ACQUIRE_TIMEOUT_S = 1.0
+"""A predecessor that was killed is given this long to be gone."""
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_held: weakref.WeakSet[Lease] = weakref.WeakSet()
+
+
+class _Taken(Exception):  # noqa: N818 - a state, seen only here
+    """Somebody else holds the lock now."""
+
+
+def lock_path(outbox: Path) -> Path:
+    """The file whose lock is the lease."""
+    return outbox.with_name(outbox.name + ".lock")
+
+
+class Lease:
+    """The right to relay one outbox, from construction until `release` or the end of the process.
+
+    Raises:
+        OutboxInUse: another process (or publisher in this process) has it; says which.
+        OutboxError: the lock file cannot be used.
+    """
+
+    def __init__(self, outbox: Path, *, timeout_s: float = ACQUIRE_TIMEOUT_S) -> None:
+        self._path = lock_path(outbox)
+        self._fd = -1
+        attempts = Retrying(
+            retry=retry_if_exception_type(_Taken),
+            stop=stop_after_delay(timeout_s),
+            wait=wait_fixed(0.02),
+            reraise=True,
+        )
+        try:
+            self._fd = attempts(_locked_fd, self._path)
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)  # for people, and for the loser's error
+        except _Taken:
+            pid = _named_pid(self._path)
+            who = f"process {pid}" if pid else "another process"
+            raise OutboxInUse(
+                f"outbox {outbox} is relayed by {who}; one relay at a time: stop it, or only enqueue here"
+            ) from None
+        except OSError as error:
+            self.release()
+            raise os_error(self._path, error) from error
+        _held.add(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process has the lease; never true in a forked child."""
+        return self._fd >= 0
+
+    def release(self) -> None:
+        """Let the next one have it. The file stays: removing it would let two processes lock two files."""
+        if self._fd < 0:
+            return
+        with suppress(OSError):
+            os.ftruncate(self._fd, 0)
+        self._drop()
+
+    def _drop(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def holder_pid(outbox: Path) -> int | None:
+    """Process that relays an outbox now, or None.
+
+    Looks for a moment whether the lock is free; an acquiring relay tries again, so it is not disturbed.
+    """
+    path = lock_path(outbox)
+    pid = _named_pid(path)
+    if pid is None:
+        return None
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return pid
+    finally:
+        os.close(fd)
+    return None
+
+
+def _locked_fd(path: Path) -> int:
+    fd = os.open(path, _FLAGS, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ino != path.stat().st_ino:  # somebody removed the file in between
+            raise _Taken
+    except (BlockingIOError, FileNotFoundError):
+        os.close(fd)
+        raise _Taken from None
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _named_pid(path: Path) -> int | None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _drop_in_child() -> None:
+    for lease in list(_held):
+        lease._drop()  # noqa: SLF001 - same module
+
+
+os.register_at_fork(after_in_child=_drop_in_child)

@@ -1,0 +1,161 @@
+"""A message's properties and headers as JSON text that people can read, and back without loss.
+
+Knows: which properties a `Message` has, and JSON. Must never know: tables, AMQP's own encoding.
+
+Only what is set is written, so an ordinary message has ``{}``. JSON has no bytes, decimals, times or
+NaN: these become objects with one telling key, ``{"$bytes": "..."}``. A header table of the user that
+happens to look like such an object is wrapped, as ``{"$table": {...}}``, so nothing is ambiguous.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from decimal import Decimal
+from json import JSONDecodeError, JSONEncoder, loads
+from typing import Any, Final
+
+from reliablepub.message import FieldValue, Message
+
+_PLAIN: Final = (
+    "priority",
+    "expiration",
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "type",
+    "user_id",
+    "app_id",
+)
+_TAGS: Final = frozenset(("$bytes", "$decimal", "$datetime", "$float", "$table"))
+_TAGGED: Final = '{"$'
+"""Only a table whose first name begins with ``$`` encodes to this: quotes within strings are escaped."""
+_encode: Final = JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
+
+
+def to_text(message: Message) -> str:
+    """All properties but ``message_id``, as JSON."""
+    m = message
+    if (  # most messages have none: worth a look before anything is built
+        m.headers is None
+        and m.content_type is None
+        and m.persistent
+        and m.timestamp is None
+        and m.correlation_id is None
+        and m.type is None
+        and m.priority is None
+        and m.expiration is None
+        and m.content_encoding is None
+        and m.reply_to is None
+        and m.user_id is None
+        and m.app_id is None
+    ):
+        return "{}"
+    found: dict[str, Any] = {
+        name: value for name in _PLAIN if (value := getattr(m, name)) is not None
+    }
+    if not m.persistent:
+        found["persistent"] = False
+    if m.timestamp is not None:
+        found["timestamp"] = m.timestamp.isoformat()
+    if m.headers is None:
+        return _encode(found)
+    return _with_headers(found, m.headers)
+
+
+def from_text(text: str) -> dict[str, Any]:
+    """Keyword arguments for `Message`.
+
+    Raises:
+        ValueError: the text was not written by `to_text`.
+    """
+    if text == "{}":
+        return {}
+    try:
+        found = loads(text)
+    except (JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"the properties are not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("the properties are not a JSON object")  # noqa: TRY004 - the data's fault
+    if "timestamp" in found:
+        found["timestamp"] = datetime.fromisoformat(found["timestamp"])
+    if "headers" in found and _TAGGED in text:
+        # The outermost table is one of AMQP's and never a tagged value.
+        found["headers"] = {name: _untagged(value) for name, value in found["headers"].items()}
+    return found
+
+
+def _with_headers(found: dict[str, Any], headers: Mapping[str, FieldValue]) -> str:
+    """Try the plain way, which is what nearly all headers need, before looking at each value."""
+    try:
+        found["headers"] = headers
+        text = _encode(found)
+        if _TAGGED not in text:
+            return text
+    except (TypeError, ValueError):  # bytes, Decimal, datetime; NaN
+        pass
+    found["headers"] = {name: _tagged(value) for name, value in headers.items()}
+    return _encode(found)
+
+
+def _tagged(value: FieldValue) -> Any:  # noqa: ANN401 - whatever JSON has
+    """The value as JSON has it, or as an object with one telling key."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"$float": _float_text(value)}
+        case bytes():
+            return {"$bytes": b64encode(value).decode()}
+        case Decimal():
+            return {"$decimal": str(value)}
+        case datetime():
+            return {"$datetime": value.isoformat()}
+        case Mapping():
+            table = {name: _tagged(inner) for name, inner in value.items()}
+            return {"$table": table} if len(table) == 1 and _TAGS.issuperset(table) else table
+    return [_tagged(inner) for inner in value]
+
+
+def _untagged(value: Any) -> Any:  # noqa: ANN401 - the inverse of `_tagged`
+    if isinstance(value, list):
+        return [_untagged(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, inner),) = value.items()
+        match tag:
+            case "$bytes":
+                return b64decode(inner, validate=True)
+            case "$decimal":
+                return Decimal(inner)
+            case "$datetime":
+                return datetime.fromisoformat(inner)
+            case "$float":
+                return _float_value(inner)
+            case "$table":
+                return {name: _untagged(value) for name, value in inner.items()}
+    return {name: _untagged(inner) for name, inner in value.items()}
+
+
+def _float_text(value: float) -> str:
+    """Infinities and the usual NaN by name; any other NaN by its bits."""
+    name = repr(value)
+    return name if _bits(value) == _bits(float(name)) else _bits(value).hex()
+
+
+def _float_value(text: str) -> float:
+    if text in ("nan", "inf", "-inf"):
+        return float(text)
+    (value,) = struct.unpack(">d", bytes.fromhex(text))
+    return float(value)
+
+
+def _bits(value: float) -> bytes:
+    return struct.pack(">d", value)
