@@ -8,8 +8,8 @@ written is taken back before the next is registered, and a new channel gets a ne
 
 The broker confirms in any order and shape: one by one, ``multiple`` for all outstanding tags up to
 one, both mixed (37, 39, then 36 with multiple), and tag 0 with ``multiple`` for everything
-(AMQP 0-9-1 ``basic.ack``; RabbitMQ rabbit_channel:coalesce_and_send). A ``basic.return`` precedes the
-confirm of its message and carries no tag; whoever calls `handle_return` found it by our header.
+(AMQP 0-9-1 ``basic.ack``; RabbitMQ rabbit_channel:coalesce_and_send). A ``basic.return`` precedes
+the confirm of its message and carries no tag; whoever calls `handle_return` found it by our header.
 
 What happens to one publish:
 
@@ -66,7 +66,7 @@ class ConfirmLedger(Generic[K]):
         self._outstanding: dict[int, K] = {}
         self._returned: dict[int, Outcome] = {}
         self._last = 0
-        self._lowest = 1  # every tag below is settled: confirms are found by counting, not by search
+        self._lowest = 1  # every tag below is settled: `multiple` counts up from here
 
     @property
     def outstanding(self) -> int:

@@ -1,6 +1,7 @@
 """What crosses the border of the core: frozen facts in, frozen orders out.
 
-Knows: the names of things that happen on a connection. Must never know: which client library saw them.
+Knows: the names of things that happen on a connection. Must never know: which client library saw
+them.
 """
 
 from __future__ import annotations
@@ -140,7 +141,10 @@ class Batch(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Settlement(Generic[K]):
-    """One attempt has ended. An uncertain one is sent again by the session; every other is the caller's."""
+    """One attempt has ended.
+
+    An uncertain message is sent again by the session; with every other the caller decides.
+    """
 
     key: K
     epoch: int

@@ -1,7 +1,7 @@
 """One channel at a time, with what waits to be written on it and since when confirms are owed.
 
-Knows: the ledger of the current epoch, sizes, and times it is told. Must never know: why a channel is
-opened or closed (the session's), what a key means.
+Knows: the ledger of the current epoch, sizes, and times it is told. Must never know: why a channel
+is opened or closed (the session's), what a key means.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One publisher's dealings with one broker: window, deadlines, blocked, epochs, quarantine, drain.
 
-Knows: keys and sizes of messages, channels by epoch, and the time it is told. Must never know: what a
-message is, how bytes travel, where messages are stored.
+Knows: keys and sizes of messages, channels by epoch, and the time it is told. Must never know: what
+a message is, how bytes travel, where messages are stored.
 
 The life of a message in here::
 
@@ -9,26 +9,26 @@ The life of a message in here::
                  ^            |
                  +-uncertain--+   channel or connection gone, or the confirm deadline passed
 
-*Buffered* was never written and carries no risk of a duplicate; *in flight* was. An uncertain attempt
-is reported like any other, and the session itself sends the message again, on a new epoch: a late
-confirm of the old one is recognised by its number and changes nothing.
+*Buffered* was never written and carries no risk of a duplicate; *in flight* was. An uncertain
+attempt is reported like any other, and the session itself sends the message again, on a new epoch:
+a late confirm of the old one is recognised by its number and changes nothing.
 
 **Quarantine.** When the broker closes a channel because of a publish, everything in flight there is
-uncertain and one message is guilty, but the broker does not say which. Sending all again would close
-the next channel too. So the suspects go to a second channel, halved at every close, until one alone
-is in flight when it happens: that one is *refused*. The main channel reopens at once and carries fresh
-messages meanwhile. A window of n with k guilty ones costs O(k log n) channels.
+uncertain and one message is guilty, but the broker does not say which. Sending all again would
+close the next channel too. So the suspects go to a second channel, halved at every close, until one
+alone is in flight when it happens: that one is *refused*. The main channel reopens at once and
+carries fresh messages meanwhile. A window of n with k guilty ones costs O(k log n) channels.
 
 **The clock that stops.** A blocked broker withholds confirms for as long as its alarm lasts, so
-deadlines are kept on a clock that stands still meanwhile; nothing is sent into an alarm, and nothing
-times out in it.
+deadlines are kept on a clock that stands still meanwhile; nothing is sent into an alarm, and
+nothing times out in it.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from reliablepub._core.confirms import TagBeyondLast, Violation
 from reliablepub._core.events import (
@@ -137,22 +137,20 @@ class Session(Generic[K]):
             event: what happened.
             now: monotonic seconds.
         """
-        _HANDLERS[type(event)](self, event, now)
+        self._HANDLERS[type(event)](self, event, now)
 
     def handle_timeout(self, now: float) -> None:
         """Retire every channel whose oldest confirm, or whose opening, is overdue."""
-        if self._blocked_reason is not None:
-            return
-        overdue_since = self._active(now) - self._confirm_timeout_s
-        for lane in (self._main, self._quarantine):
-            since = lane.waiting_since
-            if since is None or since > overdue_since:
-                continue
-            if lane.state is ChannelState.OPENING:
-                self._commands.append(Disconnect(f"no channel within {self._confirm_timeout_s:g} s"))
+        within = f"within {self._confirm_timeout_s:g} s"
+        lanes = (self._main, self._quarantine)
+        overdue = [lane for lane in lanes if self._is_overdue(lane, now)]
+        if any(lane.state is ChannelState.OPENING for lane in overdue):
+            self._commands.append(Disconnect(f"no channel {within}"))
+            for lane in lanes:
                 lane.give_up_opening()  # said once; the loss of the connection follows
-            else:
-                self._retire(lane, f"no confirm within {self._confirm_timeout_s:g} s", now)
+            return
+        for lane in overdue:
+            self._retire(lane, f"no confirm {within}", now)
 
     def _connected(self, _event: Connected, now: float) -> None:
         self._is_connected = True
@@ -201,7 +199,7 @@ class Session(Generic[K]):
         except TagBeyondLast as violation:
             self._retire(lane, str(violation), now)
         else:
-            self._settle(lane, settled, now)
+            self._settle(lane, settled)
 
     def _returned(self, event: Returned, _now: float) -> None:
         lane = self._lane(event.epoch)
@@ -245,9 +243,16 @@ class Session(Generic[K]):
             lane.take_back(batch.first_tag, len(batch.keys))
 
     def withdraw(self, keys: Collection[K]) -> None:
-        """Forget buffered messages, as if they had never been submitted."""
+        """Forget buffered messages, suspects included, as if they had never been submitted.
+
+        Args:
+            keys: best a set; keys that are not buffered are ignored.
+        """
         for lane in (self._main, self._quarantine):
-            lane.buffer = deque(item for item in lane.buffer if item[0] not in keys)
+            lane.buffer = _without(keys, lane.buffer)
+        groups = (_without(keys, group) for group in self._suspects)
+        self._suspects = deque(group for group in groups if group)
+        self._next_suspects()
 
     def drain(self) -> None:
         """Send nothing more; what is in flight is still settled."""
@@ -258,7 +263,8 @@ class Session(Generic[K]):
     def poll_transmit(self, now: float) -> list[Batch[K]]:
         """Take what the window allows: the tags are registered, so write them all or `take_back`.
 
-        Suspects go first: they are few, and old.
+        Suspects go first: they are few, and old. While they lack room, fresh messages wait: they
+        would take every byte that becomes free, and a large suspect would never be sent.
         """
         if self._blocked_reason is not None or self._is_draining:
             return []
@@ -273,6 +279,8 @@ class Session(Generic[K]):
                 )
                 if batch is not None:
                     batches.append(batch)
+                if lane.buffer:
+                    break
         return batches
 
     def poll_commands(self) -> Iterable[Command]:
@@ -287,11 +295,8 @@ class Session(Generic[K]):
 
     def poll_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (monotonic), or None."""
-        if self._blocked_reason is not None:
-            return None
-        waits = [lane.waiting_since for lane in (self._main, self._quarantine)]
-        oldest = min((since for since in waits if since is not None), default=None)
-        return None if oldest is None else oldest + self._confirm_timeout_s + self._paused_s
+        dues = (self._due(self._main), self._due(self._quarantine))
+        return min((due for due in dues if due is not None), default=None)
 
     # ------------------------------------------------------------------ inside
 
@@ -300,6 +305,17 @@ class Session(Generic[K]):
         if self._blocked_reason is not None:
             now = self._blocked_since
         return now - self._paused_s
+
+    def _due(self, lane: Lane[K]) -> float | None:
+        """When the lane's oldest answer is overdue, should the broker not block us before."""
+        since = lane.waiting_since
+        if since is None or self._blocked_reason is not None:
+            return None
+        return since + self._confirm_timeout_s + self._paused_s
+
+    def _is_overdue(self, lane: Lane[K], now: float) -> bool:
+        due = self._due(lane)
+        return due is not None and due <= now
 
     def _unblock(self, now: float) -> None:
         if self._blocked_reason is not None:
@@ -317,8 +333,7 @@ class Session(Generic[K]):
         """Have a channel wherever one is wanted."""
         if not self._is_connected:
             return
-        if not self._quarantine.buffer and self._suspects and not self._quarantine.in_flight:
-            self._quarantine.buffer = self._suspects.popleft()
+        self._next_suspects()
         self._open(self._main, now)
         if self._quarantine.buffer:
             self._open(self._quarantine, now)
@@ -329,24 +344,27 @@ class Session(Generic[K]):
             lane.opening(self._last_epoch, self._active(now))
             self._commands.append(OpenChannel(self._last_epoch))
 
-    def _settle(self, lane: Lane[K], settled: Iterable[Settled[K]], now: float) -> None:
+    def _settle(self, lane: Lane[K], settled: Iterable[Settled[K]]) -> None:
         epoch = lane.epoch
         self._settlements += [
             Settlement(key, epoch, tag, outcome) for tag, (key, _size), outcome in settled
         ]
-        if lane is self._quarantine and not lane.in_flight and not lane.buffer:
-            self._next_suspects(now)
+        if lane is self._quarantine:
+            self._next_suspects()
 
-    def _next_suspects(self, now: float) -> None:
-        """A group is through: the next one, or no more need for the quarantine channel."""
+    def _next_suspects(self) -> None:
+        """When a group is through: the next one, or no more need for the quarantine channel."""
+        lane = self._quarantine
+        if lane.buffer or lane.in_flight:
+            return
         if self._suspects:
-            self._open_lanes(now)
-        else:
-            self._commands.append(CloseChannel(self._quarantine.epoch, "quarantine is empty"))
-            self._close(self._quarantine, Outcome(OutcomeKind.UNCERTAIN))
+            lane.buffer = self._suspects.popleft()
+        elif lane.state is not ChannelState.CLOSED:
+            self._commands.append(CloseChannel(lane.epoch, "quarantine is empty"))
+            self._close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
-        """Leave a channel that still exists: its verdicts can no longer be waited for, or believed."""
+        """Leave a channel that still exists: its verdicts are overdue, or not to be believed."""
         self._commands.append(CloseChannel(lane.epoch, reason))
         self._send_again(lane, reason)
         self._open_lanes(now)
@@ -387,15 +405,18 @@ class Session(Generic[K]):
                 uncertain.append(item)
         return uncertain
 
+    _HANDLERS: ClassVar[dict[type[Any], Callable[[Any, Any, float], None]]] = {
+        Connected: _connected,
+        ConnectionLost: _connection_lost,
+        ChannelOpened: _channel_opened,
+        ChannelClosed: _channel_closed,
+        Acked: _acked,
+        Nacked: _nacked,
+        Returned: _returned,
+        Blocked: _blocked,
+        Unblocked: _unblocked,
+    }
 
-_HANDLERS: dict[type[Any], Callable[[Session[Any], Any, float], None]] = {
-    Connected: Session._connected,
-    ConnectionLost: Session._connection_lost,
-    ChannelOpened: Session._channel_opened,
-    ChannelClosed: Session._channel_closed,
-    Acked: Session._acked,
-    Nacked: Session._nacked,
-    Returned: Session._returned,
-    Blocked: Session._blocked,
-    Unblocked: Session._unblocked,
-}
+
+def _without(keys: Collection[K], items: deque[tuple[K, int]]) -> deque[tuple[K, int]]:
+    return deque(item for item in items if item[0] not in keys)
