@@ -1,4 +1,4 @@
-"""A message as the application hands it over: frozen, and checked at birth for all that a broker would punish.
+"""A message as the application hands it over: frozen, and checked for what a broker would punish.
 
 Knows: the limits of AMQP 0-9-1 (short strings, field tables, header frames) and RabbitMQ's own.
 Must never know: how a message is stored, encoded or sent.
@@ -18,13 +18,13 @@ from typing import Final, TypeAlias
 from reliablepub.errors import InvalidMessage
 
 FieldValue: TypeAlias = (
-    "bool | int | float | str | bytes | Decimal | datetime | None"
-    " | Sequence[FieldValue] | Mapping[str, FieldValue]"
+    "bool | int | float | str | bytes | Decimal | datetime"
+    " | Sequence[FieldValue] | Mapping[str, FieldValue] | None"
 )
 """What an AMQP field table may hold (RabbitMQ's rabbit_binary_parser)."""
 
 ATTEMPT_HEADER: Final = "x-reliablepub-attempt"
-"""Our own header, unique per attempt: a ``basic.return`` carries no delivery tag, and is matched by this."""
+"""Our own header, unique per attempt: a ``basic.return`` carries no tag, and is matched by this."""
 
 SHORT_STRING_MAX: Final = 255
 HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
@@ -33,10 +33,15 @@ header frame beyond frame_max is a 501 that closes the connection."""
 BODY_BYTES_MAX: Final = 512 * 1024 * 1024
 """RabbitMQ's hard cap; ``max_message_size`` of a broker is usually lower (16 MiB since 4.0)."""
 EXPIRATION_MS_MAX: Final = 4_294_967_295
+PRIORITY_MAX: Final = 255
 NESTING_MAX: Final = 32
 
-_INT64 = range(-(2**63), 2**63)
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INT32_MAX = 2**31 - 1
+_DECIMAL_PLACES_MAX = 255
+_DECIMAL_DIGITS_MAX = 10
+_ROUTING_HEADERS = ("CC", "BCC")
+_DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _SHORT_STRING_FIELDS = (
     "exchange",
     "routing_key",
@@ -102,7 +107,9 @@ class Message:
         short_bytes = sum(_short_string_bytes(self, name) for name in _SHORT_STRING_FIELDS)
         if self.message_id == "":
             raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
-        _check_range("priority", self.priority, 255)
+        if self.reply_to == _DIRECT_REPLY_TO:
+            raise InvalidMessage("reply_to", "direct reply-to needs a consumer on our own channel")
+        _check_range("priority", self.priority, PRIORITY_MAX)
         _check_range("expiration", self.expiration, EXPIRATION_MS_MAX)
         _check_timestamp(self.timestamp)
         if type(self.persistent) is not bool:
@@ -112,7 +119,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes that count against windows and limits: body, routing and a flat sum for properties."""
+        """Bytes that count against windows and limits: body, routing, and a flat sum for the rest."""
         return len(self.body) + len(self.exchange) + len(self.routing_key) + 256
 
     def with_message_id(self, message_id: str) -> Message:
@@ -132,7 +139,8 @@ def _check_body(body: object) -> None:
         hint = "; encode it, for example body.encode()" if isinstance(body, str) else ""
         raise InvalidMessage("body", f"is {type(body).__name__}, not bytes{hint}")
     if len(body) > BODY_BYTES_MAX:
-        raise InvalidMessage("body", f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}")
+        problem = f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}"
+        raise InvalidMessage("body", problem)
 
 
 def _short_string_bytes(message: Message, name: str) -> int:
@@ -145,7 +153,8 @@ def _short_string_bytes(message: Message, name: str) -> int:
         return len(value)
     length = len(_utf8(name, value))
     if length > SHORT_STRING_MAX:
-        raise InvalidMessage(name, f"has {length} bytes of UTF-8; AMQP takes at most {SHORT_STRING_MAX}")
+        problem = f"has {length} bytes of UTF-8; AMQP takes at most {SHORT_STRING_MAX}"
+        raise InvalidMessage(name, problem)
     return length
 
 
@@ -160,7 +169,7 @@ def _check_range(name: str, value: object, most: int) -> None:
     if value is None:
         return
     if type(value) is not int or not 0 <= value <= most:
-        raise InvalidMessage(name, f"is {value!r}; a whole number from 0 to {most}")
+        raise InvalidMessage(name, f"is not a whole number from 0 to {most}")
 
 
 def _check_timestamp(value: object) -> None:
@@ -172,11 +181,14 @@ def _check_timestamp(value: object) -> None:
 
 
 def _checked_datetime(name: str, value: datetime) -> datetime:
-    if value.tzinfo is None:
+    if value.utcoffset() is None:
         raise InvalidMessage(name, "is a datetime without a time zone; give it one, such as UTC")
     if value.timestamp() < 0:
         raise InvalidMessage(name, "is before 1970; AMQP timestamps are unsigned")
-    return value.astimezone(UTC)
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidMessage(name, "is after the year 9999 in UTC") from None
 
 
 def _checked_headers(headers: object, short_bytes: int) -> dict[str, FieldValue]:
@@ -185,6 +197,9 @@ def _checked_headers(headers: object, short_bytes: int) -> dict[str, FieldValue]
     table, size = _checked_table("headers", headers, 1)
     if any(name.startswith("x-reliablepub-") for name in table):
         raise InvalidMessage("headers", "names starting with 'x-reliablepub-' are reserved")
+    for name in _ROUTING_HEADERS:
+        if name in table and not isinstance(table[name], list):
+            raise InvalidMessage(f"headers[{name!r}]", "is no list of routing keys")
     if size + short_bytes > HEADER_BYTES_MAX:
         raise InvalidMessage(
             "headers",
@@ -206,7 +221,8 @@ def _checked_table(
         inner = f"{path}[{name!r}]"
         length = len(_utf8(inner, name))
         if length > SHORT_STRING_MAX:
-            raise InvalidMessage(inner, f"the name has {length} bytes; at most {SHORT_STRING_MAX}")
+            problem = f"has a name of {length} bytes; at most {SHORT_STRING_MAX}"
+            raise InvalidMessage(path, problem)
         copy[name], value_size = _checked_value(inner, value, depth)
         size += 1 + length + value_size
     return copy, size
@@ -217,24 +233,6 @@ def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, in
     if depth > NESTING_MAX:
         raise InvalidMessage(path, f"is nested more than {NESTING_MAX} deep")
     match value:
-        case None:
-            return None, 1
-        case bool():
-            return value, 2
-        case int():
-            if value not in _INT64:
-                raise InvalidMessage(path, f"{value} does not fit 64 bits")
-            return value, 9
-        case float():
-            return value, 9
-        case str():
-            return value, 5 + len(_utf8(path, value))
-        case bytes():
-            return value, 5 + len(value)
-        case Decimal():
-            return _checked_decimal(path, value), 6
-        case datetime():
-            return _checked_datetime(path, value), 9
         case list() | tuple():
             items = [_checked_value(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value)]
             return [item for item, _ in items], 5 + sum(size for _, size in items)
@@ -242,16 +240,45 @@ def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, in
             table, size = _checked_table(path, value, depth + 1)
             return table, 1 + size
         case _:
+            return _checked_scalar(path, value)
+
+
+def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
+    copy: FieldValue
+    match value:
+        case str():
+            copy, size = value, 5 + len(_utf8(path, value))
+        case None:
+            copy, size = None, 1
+        case bool():
+            copy, size = value, 2
+        case int():
+            if not _INT64_MIN <= value <= _INT64_MAX:
+                raise InvalidMessage(path, "does not fit 64 bits")
+            copy, size = int(value), 9  # of an IntEnum, its number
+        case float():
+            copy, size = value, 9
+        case bytes():
+            copy, size = value, 5 + len(value)
+        case Decimal():
+            copy, size = _checked_decimal(path, value), 6
+        case datetime():
+            copy, size = _checked_datetime(path, value), 9
+        case _:
             raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
+    return copy, size
 
 
 def _checked_decimal(path: str, value: Decimal) -> Decimal:
     """AMQP decimals are a 32-bit integer and a number of decimal places."""
     if not value.is_finite():
-        raise InvalidMessage(path, f"{value} is not a finite number")
-    _, digits, exponent = value.as_tuple()
-    places = max(0, -int(exponent))
-    unscaled = int(value.scaleb(places))
-    if places > 255 or abs(unscaled) > _INT32_MAX or len(digits) > 10:
-        raise InvalidMessage(path, f"{value} does not fit AMQP's decimal (32 bits, 255 places)")
+        raise InvalidMessage(path, "is a decimal that is not a finite number")
+    exponent = int(value.as_tuple().exponent)
+    fits = (
+        exponent >= -_DECIMAL_PLACES_MAX
+        and value.adjusted() - min(exponent, 0) < _DECIMAL_DIGITS_MAX  # before any large power
+        and abs(int(value.scaleb(max(0, -exponent)))) <= _INT32_MAX
+    )
+    if not fits:
+        raise InvalidMessage(path, "does not fit AMQP's decimal (32 bits, 255 places)")
     return value
