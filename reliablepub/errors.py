@@ -1,6 +1,7 @@
 """What can go wrong, in words a person can act on.
 
-Knows: the names of failures, and which of them may be tried again. Must never know: sockets, SQL, clocks.
+Knows: the names of failures, and which of them may be tried again. Must never know: sockets, SQL,
+clocks.
 
     ReliablePubError
     ├── InvalidMessage        the message could never be published; nothing was stored or sent
@@ -8,7 +9,7 @@ Knows: the names of failures, and which of them may be tried again. Must never k
     ├── PublishError          the final outcome of one message that was not confirmed
     │   ├── Unroutable        no queue wanted it (basic.return)
     │   ├── Nacked            the broker refused responsibility (basic.nack)
-    │   ├── Refused           the broker closed the channel because of it, or it cannot be written at all
+    │   ├── Refused           the broker closed the channel because of it, or it cannot be written
     │   └── Expired           its deadline passed before it was confirmed
     ├── StillOpen             the wait ended first; the message is not lost, and not yet confirmed
     ├── PublisherClosed       this publisher takes no more messages
@@ -19,7 +20,7 @@ Knows: the names of failures, and which of them may be tried again. Must never k
         ├── OutboxInUse       another process relays it
         └── NotAnOutbox       the file is something else, or of a newer version
 
-Every error can be pickled (Spark sends them between processes), and none holds a body or a password.
+Every error can be pickled (Spark sends them between processes); none holds a body or a password.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class PublishError(ReliablePubError):
         reply_text: str = "",
         attempts: int = 1,
     ) -> None:
-        said = f" ({reply_code} {reply_text})" if reply_code else f" ({reply_text})" if reply_text else ""
+        words = f"{reply_code} {reply_text}" if reply_code else reply_text
+        said = f" ({words})" if words else ""
         tried = f" after {attempts} attempts" if attempts > 1 else ""
         super().__init__(
             f"message {message_id} to exchange {exchange!r} with routing key {routing_key!r} "
@@ -122,7 +124,7 @@ class Nacked(PublishError):
 
 
 class Refused(PublishError):
-    """The broker closed the channel because of this message, or it cannot be written to this broker."""
+    """The broker closed the channel because of this message, or cannot be sent it at all."""
 
     what = "was refused by the broker"
     remedy = "correct what the broker names, then retry it"

@@ -1,6 +1,7 @@
 """What became of one attempt to publish: six outcomes, never a boolean.
 
-Knows: the six words, and what each says about where the message may be. Must never know: how they came about.
+Knows: the six words, and what each says about where the message may be. Must never know: how they
+came about.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How often, and after what wait, a message that the broker refused is tried again.
 
-Knows: limits, and tenacity's wait strategies. Must never know: the clock, the outbox or the wire; the
-wait is a number that others act upon.
+Knows: limits, and tenacity's wait strategies. Must never know: the clock, the outbox or the wire;
+the wait is a number that others act upon.
 
 The budget counts refusals (nacked, returned, refused), never outages: an uncertain attempt is sent
 again without limit, so that a broker that is down for a week parks nothing.
@@ -24,7 +24,7 @@ class Retries:
 
     Attributes:
         attempts_max: park the message when it has been refused in this way so often; at least 1.
-        wait: a tenacity wait strategy, such as ``tenacity.wait_random_exponential(...)``; gives seconds.
+        wait: a tenacity wait strategy (gives seconds), such as ``wait_random_exponential()``.
     """
 
     attempts_max: int
@@ -50,7 +50,8 @@ class RetryPolicy:
     Attributes:
         nacked: a queue was full, or failed: it may well recover, so patience.
         returned: no queue is bound: a binding may be on its way, so a few tries.
-        refused: the broker closed the channel because of it (404, 403, 406): it will not change by itself.
+        refused: the broker closed the channel because of it (404, 403, 406): it will not change by
+            itself.
     """
 
     nacked: Retries = field(
