@@ -1,0 +1,291 @@
+"""`FakeBroker`: a RabbitMQ stand-in on a real TCP port, for tests and demos.
+
+This module knows how to start, stop and crash a node, how to make it misbehave, and how to look
+into it from a test's thread. It must never know frames or sockets; `server` moves the bytes.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from reliablepub.testing.declaring import frozen_arguments
+from reliablepub.testing.faults import Crash, Freeze
+from reliablepub.testing.history import Published, StoredMessage
+from reliablepub.testing.node import Node, NodeOptions
+from reliablepub.testing.queues import Queue
+from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
+from reliablepub.testing.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from reliablepub.testing.faults import Fault
+
+
+class FakeBroker:
+    """A RabbitMQ node of your own: AMQP 0-9-1 over real TCP, in a thread, with scripted faults.
+
+    Every method may be called from any thread. Exchanges, queues, bindings and persistent messages
+    outlive `crash` and `restart` where RabbitMQ's would.
+
+    Args:
+        host: Loopback, unless `allow_remote`.
+        port: 0 picks a free one; it stays the same after a restart.
+        allow_remote: Permit a host that others can reach: there is no security in a fake broker.
+        options: What rabbitmq.conf would say.
+
+    Raises:
+        ValueError: The host is not loopback.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        allow_remote: bool = False,
+        options: NodeOptions | None = None,
+    ) -> None:
+        if not allow_remote and not _is_loopback(host):
+            raise ValueError(f"{host!r} is not a loopback address; pass allow_remote=True")
+        self._host = host
+        self._port = port
+        self._options = options or NodeOptions()
+        self._node = Node(self._options)
+        self._changed = threading.Condition()
+        self._server: Server | None = None
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def port(self) -> int:
+        """The port; 0 before the first start."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """`amqp://guest:guest@127.0.0.1:PORT/%2F`."""
+        user, password = next(iter(self._options.users.items()))
+        credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        vhost = quote(self._options.virtual_host, safe="")
+        return f"amqp://{credentials}@{host}:{self._port}/{vhost}"
+
+    def start(self) -> None:
+        """Serve; after a crash or a stop, on the same port. Does nothing when it is up."""
+        with self._changed:
+            if self._server is None:
+                self._server = Server(self._node, self._changed, self._host, self._port)
+                self._port = self._server.port
+            elif not self._server.is_up:
+                self._server.listen()
+                self._server.wake()
+
+    def stop(self) -> None:
+        """Shut down cleanly: connection.close 320, and what is persistent is written first."""
+        with self._changed:
+            server, self._server = self._server, None
+            if server is not None:
+                server.ask_to_stop()
+        if server is not None:
+            server.join()
+
+    def restart(self) -> None:
+        """`stop`, then `start`."""
+        self.stop()
+        self.start()
+
+    def crash(self, *, lose_unsynced: bool = True) -> None:
+        """Die as by kill -9, until `start`: connections are reset, the port refuses.
+
+        Transient messages are lost, and with `lose_unsynced` the persistent ones whose batch was
+        not written yet.
+        """
+        with self._changed:
+            server = self._running()
+            if server.is_up:
+                self._node.trigger(Crash(lose_unsynced=lose_unsynced))
+                server.wake()
+                self._changed.wait_for(lambda: not server.is_up)
+
+    # ------------------------------------------------------------------ misbehaving
+
+    def inject(self, *faults: Fault) -> None:
+        """Add faults; each sees only what happens from now on."""
+        with self._changed:
+            self._node.script.inject(*faults)
+
+    def release_confirms(self) -> None:
+        """Send every confirm held back by `HoldConfirms`, and hold no more."""
+        self._act(self._node.release_confirms)
+
+    def block(self, reason: str = "low on memory") -> None:
+        """Raise a resource alarm: whoever publishes gets connection.blocked and must wait."""
+        self._act(lambda: self._node.block(reason))
+
+    def unblock(self) -> None:
+        """End the alarm: connection.unblocked, and what was withheld is processed in order."""
+        self._act(self._node.unblock)
+
+    def drop_connections(self) -> None:
+        """Reset every connection (RST); the broker stays up."""
+        self._act(lambda: self._running().reset_connections())
+
+    def freeze(self) -> None:
+        """Stop reading and answering, heartbeats too, as by SIGSTOP."""
+        with self._changed:
+            server = self._running()
+            if not server.is_frozen:
+                self._node.trigger(Freeze())
+                server.wake()
+                self._changed.wait_for(lambda: server.is_frozen)
+
+    def thaw(self) -> None:
+        """Go on after `freeze`."""
+        self._act(lambda: self._running().thaw())
+
+    # ------------------------------------------------------------------ declaring
+
+    def declare_exchange(
+        self,
+        name: str,
+        type: str = "direct",  # noqa: A002 - exchange.declare calls it so
+        *,
+        durable: bool = True,
+        internal: bool = False,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """exchange.declare, replacing nothing that exists."""
+        if type not in EXCHANGE_TYPES:
+            raise ValueError(f"unknown exchange type {type!r}")
+        exchange = Exchange(
+            name, type, durable=durable, internal=internal, arguments=dict(arguments or {})
+        )
+        with self._changed:
+            if name not in self._node.vhost.exchanges:
+                self._node.vhost.add_exchange(exchange)
+
+    def declare_queue(
+        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+    ) -> None:
+        """queue.declare, replacing nothing that exists."""
+        with self._changed:
+            if name not in self._node.vhost.queues:
+                queue = Queue(name, durable=durable, arguments=dict(arguments or {}))
+                self._node.vhost.add_queue(queue)
+
+    def bind(
+        self,
+        queue: str,
+        exchange: str,
+        routing_key: str = "",
+        *,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        """queue.bind.
+
+        Raises:
+            KeyError: The queue or the exchange does not exist.
+        """
+        binding = Binding(queue, False, routing_key, frozen_arguments(dict(arguments or {})))  # noqa: FBT003
+        with self._changed:
+            self._node.vhost.queues[queue]
+            self._node.vhost.bind(exchange, binding)
+
+    def delete_queue(self, name: str) -> None:
+        """queue.delete; publishes still outstanding there are confirmed, as by RabbitMQ."""
+        self._act(lambda: self._node.remove_queue(name))
+
+    def delete_exchange(self, name: str) -> None:
+        """exchange.delete."""
+        with self._changed:
+            self._node.vhost.remove_exchange(name)
+
+    # ------------------------------------------------------------------ looking
+
+    def messages(self, queue: str) -> tuple[StoredMessage, ...]:
+        """What is ready in a queue, the head first."""
+        with self._changed:
+            found = self._node.vhost.queues[queue]
+            found.expire(monotonic())
+            return tuple(
+                StoredMessage(
+                    exchange=entry.publish.exchange,
+                    routing_key=entry.publish.routing_key,
+                    body=entry.publish.body,
+                    properties=entry.publish.properties,
+                    redelivered=entry.redelivered,
+                )
+                for entry in found.ready
+            )
+
+    @property
+    def published(self) -> tuple[Published, ...]:
+        """Every publish that arrived whole, in order, and what became of it."""
+        with self._changed:
+            return self._node.history.snapshot()
+
+    @property
+    def published_count(self) -> int:
+        """How many publishes arrived whole, the forgotten ones included."""
+        with self._changed:
+            return self._node.history.total
+
+    @property
+    def connections(self) -> int:
+        """How many clients have finished the handshake and are not gone."""
+        with self._changed:
+            return sum(one.is_open for one in self._node.connections.values())
+
+    def wait_for(self, condition: int | Callable[[], bool], timeout_s: float = 5.0) -> None:
+        """Wait until so many publishes have arrived, or until a condition on the broker holds.
+
+        Args:
+            condition: A count of publishes, or a function that asks this broker; it is called
+                whenever something has happened.
+            timeout_s: When to give up.
+
+        Raises:
+            TimeoutError: The condition did not come true; the message says what there is.
+        """
+        holds = condition if callable(condition) else lambda: self.published_count >= condition
+        with self._changed:
+            if not self._changed.wait_for(holds, timeout_s):
+                fates = [publish.fate for publish in self.published]
+                tally = {fate.value: fates.count(fate) for fate in sorted(set(fates))}
+                raise TimeoutError(
+                    f"not within {timeout_s} s; publishes: {tally}, connections: {self.connections}"
+                )
+
+    # ------------------------------------------------------------------
+
+    def _act(self, action: Callable[[], None]) -> None:
+        with self._changed:
+            self._node.now = monotonic()
+            action()
+            if self._server is not None:
+                self._server.wake()
+            self._changed.notify_all()
+
+    def _running(self) -> Server:
+        if self._server is None:
+            raise RuntimeError("the broker is not running; call start()")
+        return self._server
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

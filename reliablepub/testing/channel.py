@@ -1,0 +1,267 @@
+"""One channel: methods in order, content put together, and the channel's own end.
+
+This module knows which method belongs to which side of the channel, how a publish is assembled
+from its method, header and body frames (rabbit_command_assembler), and channel.close.
+It must never know sockets, nor what is on other channels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp import commands
+
+from reliablepub.testing import declaring, wire
+from reliablepub.testing.consuming import Consuming
+from reliablepub.testing.history import Publish
+from reliablepub.testing.publishing import Publishing, oversize
+from reliablepub.testing.replies import AmqpError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pamqp.base import Frame
+
+    from reliablepub.testing.connection import Connection
+    from reliablepub.testing.queues import Queue
+    from reliablepub.testing.routing import Exchange
+
+_PUBLISH_IDS = (60, 40)
+
+
+class Channel:
+    """The server's side of a channel that is open, or closed by us and waiting for close-ok."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+        self.is_open = True
+        self.is_awaiting_close_ok = False
+        self.last_queue = ""
+        """The queue that an empty name means: the last one declared here."""
+        self.publishing = Publishing(self)
+        self.consuming = Consuming(self)
+        self._method: tuple[str, str, bool, bool] | None = None
+        self._header: bytes | None = None
+        self._body: list[bytes] = []
+        self._missing = 0
+
+    # ------------------------------------------------------------------------------ frames in
+
+    def handle_frame(self, kind: int, payload: bytes) -> None:
+        """A frame of this channel; a soft error closes the channel, a hard one is raised.
+
+        Raises:
+            AmqpError: A hard error, with the method that caused it.
+        """
+        if not self.is_open:
+            return
+        try:
+            if kind == wire.METHOD:
+                self._handle_method(payload)
+            elif kind == wire.HEADER:
+                self._handle_header(payload)
+            else:
+                self._handle_body(payload)
+        except AmqpError as error:
+            in_method = kind == wire.METHOD and len(payload) >= 4  # noqa: PLR2004
+            ids = _ids(payload) if in_method else _PUBLISH_IDS
+            if error.is_hard:
+                error.ids = ids
+                raise
+            self.close(error.code, error.reply_text, ids)
+
+    def _handle_method(self, payload: bytes) -> None:
+        if self._method is not None:
+            expected = "header" if self._header is None else "body"
+            explanation = f"expected content {expected}, got method frame instead"
+            raise AmqpError(505, explanation)
+        if payload.startswith(wire.PUBLISH):
+            self._method = wire.decode_publish(payload)
+            return
+        method = wire.decode_method(payload)
+        handle = _HANDLERS.get(type(method))
+        if handle is None:
+            explanation = f"{method.name} is not for a server or not known to this one"
+            raise AmqpError(503, explanation)
+        handle(self, method)
+
+    def _handle_header(self, payload: bytes) -> None:
+        if self._method is None or self._header is not None:
+            raise AmqpError(505, "expected method frame, got content header frame instead")
+        class_id, size, _flags = wire.decode_header(payload)
+        if class_id != wire.BASIC_CLASS:
+            explanation = f"expected content header for class 60, got one for class {class_id}"
+            raise AmqpError(505, explanation)
+        size_max = self.connection.node.options.max_message_size
+        if size > size_max:
+            raise AmqpError(406, oversize(size, size_max))
+        self._header = payload
+        self._missing = size
+        if not size:
+            self._complete()
+
+    def _handle_body(self, payload: bytes) -> None:
+        if self._header is None:
+            raise AmqpError(505, "expected method frame, got content body frame instead")
+        self._missing -= len(payload)
+        if self._missing < 0:
+            raise AmqpError(505, "the body is longer than its header says")
+        self._body.append(payload)
+        if not self._missing:
+            self._complete()
+
+    def _complete(self) -> None:
+        assert self._method is not None
+        assert self._header is not None
+        exchange, routing_key, mandatory, immediate = self._method
+        header, body = self._header, b"".join(self._body)
+        self._method, self._header, self._body = None, None, []
+        if immediate:
+            raise AmqpError(540, "immediate=true")
+        publish = Publish(
+            exchange=exchange,
+            routing_key=routing_key,
+            mandatory=mandatory,
+            header=header,
+            properties=wire.decode_properties(header),
+            body=body,
+            connection=self.connection.number,
+            channel=self.number,
+        )
+        self.publishing.publish(publish)
+
+    def resume(self, publish: Publish) -> None:
+        """Process a publish that was withheld."""
+        try:
+            self.publishing.process(publish)
+        except AmqpError as error:  # the checks of a publish raise soft errors only
+            self.close(error.code, error.reply_text, _PUBLISH_IDS)
+
+    # ------------------------------------------------------------------------------ frames out
+
+    def reply(self, method: Frame, *, nowait: bool = False) -> None:
+        """Answer with a method, unless the client asked for no answer."""
+        if not nowait:
+            self.connection.send(wire.encode_method(self.number, method))
+
+    def send_method(self, payload: bytes) -> None:
+        """Send a method that is encoded already."""
+        self.connection.send(wire.encode_frame(wire.METHOD, self.number, payload))
+
+    def send_content(self, method: bytes, publish: Publish) -> None:
+        """Send a method with the content of a publish."""
+        frame_max = self.connection.frame_max
+        self.connection.send(
+            wire.encode_content(self.number, method, publish.header, publish.body, frame_max)
+        )
+
+    # ------------------------------------------------------------------------------ the end
+
+    def close(self, code: int, text: str, ids: tuple[int, int]) -> None:
+        """channel.close: what is in flight stays undecided; all is ignored until close-ok."""
+        if not self.is_open:
+            return
+        self.release()
+        self.is_awaiting_close_ok = True
+        self.reply(commands.Channel.Close(code, text, *ids))
+
+    def release(self) -> None:
+        """Stop: the ledger is forgotten, deliveries go back to their queues."""
+        if self.is_open:
+            self.is_open = False
+            self._method, self._header, self._body = None, None, []
+            self.consuming.close()
+
+    # ------------------------------------------------------------------------------ look-ups
+
+    def exchange(self, name: str) -> Exchange:
+        """The exchange, or 404."""
+        exchange = self.connection.node.vhost.exchanges.get(name)
+        if exchange is None:
+            explanation = f"no {self.place('exchange', name)}"
+            raise AmqpError(404, explanation)
+        return exchange
+
+    def queue(self, name: str) -> Queue:
+        """The queue (the last one declared for an empty name), or 404, or 405 if not ours."""
+        name = name or self.last_queue
+        queue = self.connection.node.vhost.queues.get(name)
+        if queue is None:
+            explanation = f"no {self.place('queue', name)}"
+            raise AmqpError(404, explanation)
+        if queue.owner not in (None, self.connection.number):
+            explanation = (
+                f"cannot obtain exclusive access to locked {self.place('queue', name)}. "
+                "It could be originally declared on another connection or the exclusive property "
+                "value does not match that of the original declaration."
+            )
+            raise AmqpError(405, explanation)
+        return queue
+
+    def place(self, what: str, name: str) -> str:
+        """`queue 'q' in vhost '/'`, as in RabbitMQ's texts (rabbit_misc:rs)."""
+        return f"{what} '{name}' in vhost '{self.connection.node.options.virtual_host}'"
+
+
+def _ids(payload: bytes) -> tuple[int, int]:
+    return int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big")
+
+
+def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
+    channel.publishing.confirm_select()
+    channel.reply(commands.Confirm.SelectOk(), nowait=method.nowait)
+
+
+def _tx_select(channel: Channel, _: commands.Tx.Select) -> None:
+    channel.publishing.tx_select()
+    channel.reply(commands.Tx.SelectOk())
+
+
+def _tx_end(channel: Channel, _: commands.Tx.Commit | commands.Tx.Rollback) -> None:
+    if not channel.publishing.is_tx:
+        raise AmqpError(406, "channel is not transactional")
+    raise AmqpError(540, "transactions are not implemented")
+
+
+def _flow(channel: Channel, method: commands.Channel.Flow) -> None:
+    if not method.active:
+        raise AmqpError(540, "active=false")
+    channel.reply(commands.Channel.FlowOk(active=True))
+
+
+def _recover(channel: Channel, method: commands.Basic.Recover) -> None:
+    if not method.requeue:
+        raise AmqpError(540, "requeue=false")
+    channel.consuming.recover()
+    channel.reply(commands.Basic.RecoverOk())
+
+
+_HANDLERS: dict[type[Frame], Callable[[Channel, Any], None]] = {
+    commands.Basic.Ack: lambda c, m: c.consuming.acknowledge(m.delivery_tag, multiple=m.multiple),
+    commands.Basic.Cancel: lambda c, m: c.consuming.cancel(m),
+    commands.Basic.Consume: lambda c, m: c.consuming.consume(m),
+    commands.Basic.Get: lambda c, m: c.consuming.get(m),
+    commands.Basic.Nack: lambda c, m: c.consuming.reject(
+        m.delivery_tag, multiple=m.multiple, requeue=m.requeue
+    ),
+    commands.Basic.Qos: lambda c, m: c.consuming.qos(m),
+    commands.Basic.Recover: _recover,
+    commands.Basic.Reject: lambda c, m: c.consuming.reject(
+        m.delivery_tag, multiple=False, requeue=m.requeue
+    ),
+    commands.Channel.Flow: _flow,
+    commands.Confirm.Select: _confirm_select,
+    commands.Exchange.Bind: declaring.bind_exchange,
+    commands.Exchange.Declare: declaring.declare_exchange,
+    commands.Exchange.Delete: declaring.delete_exchange,
+    commands.Exchange.Unbind: declaring.unbind_exchange,
+    commands.Queue.Bind: declaring.bind_queue,
+    commands.Queue.Declare: declaring.declare_queue,
+    commands.Queue.Delete: declaring.delete_queue,
+    commands.Queue.Purge: declaring.purge_queue,
+    commands.Queue.Unbind: declaring.unbind_queue,
+    commands.Tx.Commit: _tx_end,
+    commands.Tx.Rollback: _tx_end,
+    commands.Tx.Select: _tx_select,
+}

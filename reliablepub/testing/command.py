@@ -1,0 +1,45 @@
+"""`reliablepub broker`: the fake broker as a process, for demos and for clients in any language.
+
+This module knows the command line and signals. It must never know AMQP.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+
+import click
+
+from reliablepub.testing.broker import FakeBroker
+from reliablepub.testing.faults import FaultFileError, load_faults
+from reliablepub.testing.node import NodeOptions
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="A loopback address.")
+@click.option("--port", default=0, show_default=True, help="0 picks a free port.")
+@click.option(
+    "--faults",
+    "fault_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A TOML file with [[fault]] tables.",
+)
+@click.option("--seed", default=0, show_default=True, help="Repeats what is random.")
+def broker(host: str, port: int, fault_file: Path | None, seed: int) -> None:
+    """Serve a fake RabbitMQ until SIGTERM or SIGINT; the first line printed is its URL."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    try:
+        faults = load_faults(fault_file) if fault_file is not None else ()
+        fake = FakeBroker(host=host, port=port, options=NodeOptions(seed=seed))
+        fake.inject(*faults)
+        fake.start()
+    except (FaultFileError, ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+    try:
+        click.echo(fake.url)  # click flushes
+        stopped.wait()
+    finally:
+        fake.stop()

@@ -1,0 +1,328 @@
+"""The server's side of one AMQP 0-9-1 connection, without a socket: bytes in, bytes out.
+
+This module knows the life of a connection: handshake, channels, heartbeats, connection.close, and
+that a publish during a resource alarm is withheld together with everything behind it. Time is read
+from the node, which is told it with every input.
+It must never know a socket or a thread, nor what a message means.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from reliablepub.testing import wire
+from reliablepub.testing.channel import Channel
+from reliablepub.testing.handshake import Handshake, LoginRefused, start
+from reliablepub.testing.replies import AmqpError
+
+if TYPE_CHECKING:
+    from pamqp.base import Frame
+
+    from reliablepub.testing.faults import RefuseHandshake
+    from reliablepub.testing.history import Publish
+    from reliablepub.testing.node import Node
+
+HANDSHAKE_TIMEOUT_S = 10.0
+CLOSING_TIMEOUT_S = 5.0
+OUTPUT_MAX_BYTES = 4 * 1024 * 1024
+"""Above this much unread output a client gets no deliveries, and is not read."""
+
+
+class Ending(enum.Enum):
+    """How the server shall end the socket."""
+
+    FLUSH = "flush"
+    """Send what is left, then FIN."""
+    FIN = "fin"
+    """FIN at once."""
+    RESET = "reset"
+    """RST at once."""
+
+
+class Connection:
+    """One client."""
+
+    def __init__(self, node: Node, number: int, refusal: RefuseHandshake | None = None) -> None:
+        self.node = node
+        self.number = number
+        self.ending: Ending | None = None
+        self.unsent_bytes = 0
+        """What the socket has not taken yet; the server keeps it up to date."""
+        self._handshake = Handshake(node.options, refusal)
+        self._frames = wire.FrameBuffer()
+        self._has_protocol = False
+        self._is_closing = False
+        self._is_released = False
+        self._channels: dict[int, Channel] = {}
+        self._output: list[bytes] = []
+        self._withheld: tuple[Channel, Publish] | None = None
+        self._was_told_blocked = False
+        self._began_at = self._heard_at = self._spoke_at = node.now
+        self._closing_at = 0.0
+        node.connections[number] = self
+
+    # ------------------------------------------------------------------------------ getters
+
+    @property
+    def user(self) -> str:
+        """Who logged in."""
+        return self._handshake.user
+
+    @property
+    def frame_max(self) -> int:
+        """The negotiated frame size."""
+        return self._handshake.frame_max
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done and nobody has closed."""
+        return self._handshake.is_open and not self._is_released
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the server shall read from this client now."""
+        is_free = self._withheld is None and self.ending is None
+        return is_free and self.unsent_bytes <= OUTPUT_MAX_BYTES
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client must read before it is sent more."""
+        return self.unsent_bytes > OUTPUT_MAX_BYTES
+
+    @property
+    def deadline(self) -> float | None:
+        """When `handle_timeout` has something to do."""
+        if self.ending is not None:
+            return None
+        if self._is_closing:
+            return self._closing_at + CLOSING_TIMEOUT_S
+        if not self._handshake.is_open:
+            return self._began_at + HANDSHAKE_TIMEOUT_S
+        interval = self._handshake.heartbeat_s
+        if not interval:
+            return None
+        speak_at = self._spoke_at + interval / 2
+        # A blocked client is not read, so its silence means nothing.
+        return speak_at if self._withheld else min(speak_at, self._heard_at + 2 * interval)
+
+    def has_capability(self, name: str) -> bool:
+        """Whether the client announced a capability."""
+        return name in self._handshake.capabilities
+
+    # ------------------------------------------------------------------------------ inputs
+
+    def handle_data(self, data: bytes) -> None:
+        """Bytes from the client."""
+        self._heard_at = self.node.now
+        self._frames.feed(data)
+        self._run()
+
+    def handle_timeout(self) -> None:
+        """Time has passed: speak, or give up on a client that does not."""
+        deadline = self.deadline
+        if deadline is None or self.node.now < deadline:
+            return
+        interval = self._handshake.heartbeat_s
+        if (
+            self._is_closing
+            or not self._handshake.is_open
+            or (not self._withheld and self.node.now >= self._heard_at + 2 * interval)
+        ):
+            self._end(Ending.FIN)
+        else:
+            self.send(wire.HEARTBEAT_FRAME)
+
+    def handle_unblocked(self) -> None:
+        """The alarm is over, or the freeze: what was withheld is processed in order."""
+        if self._was_told_blocked:
+            self._was_told_blocked = False
+            self.send(wire.encode_method(0, commands.Connection.Unblocked()))
+        if self._withheld is None:
+            return
+        channel, publish = self._withheld
+        self._withheld = None
+        self._heard_at = self.node.now
+        channel.resume(publish)
+        self._run()
+
+    def handle_drained(self) -> None:
+        """The client has read what it was sent."""
+        for channel in self._channels.values():
+            channel.consuming.deliver_all()
+
+    def handle_lost(self) -> None:
+        """The socket is gone."""
+        self._end(Ending.FIN)
+
+    # ------------------------------------------------------------------------------ commands
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes for the client; nothing follows the end."""
+        if self.ending is None:
+            self._output.append(data)
+
+    def poll_transmit(self) -> bytes:
+        """What is to be written, in one piece."""
+        data = b"".join(self._output)
+        self._output.clear()
+        if data:
+            self._spoke_at = self.node.now
+        return data
+
+    def withhold(self, channel: Channel, publish: Publish) -> None:
+        """Keep a publish, and read nothing behind it, until `handle_unblocked`."""
+        self._withheld = (channel, publish)
+        if self.node.alarm is None or self._was_told_blocked:
+            return
+        if self.has_capability("connection.blocked"):
+            self._was_told_blocked = True
+            self.send(wire.encode_method(0, commands.Connection.Blocked(self.node.alarm)))
+
+    def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
+        """connection.close; nothing but close-ok is heard after it."""
+        if self._is_closing or self.ending is not None:
+            return
+        self._release()
+        self._is_closing = True
+        self._closing_at = self.node.now
+        self.send(wire.encode_method(0, commands.Connection.Close(code, text, *ids)))
+
+    def drop(self, *, reset: bool) -> None:
+        """End without a word; what was not written yet is not written any more."""
+        self._output.clear()
+        self._end(Ending.RESET if reset else Ending.FIN)
+
+    # ------------------------------------------------------------------------------ frames
+
+    def _run(self) -> None:
+        try:
+            if not self._has_protocol:
+                self._handle_protocol()
+            while self._has_protocol and self._withheld is None and self.ending is None:
+                frame = self._frames.next_frame()
+                if frame is None:
+                    break
+                self._handle_frame(*frame)
+        except AmqpError as error:
+            self._fail(error)
+        except LoginRefused:
+            self._end(Ending.FLUSH)
+        self.node.flush_confirms()
+
+    def _fail(self, error: AmqpError) -> None:
+        if self._is_closing:
+            self._end(Ending.FIN)
+        else:
+            self.close(error.code, error.reply_text, error.ids)
+
+    def _handle_protocol(self) -> None:
+        header = self._frames.take(len(wire.PROTOCOL_HEADER))
+        if header is None:
+            return
+        if header == wire.PROTOCOL_HEADER:
+            self._has_protocol = True
+            self.send(start())
+        else:
+            self.send(wire.PROTOCOL_HEADER)
+            self._end(Ending.FLUSH)
+
+    def _handle_frame(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == wire.HEARTBEAT:
+            if number or payload:
+                raise AmqpError(501, "a heartbeat has a channel or a payload")
+        elif kind not in (wire.METHOD, wire.HEADER, wire.BODY):
+            raise AmqpError(501, f"unknown frame type {kind}")
+        elif not number:
+            self._handle_control(kind, payload)
+        elif not self._is_closing:
+            self._handle_channel_frame(kind, number, payload)
+
+    def _handle_control(self, kind: int, payload: bytes) -> None:
+        """A method of the connection itself."""
+        if kind != wire.METHOD:
+            raise AmqpError(505, "channel 0 carries methods only")
+        method = wire.decode_method(payload)
+        if isinstance(method, commands.Connection.CloseOk) and self._is_closing:
+            self._end(Ending.FLUSH)
+        elif self._is_closing:
+            return
+        elif isinstance(method, commands.Connection.Close):
+            self.send(wire.encode_method(0, commands.Connection.CloseOk()))
+            self._end(Ending.FLUSH)
+        elif not self._handshake.is_open:
+            self._open(method)
+        elif isinstance(method, commands.Connection.UpdateSecret):
+            self.send(wire.encode_method(0, commands.Connection.UpdateSecretOk()))
+        else:
+            raise AmqpError(503, f"{method.name} is out of place")
+
+    def _open(self, method: Frame) -> None:
+        try:
+            answer = self._handshake.handle(method)
+        except AmqpError as error:
+            is_named = not isinstance(method, commands.Connection.StartOk)
+            error.ids = (method.index >> 16, method.index & 0xFFFF) if is_named else (0, 0)
+            raise
+        if isinstance(method, commands.Connection.TuneOk):
+            self._frames.frame_max = self._handshake.frame_max
+        if answer is not None:
+            self.send(wire.encode_method(0, answer))
+
+    def _handle_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
+        if not self._handshake.is_open:
+            raise AmqpError(503, "the connection is not open yet")
+        channel = self._channels.get(number)
+        if kind != wire.METHOD or not payload.startswith(b"\x00\x14"):  # class 20: channel.*
+            if channel is None:
+                raise AmqpError(504, "expected 'channel.open'")
+            channel.handle_frame(kind, payload)
+            return
+        method = wire.decode_method(payload)
+        if isinstance(method, commands.Channel.Open):
+            self._open_channel(number)
+        elif channel is None:
+            raise AmqpError(504, "expected 'channel.open'")
+        elif isinstance(method, commands.Channel.Close):
+            channel.release()
+            channel.reply(commands.Channel.CloseOk())
+            if not channel.is_awaiting_close_ok:
+                del self._channels[number]
+        elif isinstance(method, commands.Channel.CloseOk):
+            if channel.is_awaiting_close_ok:
+                del self._channels[number]
+        else:
+            channel.handle_frame(kind, payload)
+
+    def _open_channel(self, number: int) -> None:
+        if number in self._channels:
+            raise AmqpError(504, "second 'channel.open' seen")
+        count, count_max = len(self._channels), self._handshake.channel_max
+        if count_max and count >= count_max:
+            explanation = f"number of channels opened ({count}) has reached the negotiated "
+            raise AmqpError(530, f"{explanation}channel_max ({count_max})")
+        channel = self._channels[number] = Channel(self, number)
+        channel.reply(commands.Channel.OpenOk())
+
+    # ------------------------------------------------------------------------------ the end
+
+    def _end(self, ending: Ending) -> None:
+        self._release()
+        if self.ending is None:
+            self.ending = ending
+            self.node.connections.pop(self.number, None)
+
+    def _release(self) -> None:
+        """Let go of channels, of what is withheld, and of exclusive queues."""
+        if self._is_released:
+            return
+        self._is_released = True
+        for channel in self._channels.values():
+            channel.release()
+        self._channels.clear()
+        if self._withheld is not None:
+            self._withheld[1].mark_lost()
+            self._withheld = None
+        self.node.delete_exclusive_queues(self.number)

@@ -1,0 +1,248 @@
+"""basic.consume, get, ack, nack, reject, qos and cancel on one channel.
+
+This module knows who gets the next message of a queue, and which deliveries a channel has not
+acknowledged. It must never know how messages come into a queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pamqp.commands import Basic
+
+from reliablepub.testing import wire
+from reliablepub.testing.replies import AmqpError
+
+if TYPE_CHECKING:
+    from reliablepub.testing.channel import Channel
+    from reliablepub.testing.queues import Entry, Queue
+
+
+@dataclass(slots=True, eq=False)
+class Consumer:
+    """One basic.consume; `prefetch` 0 is without limit."""
+
+    consuming: Consuming
+    tag: str
+    queue: Queue
+    no_ack: bool
+    exclusive: bool
+    prefetch: int
+    unacked: int = 0
+
+    def has_credit(self) -> bool:
+        """Whether it may get one more message now."""
+        if self.consuming.is_congested:
+            return False
+        if self.no_ack:
+            return True
+        return self.consuming.has_credit() and not 0 < self.prefetch <= self.unacked
+
+
+@dataclass(slots=True)
+class Delivery:
+    """A message that the channel got and has not acknowledged."""
+
+    entry: Entry
+    queue: Queue
+    consumer: Consumer | None
+
+
+def deliver(queue: Queue, now: float) -> None:
+    """Hand out what is ready, to consumers in turn (rabbit_queue_consumers:deliver)."""
+    if not queue.consumers:
+        return
+    queue.expire(now)
+    while queue.ready:
+        consumer = next((one for one in queue.consumers if one.has_credit()), None)
+        if consumer is None:
+            return
+        queue.consumers.remove(consumer)
+        queue.consumers.append(consumer)
+        consumer.consuming.send(consumer, queue.take())
+
+
+class Consuming:
+    """The consuming side of a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.consumers: dict[str, Consumer] = {}
+        self._channel = channel
+        self._node = channel.connection.node
+        self._prefetch_consumer = 0
+        self._prefetch_channel = 0
+        self._last_tag = 0
+        self._unacked: dict[int, Delivery] = {}
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client reads more slowly than it is sent."""
+        return self._channel.connection.is_congested
+
+    def has_credit(self) -> bool:
+        """Whether the channel-wide prefetch leaves room."""
+        return not 0 < self._prefetch_channel <= len(self._unacked)
+
+    def qos(self, method: Basic.Qos) -> None:
+        """basic.qos: per new consumer, or for the whole channel when global."""
+        if method.prefetch_size:
+            raise AmqpError(540, f"prefetch_size!=0 ({method.prefetch_size})")
+        if method.global_:
+            self._prefetch_channel = method.prefetch_count or 0
+        else:
+            self._prefetch_consumer = method.prefetch_count or 0
+        self._channel.reply(Basic.QosOk())
+
+    def consume(self, method: Basic.Consume) -> None:
+        """basic.consume."""
+        queue = self._channel.queue(method.queue)
+        tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
+        if tag in self.consumers:
+            explanation = f"attempt to reuse consumer tag '{tag}'"
+            raise AmqpError(530, explanation)
+        if queue.consumers and (method.exclusive or queue.consumers[0].exclusive):
+            vhost = self._node.options.virtual_host
+            explanation = f"queue '{queue.name}' in vhost '{vhost}' in exclusive use"
+            raise AmqpError(403, explanation)
+        consumer = Consumer(
+            self, tag, queue, method.no_ack, method.exclusive, self._prefetch_consumer
+        )
+        self.consumers[tag] = consumer
+        queue.consumers.append(consumer)
+        self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
+        deliver(queue, self._node.now)
+
+    def cancel(self, method: Basic.Cancel) -> None:
+        """basic.cancel: an unknown consumer is no error."""
+        tag = method.consumer_tag or ""
+        consumer = self.consumers.pop(tag, None)
+        self._channel.reply(Basic.CancelOk(tag), nowait=method.nowait)
+        if consumer is not None:
+            self._leave(consumer)
+
+    def get(self, method: Basic.Get) -> None:
+        """basic.get."""
+        queue = self._channel.queue(method.queue)
+        queue.expire(self._node.now)
+        if not queue.ready:
+            self._channel.reply(Basic.GetEmpty())
+            return
+        entry = queue.take()
+        tag = self._open(Delivery(entry, queue, None), no_ack=method.no_ack)
+        publish = entry.publish
+        payload = wire.encode_get_ok(
+            tag,
+            redelivered=entry.redelivered,
+            exchange=publish.exchange,
+            routing_key=publish.routing_key,
+            message_count=len(queue.ready),
+        )
+        self._channel.send_content(payload, publish)
+
+    def send(self, consumer: Consumer, entry: Entry) -> None:
+        """basic.deliver."""
+        if not consumer.no_ack:
+            consumer.unacked += 1
+        tag = self._open(Delivery(entry, consumer.queue, consumer), no_ack=consumer.no_ack)
+        publish = entry.publish
+        payload = wire.encode_deliver(
+            consumer.tag,
+            tag,
+            redelivered=entry.redelivered,
+            exchange=publish.exchange,
+            routing_key=publish.routing_key,
+        )
+        self._channel.send_content(payload, publish)
+
+    def acknowledge(self, tag: int, *, multiple: bool) -> None:
+        """basic.ack."""
+        queues = {delivery.queue for delivery in self._close(tag, multiple=multiple)}
+        for queue in [*queues, *self._queues()]:
+            deliver(queue, self._node.now)
+
+    def reject(self, tag: int, *, multiple: bool, requeue: bool) -> None:
+        """basic.nack and basic.reject."""
+        deliveries = self._close(tag, multiple=multiple)
+        if requeue:
+            _requeue(deliveries, self._node.now)
+        for queue in self._queues():
+            deliver(queue, self._node.now)
+
+    def recover(self) -> None:
+        """basic.recover with requeue."""
+        deliveries = list(self._unacked.values())
+        self._forget(deliveries)
+        _requeue(deliveries, self._node.now)
+
+    def handle_queue_deleted(self, consumer: Consumer) -> None:
+        """The queue is gone: basic.cancel, where the client announced that it understands it."""
+        del self.consumers[consumer.tag]
+        if self._channel.connection.has_capability("consumer_cancel_notify"):
+            self._channel.reply(Basic.Cancel(consumer.tag, nowait=True))
+
+    def deliver_all(self) -> None:
+        """The client reads again: go on with every queue that this channel consumes."""
+        for queue in self._queues():
+            deliver(queue, self._node.now)
+
+    def close(self) -> None:
+        """The channel is gone: consumers leave, and what was not acknowledged is requeued."""
+        for consumer in self.consumers.values():
+            consumer.queue.consumers.remove(consumer)
+        gone, self.consumers = self.consumers, {}
+        deliveries = list(self._unacked.values())
+        self._unacked = {}
+        _requeue(deliveries, self._node.now)
+        for consumer in gone.values():
+            self._delete_if_unused(consumer.queue)
+
+    def _queues(self) -> set[Queue]:
+        return {consumer.queue for consumer in self.consumers.values()}
+
+    def _leave(self, consumer: Consumer) -> None:
+        consumer.queue.consumers.remove(consumer)
+        self._delete_if_unused(consumer.queue)
+
+    def _delete_if_unused(self, queue: Queue) -> None:
+        if queue.auto_delete and not queue.consumers and not queue.is_deleted:
+            self._node.vhost.remove_queue(queue.name)
+
+    def _open(self, delivery: Delivery, *, no_ack: bool) -> int:
+        self._last_tag += 1
+        if not no_ack:
+            self._unacked[self._last_tag] = delivery
+        return self._last_tag
+
+    def _close(self, tag: int, *, multiple: bool) -> list[Delivery]:
+        if multiple:
+            tags = [one for one in self._unacked if tag in (0, one) or one < tag]
+        else:
+            tags = [tag] if tag in self._unacked else []
+        if not tags and not (multiple and tag == 0):
+            explanation = f"unknown delivery tag {tag}"
+            raise AmqpError(406, explanation)
+        deliveries = [self._unacked[one] for one in tags]
+        for one in tags:
+            del self._unacked[one]
+        _return_credit(deliveries)
+        return deliveries
+
+    def _forget(self, deliveries: list[Delivery]) -> None:
+        self._unacked = {}
+        _return_credit(deliveries)
+
+
+def _return_credit(deliveries: list[Delivery]) -> None:
+    for delivery in deliveries:
+        if delivery.consumer is not None:
+            delivery.consumer.unacked -= 1
+
+
+def _requeue(deliveries: list[Delivery], now: float) -> None:
+    entries: dict[Queue, list[Entry]] = {}
+    for delivery in deliveries:
+        entries.setdefault(delivery.queue, []).append(delivery.entry)
+    for queue, returned in entries.items():
+        queue.requeue(returned)
+        deliver(queue, now)

@@ -1,0 +1,238 @@
+"""exchange.* and queue.*: declare, delete, bind, unbind, purge, with RabbitMQ's refusals.
+
+This module knows which declarations RabbitMQ refuses and in which words. It must never know
+messages in flight, nor how a reply is written.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pamqp.commands import Exchange as ExchangeMethods
+from pamqp.commands import Queue as QueueMethods
+
+from reliablepub.testing import wire
+from reliablepub.testing.queues import Queue
+from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
+
+if TYPE_CHECKING:
+    from reliablepub.testing.channel import Channel
+
+_COUNTS = ("x-max-length", "x-max-length-bytes", "x-message-ttl")
+
+
+def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
+    """exchange.declare."""
+    vhost = channel.connection.node.vhost
+    name, arguments = method.exchange, dict(method.arguments or {})
+    if method.passive:
+        channel.exchange(name)
+    elif name not in vhost.exchanges:
+        _check_name(name, "exchange")
+        if method.exchange_type not in EXCHANGE_TYPES:
+            explanation = f"unknown exchange type '{method.exchange_type}'"
+            raise AmqpError(503, explanation)
+        vhost.add_exchange(
+            Exchange(
+                name,
+                method.exchange_type,
+                durable=method.durable,
+                auto_delete=method.auto_delete,
+                internal=method.internal,
+                arguments=arguments,
+            )
+        )
+    else:
+        declared = vhost.exchanges[name]
+        where = channel.place("exchange", name)
+        _check_same("type", method.exchange_type, declared.type, where)
+        _check_same("durable", method.durable, declared.durable, where)
+        _check_same("auto_delete", method.auto_delete, declared.auto_delete, where)
+        _check_same("internal", method.internal, declared.internal, where)
+        _check_same_arguments(("alternate-exchange",), arguments, declared.arguments, where)
+    channel.reply(ExchangeMethods.DeclareOk(), nowait=method.nowait)
+
+
+def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
+    """exchange.delete: of one that does not exist is no error."""
+    vhost = channel.connection.node.vhost
+    name = method.exchange
+    _check_not_default(name)
+    _check_name(name, "exchange")
+    if name in vhost.exchanges:
+        if method.if_unused and vhost.exchanges[name].bindings:
+            explanation = f"{channel.place('exchange', name)} in use"
+            raise AmqpError(406, explanation)
+        vhost.remove_exchange(name)
+    channel.reply(ExchangeMethods.DeleteOk(), nowait=method.nowait)
+
+
+def bind_exchange(channel: Channel, method: ExchangeMethods.Bind) -> None:
+    """exchange.bind: from `source` to `destination`."""
+    source, binding = _exchange_binding(channel, method)
+    channel.connection.node.vhost.bind(source, binding)
+    channel.reply(ExchangeMethods.BindOk(), nowait=method.nowait)
+
+
+def unbind_exchange(channel: Channel, method: ExchangeMethods.Unbind) -> None:
+    """exchange.unbind."""
+    source, binding = _exchange_binding(channel, method)
+    channel.connection.node.vhost.unbind(source, binding)
+    channel.reply(ExchangeMethods.UnbindOk(), nowait=method.nowait)
+
+
+def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
+    """queue.declare; an empty name asks the server for one."""
+    connection = channel.connection
+    node = connection.node
+    arguments = dict(method.arguments or {})
+    name = method.queue or (channel.last_queue if method.passive else "")
+    if method.passive or (name and name in node.vhost.queues):
+        queue = channel.queue(name)
+        if not method.passive:
+            _check_same_queue(channel, queue, method, arguments)
+    else:
+        _check_name(name, "queue")
+        _check_counts(arguments, channel.place("queue", name))
+        queue = Queue(
+            name or node.generated_name("amq.gen-"),
+            durable=method.durable,
+            auto_delete=method.auto_delete,
+            owner=connection.number if method.exclusive else None,
+            arguments=arguments,
+        )
+        node.vhost.add_queue(queue)
+    channel.last_queue = queue.name
+    if not method.nowait:
+        queue.expire(node.now)
+        counts = (len(queue.ready), len(queue.consumers))
+        channel.send_method(wire.encode_declare_ok(queue.name, *counts))
+
+
+def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
+    """queue.delete: what is outstanding there is confirmed, not nacked; unknown is no error."""
+    node = channel.connection.node
+    name = method.queue or channel.last_queue
+    count = 0
+    if name in node.vhost.queues:
+        queue = channel.queue(name)
+        if method.if_unused and queue.consumers:
+            explanation = f"{channel.place('queue', name)} in use"
+            raise AmqpError(406, explanation)
+        if method.if_empty and queue.ready:
+            explanation = f"{channel.place('queue', name)} not empty"
+            raise AmqpError(406, explanation)
+        node.remove_queue(name)
+        count = queue.purge()
+    channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
+
+
+def purge_queue(channel: Channel, method: QueueMethods.Purge) -> None:
+    """queue.purge."""
+    count = channel.queue(method.queue).purge()
+    channel.reply(QueueMethods.PurgeOk(count), nowait=method.nowait)
+
+
+def bind_queue(channel: Channel, method: QueueMethods.Bind) -> None:
+    """queue.bind."""
+    binding = _queue_binding(channel, method)
+    channel.connection.node.vhost.bind(method.exchange, binding)
+    channel.reply(QueueMethods.BindOk(), nowait=method.nowait)
+
+
+def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
+    """queue.unbind: has no nowait."""
+    binding = _queue_binding(channel, method)
+    channel.connection.node.vhost.unbind(method.exchange, binding)
+    channel.reply(QueueMethods.UnbindOk())
+
+
+def _queue_binding(channel: Channel, method: QueueMethods.Bind | QueueMethods.Unbind) -> Binding:
+    queue = channel.queue(method.queue)
+    _check_not_default(method.exchange)
+    channel.exchange(method.exchange)
+    key = method.routing_key or ("" if method.queue else queue.name)
+    return Binding(queue.name, False, key, frozen_arguments(method.arguments))  # noqa: FBT003
+
+
+def _exchange_binding(
+    channel: Channel, method: ExchangeMethods.Bind | ExchangeMethods.Unbind
+) -> tuple[str, Binding]:
+    for name in (method.source, method.destination):
+        _check_not_default(name)
+        channel.exchange(name)
+    arguments = frozen_arguments(method.arguments)
+    binding = Binding(method.destination, True, method.routing_key or "", arguments)  # noqa: FBT003
+    return method.source, binding
+
+
+def frozen_arguments(table: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
+    """Binding arguments in a form that can be compared; nested values only by their text."""
+    return tuple(
+        (key, repr(value) if isinstance(value, dict | list | bytearray) else value)
+        for key, value in sorted((table or {}).items())
+    )
+
+
+def _check_not_default(name: str) -> None:
+    if not name:
+        raise AmqpError(403, "operation not permitted on the default exchange")
+
+
+def _check_name(name: str, what: str) -> None:
+    if name.startswith("amq."):
+        explanation = f"{what} name '{name}' contains reserved prefix 'amq.*'"
+        raise AmqpError(403, explanation)
+
+
+def _check_counts(arguments: dict[str, Any], where: str) -> None:
+    for name in _COUNTS:
+        value = arguments.get(name)
+        if value is not None and (type(value) is not int or value < 0):
+            explanation = f"invalid arg '{name}' for {where}: {value!r}"
+            raise AmqpError(406, explanation)
+
+
+def _check_same_queue(
+    channel: Channel, queue: Queue, method: QueueMethods.Declare, arguments: dict[str, Any]
+) -> None:
+    where = channel.place("queue", queue.name)
+    _check_same("durable", method.durable, queue.durable, where)
+    _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
+    _check_same("exclusive", method.exclusive, queue.owner is not None, where)
+    names = tuple(sorted(arguments.keys() | queue.arguments.keys()))
+    _check_same_arguments(names, arguments, queue.arguments, where)
+
+
+def _check_same(name: str, received: object, current: object, where: str) -> None:
+    if received != current:
+        explanation = (
+            f"inequivalent arg '{name}' for {where}: "
+            f"received '{_erlang(received)}' but current is '{_erlang(current)}'"
+        )
+        raise AmqpError(406, explanation)
+
+
+def _check_same_arguments(
+    names: tuple[str, ...], received: dict[str, Any], current: dict[str, Any], where: str
+) -> None:
+    for name in names:
+        if received.get(name) != current.get(name):
+            explanation = (
+                f"inequivalent arg '{name}' for {where}: "
+                f"received {_described(received, name)} but current is {_described(current, name)}"
+            )
+            raise AmqpError(406, explanation)
+
+
+def _described(arguments: dict[str, Any], name: str) -> str:
+    if name not in arguments:
+        return "none"
+    value = arguments[name]
+    kind = {str: "longstr", int: "signedint", bool: "bool"}.get(type(value), "table")
+    return f"the value '{_erlang(value)}' of type '{kind}'"
+
+
+def _erlang(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

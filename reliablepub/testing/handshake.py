@@ -1,0 +1,147 @@
+"""The opening of a connection: start, start-ok, tune, tune-ok, open.
+
+This module knows how a client logs in (PLAIN, AMQPLAIN), what is negotiated, and in which words
+RabbitMQ refuses. It must never know channels, messages or sockets.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Any
+
+from pamqp.commands import Connection as Methods
+
+from reliablepub.testing import wire
+from reliablepub.testing.replies import AmqpError
+
+if TYPE_CHECKING:
+    from pamqp.base import Frame
+
+    from reliablepub.testing.faults import RefuseHandshake
+    from reliablepub.testing.node import NodeOptions
+
+_CAPABILITIES = (
+    "authentication_failure_close",
+    "basic.nack",
+    "connection.blocked",
+    "consumer_cancel_notify",
+    "consumer_priorities",
+    "exchange_exchange_bindings",
+    "per_consumer_qos",
+    "publisher_confirms",
+)
+
+
+class LoginRefused(Exception):
+    """The client does not understand a refusal in words: the socket is closed without one."""
+
+
+def start() -> bytes:
+    """connection.start with the server properties."""
+    properties: dict[str, Any] = {
+        "capabilities": dict.fromkeys(_CAPABILITIES, True),
+        "product": "RabbitMQ",
+        "platform": "reliablepub fake broker",
+        "version": "3.13.7",
+    }
+    method = Methods.Start(server_properties=properties, mechanisms="PLAIN AMQPLAIN")
+    return wire.encode_method(0, method)
+
+
+class Handshake:
+    """What has been agreed with one client so far."""
+
+    def __init__(self, options: NodeOptions, refusal: RefuseHandshake | None) -> None:
+        self._options = options
+        self._refusal = refusal
+        self._expected: type[Frame] = Methods.StartOk
+        self.user = ""
+        self.capabilities: frozenset[str] = frozenset()
+        self.frame_max = wire.FRAME_MIN_SIZE
+        self.channel_max = options.channel_max
+        self.heartbeat_s = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether connection.open-ok was due."""
+        return self._expected is Methods.Close
+
+    def handle(self, method: Frame) -> Frame | None:
+        """The answer to the next method of the handshake.
+
+        Raises:
+            AmqpError: The client is refused, or out of turn.
+            LoginRefused: As above, for clients without authentication_failure_close.
+        """
+        if type(method) is not self._expected:
+            explanation = f"expected {self._expected.name}, got {method.name} instead"
+            raise AmqpError(503, explanation)
+        if isinstance(method, Methods.StartOk):
+            self._log_in(method)
+            self._expected = Methods.TuneOk
+            options = self._options
+            return Methods.Tune(options.channel_max, options.frame_max, options.heartbeat_s)
+        if isinstance(method, Methods.TuneOk):
+            self._tune(method)
+            self._expected = Methods.Open
+            return None
+        assert isinstance(method, Methods.Open)
+        if method.virtual_host != self._options.virtual_host:
+            raise AmqpError(530, f"vhost {method.virtual_host} not found")
+        self._expected = Methods.Close
+        return Methods.OpenOk()
+
+    def _log_in(self, method: Methods.StartOk) -> None:
+        announced = method.client_properties.get("capabilities")
+        if isinstance(announced, dict):
+            self.capabilities = frozenset(name for name, is_on in announced.items() if is_on)
+        refusal = self._refusal
+        if refusal is not None:
+            if refusal.code is None:
+                raise LoginRefused
+            raise AmqpError(refusal.code, refusal.text)
+        response = method.response
+        data = response.encode() if isinstance(response, str) else bytes(response)
+        user, password = _credentials(method.mechanism, data)
+        known = self._options.users.get(user)
+        if known is None or not hmac.compare_digest(known.encode(), password.encode()):
+            if "authentication_failure_close" not in self.capabilities:
+                raise LoginRefused
+            raise AmqpError(
+                403,
+                "Login was refused using authentication mechanism "
+                f"{method.mechanism}. For details see the broker logfile.",
+            )
+        self.user = user
+
+    def _tune(self, method: Methods.TuneOk) -> None:
+        options = self._options
+        self.frame_max = _negotiated("frame_max", method.frame_max, options.frame_max)
+        if self.frame_max < wire.FRAME_MIN_SIZE:
+            explanation = f"negotiated frame_max = {self.frame_max} is lower than the minimum"
+            raise AmqpError(530, f"{explanation} allowed value ({wire.FRAME_MIN_SIZE})")
+        self.channel_max = _negotiated("channel_max", method.channel_max, options.channel_max)
+        self.heartbeat_s = method.heartbeat or 0
+
+
+def _negotiated(name: str, asked: int | None, offered: int) -> int:
+    """What the client chose; 0 leaves it to the server, more than offered is refused."""
+    if not asked:
+        return offered
+    if asked > offered:
+        explanation = f"negotiated {name} = {asked} is higher than the maximum allowed value "
+        raise AmqpError(530, f"{explanation}({offered})")
+    return asked
+
+
+def _credentials(mechanism: str, response: bytes) -> tuple[str, str]:
+    if mechanism == "PLAIN":
+        parts = response.split(b"\x00")
+        if len(parts) == 3:  # noqa: PLR2004 - authorization id, user, password
+            return parts[1].decode(errors="replace"), parts[2].decode(errors="replace")
+    elif mechanism == "AMQPLAIN":
+        table = wire.decode_table(response)
+        user, password = table.get("LOGIN"), table.get("PASSWORD")
+        if isinstance(user, str) and isinstance(password, str):
+            return user, password
+    raise AmqpError(503, f"no login by mechanism {mechanism!r} in this response")

@@ -1,0 +1,225 @@
+"""basic.publish on one channel: from a whole message to its confirm.
+
+This module knows the checks of rabbit_channel's handle_method(#'basic.publish'{}), where faults
+act on a publish, and when a publish is settled: unroutable and transient ones at once, persistent
+ones when every durable queue has written them. basic.return leaves before the confirm.
+It must never know frames or sockets.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reliablepub.testing import faults, wire
+from reliablepub.testing.confirms import Confirm, ConfirmLedger
+from reliablepub.testing.consuming import deliver
+from reliablepub.testing.history import Fate
+from reliablepub.testing.replies import AmqpError, reply_text
+
+if TYPE_CHECKING:
+    from reliablepub.testing.channel import Channel
+    from reliablepub.testing.history import Publish
+    from reliablepub.testing.queues import Queue
+
+_PUBLISH_IDS = (60, 40)
+
+
+class Publishing:
+    """The publishing side of a channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.ledger: ConfirmLedger | None = None
+        self.is_tx = False
+        self._channel = channel
+        self._node = channel.connection.node
+        self._late_returns: list[Publish] = []
+
+    def confirm_select(self) -> None:
+        """confirm.select: idempotent, and never resets the delivery tags."""
+        if self.is_tx:
+            raise AmqpError(406, "cannot switch from tx to confirm mode")
+        self.ledger = self.ledger or ConfirmLedger()
+
+    def tx_select(self) -> None:
+        """tx.select: refused on a channel in confirm mode."""
+        if self.ledger is not None:
+            raise AmqpError(406, "cannot switch from confirm to tx mode")
+        self.is_tx = True
+
+    def publish(self, publish: Publish) -> None:
+        """A whole message has arrived."""
+        self._node.history.add(publish)
+        publish.faults = self._node.script.on_publish(publish.routing_key)
+        for fault in publish.faults:
+            if isinstance(fault, faults.Block | faults.Freeze):
+                self._node.trigger(fault)
+        if self._node.alarm is not None or self._node.triggered:
+            self._channel.connection.withhold(self._channel, publish)
+        else:
+            self.process(publish)
+
+    def process(self, publish: Publish) -> None:
+        """Process a publish that is not, or no longer, withheld."""
+        endings = [fault for fault in publish.faults if isinstance(fault, faults.EndingFault)]
+        for fault in endings:
+            if not fault.accepted:
+                is_close = isinstance(fault, faults.CloseChannel | faults.CloseConnection)
+                publish.fate = Fate.REFUSED if is_close else Fate.LOST
+                self._end(fault)
+                return
+        publish.fate = Fate.REFUSED
+        self._check(publish)
+        self._take(publish)
+        for fault in endings:
+            self._node.write_now(publish)
+            self._end(fault)
+            return
+
+    def _check(self, publish: Publish) -> None:
+        vhost, options = self._node.vhost, self._node.options
+        size = len(publish.body)
+        if size > options.max_message_size:
+            raise AmqpError(406, oversize(size, options.max_message_size))
+        exchange = vhost.exchanges.get(publish.exchange)
+        if exchange is None:
+            explanation = f"no exchange '{publish.exchange}' in vhost '{options.virtual_host}'"
+            raise AmqpError(404, explanation)
+        if exchange.internal:
+            explanation = (
+                f"cannot publish to internal exchange '{publish.exchange}' "
+                f"in vhost '{options.virtual_host}'"
+            )
+            raise AmqpError(403, explanation)
+        self._check_properties(publish)
+
+    def _check_properties(self, publish: Publish) -> None:
+        properties, user = publish.properties, self._channel.connection.user
+        if properties.user_id is not None and properties.user_id != user:
+            explanation = (
+                f"user_id property set to '{properties.user_id}' "
+                f"but authenticated user was '{user}'"
+            )
+            raise AmqpError(406, explanation)
+        if properties.expiration is not None and not _is_natural(properties.expiration):
+            explanation = f"invalid expiration '{properties.expiration}'"
+            raise AmqpError(406, explanation)
+        if properties.delivery_mode not in (None, 1, 2):
+            explanation = f"invalid message: {{delivery_mode_unknown,{properties.delivery_mode}}}"
+            raise AmqpError(406, explanation)
+        for name in ("CC", "BCC"):
+            copies = (properties.headers or {}).get(name, [])
+            if not isinstance(copies, list):
+                explanation = f"invalid message: {{unacceptable_type_in_header,{name}}}"
+                raise AmqpError(406, explanation)
+
+    def _take(self, publish: Publish) -> None:
+        if self.ledger is not None:
+            publish.delivery_tag = self.ledger.open_tag()
+        kinds = {type(fault) for fault in publish.faults}
+        queues = [] if faults.Return in kinds else self._node.vhost.route(publish)
+        if faults.Nack in kinds:
+            publish.rejected = True
+            publish.fate = Fate.NACKED
+            self.settle(publish)
+        elif queues:
+            self._enqueue(publish, queues)
+        elif publish.mandatory:
+            publish.fate = Fate.RETURNED
+            self._send_return(publish)
+            self.settle(publish)
+        else:
+            publish.fate = Fate.UNROUTABLE
+            self.settle(publish)
+
+    def _enqueue(self, publish: Publish, queues: list[Queue]) -> None:
+        publish.fate = Fate.ACCEPTED
+        for queue in queues:
+            entry = queue.offer(publish, self._node.now)
+            if entry is None:
+                # One queue that refuses makes it a nack; the others keep their copy.
+                publish.rejected = True
+                publish.fate = Fate.NACKED
+            elif queue.durable and publish.is_persistent:
+                publish.waiting += 1
+                self._node.write_later(entry, publish, self)
+        if publish.rejected or not publish.waiting:
+            self.settle(publish)
+        for queue in queues:
+            deliver(queue, self._node.now)
+
+    def settle(self, publish: Publish) -> None:
+        """The verdict on a publish is known; faults may keep it from being told."""
+        if self.ledger is None or not self._channel.is_open:
+            return
+        kinds = {type(fault) for fault in publish.faults}
+        if faults.DropConfirm in kinds:
+            return  # stays unconfirmed, so that no multiple ack covers it
+        if faults.HoldConfirms in kinds:
+            self._node.hold(publish, self)
+            return
+        tag, nack = publish.delivery_tag, publish.rejected
+        if faults.ShuffleConfirms in kinds:
+            self.ledger.settle_shuffled(tag, nack=nack)
+        else:
+            self.ledger.settle(tag, nack=nack)
+        for fault in publish.faults:
+            self._add_extra(fault, publish)
+        self._node.settled(self)
+
+    def release(self, publish: Publish) -> None:
+        """Settle a publish whose verdict was held back."""
+        publish.faults = tuple(
+            fault for fault in publish.faults if not isinstance(fault, faults.HoldConfirms)
+        )
+        self.settle(publish)
+
+    def _add_extra(self, fault: faults.Fault, publish: Publish) -> None:
+        assert self.ledger is not None
+        if isinstance(fault, faults.DuplicateConfirm):
+            self.ledger.add_extra(Confirm(publish.delivery_tag, nack=publish.rejected))
+        elif isinstance(fault, faults.StrayAck):
+            tag = fault.tag
+            if fault.beyond is not None:
+                tag = self.ledger.last_tag + fault.beyond
+            self.ledger.add_extra(Confirm(tag or 0, multiple=fault.multiple))
+        elif isinstance(fault, faults.LateReturn):
+            self._late_returns.append(publish)
+
+    def send_confirms(self) -> None:
+        """Write the verdicts that came together, in one piece."""
+        if self.ledger is None or not self._channel.is_open:
+            return
+        number = self._channel.number
+        frames = [
+            wire.encode_confirm(number, one.delivery_tag, multiple=one.multiple, nack=one.nack)
+            for one in self.ledger.poll(self._node.random)
+        ]
+        self._channel.connection.send(b"".join(frames))
+        late, self._late_returns = self._late_returns, []
+        for publish in late:
+            self._send_return(publish)
+
+    def _send_return(self, publish: Publish) -> None:
+        method = wire.encode_return(publish.exchange, publish.routing_key)
+        self._channel.send_content(method, publish)
+
+    def _end(self, fault: faults.EndingFault) -> None:
+        connection = self._channel.connection
+        if isinstance(fault, faults.CloseChannel):
+            self._channel.close(fault.code, reply_text(fault.code, fault.text), _PUBLISH_IDS)
+        elif isinstance(fault, faults.CloseConnection):
+            connection.close(fault.code, reply_text(fault.code, fault.text), _PUBLISH_IDS)
+        elif isinstance(fault, faults.DropConnection):
+            connection.drop(reset=fault.reset)
+        elif isinstance(fault, faults.Crash):
+            self._node.trigger(fault)
+            connection.drop(reset=True)
+
+
+def oversize(size: int, size_max: int) -> str:
+    """RabbitMQ's words for a body that is too large."""
+    return f"message size {size} is larger than configured max size {size_max}"
+
+
+def _is_natural(text: str) -> bool:
+    return text.isascii() and text.isdigit()

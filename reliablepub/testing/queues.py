@@ -1,0 +1,118 @@
+"""One queue: what is ready in it, what its limits refuse or drop, and what survives a crash.
+
+This module knows queue arguments (`x-max-length`, `x-max-length-bytes`, `x-overflow`,
+`x-message-ttl`, `expiration`) and the order of messages. Time is an argument.
+It must never know exchanges, channels or how a consumer is told.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reliablepub.testing.history import Publish
+
+REJECTING = frozenset({"reject-publish", "reject-publish-dlx"})
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One message in one queue; `position` keeps its place when it is requeued."""
+
+    publish: Publish
+    position: int
+    expires_at: float | None
+    written: bool = False
+    """Whether it would survive a crash."""
+    redelivered: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """A classic queue."""
+
+    name: str
+    durable: bool = False
+    auto_delete: bool = False
+    owner: int | None = None
+    """The number of the connection that declared it exclusive."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    consumers: list[Any] = field(default_factory=list)
+    is_deleted: bool = False
+    ready: deque[Entry] = field(default_factory=deque)
+    ready_bytes: int = 0
+    _position: int = 0
+
+    def offer(self, publish: Publish, now: float) -> Entry | None:
+        """Take a publish, or refuse it with None when the queue is full and rejects."""
+        if self.arguments:
+            self.expire(now)
+            if self._is_full(len(publish.body)) and self.arguments.get("x-overflow") in REJECTING:
+                return None
+        self._position += 1
+        entry = Entry(publish, self._position, self._expiry(publish, now))
+        self.ready.append(entry)
+        self.ready_bytes += len(publish.body)
+        if self.arguments:
+            while self.ready and self._is_full(0, room=-1):
+                self.take()
+        return entry
+
+    def take(self) -> Entry:
+        """Remove and return the head; the queue must not be empty."""
+        entry = self.ready.popleft()
+        self.ready_bytes -= len(entry.publish.body)
+        return entry
+
+    def requeue(self, entries: list[Entry]) -> None:
+        """Put deliveries back where they were, marked redelivered."""
+        if self.is_deleted:
+            return
+        for entry in entries:
+            entry.redelivered = True
+            self.ready_bytes += len(entry.publish.body)
+        self.ready = deque(sorted([*self.ready, *entries], key=lambda entry: entry.position))
+
+    def expire(self, now: float) -> None:
+        """Drop expired messages from the head, as a classic queue does."""
+        while self.ready:
+            expires_at = self.ready[0].expires_at
+            if expires_at is None or expires_at > now:
+                return
+            self.take()
+
+    def purge(self) -> int:
+        """Drop everything that is ready; the number dropped."""
+        count = len(self.ready)
+        self.ready.clear()
+        self.ready_bytes = 0
+        return count
+
+    def lose(self, *, keep_unwritten: bool) -> list[Publish]:
+        """Keep what survives a restart: persistent and written; the publishes that are gone."""
+        kept: deque[Entry] = deque()
+        lost = []
+        for entry in self.ready:
+            survives = entry.publish.is_persistent and (entry.written or keep_unwritten)
+            if self.durable and survives:
+                kept.append(entry)
+            else:
+                lost.append(entry.publish)
+        self.ready = kept
+        self.ready_bytes = sum(len(entry.publish.body) for entry in kept)
+        return lost
+
+    def _is_full(self, body_size: int, *, room: int = 0) -> bool:
+        """Whether a limit leaves no place for one more (`room=0`) or is exceeded (`room=-1`)."""
+        length_max = self.arguments.get("x-max-length")
+        if length_max is not None and len(self.ready) + room >= length_max:
+            return True
+        bytes_max = self.arguments.get("x-max-length-bytes")
+        return bytes_max is not None and self.ready_bytes + body_size > bytes_max
+
+    def _expiry(self, publish: Publish, now: float) -> float | None:
+        ttls = [self.arguments.get("x-message-ttl"), publish.properties.expiration]
+        limits = [int(ttl) for ttl in ttls if ttl is not None]
+        return now + min(limits) / 1000 if limits else None

@@ -1,0 +1,206 @@
+"""Exchanges, bindings and queues of one virtual host: where a message goes.
+
+PURE: this module knows RabbitMQ's routing rules (default, direct, fanout, topic and headers
+exchanges, exchange-to-exchange bindings, alternate exchanges, CC and BCC) and what survives a
+restart. It must never know channels, frames, time or who is connected.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from reliablepub.testing.queues import Queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from reliablepub.testing.history import Publish
+
+EXCHANGE_TYPES = frozenset({"direct", "fanout", "topic", "headers"})
+
+_PREDECLARED = {
+    "amq.direct": "direct",
+    "amq.fanout": "fanout",
+    "amq.topic": "topic",
+    "amq.headers": "headers",
+    "amq.match": "headers",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """From an exchange to a queue, or to another exchange."""
+
+    destination: str
+    to_exchange: bool
+    routing_key: str
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """An exchange and the bindings that leave it, in the order they were made."""
+
+    name: str
+    type: str
+    durable: bool = False
+    auto_delete: bool = False
+    internal: bool = False
+    arguments: dict[str, Any] = field(default_factory=dict)
+    bindings: dict[Binding, None] = field(default_factory=dict)
+
+    def matches(self, routing_key: str, headers: Mapping[str, Any]) -> Iterable[Binding]:
+        """The bindings that a message with this key and these headers follows."""
+        if self.type == "fanout":
+            return self.bindings
+        if self.type == "direct":
+            return [one for one in self.bindings if one.routing_key == routing_key]
+        if self.type == "topic":
+            words = routing_key.split(".")
+            return [
+                one for one in self.bindings if topic_matches(one.routing_key.split("."), words)
+            ]
+        return [one for one in self.bindings if headers_match(dict(one.arguments), headers)]
+
+
+def topic_matches(pattern: list[str], words: list[str]) -> bool:
+    """Whether a topic pattern matches: `*` is one word, `#` is none or more (rabbit_trie)."""
+    # reachable[i]: the pattern read so far can have consumed exactly i words.
+    reachable = [True] + [False] * len(words)
+    for part in pattern:
+        if part == "#":
+            first = reachable.index(True) if True in reachable else len(reachable)
+            reachable = [i >= first for i in range(len(reachable))]
+        else:
+            reachable = [False] + [
+                before and part in ("*", word)
+                for before, word in zip(reachable, words, strict=False)
+            ]
+    return reachable[-1]
+
+
+def headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
+    """Whether a headers binding matches (rabbit_exchange_type_headers:headers_match)."""
+    mode = arguments.get("x-match", "all")
+    with_x = mode in ("all-with-x", "any-with-x")
+    wanted = {
+        key: value
+        for key, value in arguments.items()
+        if key != "x-match" and (with_x or not key.startswith("x-"))
+    }
+    # A binding argument without a value asks only that the header is there.
+    hits = (
+        key in headers and (value is None or headers[key] == value) for key, value in wanted.items()
+    )
+    return all(hits) if mode.startswith("all") else any(hits)
+
+
+class VirtualHost:
+    """Everything that is declared in one virtual host."""
+
+    def __init__(self) -> None:
+        self.exchanges: dict[str, Exchange] = {"": Exchange("", "direct", durable=True)}
+        self.queues: dict[str, Queue] = {}
+        for name, kind in _PREDECLARED.items():
+            self.exchanges[name] = Exchange(name, kind, durable=True)
+
+    def add_exchange(self, exchange: Exchange) -> None:
+        """Declare an exchange that does not exist yet."""
+        self.exchanges[exchange.name] = exchange
+
+    def add_queue(self, queue: Queue) -> None:
+        """Declare a queue that does not exist yet."""
+        self.queues[queue.name] = queue
+
+    def remove_exchange(self, name: str) -> None:
+        """Delete an exchange and the bindings that lead to it."""
+        del self.exchanges[name]
+        self._unbind_all(name, to_exchange=True)
+
+    def remove_queue(self, name: str) -> Queue:
+        """Delete a queue and its bindings; the queue, marked as deleted."""
+        queue = self.queues.pop(name)
+        queue.is_deleted = True
+        self._unbind_all(name, to_exchange=False)
+        return queue
+
+    def bind(self, source: str, binding: Binding) -> None:
+        """Add a binding; the same one twice is one (exchange and destination must exist)."""
+        self.exchanges[source].bindings[binding] = None
+
+    def unbind(self, source: str, binding: Binding) -> None:
+        """Remove a binding; an auto-delete exchange without any left is deleted."""
+        exchange = self.exchanges.get(source)
+        if exchange is None or binding not in exchange.bindings:
+            return
+        del exchange.bindings[binding]
+        if exchange.auto_delete and not exchange.bindings:
+            self.remove_exchange(source)
+
+    def route(self, publish: Publish) -> list[Queue]:
+        """The queues a publish reaches, each once (rabbit_exchange:route)."""
+        headers = publish.properties.headers
+        if not headers:
+            return self._route(publish.exchange, [publish.routing_key], {})
+        keys = [publish.routing_key]
+        for name in ("CC", "BCC"):
+            copies = headers.get(name)
+            if isinstance(copies, list):
+                keys += [key for key in copies if isinstance(key, str)]
+        return self._route(publish.exchange, keys, headers)
+
+    def _route(self, start: str, keys: list[str], headers: Mapping[str, Any]) -> list[Queue]:
+        found: dict[str, Queue] = {}
+        seen = {start}
+        work = [start]
+        while work:
+            exchange = self.exchanges.get(work.pop())
+            if exchange is None:  # an alternate exchange that was never declared
+                continue
+            queues, exchanges = self._destinations(exchange, keys, headers)
+            found |= queues
+            alternate = exchange.arguments.get("alternate-exchange")
+            if not queues and not exchanges and alternate is not None:
+                exchanges = [alternate]
+            work += [name for name in exchanges if name not in seen]
+            seen.update(exchanges)
+        return list(found.values())
+
+    def _destinations(
+        self, exchange: Exchange, keys: list[str], headers: Mapping[str, Any]
+    ) -> tuple[dict[str, Queue], list[str]]:
+        if not exchange.name:  # the default exchange: every queue is bound by its own name
+            return {key: self.queues[key] for key in keys if key in self.queues}, []
+        queues: dict[str, Queue] = {}
+        exchanges: list[str] = []
+        for key in keys:
+            for binding in exchange.matches(key, headers):
+                if binding.to_exchange:
+                    exchanges.append(binding.destination)
+                else:
+                    queues[binding.destination] = self.queues[binding.destination]
+        return queues, exchanges
+
+    def restart(self, *, keep_unwritten: bool) -> None:
+        """Forget what a restart forgets: what is not durable, and messages not on disk.
+
+        A publish of which no queue has a copy left becomes lost.
+        """
+        lost: set[Publish] = set()
+        for queue in list(self.queues.values()):
+            lost.update(queue.lose(keep_unwritten=keep_unwritten))
+            if not queue.durable or queue.owner is not None:
+                self.remove_queue(queue.name)
+        for exchange in list(self.exchanges.values()):
+            if not exchange.durable and exchange.name in self.exchanges:
+                self.remove_exchange(exchange.name)
+        kept = {entry.publish for queue in self.queues.values() for entry in queue.ready}
+        for publish in lost - kept:
+            publish.mark_lost()
+
+    def _unbind_all(self, destination: str, *, to_exchange: bool) -> None:
+        for exchange in list(self.exchanges.values()):
+            for binding in list(exchange.bindings):
+                if binding.destination == destination and binding.to_exchange == to_exchange:
+                    self.unbind(exchange.name, binding)

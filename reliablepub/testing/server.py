@@ -1,0 +1,301 @@
+"""Sockets around a node: one thread, one selector, real TCP.
+
+This module knows how to listen, read and write without blocking, and how a connection ends on the
+wire: FIN after what is left, or RST. It carries out crashes and freezes. The node is touched only
+under the lock that the owner shares with this thread.
+It must never know AMQP: it moves bytes and asks the node when it wants to be woken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import struct
+import threading
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from reliablepub.testing.connection import Connection, Ending
+from reliablepub.testing.faults import Crash, Freeze, RefuseHandshake
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reliablepub.testing.node import Node
+
+READ_BYTES = 256 * 1024
+CONNECTIONS_MAX = 1024
+_LINGER_S = 1.0
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class _Link:
+    """A connection and its socket."""
+
+    def __init__(self, sock: socket.socket, connection: Connection) -> None:
+        self.sock = sock
+        self.connection = connection
+        self.lingers_until: float | None = None
+        """Set once FIN is sent: what still comes is read and dropped, or close would reset."""
+        self._unsent = b""
+
+    @property
+    def interest(self) -> int:
+        wanted = selectors.EVENT_WRITE if self._unsent else 0
+        if self.lingers_until is not None or self.connection.is_reading:
+            wanted |= selectors.EVENT_READ
+        return wanted
+
+    def read(self) -> bool:
+        """Hand on what has arrived; False when the client is gone."""
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if data and self.lingers_until is None:
+            self.connection.handle_data(data)
+        return bool(data)
+
+    def write(self) -> bool:
+        """Send what the socket takes; False when the client is gone."""
+        data = self._unsent + self.connection.poll_transmit()
+        if not data:
+            return True
+        was_congested = self.connection.is_congested
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        self._unsent = data[sent:]
+        self.connection.unsent_bytes = len(self._unsent)
+        if was_congested and not self.connection.is_congested:
+            self.connection.handle_drained()
+        return True
+
+    def finish(self, now: float) -> bool:
+        """Bring about the end that the connection asked for; True when it is time to close."""
+        ending = self.connection.ending
+        if ending is Ending.RESET:
+            self.prepare_reset()
+            return True
+        if ending is None or (ending is Ending.FLUSH and self._unsent):
+            return False
+        if self.lingers_until is None:
+            self.lingers_until = now + _LINGER_S
+            self._unsent = b""
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_WR)
+        return now >= self.lingers_until
+
+    def prepare_reset(self) -> None:
+        """Let close() send RST."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+class Server:
+    """Serves one node on one port, in a thread of its own, until `stop`."""
+
+    def __init__(self, node: Node, lock: threading.Condition, host: str, port: int) -> None:
+        self._node = node
+        self._lock = lock
+        self._host = host
+        self._listener = self._bind(port)
+        self.port: int = self._listener.getsockname()[1]
+        self.is_up = False
+        self.is_frozen = False
+        self._resumes_at: float | None = None
+        """When a crash or a freeze is over by itself."""
+        self._is_stopping = False
+        self._links: dict[int, _Link] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)  # noqa: FBT003
+        self._wake_out.setblocking(False)  # noqa: FBT003
+        self._selector.register(self._wake_out, selectors.EVENT_READ, self._drain_wakes)
+        self._thread = threading.Thread(target=self._run, name="fake-broker", daemon=True)
+        self.listen()
+        self._thread.start()
+
+    # ------------------------------------------------------------------ called under the lock
+
+    def listen(self) -> None:
+        """Accept connections (again)."""
+        self._listener.listen(128)
+        self.is_up = True
+        self._resumes_at = None
+
+    def thaw(self) -> None:
+        """Go on after a freeze."""
+        self.is_frozen = False
+        self._resumes_at = None
+        self._node.now = monotonic()
+        self._node.thaw()
+
+    def reset_connections(self) -> None:
+        """End every connection by RST."""
+        for connection in list(self._node.connections.values()):
+            connection.drop(reset=True)
+
+    def wake(self) -> None:
+        """Let the thread look at what has changed."""
+        with contextlib.suppress(BlockingIOError):
+            self._wake_in.send(b"\x00")
+
+    def ask_to_stop(self) -> None:
+        """Close every connection in words and end the thread."""
+        self._is_stopping = True
+        self.wake()
+
+    # ------------------------------------------------------------------ called without it
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        wait_s: float | None = 0  # the first turn begins to watch the listener
+        while not self._is_stopping:
+            events = self._selector.select(wait_s)
+            with self._lock:
+                self._node.now = monotonic()
+                for key, mask in events:
+                    key.data(mask)
+                self._advance()
+                wait_s = self._wait_s()
+                self._lock.notify_all()
+        with self._lock:
+            self._shut_down()
+            self._lock.notify_all()
+
+    def _advance(self) -> None:
+        """Everything that is due now, and everything that is to be written."""
+        node = self._node
+        is_due = self._resumes_at is not None and node.now >= self._resumes_at
+        if is_due and self.is_frozen:
+            self.thaw()
+        elif is_due:
+            self.listen()
+        if not self.is_frozen:
+            node.handle_timeout()
+            for link in list(self._links.values()):
+                link.connection.handle_timeout()
+        while node.triggered:
+            self._carry_out(node.triggered.popleft())
+        for fd, link in list(self._links.items()):
+            if not self.is_frozen and (not link.write() or link.finish(node.now)):
+                self._forget(fd, link)
+            else:
+                self._watch(link.sock, link.interest, self._on_link(fd, link))
+        listens = selectors.EVENT_READ if self.is_up else 0
+        self._watch(self._listener, listens, self._accept)
+
+    def _carry_out(self, fault: Crash | Freeze) -> None:
+        if isinstance(fault, Freeze):
+            self.is_frozen = True
+            duration_s = fault.for_s
+        else:
+            self._crash(lose_unsynced=fault.lose_unsynced)
+            duration_s = fault.down_for_s
+        self._resumes_at = None if duration_s is None else self._node.now + duration_s
+
+    def _crash(self, *, lose_unsynced: bool) -> None:
+        self.is_up = self.is_frozen = False
+        for fd, link in list(self._links.items()):
+            link.prepare_reset()
+            self._forget(fd, link)
+        self._node.restart(keep_unwritten=not lose_unsynced)
+        self._unwatch(self._listener)
+        self._listener.close()
+        # Bound and not listening: the port refuses, and nobody else can take it meanwhile.
+        self._listener = self._bind(self.port)
+
+    def _shut_down(self) -> None:
+        for connection in list(self._node.connections.values()):
+            connection.close(
+                320,
+                "CONNECTION_FORCED - broker forced connection closure with reason 'shutdown'",
+            )
+        for link in self._links.values():
+            if not self.is_frozen:
+                link.write()
+            link.sock.close()
+        self._node.restart(keep_unwritten=True)
+        self._links.clear()
+        self._selector.close()
+        for sock in (self._listener, self._wake_in, self._wake_out):
+            sock.close()
+        self.is_up = self.is_frozen = False
+
+    def _on_link(self, fd: int, link: _Link) -> Callable[[int], None]:
+        def handle(mask: int) -> None:
+            if mask & selectors.EVENT_READ and not link.read():
+                self._forget(fd, link)
+
+        return handle
+
+    def _forget(self, fd: int, link: _Link) -> None:
+        self._unwatch(link.sock)
+        link.connection.handle_lost()
+        link.sock.close()
+        self._links.pop(fd, None)
+
+    def _accept(self, _mask: int) -> None:
+        try:
+            sock, _address = self._listener.accept()
+        except OSError:
+            return
+        if len(self._links) >= CONNECTIONS_MAX:
+            sock.close()
+            return
+        sock.setblocking(False)  # noqa: FBT003
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        fired = self._node.script.on_connection()
+        refusal = next((one for one in fired if isinstance(one, RefuseHandshake)), None)
+        connection = Connection(self._node, self._node.next_connection_number(), refusal)
+        self._links[sock.fileno()] = _Link(sock, connection)
+
+    def _watch(self, sock: socket.socket, interest: int, handle: Callable[[int], None]) -> None:
+        watched = self._selector.get_map().get(sock)
+        if self.is_frozen or not interest:
+            self._unwatch(sock)
+        elif watched is None:
+            self._selector.register(sock, interest, handle)
+        elif watched.events != interest:
+            self._selector.modify(sock, interest, handle)
+
+    def _unwatch(self, sock: socket.socket) -> None:
+        if sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
+    def _wait_s(self) -> float | None:
+        times: list[float | None] = [self._resumes_at]
+        if not self.is_frozen:
+            times.append(self._node.deadline)
+            for link in self._links.values():
+                times += [link.connection.deadline, link.lingers_until]
+        soonest = min((time for time in times if time is not None), default=None)
+        return None if soonest is None else max(0.0, soonest - monotonic())
+
+    def _drain_wakes(self, _mask: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_out.recv(4096)
+
+    def _bind(self, port: int) -> socket.socket:
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)  # noqa: FBT003
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, port))
+        except BaseException:
+            listener.close()
+            raise
+        return listener
