@@ -35,8 +35,6 @@ class OutboxUnsure(OutboxError):
     """The disk failed while a transaction was being committed: it may or may not be on it."""
 
 
-
-
 def absolute(path: str | os.PathLike[str]) -> Path:
     """The path, independent of later changes of the working folder; the last link is not followed."""
     path = Path(path).absolute()
@@ -54,7 +52,9 @@ def check_file(path: Path) -> bool:
         found = path.lstat()
     except FileNotFoundError:
         if not path.parent.is_dir():
-            raise OutboxError(f"the folder of outbox {path} does not exist; create it first") from None
+            raise OutboxError(
+                f"the folder of outbox {path} does not exist; create it first"
+            ) from None
         return False
     except OSError as error:
         raise os_error(path, error) from error
@@ -122,7 +122,9 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             connection.text_factory = lambda text: text.decode(errors="replace")
             connection.execute("BEGIN")
             if not is_current(connection.cursor(), path):
-                raise NotAnOutbox(f"{path} has no outbox of this version; a relay's opening makes it one")
+                raise NotAnOutbox(
+                    f"{path} holds no outbox, or one of an older version that the next relay brings up to date"
+                )
             yield connection
         finally:
             connection.close()
@@ -179,7 +181,9 @@ def _create(path: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -> None:
-    if not is_current(connection.cursor(), path):  # and before anything is written to a strange file
+    if not is_current(
+        connection.cursor(), path
+    ):  # and before anything is written to a strange file
         with transaction(connection, path):
             migrate(connection.cursor(), path)
     retry_while_locked = Retrying(

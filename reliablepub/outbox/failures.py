@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 
 from reliablepub.errors import NotAnOutbox, OutboxDiskFull, OutboxError
 
-_BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL, _CANTOPEN, _NOTADB = 5, 6, 8, 10, 11, 13, 14, 26
+_IOERR: Final = 10
 _PRIMARY_CODE: Final = 0xFF
 
 
@@ -22,47 +22,46 @@ class OutboxLocked(OutboxError):
     retryable: ClassVar[bool] = True
 
 
-
-
 def is_io_error(error: BaseException) -> bool:
     """Whether the operating system failed a read, a write or a sync: what is on disk is not known."""
     return isinstance(error, sqlite3.Error) and _code(error) == _IOERR
 
 
+_LOCKED = (
+    OutboxLocked,
+    "is locked by another process for longer than we wait; nothing of this was stored; try again",
+)
+_MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
+    5: _LOCKED,  # SQLITE_BUSY
+    6: _LOCKED,  # SQLITE_LOCKED
+    8: (OutboxError, "cannot be written; look at its owner and mode"),  # SQLITE_READONLY
+    _IOERR: (
+        OutboxError,
+        "cannot be read or written by the operating system; look at the disk and the system's log",
+    ),
+    11: (  # SQLITE_CORRUPT
+        OutboxError,
+        "is damaged; stop its publishers, copy it together with its -wal file, and recover the copy "
+        "with the .recover command of sqlite3",
+    ),
+    13: (  # SQLITE_FULL
+        OutboxDiskFull,
+        "cannot grow, because the disk is full: nothing of this was stored, and what was accepted "
+        "before stays; free some space and try again",
+    ),
+    14: (
+        OutboxError,
+        "cannot be opened; look at the modes of it and its folder",
+    ),  # SQLITE_CANTOPEN
+    26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
+}
+
+
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     """The error to raise for one of SQLite's."""
+    kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    said = f"(SQLite: {error}, {name})"
-    match _code(error):
-        case 13:
-            return OutboxDiskFull(
-                f"the disk is full under outbox {path}: nothing of this was stored, what was accepted "
-                f"before stays; free some space and try again {said}"
-            )
-        case 5 | 6:
-            return OutboxLocked(
-                f"outbox {path} is locked by another process for longer than we wait; nothing of this "
-                f"was stored; try again {said}"
-            )
-        case 26:
-            return NotAnOutbox(f"{path} is not a SQLite database; choose another path {said}")
-        case 11:
-            return OutboxError(
-                f"outbox {path} is damaged; stop its publishers, copy the file with its -wal and "
-                f"recover it with 'sqlite3 {path.name} .recover' {said}"
-            )
-        case 8:
-            return OutboxError(f"outbox {path} cannot be written; look at its owner and mode {said}")
-        case 14:
-            return OutboxError(
-                f"outbox {path} cannot be opened; look at the modes of it and its folder {said}"
-            )
-        case 10:
-            return OutboxError(
-                f"outbox {path}: the operating system could not read or write it; look at the disk "
-                f"and the system's log {said}"
-            )
-    return OutboxError(f"outbox {path}: {error} {said}")
+    return kind(f"outbox {path} {meaning} (SQLite: {error}, {name})")
 
 
 def os_error(path: Path, error: OSError) -> OutboxError:

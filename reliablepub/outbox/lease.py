@@ -30,7 +30,7 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
-class _Taken(Exception):  # noqa: N818 - a state, seen only here
+class _Taken(Exception):
     """Somebody else holds the lock now."""
 
 
@@ -59,7 +59,9 @@ class Lease:
         try:
             self._fd = attempts(_locked_fd, self._path)
             os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)  # for people, and for the loser's error
+            os.pwrite(
+                self._fd, f"{os.getpid()}\n".encode(), 0
+            )  # for people, and for the loser's error
         except _Taken:
             pid = _named_pid(self._path)
             who = f"process {pid}" if pid else "another process"
@@ -116,14 +118,15 @@ def _locked_fd(path: Path) -> int:
     fd = os.open(path, _FLAGS, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_ino != path.stat().st_ino:  # somebody removed the file in between
-            raise _Taken
+        is_current = os.fstat(fd).st_ino == path.stat().st_ino
     except (BlockingIOError, FileNotFoundError):
-        os.close(fd)
-        raise _Taken from None
+        is_current = False
     except BaseException:
         os.close(fd)
         raise
+    if not is_current:  # taken, or the file was removed in between
+        os.close(fd)
+        raise _Taken
     return fd
 
 

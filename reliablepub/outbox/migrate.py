@@ -78,7 +78,9 @@ def migrate(cursor: sqlite3.Cursor, path: Path, *, among_other_tables: bool = Fa
 
 
 def _check_room(cursor: sqlite3.Cursor, path: Path, *, among_other_tables: bool) -> None:
-    rows = cursor.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')").fetchall()
+    rows = cursor.execute(
+        "SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')"
+    ).fetchall()
     tables = {str(row[0]) for row in rows}
     if tables and not among_other_tables:
         raise NotAnOutbox(

@@ -12,9 +12,10 @@ from __future__ import annotations
 import math
 import struct
 from base64 import b64decode, b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from json import JSONDecodeError, JSONEncoder, loads
 from typing import Any, Final
 
@@ -31,7 +32,6 @@ _PLAIN: Final = (
     "user_id",
     "app_id",
 )
-_TAGS: Final = frozenset(("$bytes", "$decimal", "$datetime", "$float", "$table"))
 _TAGGED: Final = '{"$'
 """Only a table whose first name begins with ``$`` encodes to this: quotes within strings are escaped."""
 _encode: Final = JSONEncoder(
@@ -87,7 +87,7 @@ def from_text(text: str) -> dict[str, Any]:
         found["timestamp"] = datetime.fromisoformat(found["timestamp"])
     if "headers" in found and _TAGGED in text:
         # The outermost table is one of AMQP's and never a tagged value.
-        found["headers"] = {name: _untagged(value) for name, value in found["headers"].items()}
+        found["headers"] = _untagged_table(found["headers"])
     return found
 
 
@@ -106,21 +106,23 @@ def _with_headers(found: dict[str, Any], headers: Mapping[str, FieldValue]) -> s
 
 def _tagged(value: FieldValue) -> Any:  # noqa: ANN401 - whatever JSON has
     """The value as JSON has it, or as an object with one telling key."""
+    result: Any = value
     match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else {"$float": _float_text(value)}
+        case float() if not math.isfinite(value):
+            result = {"$float": _float_text(value)}
         case bytes():
-            return {"$bytes": b64encode(value).decode()}
+            result = {"$bytes": b64encode(value).decode()}
         case Decimal():
-            return {"$decimal": str(value)}
+            result = {"$decimal": str(value)}
         case datetime():
-            return {"$datetime": value.isoformat()}
+            result = {"$datetime": value.isoformat()}
         case Mapping():
-            table = {name: _tagged(inner) for name, inner in value.items()}
-            return {"$table": table} if len(table) == 1 and _TAGS.issuperset(table) else table
-    return [_tagged(inner) for inner in value]
+            result = {name: _tagged(inner) for name, inner in value.items()}
+            if len(result) == 1 and _UNTAG.keys() >= result.keys():
+                result = {"$table": result}
+        case list() | tuple():
+            result = [_tagged(inner) for inner in value]
+    return result
 
 
 def _untagged(value: Any) -> Any:  # noqa: ANN401 - the inverse of `_tagged`
@@ -130,18 +132,13 @@ def _untagged(value: Any) -> Any:  # noqa: ANN401 - the inverse of `_tagged`
         return value
     if len(value) == 1:
         ((tag, inner),) = value.items()
-        match tag:
-            case "$bytes":
-                return b64decode(inner, validate=True)
-            case "$decimal":
-                return Decimal(inner)
-            case "$datetime":
-                return datetime.fromisoformat(inner)
-            case "$float":
-                return _float_value(inner)
-            case "$table":
-                return {name: _untagged(value) for name, value in inner.items()}
-    return {name: _untagged(inner) for name, inner in value.items()}
+        if tag in _UNTAG:
+            return _UNTAG[tag](inner)
+    return _untagged_table(value)
+
+
+def _untagged_table(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: _untagged(inner) for name, inner in table.items()}
 
 
 def _float_text(value: float) -> str:
@@ -159,3 +156,12 @@ def _float_value(text: str) -> float:
 
 def _bits(value: float) -> bytes:
     return struct.pack(">d", value)
+
+
+_UNTAG: Final[dict[str, Callable[[Any], Any]]] = {
+    "$bytes": partial(b64decode, validate=True),
+    "$decimal": Decimal,
+    "$datetime": datetime.fromisoformat,
+    "$float": _float_value,
+    "$table": _untagged_table,
+}

@@ -16,7 +16,7 @@ from reliablepub.outbox.entry import Entry
 from reliablepub.outbox.properties import from_text, to_text
 
 
-class Unreadable(Exception):  # noqa: N818 - named for what was found
+class Unreadable(Exception):
     """A row that is not what was stored; the text says what is wrong with it."""
 
 

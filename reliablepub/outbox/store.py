@@ -199,7 +199,9 @@ class SqliteStore:
         if not self._lease.is_held:
             return
         try:
-            with suppress(sqlite3.Error):  # only informs: a missing end is seen as one by the next run
+            with suppress(
+                sqlite3.Error
+            ):  # only informs: a missing end is seen as one by the next run
                 self._connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._connection.close()
         finally:
@@ -227,7 +229,9 @@ class SqliteStore:
             for entry in turn.new:
                 entry.id = 0
             if isinstance(error, OutboxUnsure):
-                self._broken = str(error)  # a failed sync must not be tried again on this connection
+                self._broken = str(
+                    error
+                )  # a failed sync must not be tried again on this connection
             raise
 
     def _write(self, turn: Turn) -> Snapshot:
@@ -328,11 +332,15 @@ class SqliteStore:
         """The lease says so already, unless somebody removed its file: then the newest run owns."""
         run, pid = self._connection.execute(QUERIES["owner"]).fetchone()
         if run != self._run:
-            raise OutboxInUse(f"outbox {self.path} was taken over by process {pid}; this relay stops")
+            raise OutboxInUse(
+                f"outbox {self.path} was taken over by process {pid}; this relay stops"
+            )
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise PublisherForked(f"outbox {self.path} was opened before the fork; open it in the child")
+            raise PublisherForked(
+                f"outbox {self.path} was opened before the fork; open it in the child"
+            )
         if not self._lease.is_held:
             raise OutboxError(f"outbox {self.path} is closed")
         if self._broken:

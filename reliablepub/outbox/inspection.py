@@ -1,0 +1,137 @@
+"""What people ask an outbox: how it is doing, and what was given up.
+
+Knows: the reading statements, through sqlite-utils. Must never know: how anything is changed.
+
+Every look is one consistent read transaction of its own, on a connection that cannot write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlite_utils import Database
+
+from reliablepub.outbox.database import reading
+from reliablepub.outbox.lease import holder_pid
+from reliablepub.outbox.sql import QUERIES
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxStatus:
+    """An outbox at one moment.
+
+    Attributes:
+        stored: messages ever accepted.
+        open: of those, not yet settled.
+        in_flight: of the open ones, sent by the running relay and not yet answered, as far as the
+            disk knows.
+        confirmed: messages that the broker has taken responsibility for.
+        parked: messages given up, kept for a person.
+        expired: messages whose own deadline passed first, kept too.
+        discarded: messages thrown away by a person.
+        waiting: open messages that wait for a time to be sent again.
+        oldest_open_at: when the open message with the lowest id was stored (seconds since 1970).
+        relay: process that relays it now, or None.
+        bytes_on_disk: the database and its write-ahead log.
+    """
+
+    stored: int
+    open: int
+    in_flight: int
+    confirmed: int
+    parked: int
+    expired: int
+    discarded: int
+    waiting: int
+    oldest_open_at: float | None
+    relay: int | None
+    bytes_on_disk: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """A message that was given up, without its body.
+
+    Attributes:
+        id: number of its row, for `Outbox.retry`.
+        message_id: under which consumers would see it.
+        exchange: where it was to go.
+        routing_key: with which routing key.
+        state: ``parked`` or ``expired``.
+        outcome: how its last attempt ended.
+        reply_code: the broker's code, 0 where it gave none.
+        reply_text: the broker's words, or ours.
+        attempts: how many attempts did not end in a confirm.
+        stored_at: when it was accepted (seconds since 1970).
+        parked_at: when it was given up.
+        size: bytes that it counts for.
+    """
+
+    id: int
+    message_id: str
+    exchange: str
+    routing_key: str
+    state: str
+    outcome: str
+    reply_code: int
+    reply_text: str
+    attempts: int
+    stored_at: float
+    parked_at: float
+    size: int
+
+
+def read_status(path: Path) -> OutboxStatus:
+    """Look at an outbox.
+
+    Raises:
+        NotAnOutbox: there is none.
+    """
+    relay = holder_pid(path)
+    with reading(path) as connection:
+        database = Database(connection)
+        ledger = _one(database, "ledger")
+        settled = sum(ledger[name] for name in ("confirmed", "parked", "expired", "discarded"))
+        in_flight = _one(database, "in_flight_count")["count(*)"] if relay is not None else 0
+        waiting = _one(database, "waiting_count")["count(*)"]
+        oldest = _one(database, "oldest_open_at")
+    return OutboxStatus(
+        stored=ledger["stored"],
+        open=ledger["stored"] - settled,
+        in_flight=in_flight,
+        confirmed=ledger["confirmed"],
+        parked=ledger["parked"],
+        expired=ledger["expired"],
+        discarded=ledger["discarded"],
+        waiting=waiting,
+        oldest_open_at=oldest.get("stored_at"),
+        relay=relay,
+        bytes_on_disk=_bytes_on_disk(path),
+    )
+
+
+def read_parked(path: Path, *, limit: int) -> list[ParkedMessage]:
+    """Messages that were given up, oldest first.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with reading(path) as connection:
+        rows = list(Database(connection).query(QUERIES["parked"], (limit,)))
+    return [ParkedMessage(**row) for row in rows]
+
+
+def _one(database: Database, name: str) -> dict[str, Any]:
+    return next(iter(database.query(QUERIES[name])), {})
+
+
+def _bytes_on_disk(path: Path) -> int:
+    size = 0
+    for file in (path, path.with_name(path.name + "-wal")):
+        try:
+            size += file.stat().st_size
+        except FileNotFoundError:
+            continue
+    return size
