@@ -50,7 +50,7 @@ class _Properties(pika.BasicProperties):
     """Properties that are encoded already; all that pika asks of them is their bytes."""
 
     def __init__(self, encoded: bytes) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._encoded = encoded
 
     def encode(self) -> list[bytes]:

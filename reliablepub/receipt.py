@@ -1,0 +1,202 @@
+"""What a caller holds while a message is on its way: something to wait on that ends in an outcome.
+
+Knows: outcomes, errors, waiting threads. Must never know: how outcomes come about.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from reliablepub.errors import (
+    Expired,
+    Nacked,
+    PublisherClosed,
+    PublishError,
+    Refused,
+    StillOpen,
+    Unroutable,
+)
+from reliablepub.outbox.entry import Entry
+from reliablepub.outcome import Confirmed, Outcome, OutcomeKind
+
+_ERRORS: Final[dict[OutcomeKind, type[PublishError]]] = {
+    OutcomeKind.RETURNED: Unroutable,
+    OutcomeKind.NACKED: Nacked,
+    OutcomeKind.REFUSED: Refused,
+    OutcomeKind.EXPIRED: Expired,
+}
+FAILURES_KEPT: Final = 1_000
+"""How many failures a `BatchReceipt` keeps; all are counted, and all are in the outbox."""
+
+
+class _Ending(Protocol):
+    """Tells whether anybody will still settle anything."""
+
+    @property
+    def is_ended(self) -> bool:
+        """True when the relay takes no more turns."""
+
+
+def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
+    """The error that a final outcome other than confirmed is raised as."""
+    message = entry.message
+    return _ERRORS[outcome.kind](
+        message_id=message.message_id or "",
+        exchange=message.exchange,
+        routing_key=message.routing_key,
+        reply_code=outcome.reply_code,
+        reply_text=outcome.reply_text,
+        attempts=max(1, entry.nacked + entry.returned + entry.refused),
+    )
+
+
+class _Waiting:
+    """A lazy event: most receipts are settled without anybody waiting on them."""
+
+    __slots__ = ("_event", "_lock", "_relay", "_what")
+
+    def __init__(self, relay: _Ending, what: str) -> None:
+        self._relay = relay
+        self._what = what
+        self._event: threading.Event | None = None
+        self._lock = threading.Lock()
+
+    def notify(self) -> None:
+        with self._lock:
+            if self._event is not None:
+                self._event.set()
+
+    def until(self, is_done: Callable[[], bool], timeout_s: float | None) -> None:
+        """Wait; raises `StillOpen` when time is up, `PublisherClosed` when nobody is left to tell."""
+        if is_done():
+            return
+        with self._lock:
+            event = self._event = self._event or threading.Event()
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not is_done():
+            if self._relay.is_ended:
+                msg = f"the publisher ended before the outcome of {self._what} was known"
+                raise PublisherClosed(msg)
+            left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+            if left <= 0:
+                msg = f"{self._what} is still open after {timeout_s:g} s; it goes on being published"
+                raise StillOpen(msg)
+            event.wait(left)
+
+
+class Receipt:
+    """The promise of one message: it is stored, and its outcome will be known.
+
+    Attributes:
+        message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
+    """
+
+    __slots__ = ("_result", "_waiting", "message_id")
+
+    def __init__(self, message_id: str, relay: _Ending) -> None:
+        self.message_id = message_id
+        self._result: Confirmed | PublishError | None = None
+        self._waiting = _Waiting(relay, f"message {message_id}")
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the outcome is known."""
+        return self._result is not None
+
+    def result(self, timeout: float | None = None) -> Confirmed:
+        """Wait for the outcome.
+
+        Args:
+            timeout: seconds, or None to wait as long as it takes.
+
+        Returns:
+            that it is confirmed.
+
+        Raises:
+            Unroutable: the broker returned it; no queue is bound.
+            Nacked: the broker refused it, as often as the policy allows.
+            Refused: the broker closed a channel because of it.
+            Expired: its own deadline passed first.
+            StillOpen: the wait ended first; it goes on being published.
+            PublisherClosed: the publisher ended first; it is in the outbox, if there is one.
+        """
+        self._waiting.until(lambda: self._result is not None, timeout)
+        if isinstance(self._result, Confirmed):
+            return self._result
+        assert self._result is not None
+        raise self._result
+
+    def settled(self, entry: Entry, outcome: Outcome) -> None:
+        """Take the final outcome (called by the relay)."""
+        if outcome.kind is OutcomeKind.CONFIRMED:
+            self._result = Confirmed(self.message_id)
+        else:
+            self._result = publish_error(entry, outcome)
+        self._waiting.notify()
+
+    def __repr__(self) -> str:
+        """Name the message and where it stands."""
+        state = "open" if self._result is None else type(self._result).__name__.lower()
+        return f"<Receipt {self.message_id} {state}>"
+
+
+class BatchReceipt:
+    """The promise of many messages, in constant memory.
+
+    Attributes:
+        stored: messages accepted so far.
+        confirmed: of those, confirmed.
+        failed: of those, given up.
+        failures: the errors of the first `FAILURES_KEPT` that were given up.
+    """
+
+    def __init__(self, relay: _Ending) -> None:
+        self.stored = 0
+        self.confirmed = 0
+        self.failed = 0
+        self.failures: list[PublishError] = []
+        self._waiting = _Waiting(relay, "a batch")
+
+    @property
+    def open(self) -> int:
+        """Messages whose outcome is not known yet."""
+        return self.stored - self.confirmed - self.failed
+
+    def wait(self, timeout: float | None = None) -> BatchReceipt:
+        """Wait until every message has its outcome; look at ``failures`` afterwards.
+
+        Args:
+            timeout: seconds, or None to wait as long as it takes.
+
+        Raises:
+            StillOpen: the wait ended first; they go on being published.
+            PublisherClosed: the publisher ended first.
+        """
+        self._waiting.until(lambda: self.open == 0, timeout)
+        return self
+
+    def accepted(self, messages: int) -> None:
+        """So many more are stored (called by the relay, before any of them is settled)."""
+        self.stored += messages
+
+    def settled(self, entry: Entry, outcome: Outcome) -> None:
+        """Take one final outcome (called by the relay)."""
+        if outcome.kind is OutcomeKind.CONFIRMED:
+            self.confirmed += 1
+        else:
+            self.failed += 1
+            if len(self.failures) < FAILURES_KEPT:
+                self.failures.append(publish_error(entry, outcome))
+        if self.open == 0:
+            self._waiting.notify()
+
+    def __repr__(self) -> str:
+        """Count, without naming messages."""
+        return (
+            f"<BatchReceipt {self.stored} stored, {self.confirmed} confirmed, "
+            f"{self.failed} failed, {self.open} open>"
+        )
+

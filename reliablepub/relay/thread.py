@@ -1,0 +1,211 @@
+"""The synchronous shell: a thread that takes one turn of the relay after the other.
+
+Knows: threads, and how a relay is put together and taken down. Must never know: what a turn does.
+
+Everything that belongs to the relay lives and dies on this thread: the store's connection, the
+transport's loop, the session. Callers touch the inbox, the last `Status`, and the events in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from reliablepub._core.session import Session
+from reliablepub.errors import PublisherClosed
+from reliablepub.outbox.entry import Entry, Store
+from reliablepub.policy import RetryPolicy
+from reliablepub.relay.clock import Clock
+from reliablepub.relay.handover import Inbox
+from reliablepub.relay.relay import Limits, Relay
+from reliablepub.relay.status import Status
+from reliablepub.transport.base import Transport
+
+LAST_CONFIRMS_S: Final = 1.0
+"""How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a relay is made of; the store first, since its run names what the transport sends.
+
+    Attributes:
+        open_store: called on the thread.
+        open_transport: called on the thread, with the number of the store's run.
+        open_session: likewise.
+        policy: how often refusals are tried again.
+        limits: what may be held.
+    """
+
+    open_store: Callable[[], Store]
+    open_transport: Callable[[int], Transport]
+    open_session: Callable[[], Session[Entry]]
+    policy: RetryPolicy
+    limits: Limits
+
+
+@dataclass(slots=True, eq=False)
+class _Flush:
+    """Somebody who waits until nothing up to an id is open."""
+
+    upto: int | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+class RelayThread:
+    """Runs a relay until it is closed, or fails.
+
+    Args:
+        parts: what to run.
+
+    Raises:
+        ReliablePubError: the outbox cannot be opened; nothing is left behind.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._failure: BaseException | None = None
+        self._flushes: list[_Flush] = []
+        self._flushes_lock = threading.Lock()
+        self._close_at: float | None = None
+        self._relay: Relay | None = None
+        self._wake: Callable[[], None] = lambda: None
+        self.inbox = Inbox(lambda: self._wake())
+        self.final_status: Status = Status()
+        # A daemon, so that a publisher nobody closed cannot keep the interpreter; what it has not
+        # published by then is in the outbox.
+        self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._relay is None:
+            self._thread.join()
+            assert self._failure is not None
+            raise self._failure
+
+    @property
+    def status(self) -> Status:
+        """The picture the relay made in its last turn."""
+        return self._relay.status if self._relay is not None else self.final_status
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the relay ended on its own, if it did."""
+        return self._failure
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the relay takes no more turns."""
+        return self._ended.is_set()
+
+    def wait_ended(self, timeout_s: float) -> bool:
+        """Wait for the relay to end."""
+        return self._ended.wait(timeout_s)
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait until nothing is open of what is in the store now.
+
+        Returns:
+            whether that came true in time.
+        """
+        flush = _Flush()
+        with self._flushes_lock:
+            self._flushes.append(flush)
+        self._wake()
+        try:
+            deadline = None if timeout_s is None else time.monotonic() + timeout_s
+            while not flush.done.is_set() and not self.is_ended:
+                left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
+                if left <= 0:
+                    break
+                flush.done.wait(left)
+            return flush.done.is_set()
+        finally:
+            with self._flushes_lock, contextlib.suppress(ValueError):
+                self._flushes.remove(flush)
+
+    def close(self, timeout_s: float) -> None:
+        """Go on until nothing is open or the time is up, then end; waits for it."""
+        self._close_at = time.monotonic() + timeout_s
+        self._wake()
+        self._thread.join()
+
+    # ------------------------------------------------------------------ on the thread
+
+    def _main(self) -> None:
+        try:
+            with contextlib.ExitStack() as stack:
+                store = self._parts.open_store()
+                stack.callback(store.close)
+                transport = self._parts.open_transport(store.run)
+                stack.callback(transport.close)
+                relay = Relay(
+                    store=store,
+                    transport=transport,
+                    session=self._parts.open_session(),
+                    inbox=self.inbox,
+                    policy=self._parts.policy,
+                    limits=self._parts.limits,
+                    clock=Clock(),
+                )
+                stack.callback(self._detach)
+                self._wake = transport.wake
+                self._relay = relay
+                self._started.set()
+                self._run(relay, transport)
+        except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
+            self._failure = error
+        finally:
+            self._ended.set()
+            self._started.set()
+
+    def _run(self, relay: Relay, transport: Transport) -> None:
+        while True:
+            is_closing = self._close_at is not None
+            wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
+            self._answer_flushes(relay)
+            if is_closing and self._is_done(relay):
+                break
+            relay.handle(transport.listen(self._wait_s(wait_s)))
+        relay.turn(is_flushing=True)
+
+    def _is_done(self, relay: Relay) -> bool:
+        """Whether a closing relay may end: nothing is open, or the time is up."""
+        assert self._close_at is not None
+        if relay.lowest_open() is None:
+            return True
+        late_s = time.monotonic() - self._close_at
+        if late_s < 0:
+            return False
+        relay.drain()
+        return relay.status.in_flight == 0 or late_s >= LAST_CONFIRMS_S
+
+    def _wait_s(self, wait_s: float | None) -> float | None:
+        if self._close_at is None:
+            return wait_s
+        left = max(0.05, self._close_at - time.monotonic())
+        return left if wait_s is None else min(wait_s, left)
+
+    def _answer_flushes(self, relay: Relay) -> None:
+        if not self._flushes:
+            return
+        lowest = relay.lowest_open()
+        with self._flushes_lock:
+            for flush in list(self._flushes):
+                if flush.upto is None:
+                    flush.upto = relay.last_id
+                if lowest is None or lowest > flush.upto:
+                    flush.done.set()
+                    self._flushes.remove(flush)
+
+    def _detach(self) -> None:
+        """Nobody may reach the transport or the inbox from here on."""
+        self._wake = lambda: None
+        if self._relay is not None:
+            self.final_status = self._relay.status
+        self.inbox.close(PublisherClosed("the publisher is closed"))
