@@ -119,7 +119,7 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes that count against windows and limits: body, routing, and a flat sum for the rest."""
+        """Bytes that count against windows and limits: body, routing, a flat sum for the rest."""
         return len(self.body) + len(self.exchange) + len(self.routing_key) + 256
 
     def with_message_id(self, message_id: str) -> Message:
