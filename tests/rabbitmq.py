@@ -1,0 +1,306 @@
+"""`RabbitMQNode`: a private RabbitMQ from Debian's package, to be killed and frozen by tests.
+
+This module knows processes, ports and the files of one node. Everything it starts lives in one
+temporary folder, listens on loopback only, and ends with it: by process id, and through the parent
+death signal even when the test run itself is killed. It must never know reliablepub.
+"""
+
+import contextlib
+import errno
+import os
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPError
+
+# Not /usr/sbin/rabbitmq-server: that wrapper changes the user and keeps a shell in between.
+_BIN = Path("/usr/lib/rabbitmq/bin")
+_START_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 30.0
+_CTL_TIMEOUT_S = 30.0
+_LOG_TAIL_BYTES = 4000
+
+_CONFIG = """\
+listeners.tcp.1 = 127.0.0.1:{amqp_port}
+max_message_size = {max_message_size}
+# Only an alarm that a test sets may block a publisher.
+vm_memory_high_watermark.absolute = 2GB
+disk_free_limit.absolute = 1MB
+"""
+_ADVANCED_CONFIG = "[{rabbit, [{msg_store_file_size_limit, 1048576}]}].\n"
+
+
+def is_installed() -> bool:
+    """Whether Debian's rabbitmq-server package is here."""
+    return (_BIN / "rabbitmq-server").exists()
+
+
+class RabbitMQNode:
+    """One RabbitMQ node with its own epmd, cookie, data and ports; all gone on exit.
+
+    The ports and the data stay the same over `kill` or `stop` and `start`.
+
+    Args:
+        max_message_size: What the broker accepts, in bytes; more closes the channel with 406.
+    """
+
+    def __init__(self, *, max_message_size: int = 1024 * 1024) -> None:
+        self._max_message_size = max_message_size
+        self._exit = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_alarmed = False
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rabbitmq-"))
+            self._folder = Path(folder)
+            self.amqp_port, self._dist_port, self._epmd_port = _free_ports(3)
+            self._env = self._environment()
+            self._write_files()
+            stack.enter_context(self._epmd())
+            stack.callback(self.kill)
+            self.start()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    def start(self) -> None:
+        """Start, and wait until the node completes an AMQP handshake.
+
+        Call it from a thread that lives as long as the node: the kernel ends a node whose starter
+        is gone.
+        """
+        assert not self.is_running, "the node is running"
+        self._is_alarmed = False
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig=KILL", _BIN / "rabbitmq-server"],
+                env=self._env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for pytest
+            )
+        self._wait_until_ready()
+
+    def stop(self) -> None:
+        """Shut down in order, as `rabbitmqctl stop` would."""
+        assert self._process is not None, "the node was never started"
+        self._process.terminate()
+        self._process.wait(_STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """SIGKILL: what is not on disk is lost. Does nothing to a node that is down."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def recover(self) -> None:
+        """Whatever a test did: running, not frozen, no alarm."""
+        if not self.is_running:
+            self.start()
+        self.resume()
+        if self._is_alarmed:
+            self.clear_memory_alarm()
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def url(self) -> str:
+        """`amqp://guest:guest@127.0.0.1:PORT/%2F`."""
+        return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/%2F"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the Erlang virtual machine itself."""
+        assert self._process is not None, "the node was never started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives; a frozen one does."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of the node lives; the HOME of all its processes."""
+        return self._folder
+
+    @property
+    def log(self) -> str:
+        """The end of the node's log."""
+        data = self._log_path.read_bytes()
+        return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+    # ------------------------------------------------------------------ misbehaving
+
+    def pause(self) -> None:
+        """SIGSTOP: the peer is there, and silent."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def close_all_connections(self, reason: str) -> None:
+        """connection.close 320 to everybody."""
+        self.ctl("close_all_connections", reason)
+
+    def set_memory_alarm(self) -> None:
+        """connection.blocked to whoever publishes, until the alarm is cleared."""
+        self._is_alarmed = True
+        self.eval("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+
+    def clear_memory_alarm(self) -> None:
+        """connection.unblocked."""
+        self._is_alarmed = False
+        self.eval("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
+
+    def eval(self, expression: str) -> str:
+        """The value of an Erlang expression inside the node; it ends with a full stop."""
+        return self.ctl("eval", expression)
+
+    def ctl(self, *arguments: str) -> str:
+        """What `rabbitmqctl ARGUMENTS` prints.
+
+        Raises:
+            RuntimeError: It failed; the message has its output.
+        """
+        done = subprocess.run(
+            [_BIN / "rabbitmqctl", "--quiet", *arguments],
+            env=self._env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CTL_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"rabbitmqctl {arguments[0]} failed: {done.stderr or done.stdout}")
+        return done.stdout.strip()
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _log_path(self) -> Path:
+        return self._folder / "log"
+
+    def _environment(self) -> dict[str, str]:
+        """Nothing inherited but PATH: a node of this machine's own must not shine through."""
+        loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+        folder = str(self._folder)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": folder,  # the cookie's place
+            "LANG": "C.UTF-8",
+            "ERL_CRASH_DUMP": "/dev/null",
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CTL_ERL_ARGS": loopback,
+            "RABBITMQ_DIST_PORT": str(self._dist_port),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
+            "RABBITMQ_GENERATED_CONFIG_DIR": folder,
+            "RABBITMQ_LOG_BASE": folder,
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_MNESIA_BASE": f"{folder}/data",
+            "RABBITMQ_NODENAME": f"reliablepub-{self.amqp_port}@localhost",
+            "RABBITMQ_PLUGINS_DIR": f"{folder}/plugins",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-start_epmd false {loopback}",
+            # The script then becomes the virtual machine, so its pid is the one we know.
+            "RABBITMQ_ALLOW_INPUT": "true",
+            "RABBITMQ_SERVER_START_ARGS": "-noinput",
+        }
+
+    def _write_files(self) -> None:
+        config = _CONFIG.format(amqp_port=self.amqp_port, max_message_size=self._max_message_size)
+        (self._folder / "rabbitmq.conf").write_text(config)
+        (self._folder / "advanced.config").write_text(_ADVANCED_CONFIG)
+        (self._folder / "enabled_plugins").write_text("[].\n")
+        cookie = self._folder / ".erlang.cookie"
+        cookie.write_text(os.urandom(16).hex())
+        cookie.chmod(0o400)
+        # A start spends a third of its time looking into seventy plugins that nobody enabled. Only
+        # the schema of rabbitmq.conf is needed from there.
+        installed = (_BIN / "rabbitmq-server").resolve().parent.parent / "plugins"
+        plugins = self._folder / "plugins"
+        plugins.mkdir()
+        for core in installed.glob("rabbit-[0-9]*"):
+            (plugins / core.name).symlink_to(core)
+
+    @contextlib.contextmanager
+    def _epmd(self) -> Iterator[None]:
+        """Erlang's port mapper: our own child, where Erlang would leave a daemon behind."""
+        port = str(self._epmd_port)
+        epmd = subprocess.Popen(
+            ["setpriv", "--pdeathsig=KILL", "epmd", "-port", port, "-address", "127.0.0.1"],
+            env=self._env,
+            start_new_session=True,
+        )
+        try:
+            yield
+        finally:
+            epmd.kill()
+            epmd.wait()
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not can_handshake(self.url):
+            if not self.is_running or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"RabbitMQ did not start; the end of its log:\n{self.log}")
+            time.sleep(0.02)
+
+
+def can_handshake(url: str) -> bool:
+    """Whether somebody there completes an AMQP handshake."""
+    parameters = pika.URLParameters(url)
+    try:  # without pika first: it logs an error for every port that is not open yet
+        socket.create_connection((parameters.host, parameters.port), timeout=5).close()
+        pika.BlockingConnection(parameters).close()
+    except (OSError, AMQPError, AMQPConnectorException):
+        return False
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    """Free loopback ports below the ephemeral range.
+
+    From that range, the kernel could give the port of a killed node to a client that is just trying
+    to reconnect to it, and the client would be connected to itself.
+    """
+    ports: list[int] = []
+    candidates = random.SystemRandom().sample(range(20000, 32000), k=200)
+    while len(ports) < count:
+        port = candidates.pop()
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            else:
+                ports.append(port)
+    return ports
