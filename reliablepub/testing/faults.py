@@ -13,7 +13,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from reliablepub.testing.replies import NAMES
 
@@ -368,7 +368,10 @@ def load_faults(path: Path) -> tuple[Fault, ...]:
     return tuple(_fault_of(f"{path}: fault {i}", entry) for i, entry in enumerate(entries, 1))
 
 
-def _fault_of(where: str, entry: dict[str, Any]) -> Fault:
+def _fault_of(where: str, entry: object) -> Fault:
+    if not isinstance(entry, dict):
+        message = f"{where}: expected a table, not {entry!r}"
+        raise FaultFileError(message)
     values = dict(entry)
     name = values.pop("kind", None)
     kind = KINDS.get(name) if isinstance(name, str) else None

@@ -1,0 +1,234 @@
+"""Where messages go, and what survives a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pamqp.commands import Basic
+
+from reliablepub.testing.history import Fate, Publish
+from reliablepub.testing.queues import Queue
+from reliablepub.testing.routing import (
+    Binding,
+    Exchange,
+    VirtualHost,
+    headers_match,
+    topic_matches,
+)
+
+
+def publish(
+    exchange: str, key: str, headers: dict[str, Any] | None = None, *, persistent: bool = True
+) -> Publish:
+    properties = Basic.Properties(headers=headers, delivery_mode=2 if persistent else 1)
+    return Publish(
+        exchange=exchange,
+        routing_key=key,
+        mandatory=True,
+        header=b"",
+        properties=properties,
+        body=b"body",
+        connection=1,
+        channel=1,
+        fate=Fate.ACCEPTED,
+    )
+
+
+def vhost_with(*queues: str, **exchanges: str) -> VirtualHost:
+    vhost = VirtualHost()
+    for name in queues:
+        vhost.add_queue(Queue(name, durable=True))
+    for name, kind in exchanges.items():
+        vhost.add_exchange(Exchange(name, kind, durable=True))
+    return vhost
+
+
+def names(vhost: VirtualHost, one: Publish) -> list[str]:
+    return sorted(queue.name for queue in vhost.route(one))
+
+
+def bind(vhost: VirtualHost, source: str, queue: str, key: str = "", **arguments: Any) -> None:
+    binding = Binding(queue, to_exchange=False, routing_key=key, arguments=(*arguments.items(),))
+    vhost.bind(source, binding)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "matches"),
+    [
+        ("a.b", "a.b", True),
+        ("a.b", "a.c", False),
+        ("a.b", "a.b.c", False),
+        ("a.*", "a.b", True),
+        ("a.*", "a", False),
+        ("a.*", "a.b.c", False),
+        ("*", "", True),
+        ("#", "", True),
+        ("#", "a.b.c", True),
+        ("a.#", "a", True),
+        ("a.#", "a.b.c", True),
+        ("a.#", "b", False),
+        ("#.c", "a.b.c", True),
+        ("#.c", "c", True),
+        ("a.#.c", "a.c", True),
+        ("a.#.c", "a.b.b.c", True),
+        ("a.#.c", "a.b", False),
+        ("a.#.*", "a", False),
+        ("a.#.*", "a.b", True),
+        ("#.#", "", True),
+        ("*.#", "a", True),
+    ],
+)
+def test_topic_patterns(pattern: str, key: str, matches: bool) -> None:  # noqa: FBT001
+    assert topic_matches(pattern.split("."), key.split(".")) is matches
+
+
+@pytest.mark.parametrize(
+    ("arguments", "headers", "matches"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2, "c": 3}, True),
+        ({"a": 1, "b": 2}, {"a": 1}, False),
+        ({"x-match": "any", "a": 1, "b": 2}, {"a": 1}, True),
+        ({"x-match": "any", "a": 1}, {"a": 2}, False),
+        ({"x-match": "all", "a": None}, {"a": "anything"}, True),
+        ({"x-match": "all", "x-skip": 1}, {}, True),
+        ({"x-match": "all-with-x", "x-skip": 1}, {}, False),
+        ({"x-match": "any"}, {"a": 1}, False),
+        ({}, {}, True),
+    ],
+)
+def test_headers_bindings(
+    arguments: dict[str, Any],
+    headers: dict[str, Any],
+    matches: bool,  # noqa: FBT001
+) -> None:
+    assert headers_match(arguments, headers) is matches
+
+
+def test_the_default_exchange_routes_by_queue_name() -> None:
+    vhost = vhost_with("a", "b")
+    assert names(vhost, publish("", "a")) == ["a"]
+    assert names(vhost, publish("", "c")) == []
+
+
+def test_direct_fanout_and_headers_exchanges() -> None:
+    vhost = vhost_with("a", "b", d="direct", f="fanout", h="headers")
+    bind(vhost, "d", "a", "one")
+    bind(vhost, "d", "b", "two")
+    bind(vhost, "f", "a")
+    bind(vhost, "f", "b", "ignored")
+    bind(vhost, "h", "b", kind="order")
+    assert names(vhost, publish("d", "one")) == ["a"]
+    assert names(vhost, publish("d", "three")) == []
+    assert names(vhost, publish("f", "any")) == ["a", "b"]
+    assert names(vhost, publish("h", "", {"kind": "order"})) == ["b"]
+    assert names(vhost, publish("h", "", {"kind": "bill"})) == []
+
+
+def test_a_queue_that_is_reached_twice_gets_one_copy() -> None:
+    vhost = vhost_with("a", t="topic")
+    bind(vhost, "t", "a", "#")
+    bind(vhost, "t", "a", "x.*")
+    assert names(vhost, publish("t", "x.y")) == ["a"]
+
+
+def test_cc_and_bcc_count_as_routing_keys() -> None:
+    vhost = vhost_with("a", "b")
+    assert names(vhost, publish("", "none", {"CC": ["a"], "BCC": ["b"]})) == ["a", "b"]
+
+
+def test_exchange_to_exchange_bindings_end_even_in_a_circle() -> None:
+    vhost = vhost_with("a", x="fanout", y="fanout")
+    vhost.bind("x", Binding("y", to_exchange=True, routing_key=""))
+    vhost.bind("y", Binding("x", to_exchange=True, routing_key=""))
+    assert names(vhost, publish("x", "")) == []
+    bind(vhost, "y", "a")
+    assert names(vhost, publish("x", "")) == ["a"]
+
+
+def test_the_alternate_exchange_gets_what_is_unroutable() -> None:
+    vhost = vhost_with("a", spare="fanout")
+    vhost.add_exchange(Exchange("x", "direct", arguments={"alternate-exchange": "spare"}))
+    vhost.add_exchange(Exchange("y", "direct", arguments={"alternate-exchange": "never declared"}))
+    assert names(vhost, publish("x", "k")) == []
+    bind(vhost, "spare", "a")
+    assert names(vhost, publish("x", "k")) == ["a"]
+    assert names(vhost, publish("y", "k")) == []
+
+
+def test_unbind_and_deletions_stop_the_routing() -> None:
+    vhost = vhost_with("a", "b", x="direct")
+    bind(vhost, "x", "a", "k")
+    bind(vhost, "x", "b", "k")
+    vhost.unbind("x", Binding("a", to_exchange=False, routing_key="k"))
+    assert names(vhost, publish("x", "k")) == ["b"]
+    assert vhost.remove_queue("b").is_deleted
+    assert names(vhost, publish("x", "k")) == []
+    vhost.remove_exchange("x")
+    assert names(vhost, publish("x", "k")) == []
+
+
+def test_a_full_queue_rejects_or_drops_its_head() -> None:
+    rejects = Queue("q", arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    drops = Queue("q", arguments={"x-max-length": 2})
+    sent = [publish("", f"{i}") for i in range(3)]
+    assert [rejects.offer(one, 0.0) is None for one in sent] == [False, False, True]
+    assert all(drops.offer(one, 0.0) for one in sent)
+    assert [entry.publish for entry in rejects.ready] == sent[:2]
+    assert [entry.publish for entry in drops.ready] == sent[1:]
+
+
+def test_max_length_zero_and_bytes() -> None:
+    nothing = Queue("q", arguments={"x-max-length": 0})
+    nothing.offer(publish("", "k"), 0.0)
+    assert not nothing.ready
+    few = Queue("q", arguments={"x-max-length-bytes": 8})
+    for _ in range(3):
+        few.offer(publish("", "k"), 0.0)
+    assert (len(few.ready), few.ready_bytes) == (2, 8)
+
+
+def test_messages_expire_by_the_shorter_ttl() -> None:
+    queue = Queue("q", arguments={"x-message-ttl": 1000})
+    short = publish("", "k")
+    short.properties.expiration = "10"
+    queue.offer(short, 0.0)
+    queue.offer(publish("", "k"), 0.0)
+    queue.expire(0.009)
+    assert len(queue.ready) == 2
+    queue.expire(0.011)
+    assert len(queue.ready) == 1
+    queue.expire(1.001)
+    assert not queue.ready
+
+
+def test_requeued_messages_are_back_in_their_place() -> None:
+    queue = Queue("q")
+    for i in range(4):
+        queue.offer(publish("", f"{i}"), 0.0)
+    first, second = queue.take(), queue.take()
+    queue.requeue([second, first])
+    assert [entry.publish.routing_key for entry in queue.ready] == ["0", "1", "2", "3"]
+    assert [entry.redelivered for entry in queue.ready] == [True, True, False, False]
+
+
+def test_a_restart_keeps_what_is_durable_and_written() -> None:
+    vhost = vhost_with("durable", x="direct")
+    vhost.add_queue(Queue("brief"))
+    vhost.add_exchange(Exchange("y", "direct"))
+    bind(vhost, "x", "durable", "k")
+    bind(vhost, "x", "brief", "k")
+    bind(vhost, "y", "durable", "k")
+    sent = [publish("x", "k"), publish("x", "k"), publish("x", "k", persistent=False)]
+    for one in sent:
+        for queue in vhost.route(one):
+            entry = queue.offer(one, 0.0)
+            assert entry is not None
+            entry.written = one is sent[0]
+    vhost.restart(keep_unwritten=False)
+    assert sorted(vhost.queues) == ["durable"]
+    assert "x" in vhost.exchanges
+    assert "y" not in vhost.exchanges
+    assert [entry.publish for entry in vhost.queues["durable"].ready] == sent[:1]
+    assert [one.fate for one in sent] == [Fate.ACCEPTED, Fate.LOST, Fate.LOST]
+    assert names(vhost, publish("x", "k")) == ["durable"]
