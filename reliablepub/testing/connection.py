@@ -214,7 +214,7 @@ class Connection:
 
     def _fail(self, error: AmqpError) -> None:
         if self._is_closing:
-            self._end(Ending.FIN)
+            self._end(Ending.FLUSH)
         else:
             self.close(error.code, error.reply_text, error.ids)
 
