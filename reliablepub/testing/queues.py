@@ -97,6 +97,7 @@ class Queue:
         for entry in self.ready:
             survives = entry.publish.is_persistent and (entry.written or keep_unwritten)
             if self.durable and survives:
+                entry.written = True
                 kept.append(entry)
             else:
                 lost.append(entry.publish)

@@ -56,8 +56,9 @@ def fates(node: Node) -> list[Fate]:
     ],
 )
 def test_a_refused_publish_closes_the_channel(
-    node: Node, client: Client, exchange: str, properties: Properties, code: int, text: str
+    client: Client, exchange: str, properties: Properties, code: int, text: str
 ) -> None:
+    node = client.node
     client.send(Exchange.Declare(exchange="inside", internal=True))
     client.frames.clear()
     good, bad = encode_publish(), encode_publish(exchange=exchange, properties=properties)

@@ -1,0 +1,55 @@
+"""`reliablepub broker` as a process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pika
+import pytest
+from click.testing import CliRunner
+from pika.exceptions import NackError
+
+from reliablepub.testing.command import broker
+
+ROOT = Path(__file__).parents[2]
+RUN = "from reliablepub.testing.command import broker; broker()"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_prints_its_url_and_serves_until_told_to_stop(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    script = tmp_path / "faults.toml"
+    script.write_text("[[fault]]\nkind = 'nack'\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN, "--faults", str(script), "--seed", "3"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as process:
+        assert process.stdout is not None
+        connection = pika.BlockingConnection(pika.URLParameters(process.stdout.readline().strip()))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        with pytest.raises(NackError):
+            channel.basic_publish("", "q", b"one")
+        connection.close()
+        process.send_signal(number)
+        assert process.wait(5) == 0
+
+
+def test_a_bad_fault_file_is_an_error_and_not_a_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "faults.toml"
+    script.write_text("[[fault]]\nkind = 'nakc'\n")
+    result = CliRunner().invoke(broker, ["--faults", str(script)])
+    assert result.exit_code == 1
+    assert "kind 'nakc' is none of" in result.output
+
+
+def test_a_host_that_others_can_reach_is_refused() -> None:
+    result = CliRunner().invoke(broker, ["--host", "0.0.0.0"])
+    assert result.exit_code == 1
+    assert "loopback" in result.output
