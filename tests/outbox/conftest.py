@@ -1,0 +1,86 @@
+"""Real files in a temporary folder; what the tests of the outbox share."""
+
+import os
+import sqlite3
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub.message import Message
+from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.store import SqliteStore
+
+TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(path)
+    yield store
+    store.close()
+
+
+@pytest.fixture(params=["sqlite", "memory"])
+def any_store(request: pytest.FixtureRequest, path: Path) -> Iterator[Store]:
+    store = SqliteStore(path) if request.param == "sqlite" else MemoryStore()
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def entry() -> Callable[..., Entry]:
+    """Make entries with bodies and ids of their own."""
+    count = 0
+
+    def make(**changes: Any) -> Entry:
+        nonlocal count
+        count += 1
+        fields: dict[str, Any] = {
+            "body": b"body %d" % count,
+            "exchange": "orders",
+            "routing_key": "created",
+            "message_id": f"m-{count}",
+        }
+        return Entry(Message(**(fields | changes)), stored_at=1000.0 + count)
+
+    return make
+
+
+@pytest.fixture
+def rows() -> Callable[[Path], dict[str, list[tuple[Any, ...]]]]:
+    """Read all tables but ``runs``, by plain SQLite."""
+
+    def read(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+        with closing(sqlite3.connect(path)) as connection:
+            return {t: connection.execute(f"SELECT * FROM {t} ORDER BY 1, 2").fetchall() for t in TABLES}
+
+    return read
+
+
+@pytest.fixture
+def child() -> Callable[[Callable[[], None]], int]:
+    """Run a function in a forked child; its exit status, negative for a signal."""
+
+    def run(work: Callable[[], None]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                work()
+                os._exit(0)
+            except BaseException:  # noqa: BLE001 - the parent must not go on twice
+                traceback.print_exc()
+                os._exit(70)
+        _, status = os.waitpid(pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    return run

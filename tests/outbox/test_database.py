@@ -1,0 +1,204 @@
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import NotAnOutbox, OutboxError
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox import database as database_module
+from reliablepub.outbox.database import reading, transaction
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.failures import OutboxLocked
+from reliablepub.outbox.lease import Lease
+from reliablepub.outbox.store import SqliteStore
+
+Make = Callable[..., Entry]
+
+
+def test_only_the_owner_may_read_any_of_its_files(path: Path, entry: Make) -> None:
+    before = os.umask(0)
+    try:
+        store = SqliteStore(path)
+        store.commit(Turn(new=[entry()]))
+    finally:
+        os.umask(before)
+    modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
+    store.close()
+    suffixes = ("", "-wal", "-shm", ".lock", ".ballast")
+    assert modes == {f"outbox.db{suffix}": 0o600 for suffix in suffixes}
+
+
+def test_it_is_written_ahead_and_synced(store: SqliteStore) -> None:
+    def pragma(name: str) -> object:
+        return store._connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    assert pragma("journal_mode") == "wal"
+    assert pragma("synchronous") == 2
+    assert pragma("secure_delete") == 2
+    assert pragma("journal_size_limit") == database_module.JOURNAL_BYTES_MAX
+    assert pragma("wal_autocheckpoint") == database_module.CHECKPOINT_PAGES
+
+
+def test_who_only_enqueues_does_not_checkpoint(path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"body"))
+        assert outbox._connection is not None
+        assert outbox._connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+        assert outbox._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+
+
+def test_something_else_is_not_an_outbox(path: Path) -> None:
+    path.write_bytes(b"hello " * 1000)
+    for use in (SqliteStore, lambda p: Outbox(p).status(), lambda p: Outbox(p).enqueue(Message(b""))):
+        with pytest.raises(NotAnOutbox, match="not a SQLite database"):
+            use(path)
+    assert path.read_bytes() == b"hello " * 1000
+
+
+def test_a_folder_a_link_and_a_pipe_are_refused(path: Path) -> None:
+    path.mkdir()
+    with pytest.raises(NotAnOutbox, match="not a regular file"):
+        SqliteStore(path)
+    path.rmdir()
+    target = path.with_name("target.db")
+    SqliteStore(target).close()
+    path.symlink_to(target)
+    with pytest.raises(NotAnOutbox, match="symbolic link"):
+        SqliteStore(path)
+    path.unlink()
+    path.symlink_to(path.with_name("nowhere"))
+    with pytest.raises(NotAnOutbox, match="symbolic link"):
+        SqliteStore(path)
+    assert not path.with_name("nowhere").exists()
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(NotAnOutbox, match="not a regular file"):
+        SqliteStore(path)
+
+
+def test_a_missing_folder_is_named(path: Path) -> None:
+    with pytest.raises(OutboxError, match="folder of outbox .* does not exist"):
+        Outbox(path / "x" / "outbox.db").enqueue(Message(b""))
+
+
+def test_a_foreign_owner_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SqliteStore(path).close()
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    with pytest.raises(OutboxError, match="belongs to user"):
+        SqliteStore(path)
+    monkeypatch.undo()
+    SqliteStore(path).close()  # the refused one left no lease behind
+
+
+def test_a_read_only_file_is_refused(path: Path, child: Callable[..., int]) -> None:
+    SqliteStore(path).close()
+    path.chmod(0o400)
+
+    def open_it() -> None:
+        if os.geteuid() == 0:
+            os.chown(path.parent, 65534, 65534)
+            for file in path.parent.iterdir():
+                os.chown(file, 65534, 65534)
+            for folder in list(path.parents)[:3]:
+                folder.chmod(0o755)
+            os.setuid(65534)
+        with pytest.raises(OutboxError, match="look at (its owner and mode|the modes)"):
+            SqliteStore(path)
+
+    assert child(open_it) == 0
+
+
+def test_a_damaged_page_is_reported(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[entry(body=b"x" * 3000) for _ in range(50)]))
+    data = bytearray(path.read_bytes())
+    data[4096:] = b"\xa5" * (len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(OutboxError, match="is damaged"):
+        SqliteStore(path)
+    Lease(path, timeout_s=0.05).release()
+
+
+def test_a_look_creates_nothing(path: Path) -> None:
+    with pytest.raises(NotAnOutbox, match="there is no outbox"):
+        Outbox(path).status()
+    with pytest.raises(NotAnOutbox, match="there is no outbox"):
+        Outbox(path).retry()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_look_cannot_write(path: Path) -> None:
+    SqliteStore(path).close()
+    with pytest.raises(OutboxError, match="cannot be written"), reading(path) as connection:
+        connection.execute("DELETE FROM ledger")
+
+
+LOOK = "import sys; from reliablepub.outbox import Outbox; print(Outbox(sys.argv[1]).status().open)"
+
+
+@pytest.mark.parametrize("locks_are_lost", [False, True])
+def test_a_look_does_not_take_the_log_away(path: Path, entry: Make, *, locks_are_lost: bool) -> None:
+    """Even when this process has lost its locks, by opening and closing the file as it must not."""
+    store = SqliteStore(path)
+    store.commit(Turn(new=[entry()]))
+    if locks_are_lost:
+        path.open("rb").close()
+    log = path.with_name(path.name + "-wal")
+    before = log.stat().st_ino
+    for count in range(1, 4):
+        seen = subprocess.run(
+            [sys.executable, "-c", LOOK, str(path)], capture_output=True, text=True, check=True
+        ).stdout
+        assert int(seen) == count
+        assert log.stat().st_ino == before
+        store.commit(Turn(new=[entry()]))
+    store.close()
+    with closing(SqliteStore(path)) as again:
+        assert again.snapshot().counters.open == 4
+
+
+def test_a_reader_in_the_middle_stops_nobody(path: Path, store: SqliteStore, entry: Make) -> None:
+    store.commit(Turn(new=[one := entry()]))
+    with reading(path) as connection:
+        assert connection.execute("SELECT count(*) FROM messages").fetchone() == (1,)
+        store.commit(Turn(new=[entry()], confirmed=[one]))
+        assert connection.execute("SELECT count(*) FROM messages").fetchone() == (1,)
+
+
+def test_a_writer_that_does_not_end_is_reported(
+    path: Path, store: SqliteStore, entry: Make
+) -> None:
+    store._connection.execute("PRAGMA busy_timeout = 50")
+    new = entry()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutboxLocked, match="locked by another process") as caught:
+            store.commit(Turn(new=[new]))
+        assert caught.value.retryable
+        other.execute("ROLLBACK")
+    assert store.commit(Turn(new=[new])).counters.stored == 1
+
+
+def test_opening_waits_for_another_to_create_it(path: Path) -> None:
+    code = "import sys; from reliablepub.message import Message; from reliablepub.outbox import Outbox\n"
+    code += "with Outbox(sys.argv[1]) as outbox:\n    for n in range(20): outbox.enqueue(Message(b'x'))"
+    several = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(4)]
+    assert [process.wait() for process in several] == [0] * 4
+    status = Outbox(path).status()
+    assert (status.stored, status.open) == (80, 80)
+
+
+def test_an_error_inside_a_transaction_undoes_it(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (a)")
+        with pytest.raises(KeyboardInterrupt), transaction(connection, path):
+            connection.execute("INSERT INTO t VALUES (1)")
+            raise KeyboardInterrupt
+        assert not connection.in_transaction
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)

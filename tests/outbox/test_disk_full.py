@@ -1,0 +1,139 @@
+"""A full disk: a clear error, nothing lost, and work goes on when there is space, or at least drains."""
+
+import os
+import resource
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import OutboxDiskFull, OutboxError
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.ballast import Ballast
+from reliablepub.outbox.database import OutboxUnsure
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.store import SqliteStore
+
+Make = Callable[..., Entry]
+KIB = b"x" * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_full_and_then_not(store: SqliteStore, path: Path, entry: Make) -> None:
+    store.commit(Turn(new=[old := entry()]))
+    before = store.snapshot()
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchone()
+    new = [entry(body=KIB) for _ in range(50)]
+    turn = Turn(new=new, confirmed=[old], sources={"s": 50})
+    for _ in range(2):
+        with pytest.raises(OutboxDiskFull, match="free some space") as caught:
+            store.commit(turn)
+        assert caught.value.retryable
+        assert not store._connection.in_transaction
+        assert {e.id for e in new} == {0}
+        assert store.snapshot() == before
+        assert store.lowest_open() == old.id
+    store._connection.execute("PRAGMA max_page_count = 1000000").fetchone()
+    snapshot = store.commit(turn)
+    assert (snapshot.counters.stored, snapshot.counters.confirmed) == (51, 1)
+    assert [e.id for e in new] == list(range(2, 52))
+
+
+def test_a_full_disk_still_drains(small_disk: Path, entry: Make) -> None:
+    path = small_disk / "outbox.db"
+    accepted: list[Entry] = []
+    with closing(SqliteStore(path)) as store:
+        assert (small_disk / "outbox.db.ballast").stat().st_size == 1024 * 1024
+        with pytest.raises(OutboxDiskFull):
+            while True:
+                new = [entry(body=KIB) for _ in range(20)]
+                store.commit(Turn(new=new))
+                accepted += new
+        assert len(accepted) > 500
+        while accepted:
+            store.commit(Turn(confirmed=accepted[:20]))
+            del accepted[:20]
+        assert store.snapshot().counters.open == 0
+        store.commit(Turn(new=[entry(body=KIB)]))
+    with closing(SqliteStore(path)) as store:
+        assert store.snapshot().counters.open == 1
+
+
+def test_without_its_ballast_it_would_not(small_disk: Path, entry: Make) -> None:
+    path = small_disk / "outbox.db"
+    with closing(SqliteStore(path)) as store:
+        store._ballast._is_kept = False  # and the file stays where it is
+        accepted: list[Entry] = []
+        with pytest.raises(OutboxDiskFull):
+            while True:
+                new = [entry(body=KIB)]
+                store.commit(Turn(new=new))
+                accepted += new
+        with pytest.raises(OutboxDiskFull):
+            store.commit(Turn(confirmed=accepted))
+
+
+def test_a_disk_that_is_full_from_the_start(small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(4 * 1024 * 1024 - 4096))
+    with pytest.raises(OutboxDiskFull):
+        SqliteStore(small_disk / "outbox.db")
+    with Outbox(small_disk / "other.db") as outbox, pytest.raises(OutboxDiskFull):
+        outbox.enqueue(Message(b"body"))
+    (small_disk / "filler").unlink()
+    SqliteStore(small_disk / "outbox.db").close()
+
+
+def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int]) -> None:
+    """EFBIG is an I/O error to SQLite: if it comes with the commit, what is on disk is not known."""
+
+    def fill() -> None:
+        store = SqliteStore(path)
+        kept = [entry()]
+        store.commit(Turn(new=kept))
+        size = path.with_name(path.name + "-wal").stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, size + 8192))
+        new = [entry(body=KIB) for _ in range(50)]
+        with pytest.raises(OutboxUnsure, match="is not known"):
+            store.commit(Turn(new=new))
+        assert {e.id for e in new} == {0}
+        with pytest.raises(OutboxError, match="is not known"):  # not tried again on this connection
+            store.commit(Turn(new=new))
+
+    assert child(fill) == 0
+    with closing(SqliteStore(path)) as store:
+        assert store.snapshot().counters.open == 1
+        assert store.lowest_open() == 1
+
+
+def test_ballast_is_given_once_and_kept_again(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    ballast = Ballast(path, size=8192)
+    file = tmp_path / "outbox.db.ballast"
+    assert (file.stat().st_size, file.stat().st_mode & 0o777) == (8192, 0o600)
+    assert ballast.release()
+    assert not file.exists()
+    assert not ballast.release()
+    ballast.restore()
+    assert not file.exists(), "not at once: the space is wanted"
+    assert Ballast(path, size=8192).release()
+
+
+def test_a_missing_ballast_is_no_error(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path / "no" / "outbox.db")
+    ballast.restore()
+    assert not ballast.release()

@@ -1,0 +1,116 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import OutboxInUse
+from reliablepub.outbox.lease import Lease, holder_pid, lock_path
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from reliablepub.outbox.lease import Lease
+lease = Lease(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def holder(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+def test_the_loser_learns_who_has_it(path: Path, holder: subprocess.Popen[str]) -> None:
+    with pytest.raises(OutboxInUse, match=f"process {holder.pid};") as caught:
+        Lease(path, timeout_s=0.05)
+    assert caught.value.retryable
+    assert holder_pid(path) == holder.pid
+    end(holder)
+
+
+def test_death_frees_it_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
+    end(holder)
+    began = time.monotonic()
+    assert holder_pid(path) is None
+    lease = Lease(path)
+    assert time.monotonic() - began < 1
+    assert holder_pid(path) == os.getpid()
+    lease.release()
+
+
+def test_a_dying_holder_is_waited_for(path: Path, holder: subprocess.Popen[str]) -> None:
+    killer = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
+    lease = Lease(path)
+    assert lease.is_held
+    lease.release()
+    killer.wait()
+    holder.communicate()
+
+
+def test_one_process_cannot_have_it_twice(path: Path) -> None:
+    lease = Lease(path)
+    with pytest.raises(OutboxInUse, match=f"process {os.getpid()};"):
+        Lease(path, timeout_s=0.05)
+    lease.release()
+    lease.release()  # twice is no error
+    Lease(path, timeout_s=0.05).release()
+
+
+def test_nobody_is_named_after_release(path: Path) -> None:
+    assert holder_pid(path) is None
+    Lease(path).release()
+    assert holder_pid(path) is None
+    assert lock_path(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_removed_lock_file_is_not_locked_in_secret(path: Path) -> None:
+    first = Lease(path)
+    lock_path(path).unlink()
+    second = Lease(path, timeout_s=0.1)  # the run number in the outbox tells the first it has lost
+    assert holder_pid(path) == os.getpid()
+    second.release()
+    first.release()
+
+
+def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
+    lease = Lease(path)
+    ready, let_go = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(ready[1], b"y" if not lease.is_held else b"n")
+        os.read(let_go[0], 1)
+        os._exit(0)
+    assert os.read(ready[0], 1) == b"y"
+    assert holder_pid(path) == os.getpid()  # the child's closing did not release it
+    lease.release()
+    Lease(path, timeout_s=0.1).release()  # while the child still lives
+    os.write(let_go[1], b"x")
+    os.waitpid(pid, 0)
+    for fd in (*ready, *let_go):
+        os.close(fd)
+
+
+def test_it_is_not_passed_on_to_programs(path: Path, child: Callable[..., int]) -> None:
+    lease = Lease(path)
+    listing = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])"
+    seen = subprocess.run(
+        [sys.executable, "-c", listing], capture_output=True, text=True, check=True, close_fds=False
+    ).stdout
+    assert "outbox" not in seen
+    lease.release()

@@ -1,0 +1,226 @@
+import pickle
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import ConfigurationError, NotAnOutbox, OutboxError
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox, OutboxStatus
+from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import Outcome, OutcomeKind
+
+Make = Callable[..., Entry]
+RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+
+
+def open_messages(path: Path) -> list[Message]:
+    with closing(SqliteStore(path)) as store:
+        entries = store.read_ready(1, 10**9, limit=1000, bytes_max=10**9)
+        assert len(entries) == store.snapshot().counters.open
+        assert sum(e.message.size for e in entries) == store.snapshot().counters.open_bytes
+        return [entry.message for entry in entries]
+
+
+@pytest.fixture
+def app(path: Path) -> sqlite3.Connection:
+    """The application's own database, with a table of its own."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE orders (id INTEGER)")
+        yield db
+
+
+def test_a_message_is_stored_under_its_id(path: Path) -> None:
+    message = Message(b"body", "x", "k", {"n": 1}, message_id="mine", app_id="app")
+    with Outbox(path) as outbox:
+        assert outbox.enqueue(message) == "mine"
+        minted = outbox.enqueue(Message(b"other"))
+        assert outbox.enqueue(message) == "mine"  # no uniqueness: that is the application's affair
+    assert open_messages(path) == [message, Message(b"other", message_id=minted), message]
+    assert len(minted) == 36
+
+
+def test_it_is_part_of_the_callers_transaction(path: Path, app: sqlite3.Connection) -> None:
+    outbox = Outbox(path)
+    with app:
+        app.execute("INSERT INTO orders VALUES (1)")
+        outbox.enqueue(Message(b"order 1", message_id="1"), connection=app)
+    with pytest.raises(ZeroDivisionError), app:
+        app.execute("INSERT INTO orders VALUES (2)")
+        outbox.enqueue(Message(b"order 2", message_id="2"), connection=app)
+        _ = 1 / 0
+    with app:  # the message comes first, and the transaction is still the caller's
+        outbox.enqueue(Message(b"order 3", message_id="3"), connection=app)
+        assert app.in_transaction
+        app.execute("INSERT INTO orders VALUES (3)")
+    assert app.execute("SELECT id FROM orders").fetchall() == [(1,), (3,)]
+    app.close()
+    assert [m.message_id for m in open_messages(path)] == ["1", "3"]
+
+
+def test_a_rollback_leaves_no_trace_of_the_first_message(path: Path, app: sqlite3.Connection) -> None:
+    app.execute("INSERT INTO orders VALUES (1)")
+    Outbox(path).enqueue(Message(b"x"), connection=app)
+    app.rollback()
+    assert app.execute("SELECT name FROM sqlite_schema").fetchall() == [("orders",)]
+    assert app.execute("PRAGMA application_id").fetchone() == (0,)
+    with pytest.raises(NotAnOutbox):
+        Outbox(path).status()
+
+
+def test_in_autocommit_mode_it_is_stored_at_once(path: Path, app: sqlite3.Connection) -> None:
+    app.isolation_level = None
+    Outbox(path).enqueue(Message(b"x"), connection=app)
+    assert not app.in_transaction
+    assert Outbox(path).status().open == 1
+
+
+def test_the_callers_row_factory_does_not_matter(path: Path, app: sqlite3.Connection) -> None:
+    app.row_factory = lambda cursor, row: {"only": "dicts"}
+    with app:
+        Outbox(path).enqueue(Message(b"x"), connection=app)
+    assert app.row_factory is not None
+    assert Outbox(path).status().open == 1
+
+
+def test_a_failed_enqueue_spares_the_rest_of_the_transaction(
+    path: Path, app: sqlite3.Connection
+) -> None:
+    outbox = Outbox(path)
+    with app:
+        outbox.enqueue(Message(b"x"), connection=app)
+    with app:
+        app.execute("INSERT INTO orders VALUES (1)")
+        app.execute("PRAGMA max_page_count = 1").fetchone()
+        (pages,) = app.execute("PRAGMA page_count").fetchone()
+        app.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+        with pytest.raises(OutboxError):
+            outbox.enqueue(Message(b"x" * 100_000), connection=app)
+        if app.in_transaction:
+            app.execute("INSERT INTO orders VALUES (2)")
+    assert outbox.status().stored == 1
+
+
+@pytest.mark.parametrize("other", [":memory:", "other.db"])
+def test_another_database_is_refused(path: Path, other: str) -> None:
+    Outbox(path).close()
+    SqliteStore(path).close()
+    name = other if other.startswith(":") else str(path.with_name(other))
+    with (
+        closing(sqlite3.connect(name)) as db,
+        pytest.raises(ConfigurationError, match="same database"),
+    ):
+        Outbox(path).enqueue(Message(b"x"), connection=db)
+
+
+def test_a_table_of_the_application_is_not_overwritten(path: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE messages (chat)")
+    with pytest.raises(NotAnOutbox, match="table 'messages' of its own"), app:
+        Outbox(path).enqueue(Message(b"x"), connection=app)
+
+
+def test_threads_may_share_it(path: Path) -> None:
+    with Outbox(path) as outbox:
+        work = [
+            threading.Thread(target=lambda: [outbox.enqueue(Message(b"x")) for _ in range(25)])
+            for _ in range(4)
+        ]
+        for thread in work:
+            thread.start()
+        for thread in work:
+            thread.join()
+        assert outbox.status().stored == 100
+
+
+def test_a_forked_child_enqueues_on_a_connection_of_its_own(
+    path: Path, child: Callable[[Callable[[], None]], int]
+) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"parent"))
+        parents = outbox._connection
+
+        def enqueue() -> None:
+            outbox.enqueue(Message(b"child"))
+            assert outbox._connection is not parents
+            outbox.close()
+
+        assert child(enqueue) == 0
+        outbox.enqueue(Message(b"parent"))
+        assert outbox._connection is parents
+        assert outbox.status().open == 3
+
+
+def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        new = [entry() for _ in range(6)]
+        store.commit(Turn(new=new, sent=[Sent("1-1", 1, new[:5])]))
+        expired = Outcome(OutcomeKind.EXPIRED)
+        given_up = [Attempt(new[1], "1-1", 2, RETURNED, 5.0), Attempt(new[2], "1-1", 3, expired, 5.0)]
+        new[5].due_at = 99.0
+        store.commit(
+            Turn(confirmed=[new[0]], parked=given_up, attempts=given_up, rescheduled=[new[5]])
+        )
+        status = Outbox(path).status()
+        size = sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")))
+        import os  # noqa: PLC0415
+
+        assert status == OutboxStatus(
+            stored=6,
+            open=3,
+            in_flight=2,
+            confirmed=1,
+            parked=1,
+            expired=1,
+            discarded=0,
+            waiting=1,
+            oldest_open_at=new[3].stored_at,
+            relay=os.getpid(),
+            bytes_on_disk=size,
+        )
+    after = Outbox(path).status()
+    assert (after.relay, after.in_flight, after.open) == (None, 0, 3)
+    assert pickle.loads(pickle.dumps(after)) == after
+
+
+def test_an_empty_outbox_has_a_status_too(path: Path) -> None:
+    SqliteStore(path).close()
+    status = Outbox(path).status()
+    assert (status.stored, status.oldest_open_at, status.relay) == (0, None, None)
+
+
+def test_parking_can_be_undone(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        new = [entry() for _ in range(4)]
+        store.commit(Turn(new=new))
+        for one in new:
+            one.returned, one.uncertain = 3, 2
+        given_up = [Attempt(e, "1-1", e.id, RETURNED, 5.0) for e in new[1:]]
+        store.commit(Turn(parked=given_up))
+        with Outbox(path) as outbox:
+            parked = outbox.parked()
+            assert [(p.id, p.message_id, p.attempts, p.reply_code, p.reply_text) for p in parked] == [
+                (n, f"m-{n}", 5, 312, "NO_ROUTE") for n in (2, 3, 4)
+            ]
+            assert [p.id for p in outbox.parked(limit=1)] == [2]
+            assert outbox.retry([3, 99, 3]) == 1
+            assert store.changed_elsewhere()
+            (again,), _ = store.read_due(2e9, limit=9, loaded=())
+            assert (again.id, again.message) == (3, new[2].message)
+            assert (again.returned, again.uncertain) == (0, 2)
+            assert store.snapshot().counters.parked == 2
+            assert store.snapshot().counters.open_bytes == sum(
+                e.message.size for e in (new[0], again)
+            )
+            assert outbox.retry() == 2
+            assert outbox.retry() == 0
+            assert outbox.parked() == []
+        assert store.snapshot().counters.open == 4
+        assert len(store.read_due(2e9, limit=9, loaded=())[0]) == 3
+
+
+def test_it_shows_where_it_is(path: Path) -> None:
+    assert repr(Outbox(path)) == f"Outbox({str(path)!r})"

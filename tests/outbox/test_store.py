@@ -1,0 +1,410 @@
+"""What both stores promise, and what only a file can show."""
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlite_utils import Database
+
+from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.entry import Attempt, Counters, Entry, Sent, Store, Turn
+from reliablepub.outbox.lease import lock_path
+from reliablepub.outbox.store import LEFT_IN_FLIGHT, SqliteStore
+from reliablepub.outcome import NACKED, Outcome, OutcomeKind
+
+Make = Callable[..., Entry]
+RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+EXPIRED = Outcome(OutcomeKind.EXPIRED, 0, "too late")
+ALL = {"limit": 1000, "bytes_max": 10**9}
+
+
+def ids(entries: list[Entry]) -> list[int]:
+    return [entry.id for entry in entries]
+
+
+# ------------------------------------------------------------------------------------ both stores
+
+
+def test_ids_follow_each_other_in_order(any_store: Store, entry: Make) -> None:
+    first, second = [entry(), entry()], [entry()]
+    any_store.commit(Turn(new=first))
+    snapshot = any_store.commit(Turn(new=second))
+    assert ids(first + second) == [1, 2, 3]
+    assert snapshot.last_id == 3
+    assert snapshot == any_store.snapshot()
+
+
+def test_what_was_stored_can_be_read(any_store: Store, entry: Make) -> None:
+    new = [entry(headers={"a": b"\0", "n": 1.0}, content_type="text/plain"), entry(persistent=False)]
+    any_store.commit(Turn(new=new))
+    found = any_store.read_ready(1, 9, **ALL)
+    assert [(e.id, e.message, e.stored_at) for e in found] == [
+        (e.id, e.message, e.stored_at) for e in new
+    ]
+
+
+def test_reading_stops_at_each_limit(any_store: Store, entry: Make) -> None:
+    new = [entry(body=b"x" * 1000) for _ in range(5)]
+    size = new[0].message.size
+    any_store.commit(Turn(new=new))
+    read = any_store.read_ready
+    assert ids(read(2, 4, **ALL)) == [2, 3, 4]
+    assert ids(read(1, 5, limit=2, bytes_max=10**9)) == [1, 2]
+    assert ids(read(1, 5, limit=9, bytes_max=2 * size)) == [1, 2]
+    assert ids(read(1, 5, limit=9, bytes_max=2 * size - 1)) == [1]
+    assert ids(read(1, 5, limit=9, bytes_max=0)) == [1]
+    assert ids(read(6, 9, **ALL)) == []
+    assert ids(read(1, 5, limit=0, bytes_max=10**9)) == []
+
+
+def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> None:
+    new = [entry() for _ in range(4)]
+    any_store.commit(Turn(new=new))
+    for one, due_at in zip(new, (50.0, None, 30.0, 40.0), strict=True):
+        one.due_at = due_at
+        one.nacked = 2
+    any_store.commit(Turn(rescheduled=new))
+    assert ids(any_store.read_ready(1, 4, **ALL)) == [2]
+    assert any_store.read_due(29.9, limit=9, loaded=()) == ([], 30.0)
+    for _ in range(2):  # taking is only a read
+        due, next_due_at = any_store.read_due(40.0, limit=9, loaded=())
+        assert (ids(due), next_due_at) == ([3, 4], 50.0)
+        assert [e.nacked for e in due] == [2, 2]
+    due, next_due_at = any_store.read_due(60.0, limit=9, loaded={4})
+    assert (ids(due), next_due_at) == ([3, 1], None)
+    due, next_due_at = any_store.read_due(60.0, limit=1, loaded=())
+    assert (ids(due), next_due_at) == ([3], 40.0)
+    new[2].due_at = None
+    any_store.commit(Turn(rescheduled=[new[2]]))
+    assert ids(any_store.read_ready(1, 4, **ALL)) == [2, 3]
+    assert ids(any_store.read_due(60.0, limit=9, loaded=())[0]) == [4, 1]
+
+
+def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> None:
+    new = [entry() for _ in range(4)]
+    any_store.commit(Turn(new=new))
+    parked = [Attempt(new[1], "1-1", 2, RETURNED, 5.0), Attempt(new[2], "1-1", 3, EXPIRED, 5.0)]
+    snapshot = any_store.commit(Turn(confirmed=[new[0]], parked=parked, attempts=parked))
+    assert snapshot.counters == Counters(
+        stored=4, confirmed=1, parked=1, expired=1, open_bytes=new[3].message.size
+    )
+    assert snapshot.counters.open == 1
+    assert any_store.lowest_open() == 4
+    assert ids(any_store.read_ready(1, 9, **ALL)) == [4]
+
+
+def test_a_verdict_that_comes_twice_counts_once(any_store: Store, entry: Make) -> None:
+    new = [entry() for _ in range(3)]
+    any_store.commit(Turn(new=new))
+    any_store.commit(Turn(confirmed=[new[0], new[0]]))
+    again = [Attempt(new[0], "1-1", 1, RETURNED, 5.0), Attempt(new[1], "1-1", 2, RETURNED, 5.0)]
+    snapshot = any_store.commit(Turn(confirmed=[new[0]], parked=[*again, again[1]]))
+    assert snapshot.counters == Counters(
+        stored=3, confirmed=1, parked=1, open_bytes=new[2].message.size
+    )
+
+
+def test_an_empty_store(any_store: Store) -> None:
+    snapshot = any_store.snapshot()
+    assert (snapshot.last_id, snapshot.counters) == (0, Counters())
+    assert any_store.commit(Turn()) == snapshot
+    assert any_store.lowest_open() is None
+    assert any_store.read_due(1e12, limit=9, loaded=()) == ([], None)
+    assert any_store.read_ready(0, 10**9, **ALL) == []
+    assert any_store.run == 1
+    assert not any_store.changed_elsewhere()
+
+
+def test_the_position_of_a_source_grows_with_its_entries(any_store: Store, entry: Make) -> None:
+    assert any_store.position("file") == 0
+    any_store.commit(Turn(new=[entry(), entry()], sources={"file": 2}))
+    any_store.commit(Turn(new=[entry(), entry()], sources={"file": 1, "other": 1}))
+    assert (any_store.position("file"), any_store.position("other")) == (3, 1)
+
+
+def test_a_new_entry_may_be_sent_and_even_settled_at_once(any_store: Store, entry: Make) -> None:
+    new = [entry(), entry()]
+    parked = [Attempt(new[1], "1-1", 0, RETURNED, 5.0)]
+    snapshot = any_store.commit(Turn(new=new, sent=[Sent("1-1", 1, new[:1])], parked=parked))
+    assert snapshot.counters.open == 1
+    assert any_store.lowest_open() == 1
+
+
+# ----------------------------------------------------------------------------------- only a file
+
+
+def test_entries_survive_and_ids_are_never_given_twice(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        new = [entry(), entry()]
+        store.commit(Turn(new=new))
+        new[1].due_at, new[1].uncertain = 77.0, 3
+        store.commit(Turn(rescheduled=[new[1]], confirmed=[new[0]]))
+    with closing(SqliteStore(path)) as store:
+        assert store.run == 2
+        (found,), _ = store.read_due(80.0, limit=1, loaded=())
+        assert (found.id, found.message, found.due_at, found.uncertain) == (
+            2,
+            new[1].message,
+            77.0,
+            3,
+        )
+        store.commit(Turn(confirmed=[found]))
+    with closing(SqliteStore(path)) as store:
+        third = entry()
+        assert store.commit(Turn(new=[third])).counters == Counters(
+            stored=3, confirmed=2, open_bytes=third.message.size
+        )
+        assert third.id == 3
+
+
+def test_a_failed_commit_changes_nothing(store: SqliteStore, path: Path, entry: Make) -> None:
+    store.commit(Turn(new=[old := entry()]))
+    before = store.snapshot()
+    good, bad = entry(), Entry(Message(b"no id"), 1.0)
+    with pytest.raises(OutboxError, match="message_id"):
+        store.commit(Turn(new=[good, bad], confirmed=[old], sources={"s": 2}))
+    assert (good.id, bad.id) == (0, 0)
+    assert store.snapshot() == before
+    assert store.position("s") == 0
+    assert store.lowest_open() == old.id
+    store.commit(Turn(new=[good], confirmed=[old]))
+    assert good.id == 2
+
+
+def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, entry: Make) -> None:
+    new = [entry() for _ in range(6)]
+    store.commit(Turn(new=new))
+    order = [new[2], new[3], new[0], new[5]]
+    store.commit(Turn(sent=[Sent("1-1", 10, order), Sent("1-2", 1, [new[4]])]))
+    nack = Attempt(new[3], "1-1", 11, NACKED, 5.0)
+    store.commit(Turn(confirmed=[new[0]], attempts=[nack], rescheduled=[new[3]]))
+    with closing(sqlite3.connect(path)) as connection:
+        database = Database(connection)
+        tags = database.query("SELECT epoch, tag, id, message_id FROM in_flight_tags ORDER BY 1, 2")
+        assert [tuple(row.values()) for row in tags] == [
+            ("1-1", 10, 3, "m-3"),
+            ("1-1", 13, 6, "m-6"),
+            ("1-2", 1, 5, "m-5"),
+        ]
+        assert [row["ids"] for row in database["in_flight"].rows] == ["[[3,2],[1,1],[6,1]]", "[[5,1]]"]
+    store.commit(Turn(finished=[Sent("1-1", 10, order)]))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT epoch FROM in_flight").fetchall() == [("1-2",)]
+
+
+def test_the_history_tells_how_each_attempt_ended(store: SqliteStore, path: Path, entry: Make) -> None:
+    store.commit(Turn(new=[one := entry()]))
+    store.commit(Turn(attempts=[Attempt(one, "1-1", 1, NACKED, 5.0)]))
+    last = Attempt(one, "1-2", 7, RETURNED, 6.0)
+    one.nacked, one.returned = 1, 1
+    store.commit(Turn(parked=[last], attempts=[last]))
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(Database(connection).query("SELECT * FROM history")) == [
+            {
+                "id": 1,
+                "message_id": "m-1",
+                "at": "1970-01-01 00:00:05",
+                "outcome": "nacked",
+                "reply_code": 0,
+                "reply_text": "basic.nack",
+                "persistence": "possibly persisted",
+                "epoch": "1-1",
+                "tag": 1,
+            },
+            {
+                "id": 1,
+                "message_id": "m-1",
+                "at": "1970-01-01 00:00:06",
+                "outcome": "returned",
+                "reply_code": 312,
+                "reply_text": "NO_ROUTE",
+                "persistence": "not written",
+                "epoch": "1-2",
+                "tag": 7,
+            },
+        ]
+        (parked,) = Database(connection).query("SELECT * FROM parked_messages")
+        assert (parked["attempts"], parked["reply_text"]) == (2, "NO_ROUTE")
+
+
+def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make) -> None:
+    first = SqliteStore(path)
+    new = [entry() for _ in range(3)]
+    first.commit(Turn(new=new, sent=[Sent("1-1", 1, new)]))
+    nack = Attempt(new[1], "1-1", 2, NACKED, 5.0)
+    first.commit(Turn(confirmed=[new[0]], attempts=[nack], rescheduled=[new[1]]))
+    first.close()
+    with closing(SqliteStore(path)) as second:
+        found = second.read_ready(1, 9, **ALL)
+        assert [(e.id, e.uncertain) for e in found] == [(2, 0), (3, 1)]
+    with closing(SqliteStore(path)) as third:  # and says it once
+        assert [e.uncertain for e in third.read_ready(1, 9, **ALL)] == [0, 1]
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM in_flight").fetchone() == (0,)
+        history = connection.execute("SELECT id, epoch, tag, outcome, reply_text FROM attempts")
+        assert history.fetchall() == [
+            (2, "1-1", 2, "nacked", "basic.nack"),
+            (3, "1-1", 3, "uncertain", LEFT_IN_FLIGHT),
+        ]
+
+
+def test_old_history_of_confirmed_messages_is_forgotten(path: Path, entry: Make) -> None:
+    week = 7 * 86_400.0
+    with closing(SqliteStore(path, clock=lambda: 1000.0)) as store:
+        store.commit(Turn(new=[gone := entry(), stays := entry()]))
+        attempts = [Attempt(e, "1-1", e.id, NACKED, 1000.0) for e in (gone, stays)]
+        store.commit(Turn(attempts=attempts, confirmed=[gone]))
+    with closing(sqlite3.connect(path)) as connection:
+        for clock, left in ((1000.0 + week, [(1,), (2,)]), (1001.0 + week, [(2,)])):
+            SqliteStore(path, clock=lambda clock=clock: clock).close()
+            assert connection.execute("SELECT id FROM attempts ORDER BY id").fetchall() == left
+
+
+def test_runs_are_written_down(path: Path) -> None:
+    SqliteStore(path, clock=lambda: 5.0).close()
+    with closing(sqlite3.connect(path)) as connection:
+        ((run, pid, started, ended),) = connection.execute(
+            "SELECT id, pid, started_at, ended_at FROM runs"
+        )
+    assert (run, pid, started, ended) == (1, os.getpid(), 5.0, 5.0)
+
+
+def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Make) -> None:
+    store.commit(Turn(new=[first := entry()]))
+    assert not store.changed_elsewhere()
+    with Outbox(path) as outbox:
+        message_id = outbox.enqueue(Message(b"from elsewhere"))
+    assert store.changed_elsewhere()
+    assert not store.changed_elsewhere()
+    assert store.snapshot().last_id == 2
+    third = entry()
+    snapshot = store.commit(Turn(new=[third], confirmed=[first]))
+    assert third.id == snapshot.last_id == 3
+    found = store.read_ready(1, 9, **ALL)
+    assert [(e.id, e.message.message_id) for e in found] == [
+        (2, message_id),
+        (3, third.message.message_id),
+    ]
+    assert snapshot.counters.open == 2
+    assert snapshot.counters.open_bytes == sum(e.message.size for e in found)
+    assert not store.changed_elsewhere()  # our own commit is not somebody else's
+
+
+def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
+    with pytest.raises(OutboxInUse, match=str(os.getpid())):
+        SqliteStore(path)
+
+
+def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) -> None:
+    loser = SqliteStore(path)
+    loser.commit(Turn(new=[one := entry()]))
+    lock_path(path).unlink()  # somebody "repaired" the outbox by removing the lock
+    with closing(SqliteStore(path)) as winner:
+        with pytest.raises(OutboxInUse, match="taken over by process"):
+            loser.commit(Turn(confirmed=[one]))
+        assert winner.lowest_open() == one.id
+    loser.close()
+
+
+def test_a_child_of_a_fork_cannot_use_it(
+    store: SqliteStore, path: Path, entry: Make, child: Callable[[Callable[[], None]], int]
+) -> None:
+    store.commit(Turn(new=[entry()]))
+
+    def use() -> None:
+        with pytest.raises(PublisherForked):
+            store.commit(Turn(new=[entry()]))
+        with pytest.raises(PublisherForked):
+            store.snapshot()
+        store.close()
+
+    assert child(use) == 0
+    assert store.commit(Turn(new=[entry()])).counters.stored == 2
+    with pytest.raises(OutboxInUse):
+        SqliteStore(path)
+
+
+def test_a_closed_store_says_so(path: Path, entry: Make) -> None:
+    store = SqliteStore(path)
+    store.close()
+    store.close()
+    for use in (store.snapshot, lambda: store.commit(Turn(new=[entry()]))):
+        with pytest.raises(OutboxError, match="is closed"):
+            use()
+
+
+# ------------------------------------------------------------------------------------ flipped bits
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("body", b"BODY 2"),
+        ("exchange", "0rders"),
+        ("routing_key", ""),
+        ("message_id", "m-3"),
+        ("properties", '{"app_id":"x"}'),
+        ("properties", "{"),
+        ("exchange", "CAST(x'ff' AS TEXT)"),
+    ],
+)
+@pytest.mark.parametrize("due_at", [None, 5.0])
+def test_a_damaged_row_is_parked_and_never_sent(
+    store: SqliteStore, path: Path, entry: Make, column: str, value: Any, due_at: float | None
+) -> None:
+    new = [entry() for _ in range(3)]
+    for one in new:
+        one.due_at = due_at
+    store.commit(Turn(new=new))
+    with closing(sqlite3.connect(path)) as other, other:
+        is_sql = isinstance(value, str) and value.startswith("CAST")
+        other.execute(
+            f"UPDATE messages SET {column} = {value if is_sql else '?'} WHERE id = 2",
+            () if is_sql else (value,),
+        )
+    if due_at is None:
+        found = store.read_ready(1, 9, limit=2, bytes_max=10**9)
+    else:
+        found, _ = store.read_due(9.0, limit=9, loaded=())
+    assert ids(found) == [1, 3]
+    counters = store.snapshot().counters
+    assert (counters.stored, counters.parked, counters.open) == (3, 1, 2)
+    assert counters.open_bytes == sum(e.message.size for e in found)
+    (parked,) = Outbox(path).parked()
+    assert parked.id == 2
+    assert "checksum" in parked.reply_text
+
+
+def test_a_row_that_is_no_message_is_parked_too(store: SqliteStore, path: Path, entry: Make) -> None:
+    impossible = entry()
+    object.__setattr__(impossible.message, "priority", 999)  # as a later version might allow
+    store.commit(Turn(new=[impossible, entry()]))
+    assert ids(store.read_ready(1, 9, **ALL)) == [2]
+    (parked,) = Outbox(path).parked()
+    assert "cannot be rebuilt" in parked.reply_text
+    assert "priority" in parked.reply_text
+
+
+def test_reading_what_is_due_does_not_read_what_waits(store: SqliteStore, entry: Make) -> None:
+    new = [entry(body=bytes(10_000)) for _ in range(2000)]
+    for n, one in enumerate(new):
+        one.due_at = 1000.0 + n
+    store.commit(Turn(new=new))
+    steps = 0
+
+    def count() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    store._connection.set_progress_handler(count, 10)
+    due, next_due_at = store.read_due(1000.0, limit=100, loaded=())
+    store._connection.set_progress_handler(None, 0)
+    assert (ids(due), next_due_at) == ([1], 1001.0)
+    assert steps < 20
