@@ -4,7 +4,8 @@ Knows: one file beside the outbox. Must never know: what the space will be used 
 
 On a full disk SQLite cannot even delete: that, too, writes to its log first. The outbox could not
 drain, so the disk would stay full. Removing this file makes room for the verdicts of messages that
-are on their way; room is made again once there is some.
+are on their way; room is made again once there is some. It must hold one whole checkpoint: the log
+shrinks only after the pages in it have found room in the database.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-BALLAST_BYTES: Final = 1024 * 1024
+BALLAST_BYTES: Final = 5 * 1024 * 1024
 RETRY_INTERVAL_S: Final = 10.0
 
 

@@ -111,6 +111,8 @@ class SqliteStore:
             # Even deleting writes to the log: what only settles may use the space kept for it.
             if turn.new or not self._ballast.release():
                 raise
+            with suppress(sqlite3.Error):  # the log, moved into the database, is space again
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             return self._commit(turn)
         self._ballast.restore()
         return snapshot

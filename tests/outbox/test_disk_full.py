@@ -4,7 +4,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
-from reliablepub.outbox.ballast import Ballast
+from reliablepub.outbox.ballast import BALLAST_BYTES, Ballast
 from reliablepub.outbox.database import OutboxUnsure
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.store import SqliteStore
@@ -23,10 +23,10 @@ KIB = b"x" * 1024
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
+    """A file system of 16 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a small file system needs root")
     yield folder
@@ -58,13 +58,13 @@ def test_a_full_disk_still_drains(small_disk: Path, entry: Make) -> None:
     path = small_disk / "outbox.db"
     accepted: list[Entry] = []
     with closing(SqliteStore(path)) as store:
-        assert (small_disk / "outbox.db.ballast").stat().st_size == 1024 * 1024
+        assert (small_disk / "outbox.db.ballast").stat().st_size == BALLAST_BYTES
         with pytest.raises(OutboxDiskFull):
             while True:
                 new = [entry(body=KIB) for _ in range(20)]
                 store.commit(Turn(new=new))
                 accepted += new
-        assert len(accepted) > 500
+        assert len(accepted) > 1000
         while accepted:
             store.commit(Turn(confirmed=accepted[:20]))
             del accepted[:20]
@@ -81,15 +81,19 @@ def test_without_its_ballast_it_would_not(small_disk: Path, entry: Make) -> None
         accepted: list[Entry] = []
         with pytest.raises(OutboxDiskFull):
             while True:
-                new = [entry(body=KIB)]
+                new = [entry(body=KIB) for _ in range(20)]
                 store.commit(Turn(new=new))
                 accepted += new
+        (small_disk / "filler").write_bytes(b"")
+        with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
         with pytest.raises(OutboxDiskFull):
             store.commit(Turn(confirmed=accepted))
 
 
 def test_a_disk_that_is_full_from_the_start(small_disk: Path) -> None:
-    (small_disk / "filler").write_bytes(bytes(4 * 1024 * 1024 - 4096))
+    (small_disk / "filler").write_bytes(bytes(16 * 1024 * 1024 - 4096))
     with pytest.raises(OutboxDiskFull):
         SqliteStore(small_disk / "outbox.db")
     with Outbox(small_disk / "other.db") as outbox, pytest.raises(OutboxDiskFull):

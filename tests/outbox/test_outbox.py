@@ -1,7 +1,8 @@
+import os
 import pickle
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -27,9 +28,9 @@ def open_messages(path: Path) -> list[Message]:
 
 
 @pytest.fixture
-def app(path: Path) -> sqlite3.Connection:
+def app(path: Path) -> Iterator[sqlite3.Connection]:
     """The application's own database, with a table of its own."""
-    with closing(sqlite3.connect(path)) as db, db:
+    with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE orders (id INTEGER)")
         yield db
 
@@ -166,8 +167,6 @@ def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
         )
         status = Outbox(path).status()
         size = sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")))
-        import os  # noqa: PLC0415
-
         assert status == OutboxStatus(
             stored=6,
             open=3,

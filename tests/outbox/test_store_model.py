@@ -158,7 +158,7 @@ class FileMachine(StoreMachine):
         self.run += 1
         assert self.store.run == self.run
         ready = self.store.read_ready(1, self.last_id, limit=1000, bytes_max=10**9)
-        due, _ = self.store.read_due(1e9, limit=1000, loaded=())
+        due, _ = self.store.read_due(1e12, limit=1000, loaded=())
         assert {e.id for e in (*ready, *due)} == set(self.rows)
         self.entries |= {e.id: e for e in (*ready, *due)}
 
