@@ -83,10 +83,6 @@ class Lane(Generic[K]):
         self.state = ChannelState.OPENING
         self._opening_since = now
 
-    def give_up_opening(self) -> None:
-        """The opening is overdue and has been reported."""
-        self._opening_since = None
-
     def opened(self) -> None:
         """The channel is there."""
         self.state = ChannelState.OPEN

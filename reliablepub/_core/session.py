@@ -89,13 +89,13 @@ class Session(Generic[K]):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection."""
+        """Whether there is a connection that answers."""
         return self._is_connected
 
     @property
     def is_ready(self) -> bool:
         """Whether fresh messages can be written right now, window permitting."""
-        return self._main.state is ChannelState.OPEN and self._blocked_reason is None
+        return self._can_write and self._main.state is ChannelState.OPEN
 
     @property
     def blocked_reason(self) -> str | None:
@@ -142,15 +142,15 @@ class Session(Generic[K]):
     def handle_timeout(self, now: float) -> None:
         """Retire every channel whose oldest confirm, or whose opening, is overdue."""
         within = f"within {self._confirm_timeout_s:g} s"
-        lanes = (self._main, self._quarantine)
-        overdue = [lane for lane in lanes if self._is_overdue(lane, now)]
-        if any(lane.state is ChannelState.OPENING for lane in overdue):
-            self._commands.append(Disconnect(f"no channel {within}"))
-            for lane in lanes:
-                lane.give_up_opening()  # said once; the loss of the connection follows
-            return
-        for lane in overdue:
-            self._retire(lane, f"no confirm {within}", now)
+        for lane in (self._main, self._quarantine):
+            due = self._due(lane)
+            if due is None or due > now:
+                continue
+            if lane.state is ChannelState.OPENING:
+                self._commands.append(Disconnect(f"no channel {within}"))
+                self._is_connected = False  # nothing more is asked of it; its loss follows
+            else:
+                self._retire(lane, f"no confirm {within}", now)
 
     def _connected(self, _event: Connected, now: float) -> None:
         self._is_connected = True
@@ -266,7 +266,7 @@ class Session(Generic[K]):
         Suspects go first: they are few, and old. While they lack room, fresh messages wait: they
         would take every byte that becomes free, and a large suspect would never be sent.
         """
-        if self._blocked_reason is not None or self._is_draining:
+        if not self._can_write or self._is_draining:
             return []
         batches = []
         for lane in (self._quarantine, self._main):
@@ -300,6 +300,10 @@ class Session(Generic[K]):
 
     # ------------------------------------------------------------------ inside
 
+    @property
+    def _can_write(self) -> bool:
+        return self._is_connected and self._blocked_reason is None
+
     def _active(self, now: float) -> float:
         """The clock that stands still while the broker blocks us."""
         if self._blocked_reason is not None:
@@ -309,13 +313,9 @@ class Session(Generic[K]):
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer is overdue, should the broker not block us before."""
         since = lane.waiting_since
-        if since is None or self._blocked_reason is not None:
+        if since is None or not self._can_write:
             return None
         return since + self._confirm_timeout_s + self._paused_s
-
-    def _is_overdue(self, lane: Lane[K], now: float) -> bool:
-        due = self._due(lane)
-        return due is not None and due <= now
 
     def _unblock(self, now: float) -> None:
         if self._blocked_reason is not None:

@@ -1,0 +1,335 @@
+"""A session, a broker that could hardly be simpler, and the wire between them; virtual time.
+
+The broker takes what is written in order and forgets nothing it has said, so that every verdict of
+the session can be held against the truth. Nothing happens by itself: the test says what comes next.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from reliablepub._core.events import (
+    Acked,
+    Batch,
+    Blocked,
+    ChannelClosed,
+    ChannelOpened,
+    CloseChannel,
+    Connected,
+    ConnectionLost,
+    Disconnect,
+    Event,
+    Nacked,
+    OpenChannel,
+    Returned,
+    Settlement,
+    Unblocked,
+)
+from reliablepub._core.session import Session
+from reliablepub.outcome import Outcome, OutcomeKind
+
+CONFIRM_TIMEOUT_S: Final = 30.0
+OF_A_CHANNEL = (Acked, Nacked, Returned, ChannelClosed, ChannelOpened)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """One message on the wire."""
+
+    epoch: int
+    tag: int
+    key: int
+
+
+@dataclass
+class Channel:
+    """How many publishes it has counted, and which of them are not confirmed."""
+
+    count: int = 0
+    is_mute: bool = False
+    unconfirmed: list[int] = field(default_factory=list)
+
+
+class NaiveBroker:
+    """Its inbox and outbox are the two directions of the wire."""
+
+    def __init__(self) -> None:
+        self.poison: set[int] = set()
+        self.unroutable: set[int] = set()
+        self.inbox: deque[Publish | OpenChannel | CloseChannel] = deque()
+        self.outbox: deque[Event] = deque()
+        self.channels: dict[int, Channel] = {}
+        self.is_connected = False
+        self.is_blocked = False
+        self.is_deaf_to_opening = False
+        self.arrivals: Counter[int] = Counter()
+        self.acked: set[tuple[int, int]] = set()
+        self.nacked: set[tuple[int, int]] = set()
+        self.returned: set[tuple[int, int]] = set()
+        self.said: list[Event] = []
+        self.channels_opened = 0
+        self.channels_closed = 0
+
+    def work(self) -> None:
+        """Read one thing off the wire."""
+        match self.inbox.popleft():
+            case OpenChannel(epoch):
+                if not self.is_deaf_to_opening:
+                    self.channels[epoch] = Channel()
+                    self.channels_opened += 1
+                    self._say(ChannelOpened(epoch))
+            case CloseChannel(epoch):
+                self.channels.pop(epoch, None)
+            case Publish(epoch, tag, key) if channel := self.channels.get(epoch):
+                channel.count += 1
+                assert tag == channel.count, "I7: the k-th publish of an epoch has tag k"
+                self._take(channel, epoch, tag, key)
+
+    def _take(self, channel: Channel, epoch: int, tag: int, key: int) -> None:
+        if key in self.poison:
+            self.close_channel(epoch, 404, by_publish=True)
+            return
+        if key in self.unroutable:
+            self.returned.add((epoch, tag))
+            self._say(Returned(epoch, tag, 312, "NO_ROUTE"))
+        else:
+            self.arrivals[key] += 1
+        channel.unconfirmed.append(tag)
+
+    def confirm(self, epoch: int, tag: int, *, multiple: bool, ack: bool = True) -> None:
+        """Ack or nack one, or all up to it; 0 with multiple is everything.
+
+        No broker can say 0 while a publish is under way: it would confirm what it has not seen.
+        """
+        if self.channels[epoch].is_mute:
+            return
+        unconfirmed = self.channels[epoch].unconfirmed
+        covered = [t for t in unconfirmed if t == tag or (multiple and (t <= tag or tag == 0))]
+        for covered_tag in covered:
+            unconfirmed.remove(covered_tag)
+            (self.acked if ack else self.nacked).add((epoch, covered_tag))
+        if covered:
+            self._say((Acked if ack else Nacked)(epoch, tag, multiple))
+
+    def owes(self, epoch: int) -> bool:
+        """Whether confirms are to come."""
+        channel = self.channels[epoch]
+        return bool(channel.unconfirmed) and not channel.is_mute
+
+    def close_channel(self, epoch: int, code: int, *, by_publish: bool) -> None:
+        """As RabbitMQ does: everything unconfirmed there is forgotten."""
+        del self.channels[epoch]
+        self.channels_closed += 1
+        self._say(ChannelClosed(epoch, code, "no", by_publish=by_publish))
+
+    def connect(self) -> None:
+        """Accept a connection."""
+        self.is_connected = True
+        self._say(Connected())
+
+    def drop(self, *, with_late_words: bool = False) -> None:
+        """Lose the connection; what was already said of channels may still be heard, too late."""
+        late = [event for event in self.outbox if isinstance(event, OF_A_CHANNEL)]
+        self.is_connected = self.is_blocked = False
+        self.channels.clear()
+        self.inbox.clear()
+        self.outbox.clear()
+        self._say(ConnectionLost("dropped"))
+        self.outbox.extend(late if with_late_words else ())
+
+    def block(self) -> None:
+        """Raise an alarm."""
+        self.is_blocked = True
+        self._say(Blocked("low on disk"))
+
+    def unblock(self) -> None:
+        """End the alarm."""
+        self.is_blocked = False
+        self._say(Unblocked())
+
+    def say_again(self, index: int) -> None:
+        """Repeat something about a channel, whether or not that still exists."""
+        events = [
+            event
+            for event in self.said
+            if isinstance(event, Acked | Nacked | Returned) and event.tag != 0  # 0 is a new promise
+        ]
+        if events and self.is_connected:
+            self.outbox.append(events[index % len(events)])
+
+    def confirm_what_was_never_sent(self, epoch: int) -> None:
+        """Ack a tag beyond the last."""
+        self._say(Acked(epoch, self.channels[epoch].count + 1_000_000, multiple=True))
+
+    def _say(self, event: Event) -> None:
+        self.said.append(event)
+        self.outbox.append(event)
+
+
+class Rig:
+    """A session at the broker; every step is checked against what the broker knows."""
+
+    def __init__(self, *, window_max: int = 8, window_bytes_max: int = 1_000) -> None:
+        self.window_max, self.window_bytes_max = window_max, window_bytes_max
+        self.session: Session[int] = Session(
+            window_max=window_max,
+            window_bytes_max=window_bytes_max,
+            confirm_timeout_s=CONFIRM_TIMEOUT_S,
+        )
+        self.broker = NaiveBroker()
+        self.now = 1_000.0
+        self.sizes: dict[int, int] = {}
+        self.waiting: set[int] = set()
+        self.live: dict[int, tuple[int, int]] = {}
+        self.verdicts: dict[int, Outcome] = {}
+        self.sent: Counter[int] = Counter()
+        self.uncertain: Counter[int] = Counter()
+
+    # ---------------------------------------------------------------- what the relay would do
+
+    def submit(self, size: int = 1, *, poison: bool = False, unroutable: bool = False) -> int:
+        """Hand over the next message."""
+        key = len(self.sizes)
+        self.sizes[key] = size
+        if poison:
+            self.broker.poison.add(key)
+        if unroutable:
+            self.broker.unroutable.add(key)
+        self.waiting.add(key)
+        self.session.submit(key, size)
+        return key
+
+    def submit_many(self, count: int, *, poison: tuple[int, ...] = ()) -> list[int]:
+        """Hand over messages, the named positions poisoned."""
+        return [self.submit(poison=position in poison) for position in range(count)]
+
+    def withdraw(self, keys: set[int]) -> None:
+        """Change one's mind."""
+        self.session.withdraw(keys)
+        self.waiting -= keys
+        self._settle_and_obey()
+
+    def write(self) -> list[Batch[int]]:
+        """Write what the window allows."""
+        batches = self.session.poll_transmit(self.now)
+        for batch in batches:
+            for tag, key in enumerate(batch.keys, batch.first_tag):
+                self._note_sent(batch.epoch, tag, key)
+                self.broker.inbox.append(Publish(batch.epoch, tag, key))
+        self._check_window()
+        return batches
+
+    def fail_to_write(self) -> None:
+        """Take it back instead."""
+        buffered = self.session.buffered
+        self.session.take_back(self.session.poll_transmit(self.now))
+        assert self.session.buffered == buffered
+
+    def hear(self) -> None:
+        """Read one event off the wire."""
+        self.session.handle(self.broker.outbox.popleft(), self.now)
+        self._settle_and_obey()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, and the timer fire if it is due."""
+        self.now += seconds
+        due = self.session.poll_timeout()
+        if due is not None and due <= self.now:
+            self.session.handle_timeout(self.now)
+            later = self.session.poll_timeout()
+            assert later is None or later > self.now, "a timer that fires is no longer due"
+            self._settle_and_obey()
+
+    def _settle_and_obey(self) -> None:
+        for settlement in self.session.poll_settlements():
+            self._check_verdict(settlement)
+        for command in self.session.poll_commands():
+            if isinstance(command, Disconnect):
+                self.broker.drop()
+            else:
+                self.broker.inbox.append(command)
+
+    @property
+    def is_anything_under_way(self) -> bool:
+        """Whether either direction of the wire holds anything."""
+        return bool(self.broker.inbox or self.broker.outbox)
+
+    # ---------------------------------------------------------------- what must hold
+
+    def _note_sent(self, epoch: int, tag: int, key: int) -> None:
+        assert key not in self.live, "I9: in flight in one epoch only"
+        self.waiting.remove(key)  # and so neither settled nor withdrawn
+        self.live[key] = (epoch, tag)
+        self.sent[key] += 1
+        assert self.sent[key] <= 1 + self.uncertain[key], "I6: twice only after an uncertain end"
+
+    def _check_window(self) -> None:
+        in_flight_bytes = sum(self.sizes[key] for key in self.live)
+        assert len(self.live) <= self.window_max, "I10: messages"
+        assert in_flight_bytes <= self.window_bytes_max or len(self.live) == 1, "I10: bytes"
+        assert self.session.in_flight == len(self.live)
+        assert self.session.in_flight_bytes == in_flight_bytes
+
+    def _check_verdict(self, settlement: Settlement[int]) -> None:
+        key, attempt = settlement.key, (settlement.epoch, settlement.tag)
+        broker = self.broker
+        assert self.live.pop(key) == attempt
+        match settlement.outcome.kind:
+            case OutcomeKind.UNCERTAIN:
+                self.uncertain[key] += 1
+                self.waiting.add(key)
+                return
+            case OutcomeKind.CONFIRMED:
+                assert attempt in broker.acked - broker.returned, "I4: no false confirm"
+                assert broker.arrivals[key] > 0
+            case OutcomeKind.NACKED:
+                assert attempt in broker.nacked - broker.returned
+            case OutcomeKind.RETURNED:
+                assert attempt in broker.returned
+            case kind:
+                assert kind is OutcomeKind.REFUSED
+                assert key in broker.poison, "only the guilty are refused"
+        assert key not in self.verdicts, "I3: one final verdict"
+        self.verdicts[key] = settlement.outcome
+
+    def check(self) -> None:
+        """Every message is in exactly one place."""
+        self._check_window()
+        assert self.session.buffered == len(self.waiting)
+
+    # ---------------------------------------------------------------- a broker in good health
+
+    def step(self) -> bool:
+        """What a healthy broker and an eager client would do next; False if there is nothing."""
+        broker = self.broker
+        self.write()
+        if broker.inbox:
+            broker.work()
+        elif broker.outbox:
+            self.hear()
+        elif not broker.is_connected:
+            broker.connect()
+        elif broker.is_blocked:
+            broker.unblock()
+        elif epochs := [epoch for epoch in broker.channels if broker.owes(epoch)]:
+            newest = broker.channels[epochs[0]].unconfirmed[-1]
+            broker.confirm(epochs[0], newest, multiple=True)
+        elif (due := self.session.poll_timeout()) is not None:
+            self.advance(max(0.0, due - self.now))
+        else:
+            return False
+        return True
+
+    def run_until_idle(self) -> None:
+        """I12: with a healthy broker everything comes to an end, in a bounded number of steps."""
+        self.broker.is_deaf_to_opening = False
+        for _ in range(500 + 200 * len(self.sizes)):
+            if not self.step():
+                break
+        else:
+            raise AssertionError("no end")
+        self.check()
+        assert not self.waiting
+        assert not self.live

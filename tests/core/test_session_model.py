@@ -1,0 +1,173 @@
+"""Sessions at a broker that does whatever brokers do, in any order: RELIABILITY's invariants hold.
+
+The checks are in `naive_broker.Rig`; here is only what may happen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from reliablepub.outcome import OutcomeKind
+from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig
+
+WINDOW_BYTES_MAX: Final = 100
+KINDS = st.sampled_from(["good", "good", "good", "poison", "unroutable"])
+
+
+def has_channel(machine: SessionMachine) -> bool:
+    """Whether the broker has one open."""
+    return bool(machine.rig.broker.channels)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Everything that may happen, one rule each."""
+
+    @initialize(window_max=st.integers(1, 8))
+    def start(self, window_max: int) -> None:
+        self.rig = Rig(window_max=window_max, window_bytes_max=WINDOW_BYTES_MAX)
+        self.rig.broker.connect()
+
+    # the client
+
+    @rule(kinds=st.lists(KINDS, min_size=1, max_size=8), size=st.integers(1, 120))
+    def submit(self, kinds: list[str], size: int) -> None:
+        for kind in kinds:
+            self.rig.submit(size, poison=kind == "poison", unroutable=kind == "unroutable")
+
+    @rule()
+    def write(self) -> None:
+        self.rig.write()
+
+    @rule()
+    def fail_to_write(self) -> None:
+        self.rig.fail_to_write()
+
+    @precondition(lambda self: self.rig.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        keys = st.sets(st.sampled_from(sorted(self.rig.waiting)), min_size=1)
+        self.rig.withdraw(data.draw(keys))
+
+    @rule(count=st.integers(1, 20))
+    def hear(self, count: int) -> None:
+        for _ in range(min(count, len(self.rig.broker.outbox))):
+            self.rig.hear()
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, CONFIRM_TIMEOUT_S / 2, CONFIRM_TIMEOUT_S]))
+    def advance(self, seconds: float) -> None:
+        self.rig.advance(seconds)
+
+    @rule(count=st.integers(1, 20))
+    def go_well_for_a_while(self, count: int) -> None:
+        for _ in range(count):
+            self.rig.step()
+
+    # the broker
+
+    @rule(count=st.integers(1, 20))
+    def work(self, count: int) -> None:
+        for _ in range(min(count, len(self.rig.broker.inbox))):
+            self.rig.broker.work()
+
+    @precondition(has_channel)
+    @rule(data=st.data(), multiple=st.booleans(), ack=st.booleans())
+    def confirm(self, data: st.DataObject, multiple: bool, ack: bool) -> None:  # noqa: FBT001
+        epoch = self._any_channel(data)
+        unconfirmed = self.rig.broker.channels[epoch].unconfirmed
+        if unconfirmed:
+            tag = data.draw(st.sampled_from(unconfirmed))
+            self.rig.broker.confirm(epoch, tag, multiple=multiple, ack=ack)
+
+    @precondition(lambda self: has_channel(self) and not self.rig.is_anything_under_way)
+    @rule(data=st.data(), ack=st.booleans())
+    def confirm_everything(self, data: st.DataObject, ack: bool) -> None:  # noqa: FBT001
+        epoch = self._any_channel(data)
+        if self.rig.broker.owes(epoch):
+            self.rig.broker.confirm(epoch, 0, multiple=True, ack=ack)
+            self.rig.hear()
+
+    @precondition(has_channel)
+    @rule(data=st.data())
+    def stop_confirming(self, data: st.DataObject) -> None:
+        self.rig.broker.channels[self._any_channel(data)].is_mute = True
+
+    @precondition(has_channel)
+    @rule(data=st.data())
+    def close_a_channel_for_no_fault_of_ours(self, data: st.DataObject) -> None:
+        self.rig.broker.close_channel(self._any_channel(data), 320, by_publish=False)
+
+    @precondition(has_channel)
+    @rule(data=st.data())
+    def confirm_what_was_never_sent(self, data: st.DataObject) -> None:
+        self.rig.broker.confirm_what_was_never_sent(self._any_channel(data))
+
+    @rule(index=st.integers(0, 1_000))
+    def say_something_again(self, index: int) -> None:
+        self.rig.broker.say_again(index)
+
+    @precondition(lambda self: self.rig.broker.is_connected)
+    @rule(with_late_words=st.booleans())
+    def drop(self, with_late_words: bool) -> None:  # noqa: FBT001
+        self.rig.broker.drop(with_late_words=with_late_words)
+
+    @precondition(lambda self: not self.rig.broker.is_connected)
+    @rule(is_deaf_to_opening=st.booleans())
+    def connect(self, is_deaf_to_opening: bool) -> None:  # noqa: FBT001
+        self.rig.broker.is_deaf_to_opening = is_deaf_to_opening
+        self.rig.broker.connect()
+
+    @precondition(lambda self: self.rig.broker.is_connected)
+    @rule()
+    def block(self) -> None:
+        self.rig.broker.block()
+
+    @precondition(lambda self: self.rig.broker.is_connected)
+    @rule()
+    def unblock(self) -> None:
+        self.rig.broker.unblock()
+
+    # what must hold
+
+    @invariant()
+    def every_message_is_in_one_place(self) -> None:
+        self.rig.check()
+
+    def teardown(self) -> None:
+        """In the end everyone gets well."""
+        if not hasattr(self, "rig"):
+            return
+        self.rig.run_until_idle()
+        broker = self.rig.broker
+        for key, verdict in self.rig.verdicts.items():
+            if key in broker.poison:
+                assert verdict.kind is OutcomeKind.REFUSED
+            elif key in broker.unroutable:
+                assert verdict.kind is OutcomeKind.RETURNED
+            else:
+                assert verdict.kind in {OutcomeKind.CONFIRMED, OutcomeKind.NACKED}
+
+    def _any_channel(self, data: st.DataObject) -> int:
+        return data.draw(st.sampled_from(sorted(self.rig.broker.channels)))
+
+
+@pytest.mark.parametrize(
+    "examples",
+    [300, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
+)
+def test_whatever_happens_every_message_ends_once_and_rightly(examples: int) -> None:
+    run_state_machine_as_test(
+        SessionMachine,
+        settings=settings(max_examples=examples, stateful_step_count=60, deadline=None),
+    )
