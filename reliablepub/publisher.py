@@ -47,6 +47,7 @@ CHUNKS_UNDER_WAY: Final = 3
 MIB: Final = 1024 * 1024
 _LOOK_S: Final = 0.05
 """How often a caller who waits for its commit looks whether the outbox is full or the relay gone."""
+_LOADED_BYTES_MAX: Final = 32 * MIB
 _OPEN_MESSAGES_MAX: Final = 10_000_000
 _OPEN_BYTES_MAX: Final = 8 * 1024 * MIB
 
@@ -219,7 +220,7 @@ class Publisher:
         receipt = BatchReceipt(self._relay)
         under_way: deque[_Handover] = deque()
         try:
-            for chunk in _chunks(messages, min(CHUNK_MESSAGES_MAX, self._limits.messages_max)):
+            for chunk in _chunks(messages, self._limits):
                 under_way.append(self._hand_over(chunk, receipt, source, receipt.accepted))
                 if len(under_way) > CHUNKS_UNDER_WAY:
                     self._wait_stored(under_way.popleft())
@@ -374,14 +375,16 @@ class _Handover:
         self.done.set()
 
 
-def _chunks(messages: Iterable[Message], messages_max: int) -> Iterator[list[Message]]:
-    """Cut a stream into pieces that are handed over and stored together."""
+def _chunks(messages: Iterable[Message], limits: Limits) -> Iterator[list[Message]]:
+    """Cut a stream into pieces that are handed over and stored together, and that the limits allow."""
+    messages_max = min(CHUNK_MESSAGES_MAX, limits.messages_max)
+    bytes_max = min(CHUNK_BYTES_MAX, limits.bytes_max)
     chunk: list[Message] = []
     size = 0
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
-        if chunk and (len(chunk) >= messages_max or size + message.size > CHUNK_BYTES_MAX):
+        if chunk and (len(chunk) >= messages_max or size + message.size > bytes_max):
             yield chunk
             chunk, size = [], 0
         chunk.append(
@@ -402,7 +405,7 @@ def _limits(
 ) -> Limits:
     """What may be held where: a disk takes millions, memory a few windows."""
     loaded_max = max(4 * window_max, 2_000)
-    loaded_bytes_max = 2 * window_bytes_max
+    loaded_bytes_max = max(2 * window_bytes_max, _LOADED_BYTES_MAX)
     default_messages_max = _OPEN_MESSAGES_MAX if is_durable else loaded_max
     default_bytes_max = _OPEN_BYTES_MAX if is_durable else loaded_bytes_max
     limits = Limits(

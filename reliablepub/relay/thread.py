@@ -9,6 +9,7 @@ transport's loop, the session. Callers touch the inbox, the last `Status`, and t
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -22,9 +23,10 @@ from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Inbox
 from reliablepub.relay.relay import Limits, Relay
-from reliablepub.relay.status import Status
+from reliablepub.relay.status import Link, Status
 from reliablepub.transport.base import Transport
 
+LOGGER: Final = logging.getLogger("reliablepub")
 LAST_CONFIRMS_S: Final = 1.0
 """How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
 
@@ -165,14 +167,29 @@ class RelayThread:
             self._started.set()
 
     def _run(self, relay: Relay, transport: Transport) -> None:
+        last: tuple[Link, str] | None = None
         while True:
             is_closing = self._close_at is not None
             wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
+            last = self._report(relay.status, last)
             self._answer_flushes(relay)
             if is_closing and self._is_done(relay):
                 break
             relay.handle(transport.listen(self._wait_s(wait_s)))
         relay.turn(is_flushing=True)
+
+    def _report(self, status: Status, last: tuple[Link, str] | None) -> tuple[Link, str] | None:
+        """One line for each change that a person may want to know of, none for each attempt."""
+        now = (status.link, status.reason)
+        if status.link is Link.CONNECTING or now == last:
+            return last
+        if status.link is Link.CONNECTED:
+            LOGGER.info("connected; %d messages are open", status.open)
+        elif status.link is Link.BLOCKED:
+            LOGGER.warning("the broker blocks publishing: %s", status.reason)
+        else:
+            LOGGER.warning("not connected: %s; %d messages are open", status.reason, status.open)
+        return now
 
     def _is_done(self, relay: Relay) -> bool:
         """Whether a closing relay may end: nothing is open, or the time is up."""

@@ -39,6 +39,7 @@ from reliablepub.message import Message
 from reliablepub.transport.address import Address
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.encoding import attempt_name, attempt_tag, encode_properties
+from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
@@ -84,6 +85,7 @@ class PikaTransport:
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
         self._channels: dict[int, Channel] = {}
+        quiet_this_thread()
         self._loop = IOLoop()
         self._loop.activate_poller()
 
@@ -165,6 +167,7 @@ class PikaTransport:
             waiting = connection is not None and not connection.is_closed
         self._loop.deactivate_poller()
         self._loop.close()
+        unquiet_this_thread()
 
     # ------------------------------------------------------------------ inside
 
@@ -270,6 +273,10 @@ def _nothing() -> None:
     """What a timer calls whose only purpose is to end a poll."""
 
 
+def _is_wrapper(error: BaseException) -> bool:
+    return len(error.args) == 1 and isinstance(error.args[0], BaseException)
+
+
 def _explain(error: BaseException) -> str:
     """pika's nested errors in a few words, without anything secret."""
     while True:
@@ -277,6 +284,8 @@ def _explain(error: BaseException) -> str:
             error = error.exceptions[-1]
         elif isinstance(error, connection_workflow.AMQPConnectorPhaseErrorBase):
             error = error.exception
+        elif type(error) is exceptions.AMQPConnectionError and _is_wrapper(error):
+            error = error.args[0]
         else:
             break
     match error:

@@ -1,0 +1,83 @@
+"""A broker that a test may do harm to: the fake one and the real one, with the same few handles.
+
+It knows how each of the two is cut off, alarmed, killed and revived. It must never know the publisher.
+"""
+
+from typing import Protocol
+
+from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
+from tests.rabbitmq import RabbitMQNode
+
+
+class Rig(Protocol):
+    """What a test of behaviour may do to a broker."""
+
+    probe: AmqpProbe
+
+    @property
+    def url(self) -> str:
+        """Where it is, also while it is down."""
+
+    def drop_connections(self) -> None:
+        """End every connection at once."""
+
+    def block(self) -> None:
+        """Raise an alarm: the next publish on a connection is withheld, and blocks it."""
+
+    def unblock(self) -> None:
+        """Clear the alarm."""
+
+    def kill(self) -> None:
+        """Let it die without a word."""
+
+    def start(self) -> None:
+        """Bring it back, with what it had confirmed."""
+
+
+class FakeRig:
+    """The bundled broker."""
+
+    def __init__(self, broker: FakeBroker) -> None:
+        self._broker = broker
+        self.url = broker.url
+        self.probe = AmqpProbe(broker.url)
+
+    def drop_connections(self) -> None:
+        self._broker.drop_connections()
+
+    def block(self) -> None:
+        self._broker.block("low on memory")
+
+    def unblock(self) -> None:
+        self._broker.unblock()
+
+    def kill(self) -> None:
+        self._broker.crash(lose_unsynced=True)
+
+    def start(self) -> None:
+        self._broker.start()
+
+
+class RealRig:
+    """RabbitMQ itself."""
+
+    def __init__(self, node: RabbitMQNode) -> None:
+        self._node = node
+        self.url = node.url
+        self.probe = AmqpProbe(node.url)
+
+    def drop_connections(self) -> None:
+        self._node.close_all_connections("cut by a test")
+
+    def block(self) -> None:
+        self._node.set_memory_alarm()
+
+    def unblock(self) -> None:
+        self._node.clear_memory_alarm()
+
+    def kill(self) -> None:
+        self._node.kill()
+
+    def start(self) -> None:
+        self._node.start()

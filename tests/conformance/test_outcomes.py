@@ -1,0 +1,172 @@
+"""Each outcome, reported for the message it belongs to, by both brokers alike."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+
+import pytest
+from tenacity import wait_none
+
+from reliablepub import (
+    Message,
+    Nacked,
+    Publisher,
+    Refused,
+    Retries,
+    RetryPolicy,
+    Unroutable,
+)
+from tests.amqp_probe import AmqpProbe
+
+IMPATIENT = RetryPolicy(
+    nacked=Retries(2, wait_none()), returned=Retries(2, wait_none()), refused=Retries(1, wait_none())
+)
+
+
+def test_a_message_is_confirmed_and_arrives_as_it_was_published(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url)
+    # pika reads a double as an integer, so a whole one here; tests/transport has the others
+    headers = {"text": "é", "n": -(2**40), "whole": 3.0, "yes": True, "none": None,
+               "raw": b"\x00\xff", "price": Decimal("9.99"), "list": [1, "two", {"three": 3}],
+               "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+    receipt = publisher.publish(
+        b"\x00body\xff", routing_key=queue, headers=headers, content_type="application/json",
+        content_encoding="identity", correlation_id="c", reply_to="r", type="t", app_id="a",
+        user_id="guest", priority=7, expiration=60_000, message_id="m-1",
+        timestamp=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    )
+    assert receipt.result(10).message_id == "m-1"
+    [(body, properties)] = broker.drain(queue, 1)
+    assert body == b"\x00body\xff"
+    assert properties.headers is not None
+    attempt = properties.headers.pop("x-reliablepub-attempt")
+    assert attempt.endswith(":1")
+    at = properties.headers.pop("at")
+    assert at.replace(tzinfo=UTC) == headers.pop("at")
+    assert properties.headers == headers
+    assert (properties.message_id, properties.delivery_mode, properties.priority) == ("m-1", 2, 7)
+    assert (properties.content_type, properties.content_encoding) == ("application/json", "identity")
+    assert (properties.correlation_id, properties.reply_to) == ("c", "r")
+    assert (properties.type, properties.app_id, properties.user_id) == ("t", "a", "guest")
+    assert (properties.expiration, properties.timestamp) == ("60000", 1767323045)
+
+
+def test_an_unroutable_message_is_never_called_confirmed(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    good = [publisher.publish(b"good", routing_key=queue) for _ in range(5)]
+    bad = publisher.publish(b"bad", routing_key="nobody-is-bound-here", message_id="bad-1")
+    good += [publisher.publish(b"good", routing_key=queue) for _ in range(5)]
+    with pytest.raises(Unroutable, match=r"bad-1.*312 NO_ROUTE.*after 2 attempts") as error:
+        bad.result(10)
+    assert error.value.reply_code == 312
+    for receipt in good:
+        receipt.result(10)
+    assert len(broker.drain(queue, 10)) == 10
+
+
+def test_messages_of_one_id_in_flight_together_keep_their_own_verdicts(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    messages = [
+        Message(b"x", routing_key=queue if n % 2 else "nobody-is-bound-here", message_id="same")
+        for n in range(100)
+    ]
+    receipt = publisher.publish_many(messages).wait(20)
+    assert (receipt.confirmed, receipt.failed) == (50, 50)
+    assert {type(error) for error in receipt.failures} == {Unroutable}
+    assert len(broker.drain(queue, 50)) == 50
+
+
+def test_a_full_queue_nacks_and_the_message_is_given_up_after_its_budget(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue(arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    receipts = [publisher.publish(b"%d" % n, routing_key=queue) for n in range(3)]
+    for receipt in receipts:
+        receipt.result(10)
+    with pytest.raises(Nacked, match="after 2 attempts"):
+        publisher.publish(b"too much", routing_key=queue).result(10)
+    assert [body for body, _ in broker.drain(queue, 3)] == [b"0", b"1", b"2"]
+
+
+def test_a_nacked_message_is_confirmed_once_there_is_room(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    patient = RetryPolicy(nacked=Retries(1_000, lambda _: 0.02))
+    publisher = open_publisher(broker.url, retry=patient)
+    publisher.publish(b"first", routing_key=queue).result(10)
+    second = publisher.publish(b"second", routing_key=queue)
+    assert [body for body, _ in broker.drain(queue, 1)] == [b"first"]
+    second.result(10)
+    assert [body for body, _ in broker.drain(queue, 1)] == [b"second"]
+
+
+@pytest.mark.parametrize(
+    ("poison", "text"),
+    [
+        (Message(b"x", exchange="no-such-exchange", message_id="poison"), "404 NOT_FOUND"),
+        (Message(b"x", user_id="somebody-else", message_id="poison"), "406 PRECONDITION_FAILED"),
+        (Message(b"x" * 1_048_577, message_id="poison"), "406 PRECONDITION_FAILED"),
+    ],
+    ids=["exchange", "user_id", "size"],
+)
+def test_poison_in_the_middle_of_a_window_takes_nobody_down_with_it(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher], poison: Message, text: str
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    good = [Message(b"%d" % n, routing_key=queue, message_id=f"good-{n}") for n in range(600)]
+    receipt = publisher.publish_many([*good[:300], poison, *good[300:]]).wait(30)
+    assert (receipt.confirmed, receipt.failed) == (600, 1)
+    [error] = receipt.failures
+    assert isinstance(error, Refused)
+    assert error.message_id == "poison"
+    assert text in str(error)
+    arrived = [properties.message_id for _, properties in broker.drain(queue, 600)]
+    assert set(arrived) == {message.message_id for message in good}
+
+
+def test_fresh_messages_flow_while_suspects_are_sorted_out(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    poison = [Message(b"x", exchange="no-such-exchange") for _ in range(20)]
+    good = [Message(b"%d" % n, routing_key=queue) for n in range(980)]
+    mixed = [message for n in range(20) for message in (*good[n * 49 : n * 49 + 49], poison[n])]
+    receipt = publisher.publish_many(mixed)
+    publisher.publish(b"fresh", routing_key=queue).result(10)
+    receipt.wait(30)
+    assert (receipt.confirmed, receipt.failed) == (980, 20)
+
+
+def test_many_messages_arrive_once_each_and_in_order_when_nothing_goes_wrong(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url)
+    receipt = publisher.publish_many(Message(b"%d" % n, routing_key=queue) for n in range(5_000))
+    assert receipt.wait(30).confirmed == 5_000
+    assert [int(body) for body, _ in broker.drain(queue, 5_000)] == list(range(5_000))
+
+
+def test_a_message_larger_than_the_window_in_bytes_goes_alone(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, window_bytes_max=10_000)
+    sizes = [1, 9_000, 50_000, 0, 200_000, 1]
+    receipts = [publisher.publish(b"x" * size, routing_key=queue) for size in sizes]
+    for receipt in receipts:
+        receipt.result(10)
+    assert sorted(len(body) for body, _ in broker.drain(queue, 6)) == sorted(sizes)

@@ -1,0 +1,220 @@
+"""What happens to accepted messages when brokers, connections and publishers die: nothing is lost.
+
+Every message may arrive more than once, but only under its own ``message_id``, and only those that were
+in flight when something broke.
+"""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Link, Message, Outbox, Publisher, PublisherClosed, StillOpen
+from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import (
+    Crash,
+    DropConfirm,
+    DropConnection,
+    DuplicateConfirm,
+    HoldConfirms,
+    Nack,
+    Return,
+    ShuffleConfirms,
+    StrayAck,
+)
+from tests.amqp_probe import AmqpProbe
+from tests.conformance.rig import Rig
+
+WINDOW = 200
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.005)
+
+
+def assert_all_arrived(probe: AmqpProbe, queue: str, expected: int, *, duplicates_max: int) -> None:
+    """Every number from 0 arrived, each always under one id, and not too many of them twice."""
+    arrived = probe.drain(queue, expected, timeout_s=20)
+    ids = {(body, properties.message_id) for body, properties in arrived}
+    assert {int(body) for body, _ in ids} == set(range(expected))
+    assert len(ids) == expected
+    assert len(arrived) - expected <= duplicates_max
+
+
+def numbered(count: int, queue: str, first: int = 0) -> list[Message]:
+    return [Message(b"%d" % n, routing_key=queue) for n in range(first, first + count)]
+
+
+def test_messages_accepted_while_the_broker_is_away_are_published_when_it_comes(
+    rig: Rig, outbox: Path
+) -> None:
+    queue = rig.probe.declare_queue()
+    rig.kill()
+    with Publisher(rig.url, outbox=outbox) as publisher:
+        receipt = publisher.publish_many(numbered(3_000, queue))
+        assert receipt.stored == 3_000
+        with pytest.raises(StillOpen):
+            receipt.wait(0.3)
+        assert "refused" in publisher.status.reason.lower()
+        rig.start()
+        receipt.wait(40)
+        assert publisher.flush(5).open == 0
+    assert_all_arrived(rig.probe, queue, 3_000, duplicates_max=0)
+
+
+def test_a_connection_lost_in_flight_loses_nothing(rig: Rig, outbox: Path) -> None:
+    queue = rig.probe.declare_queue()
+    with Publisher(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
+        receipt = publisher.publish_many(numbered(1_000, queue))
+        rig.drop_connections()
+        publisher.publish_many(numbered(1_000, queue, first=1_000)).wait(30)
+        receipt.wait(30)
+        assert publisher.status.connects >= 2
+    assert_all_arrived(rig.probe, queue, 2_000, duplicates_max=WINDOW)
+
+
+def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(rig: Rig, outbox: Path) -> None:
+    queue = rig.probe.declare_queue()
+    with Publisher(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
+        receipt = publisher.publish_many(numbered(4_000, queue))
+        wait_until(lambda: receipt.confirmed > 500)
+        rig.kill()
+        assert publisher.publish_many(numbered(500, queue, first=4_000)).stored == 500
+        rig.start()
+        receipt.wait(60)
+        assert publisher.flush(30).open == 0
+    assert_all_arrived(rig.probe, queue, 4_500, duplicates_max=WINDOW)
+
+
+def test_a_blocked_broker_stops_sending_but_not_accepting(rig: Rig, outbox: Path) -> None:
+    queue = rig.probe.declare_queue()
+    with Publisher(rig.url, outbox=outbox, confirm_timeout_s=0.5) as publisher:
+        publisher.publish(b"0", routing_key=queue).result(10)
+        rig.block()
+        first = publisher.publish(b"1", routing_key=queue)
+        wait_until(lambda: publisher.status.link is Link.BLOCKED)
+        receipt = publisher.publish_many(numbered(1_000, queue, first=2))
+        assert receipt.stored == 1_000
+        with pytest.raises(StillOpen):
+            receipt.wait(1.0)  # longer than a confirm may take: the deadline stands still
+        assert publisher.status.connects == 1
+        rig.unblock()
+        receipt.wait(20)
+        first.result(10)
+    assert_all_arrived(rig.probe, queue, 1_002, duplicates_max=0)
+
+
+def test_what_is_open_at_close_is_published_by_the_next_publisher(rig: Rig, outbox: Path) -> None:
+    queue = rig.probe.declare_queue()
+    rig.kill()
+    publisher = Publisher(rig.url, outbox=outbox)
+    receipt = publisher.publish_many(numbered(100, queue))
+    assert publisher.close(timeout=0).open == 100
+    with pytest.raises(PublisherClosed):
+        receipt.wait(5)
+    rig.start()
+    with Publisher(rig.url, outbox=outbox) as publisher:
+        assert publisher.flush(20).open == 0
+    assert_all_arrived(rig.probe, queue, 100, duplicates_max=0)
+
+
+PUBLISHES_UNTIL_KILLED = """
+    import itertools, sys
+    from reliablepub import Message, Publisher
+
+    url, outbox, queue = sys.argv[1:]
+    with Publisher(url, outbox=outbox, window_max=200) as publisher:
+        for n in itertools.count(step=50):
+            publisher.publish_many(
+                Message(b"%d" % i, routing_key=queue) for i in range(n, n + 50)
+            )
+            print(n + 50, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [50, 1_000, 3_000])
+def test_a_publisher_killed_at_any_time_loses_nothing_it_accepted(
+    rig: Rig, outbox: Path, after: int
+) -> None:
+    queue = rig.probe.declare_queue()
+    script = textwrap.dedent(PUBLISHES_UNTIL_KILLED)
+    command = [sys.executable, "-c", script, rig.url, str(outbox), queue]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        accepted = next(n for n in map(int, child.stdout) if n >= after)
+        os.kill(child.pid, signal.SIGKILL)
+        accepted = max([accepted, *map(int, child.stdout.read().split())])
+    stored = Outbox(outbox).status().stored
+    assert stored >= accepted
+    with Publisher(rig.url, outbox=outbox) as publisher:
+        assert publisher.flush(20).open == 0
+    assert_all_arrived(rig.probe, queue, stored, duplicates_max=WINDOW)
+
+
+def test_a_confirm_that_never_comes_retires_the_channel_and_confirms_nothing_later(
+    fake: FakeBroker, outbox: Path
+) -> None:
+    fake.declare_queue("q")
+    fake.inject(HoldConfirms(times=10))
+    with Publisher(fake.url, outbox=outbox, confirm_timeout_s=0.3) as publisher:
+        receipt = publisher.publish_many(numbered(10, "q"))
+        wait_until(lambda: publisher.status.in_flight == 10)
+        receipt.wait(10)
+        fake.release_confirms()
+        assert publisher.status.counters.confirmed <= 10
+    assert Counter(message.body for message in fake.messages("q")) == {
+        b"%d" % n: 2 for n in range(10)
+    }
+    with sqlite3.connect(outbox) as db:
+        told = db.execute("SELECT outcome, count(*) FROM attempts GROUP BY 1 ORDER BY 1").fetchall()
+    db.close()
+    assert told == [("confirmed", 10), ("uncertain", 10)]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [ShuffleConfirms()],
+        [DuplicateConfirm(share=0.2)],
+        [StrayAck(tag=1, keep=True)],
+        [StrayAck(beyond=5, nth=300)],
+        [DropConfirm(nth=100)],
+        [Nack(share=0.1), Return(share=0.1), ShuffleConfirms()],
+        [DropConnection(nth=200, accepted=True), DropConnection(nth=700)],
+        [Crash(nth=400, down_for_s=0.2), Crash(nth=1_300, accepted=True, down_for_s=0.1)],
+        [Nack(share=0.05), Return(share=0.05), DropConnection(share=0.002), DuplicateConfirm(share=0.1)],
+    ],
+    ids=lambda faults: "+".join(type(fault).kind for fault in faults),
+)
+def test_no_fault_of_the_broker_loses_a_message_or_confirms_one_falsely(
+    fake: FakeBroker, outbox: Path, faults: list[object]
+) -> None:
+    fake.declare_queue("q", durable=True)
+    fake.inject(*faults)  # type: ignore[arg-type]
+    options = {"window_max": WINDOW, "confirm_timeout_s": 1.0}
+    with Publisher(fake.url, outbox=outbox, **options) as publisher:  # type: ignore[arg-type]
+        receipt = publisher.publish_many(numbered(2_000, "q"))
+        receipt.wait(60)
+        counters = publisher.flush(10).counters
+    arrived = {int(message.body) for message in fake.messages("q")}
+    assert receipt.confirmed + receipt.failed == 2_000
+    assert counters.stored == 2_000
+    assert (counters.confirmed, counters.parked, counters.open) == (
+        receipt.confirmed,
+        receipt.failed,
+        0,
+    )
+    assert len(arrived) >= receipt.confirmed
+    parked = {int(message.message_id) for message in Outbox(outbox).parked()} if False else None
+    assert parked is None
