@@ -235,9 +235,9 @@ def test_a_crash_loses_what_was_not_written() -> None:
         broker.declare_queue("q")
         connection = connect(broker)
         channel = connection.channel()
-        for body, lose_unsynced in ((b"one", False), (b"two", True)):
+        for count, body, lose_unsynced in ((1, b"one", False), (2, b"two", True)):
             channel.basic_publish("", "q", body, PERSISTENT)
-            broker.wait_for(lambda: broker.published[-1].fate is Fate.ACCEPTED)
+            broker.wait_for(count)
             broker.crash(lose_unsynced=lose_unsynced)
             with pytest.raises((StreamLostError, ConnectionResetError)):
                 connection.process_data_events(1)
