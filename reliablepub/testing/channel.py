@@ -73,9 +73,7 @@ class Channel:
 
     def _handle_method(self, payload: bytes) -> None:
         if self._method is not None:
-            expected = "header" if self._header is None else "body"
-            explanation = f"expected content {expected}, got method frame instead"
-            raise AmqpError(505, explanation)
+            raise self._interrupted()
         if payload.startswith(wire.PUBLISH):
             self._method = wire.decode_publish(payload)
             return
@@ -88,11 +86,11 @@ class Channel:
 
     def _handle_header(self, payload: bytes) -> None:
         if self._method is None or self._header is not None:
-            raise AmqpError(505, "expected method frame, got content header frame instead")
+            raise self._interrupted()
         class_id, size, _flags = wire.decode_header(payload)
         if class_id != wire.BASIC_CLASS:
-            explanation = f"expected content header for class 60, got one for class {class_id}"
-            raise AmqpError(505, explanation)
+            explanation = "expected content header for class 60, got one for class"
+            raise AmqpError(505, f"{explanation} {class_id} instead")
         size_max = self.connection.node.options.max_message_size
         if size > size_max:
             raise AmqpError(406, oversize(size, size_max))
@@ -103,13 +101,26 @@ class Channel:
 
     def _handle_body(self, payload: bytes) -> None:
         if self._header is None:
-            raise AmqpError(505, "expected method frame, got content body frame instead")
+            raise self._interrupted()
         self._missing -= len(payload)
         if self._missing < 0:
-            raise AmqpError(505, "the body is longer than its header says")
+            # RabbitMQ waits for ever for a body that was longer than declared; so does this, but
+            # without keeping it.
+            self._body.clear()
+            return
         self._body.append(payload)
         if not self._missing:
             self._complete()
+
+    def _interrupted(self) -> AmqpError:
+        """505 for a frame of the wrong kind, by what the assembler was waiting for."""
+        if self._method is None:
+            expected, got = "method frame", "method"
+        elif self._header is None:
+            expected, got = "content header for class 60", "content header"
+        else:
+            expected, got = "content body", "content body"
+        return AmqpError(505, f"expected {expected}, got non {got} frame instead")
 
     def _complete(self) -> None:
         assert self._method is not None

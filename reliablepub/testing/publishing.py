@@ -8,6 +8,7 @@ It must never know frames or sockets.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from reliablepub.testing import faults, wire
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from reliablepub.testing.queues import Queue
 
 _PUBLISH_IDS = (60, 40)
+_EXPIRATION_MAX_MS = 2**32 - 1
 
 
 class Publishing:
@@ -100,9 +102,8 @@ class Publishing:
                 f"but authenticated user was '{user}'"
             )
             raise AmqpError(406, explanation)
-        if properties.expiration is not None and not _is_natural(properties.expiration):
-            explanation = f"invalid expiration '{properties.expiration}'"
-            raise AmqpError(406, explanation)
+        if properties.expiration is not None:
+            _check_expiration(properties.expiration)
         if properties.delivery_mode not in (None, 1, 2):
             explanation = f"invalid message: {{delivery_mode_unknown,{properties.delivery_mode}}}"
             raise AmqpError(406, explanation)
@@ -221,5 +222,17 @@ def oversize(size: int, size_max: int) -> str:
     return f"message size {size} is larger than configured max size {size_max}"
 
 
-def _is_natural(text: str) -> bool:
-    return text.isascii() and text.isdigit()
+def _check_expiration(text: str) -> None:
+    """As rabbit_basic:parse_expiration and rabbit_misc:check_expiry."""
+    number = re.match(r"[+-]?[0-9]+", text)
+    if number is None:
+        fault = "no_integer"
+    elif number.end() < len(text):
+        fault = f'{{leftover_string,"{text[number.end() :]}"}}'
+    elif int(text) < 0:
+        fault = f"{{value_negative,{int(text)}}}"
+    elif int(text) > _EXPIRATION_MAX_MS:
+        fault = f"{{value_too_big,{int(text)}}}"
+    else:
+        return
+    raise AmqpError(406, f"invalid expiration '{text}': {fault}")

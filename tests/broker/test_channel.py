@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from pamqp import commands
+from pamqp import body, commands, frame, header
 
 from reliablepub.testing.history import Fate
 from reliablepub.testing.node import NodeOptions
@@ -45,8 +45,20 @@ def fates(node: Node) -> list[Fate]:
                 "but authenticated user was 'guest'"
             ),
         ),
-        ("", Properties(expiration="soon"), 406, "PRECONDITION_FAILED - invalid expiration 'soon'"),
-        ("", Properties(expiration="-1"), 406, "PRECONDITION_FAILED - invalid expiration '-1'"),
+        *(
+            (
+                "",
+                Properties(expiration=text),
+                406,
+                f"PRECONDITION_FAILED - invalid expiration '{text}': {reason}",
+            )
+            for text, reason in [
+                ("soon", "no_integer"),
+                ("10s", '{leftover_string,"s"}'),
+                ("-1", "{value_negative,-1}"),
+                ("4294967296", "{value_too_big,4294967296}"),
+            ]
+        ),
         (
             "",
             Properties(headers={"CC": "not a list"}),
@@ -104,6 +116,21 @@ def test_a_body_that_is_too_large() -> None:
     client.publish(content=b"x" * 11)
     assert client.only(commands.Channel.Close).reply_text == (
         "PRECONDITION_FAILED - message size 11 is larger than configured max size 10"
+    )
+
+
+def test_a_body_longer_than_declared_stalls_its_channel_silently(node: Node) -> None:
+    client = Client(node).open(channels=2)
+    client.send(Basic.Publish(routing_key="q"))
+    client.write(frame.marshal(header.ContentHeader(0, 1), 1))
+    for _ in range(3):
+        client.write(frame.marshal(body.ContentBody(b"more than one"), 1))
+    assert client.names() == []
+    client.publish(properties=TRANSIENT, channel=2)
+    assert client.confirms() == ["ack 1"]
+    client.publish()
+    assert client.only(commands.Connection.Close).reply_text == (
+        "UNEXPECTED_FRAME - expected content body, got non content body frame instead"
     )
 
 
