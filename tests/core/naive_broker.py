@@ -314,8 +314,8 @@ class Rig:
         elif broker.is_blocked:
             broker.unblock()
         elif epochs := [epoch for epoch in broker.channels if broker.owes(epoch)]:
-            newest = broker.channels[epochs[0]].unconfirmed[-1]
-            broker.confirm(epochs[0], newest, multiple=True)
+            for epoch in epochs:
+                broker.confirm(epoch, broker.channels[epoch].unconfirmed[-1], multiple=True)
         elif (due := self.session.poll_timeout()) is not None:
             self.advance(max(0.0, due - self.now))
         else:

@@ -1,0 +1,473 @@
+"""The session in virtual time: window, epochs, deadlines, blocking, loss, take-back, drain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from reliablepub._core.confirms import Violation
+from reliablepub._core.events import (
+    Acked,
+    Batch,
+    Blocked,
+    ChannelClosed,
+    ChannelOpened,
+    CloseChannel,
+    Command,
+    Connected,
+    ConnectionLost,
+    Disconnect,
+    Event,
+    Nacked,
+    OpenChannel,
+    Returned,
+    Unblocked,
+)
+from reliablepub._core.session import Session
+from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+
+UNCERTAIN = OutcomeKind.UNCERTAIN
+
+
+@dataclass
+class Client:
+    """A session and a clock; every answer is polled at once."""
+
+    session: Session[str] = field(
+        default_factory=lambda: Session(window_max=4, window_bytes_max=100, confirm_timeout_s=30)
+    )
+    now: float = 100.0
+    commands: list[Command] = field(default_factory=list)
+    ended: list[tuple[str, Outcome]] = field(default_factory=list)
+
+    def hears(self, *events: Event, after: float = 0.0) -> None:
+        self.now += after
+        for event in events:
+            self.session.handle(event, self.now)
+            self.poll()
+
+    def poll(self) -> None:
+        self.commands += self.session.poll_commands()
+        self.ended += [(s.key, s.outcome) for s in self.session.poll_settlements()]
+
+    def submits(self, keys: str, size: int = 1) -> None:
+        for key in keys:
+            self.session.submit(key, size)
+
+    def writes(self) -> str:
+        """What goes out now, one word a batch: "2.5:ab" is a with tag 5 and b with 6 of epoch 2."""
+        batches = self.session.poll_transmit(self.now)
+        return " ".join(f"{b.epoch}.{b.first_tag}:{''.join(b.keys)}" for b in batches)
+
+    def waits(self, seconds: float) -> None:
+        self.now += seconds
+        self.session.handle_timeout(self.now)
+        self.poll()
+
+    def took(self) -> list[Command]:
+        commands, self.commands = self.commands, []
+        return commands
+
+    def kinds(self) -> str:
+        """What has ended, as "a:confirmed b:nacked"."""
+        ended, self.ended = self.ended, []
+        return " ".join(f"{key}:{outcome.kind}" for key, outcome in ended)
+
+
+def connected() -> Client:
+    """With its channel open, epoch 1."""
+    client = Client()
+    client.hears(Connected(), ChannelOpened(1))
+    assert client.took() == [OpenChannel(1)]
+    return client
+
+
+# ---------------------------------------------------------------------------------------- window
+
+
+def test_nothing_is_written_before_the_channel_is_open() -> None:
+    client = Client()
+    client.submits("a")
+    assert client.writes() == ""
+    client.hears(Connected())
+    assert not client.session.is_ready
+    assert client.writes() == ""
+    client.hears(ChannelOpened(1))
+    assert client.session.is_ready
+    assert client.writes() == "1.1:a"
+
+
+def test_the_window_counts_messages() -> None:
+    client = connected()
+    client.submits("abcdef")
+    assert client.writes() == "1.1:abcd"
+    assert client.writes() == ""
+    client.hears(Acked(1, 2, multiple=True))
+    assert client.writes() == "1.5:ef"
+    assert (client.session.in_flight, client.session.buffered) == (4, 0)
+
+
+def test_the_window_counts_bytes() -> None:
+    client = connected()
+    client.submits("abc", size=40)
+    assert client.writes() == "1.1:ab"
+    assert client.session.in_flight_bytes == 80
+    client.hears(Acked(1, 1, multiple=False))
+    assert client.writes() == "1.3:c"
+
+
+def test_a_message_larger_than_the_window_goes_alone() -> None:
+    client = connected()
+    client.submits("a", size=10)
+    client.submits("B", size=500)
+    client.submits("c", size=10)
+    assert client.writes() == "1.1:a"
+    assert client.writes() == ""
+    client.hears(Acked(1, 1, multiple=False))
+    assert client.writes() == "1.2:B"
+    assert client.writes() == ""
+    client.hears(Acked(1, 2, multiple=False))
+    assert client.writes() == "1.3:c"
+
+
+def test_verdicts_reach_the_caller_in_order() -> None:
+    client = connected()
+    client.submits("abcd")
+    client.writes()
+    client.hears(
+        Returned(1, 2, 312, "NO_ROUTE"), Acked(1, 2, multiple=True), Nacked(1, 4, multiple=False)
+    )
+    assert client.ended == [
+        ("a", CONFIRMED),
+        ("b", Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")),
+        ("d", NACKED),
+    ]
+
+
+# ---------------------------------------------------------------------------------------- epochs
+
+
+def test_uncertain_messages_go_first_and_in_order_on_the_next_epoch() -> None:
+    client = connected()
+    client.submits("abcdef")
+    client.writes()
+    client.hears(Acked(1, 2, multiple=False), ChannelClosed(1, 541, "oops", by_publish=False))
+    assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
+    assert client.took() == [OpenChannel(2)]
+    client.hears(ChannelOpened(2))
+    assert client.writes() == "2.1:acde"
+
+
+def test_a_lost_connection_makes_everything_in_flight_uncertain() -> None:
+    client = connected()
+    client.submits("abcdef")
+    client.writes()
+    client.hears(Returned(1, 1, 312, "NO_ROUTE"), ConnectionLost("reset by peer"))
+    assert client.ended[1] == ("b", Outcome(UNCERTAIN, 0, "connection lost: reset by peer"))
+    assert client.kinds() == "a:returned b:uncertain c:uncertain d:uncertain"
+    assert not client.session.is_connected
+    assert client.session.in_flight_bytes == 0
+    assert client.writes() == ""
+    assert client.took() == []
+    client.hears(Connected(), ChannelOpened(2))
+    assert client.took() == [OpenChannel(2)]
+    assert client.writes() == "2.1:bcde"
+
+
+def test_orders_for_a_connection_that_is_gone_are_forgotten() -> None:
+    client = Client()
+    client.session.handle(Connected(), client.now)
+    client.session.handle(ConnectionLost("at once"), client.now)
+    client.poll()
+    assert client.took() == []
+
+
+def test_a_connection_that_could_not_be_made_changes_nothing() -> None:
+    client = Client()
+    client.submits("a")
+    client.hears(ConnectionLost("refused"), ConnectionLost("refused"))
+    assert (client.session.buffered, client.ended, client.took()) == (1, [], [])
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        Acked(1, 0, multiple=True),
+        Nacked(1, 1, multiple=False),
+        Returned(1, 1, 312, "NO_ROUTE"),
+        ChannelClosed(1, 404, "NOT_FOUND", by_publish=True),
+        ChannelOpened(1),
+        Acked(9, 1_000, multiple=True),
+    ],
+)
+def test_words_of_another_epoch_change_nothing_and_are_counted(late: Event) -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(ConnectionLost("reset"), Connected(), ChannelOpened(2))
+    client.writes()
+    client.kinds()
+    client.took()
+    client.hears(late)
+    assert client.session.stale == 1
+    assert (client.kinds(), client.took(), client.session.in_flight) == ("", [], 2)
+    assert not client.session.violations
+
+
+def test_a_channel_that_opens_twice_is_stale_news() -> None:
+    client = connected()
+    client.hears(ChannelOpened(1))
+    assert client.session.stale == 1
+
+
+def test_violations_are_counted_over_all_epochs() -> None:
+    client = connected()
+    client.hears(Acked(1, 0, multiple=True), Returned(1, 0, 312, "NO_ROUTE"))
+    client.hears(ConnectionLost("reset"), Connected(), ChannelOpened(2))
+    client.hears(Nacked(2, 0, multiple=True))
+    assert client.session.violations == {
+        Violation.TAG_NOT_OUTSTANDING: 2,
+        Violation.RETURN_NOT_OUTSTANDING: 1,
+    }
+
+
+def test_a_tag_beyond_the_last_retires_the_channel() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(Acked(1, 3, multiple=True))
+    reason = "the broker confirmed tag 3, the last one sent is 2"
+    assert client.took() == [CloseChannel(1, reason), OpenChannel(2)]
+    assert client.kinds() == "a:uncertain b:uncertain"
+    assert client.session.violations == {Violation.TAG_BEYOND_LAST: 1}
+    client.hears(ChannelOpened(2))
+    assert client.writes() == "2.1:ab"
+
+
+# ------------------------------------------------------------------------------------- deadlines
+
+
+def test_an_overdue_confirm_retires_the_channel() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.now += 10
+    client.submits("cd")
+    client.writes()
+    client.hears(Acked(1, 2, multiple=False))
+    assert client.session.poll_timeout() == 130
+    client.waits(19.9)
+    assert client.took() == []
+    client.waits(0.1)
+    assert client.took() == [CloseChannel(1, "no confirm within 30 s"), OpenChannel(2)]
+    assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
+    client.hears(Acked(1, 4, multiple=True), ChannelOpened(2))
+    assert client.kinds() == ""
+    assert client.writes() == "2.1:acd"
+
+
+def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.now += 10
+    client.submits("b")
+    client.writes()
+    client.hears(Acked(1, 1, multiple=False))
+    assert client.session.poll_timeout() == 140
+    client.hears(Acked(1, 2, multiple=False))
+    assert client.session.poll_timeout() is None
+
+
+@pytest.mark.parametrize("start", [0.1, 100.3, 1e9 / 3])
+def test_a_timer_that_fires_when_asked_for_finds_its_deadline_due(start: float) -> None:
+    client = connected()
+    client.now = start
+    client.hears(Blocked("disk"), after=0.1)
+    client.hears(Unblocked(), after=0.7)
+    client.submits("a")
+    client.writes()
+    due = client.session.poll_timeout()
+    assert due is not None
+    client.session.handle_timeout(due)
+    client.poll()
+    assert client.kinds() == "a:uncertain"
+
+
+def test_a_channel_that_does_not_open_costs_the_connection_once() -> None:
+    client = Client()
+    client.hears(Connected())
+    client.took()
+    assert client.session.poll_timeout() == 130
+    client.waits(30)
+    assert client.took() == [Disconnect("no channel within 30 s")]
+    assert client.session.poll_timeout() is None
+    assert not client.session.is_connected
+    client.waits(1_000)
+    assert client.took() == []
+    client.hears(ConnectionLost("dropped"), Connected())
+    assert client.took() == [OpenChannel(2)]
+
+
+def test_a_connection_given_up_is_asked_for_nothing_more() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True), ChannelOpened(2))
+    client.took()  # the quarantine channel never opens
+    client.submits("c")
+    client.waits(30)
+    assert client.took() == [Disconnect("no channel within 30 s")]
+    assert not client.session.is_ready
+    assert client.writes() == ""
+    client.hears(ChannelClosed(2, 320, "closing", by_publish=False))
+    assert client.took() == []
+
+
+def test_two_overdue_openings_drop_the_connection_once() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
+    client.took()
+    client.waits(30)
+    assert client.took() == [Disconnect("no channel within 30 s")]
+
+
+# --------------------------------------------------------------------------------------- blocked
+
+
+def test_a_blocked_broker_is_sent_nothing_and_still_listened_to() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(Blocked("low on disk"))
+    client.submits("c")
+    assert client.session.blocked_reason == "low on disk"
+    assert not client.session.is_ready
+    assert client.writes() == ""
+    client.hears(Acked(1, 1, multiple=False))
+    assert client.kinds() == "a:confirmed"
+    client.hears(Unblocked())
+    assert client.session.blocked_reason is None
+    assert client.writes() == "1.3:c"
+
+
+def test_the_deadline_stands_still_while_blocked() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.hears(Blocked("low on disk"), after=20)
+    assert client.session.poll_timeout() is None
+    client.waits(3_600)
+    assert client.took() == []
+    client.hears(Unblocked())
+    assert client.session.poll_timeout() == client.now + 10
+    client.waits(9.9)
+    assert client.took() == []
+    client.waits(0.1)
+    assert client.kinds() == "a:uncertain"
+
+
+def test_blocked_twice_counts_from_the_first_time() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.hears(Blocked("low on disk"))
+    client.hears(Blocked("low on memory"), after=50)
+    assert client.session.blocked_reason == "low on memory"
+    client.hears(Unblocked(), after=50)
+    assert client.session.poll_timeout() == client.now + 30
+    client.hears(Unblocked(), after=1)
+    assert client.session.poll_timeout() == client.now + 29
+
+
+def test_a_lost_connection_is_no_longer_blocked() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.hears(Blocked("low on disk"))
+    client.hears(ConnectionLost("reset"), after=100)
+    assert client.session.blocked_reason is None
+    client.hears(Connected(), ChannelOpened(2))
+    assert client.writes() == "2.1:a"
+    assert client.session.poll_timeout() == client.now + 30
+
+
+def test_a_new_connection_is_not_blocked() -> None:
+    client = Client()
+    client.hears(Blocked("late news of an old connection"))
+    client.hears(Connected(), after=1_000)
+    assert client.session.blocked_reason is None
+    assert client.session.poll_timeout() == client.now + 30
+
+
+def test_a_channel_opened_while_blocked_gets_its_time_afterwards() -> None:
+    client = connected()
+    client.hears(Blocked("low on disk"))
+    client.hears(ChannelClosed(1, 320, "closing", by_publish=False), after=10)
+    client.hears(Unblocked(), after=500)
+    assert client.session.poll_timeout() == client.now + 30
+
+
+# ------------------------------------------------------------------- take back, withdraw, drain
+
+
+def test_what_was_not_written_is_taken_back_and_keeps_its_place() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.submits("bc", size=7)
+    batches = client.session.poll_transmit(client.now + 5)
+    client.session.take_back(batches)
+    assert (client.session.in_flight, client.session.in_flight_bytes) == (1, 1)
+    assert client.session.poll_timeout() == 130
+    client.submits("d")
+    assert client.writes() == "1.2:bcd"
+    client.hears(Acked(1, 4, multiple=True))
+    assert client.kinds() == "a:confirmed b:confirmed c:confirmed d:confirmed"
+
+
+def test_taking_back_out_of_turn_is_a_bug() -> None:
+    client = connected()
+    client.submits("a")
+    (batch,) = client.session.poll_transmit(client.now)
+    client.hears(Acked(1, 1, multiple=False))
+    with pytest.raises(ValueError, match="cannot be taken back"):
+        client.session.take_back([batch])
+    with pytest.raises(ValueError, match="epoch 7 is over"):
+        client.session.take_back([Batch(7, 1, ["a"])])
+
+
+def test_withdrawn_messages_are_never_sent() -> None:
+    client = connected()
+    client.submits("abcdefg")
+    client.writes()
+    client.session.withdraw({"a", "f", "unknown"})  # a is in flight already
+    assert client.session.buffered == 2
+    client.hears(Acked(1, 4, multiple=True))
+    assert client.kinds() == "a:confirmed b:confirmed c:confirmed d:confirmed"
+    assert client.writes() == "1.5:eg"
+
+
+def test_a_draining_session_sends_nothing_more_and_settles_what_is_in_flight() -> None:
+    client = connected()
+    client.submits("abcde")
+    client.writes()
+    client.session.drain()
+    with pytest.raises(RuntimeError, match="draining"):
+        client.session.submit("f", 1)
+    client.hears(Acked(1, 2, multiple=True))
+    assert client.kinds() == "a:confirmed b:confirmed"
+    assert client.writes() == ""
+    client.waits(30)
+    assert client.kinds() == "c:uncertain d:uncertain"
+    client.hears(ChannelOpened(2))
+    assert client.writes() == ""
+    assert (client.session.in_flight, client.session.buffered) == (0, 3)
+
+
+def test_events_are_handled_by_their_type() -> None:
+    with pytest.raises(KeyError):
+        Client().session.handle("connected", 0.0)  # type: ignore[arg-type]
