@@ -1,6 +1,7 @@
 """A broker that a test may do harm to: the fake one and the real one, with the same few handles.
 
-It knows how each of the two is cut off, alarmed, killed and revived. It must never know the publisher.
+It knows how each of the two is cut off, alarmed, killed and revived. It must never know the
+publisher.
 """
 
 from typing import Protocol

@@ -16,10 +16,13 @@ from reliablepub import (
     RetryPolicy,
     Unroutable,
 )
+from reliablepub.message import FieldValue
 from tests.amqp_probe import AmqpProbe
 
 IMPATIENT = RetryPolicy(
-    nacked=Retries(2, wait_none()), returned=Retries(2, wait_none()), refused=Retries(1, wait_none())
+    nacked=Retries(2, wait_none()),
+    returned=Retries(2, wait_none()),
+    refused=Retries(1, wait_none()),
 )
 
 
@@ -29,13 +32,31 @@ def test_a_message_is_confirmed_and_arrives_as_it_was_published(
     queue = broker.declare_queue()
     publisher = open_publisher(broker.url)
     # pika reads a double as an integer, so a whole one here; tests/transport has the others
-    headers = {"text": "é", "n": -(2**40), "whole": 3.0, "yes": True, "none": None,
-               "raw": b"\x00\xff", "price": Decimal("9.99"), "list": [1, "two", {"three": 3}],
-               "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)}
+    headers: dict[str, FieldValue] = {
+        "text": "é",
+        "n": -(2**40),
+        "whole": 3.0,
+        "yes": True,
+        "none": None,
+        "raw": b"\x00\xff",
+        "price": Decimal("9.99"),
+        "list": [1, "two", {"three": 3}],
+        "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    }
     receipt = publisher.publish(
-        b"\x00body\xff", routing_key=queue, headers=headers, content_type="application/json",
-        content_encoding="identity", correlation_id="c", reply_to="r", type="t", app_id="a",
-        user_id="guest", priority=7, expiration=60_000, message_id="m-1",
+        b"\x00body\xff",
+        routing_key=queue,
+        headers=headers,
+        content_type="application/json",
+        content_encoding="identity",
+        correlation_id="c",
+        reply_to="r",
+        type="t",
+        app_id="a",
+        user_id="guest",
+        priority=7,
+        expiration=60_000,
+        message_id="m-1",
         timestamp=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     )
     assert receipt.result(10).message_id == "m-1"
@@ -48,7 +69,10 @@ def test_a_message_is_confirmed_and_arrives_as_it_was_published(
     assert at.replace(tzinfo=UTC) == headers.pop("at")
     assert properties.headers == headers
     assert (properties.message_id, properties.delivery_mode, properties.priority) == ("m-1", 2, 7)
-    assert (properties.content_type, properties.content_encoding) == ("application/json", "identity")
+    assert (properties.content_type, properties.content_encoding) == (
+        "application/json",
+        "identity",
+    )
     assert (properties.correlation_id, properties.reply_to) == ("c", "r")
     assert (properties.type, properties.app_id, properties.user_id) == ("t", "a", "guest")
     assert (properties.expiration, properties.timestamp) == ("60000", 1767323045)
