@@ -148,7 +148,8 @@ def test_paused_node_is_silent(rabbitmq_node: RabbitMQNode) -> None:
         assert client.recv(1) == b"\x01"  # a method frame: connection.start
 
 
-def test_nothing_is_left() -> None:
+def test_nothing_is_left(rabbitmq_node: RabbitMQNode) -> None:
+    assert rabbitmq_node.is_running  # it is here, and a second one does not disturb it
     with RabbitMQNode() as node:
         folder = node.folder
         assert len(processes_of(folder)) >= 2  # the virtual machine and its epmd
