@@ -1,0 +1,73 @@
+"""`reliablepub demo`: the command.
+
+Knows: options, the terminal and exit codes. Must never know: what happens in the demo.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+import click
+from rich.console import Console
+
+from reliablepub.demo.story import tell
+
+_RECORDS_MAX = 336_776
+
+
+@click.command()
+@click.option("--url", help="A real broker, instead of the bundled one.")
+@click.option(
+    "--records",
+    type=click.IntRange(100, _RECORDS_MAX),
+    default=20_000,
+    show_default=True,
+    help="Flights to publish.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the ledger as JSON; narrate to stderr."
+)
+@click.option("--keep", is_flag=True, help="Keep the working folder: records, outbox, logs.")
+def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
+    """Publish real records through a crash of the publisher and of the broker, and count them.
+
+    Ends with a ledger; the exit code is 1 if anything is lost.
+    """
+    console = Console(stderr=as_json, highlight=False, soft_wrap=True)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{time.monotonic() - began:5.1f} s[/]  {text}")
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
+    is_good = False
+    try:
+        ledger = tell(folder, records=records, url=url, say=say)
+        problems = list(ledger.problems())
+        is_good = not problems
+        if as_json:
+            click.echo(json.dumps(ledger.as_dict()))
+        console.print(ledger.table())
+        for problem in problems:
+            console.print(f"[red]wrong:[/] {problem}")
+        if is_good:
+            say("[green]nothing is lost[/]")
+    finally:
+        if is_good and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            say(f"the working folder is {folder}")
+    sys.exit(0 if is_good else 1)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    """End as by Ctrl-C: what was started is ended."""
+    raise KeyboardInterrupt

@@ -1,0 +1,157 @@
+"""The other side: queues of the demo's own, and a consumer that counts what arrives in them.
+
+Knows: pika's blocking connection, as any consumer would use it. Must never know: the outbox, or
+what the publisher thinks of a message.
+
+A message counts when it is acknowledged by us; one that the broker delivers again, or that was
+published again, is a duplicate. Duplicates are expected; what is checked is that each carries the
+``message_id`` of an earlier delivery of the same record.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import pika
+from pika import spec
+from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import AMQPError
+
+_PREFETCH: Final = 500
+_RECONNECT_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """An exchange, and a durable queue for each carrier."""
+
+    exchange: str
+    carriers: tuple[str, ...]
+
+    def queues(self) -> Iterable[tuple[str, str]]:
+        """Name and binding of each queue."""
+        for carrier in self.carriers:
+            yield f"{self.exchange}.{carrier}", f"flight.{carrier}.*"
+
+    def declare(self, url: str) -> None:
+        """Create the exchange, the queues and their bindings."""
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            channel = connection.channel()
+            channel.exchange_declare(self.exchange, "topic", durable=True)
+            for queue, binding in self.queues():
+                channel.queue_declare(queue, durable=True)
+                channel.queue_bind(queue, self.exchange, binding)
+
+    def delete(self, url: str) -> None:
+        """Leave nothing behind."""
+        with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+            channel = connection.channel()
+            for queue, _ in self.queues():
+                channel.queue_delete(queue)
+            channel.exchange_delete(self.exchange)
+
+
+@dataclass(slots=True)
+class Count:
+    """What has arrived.
+
+    Attributes:
+        ids: the ``message_id`` under which each record first arrived.
+        duplicates: deliveries after the first of a record.
+        redelivered: of those, the ones that the broker itself delivered again.
+        unknown_ids: deliveries of a known record under an id that it did not have before.
+        crashes: how often the broker was gone: its port refused.
+    """
+
+    ids: dict[int, str | None] = field(default_factory=dict)
+    duplicates: int = 0
+    redelivered: int = 0
+    unknown_ids: int = 0
+    crashes: int = 0
+
+    def add(self, record: int, message_id: str | None, *, redelivered: bool) -> None:
+        """Count one delivery."""
+        if record not in self.ids:
+            self.ids[record] = message_id
+            return
+        self.duplicates += 1
+        self.redelivered += redelivered
+        self.unknown_ids += message_id is None or message_id != self.ids[record]
+
+
+class Consumer(threading.Thread):
+    """Consumes every queue, and connects again whenever the broker is gone.
+
+    Args:
+        url: of the broker.
+        topology: its queues.
+        say: told when the broker goes and comes back.
+    """
+
+    def __init__(self, url: str, topology: Topology, say: Callable[[str], None]) -> None:
+        super().__init__(name="demo-consumer", daemon=True)
+        self.count: Final = Count()
+        self._last_at = time.monotonic()
+        self._parameters = pika.URLParameters(url)
+        self._topology = topology
+        self._say = say
+        self._ending = threading.Event()
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since something arrived."""
+        return time.monotonic() - self._last_at
+
+    def end(self) -> None:
+        """Stop consuming."""
+        self._ending.set()
+        self.join()
+
+    def run(self) -> None:
+        """Consume until told to end."""
+        is_gone = False
+        while not self._ending.is_set():
+            try:
+                connection = pika.BlockingConnection(self._parameters)
+            except (AMQPError, OSError):
+                if not is_gone:
+                    is_gone = True
+                    self.count.crashes += 1
+                    self._say("[red]broker crashed[/]: its port refuses connections")
+                self._ending.wait(_RECONNECT_S)
+                continue
+            if is_gone:
+                is_gone = False
+                self._say("[green]broker is back[/]: the consumer is connected again")
+            try:
+                self._consume(connection)
+            except (AMQPError, OSError):
+                continue
+            finally:
+                if connection.is_open:
+                    connection.close()
+
+    def _consume(self, connection: pika.BlockingConnection) -> None:
+        channel = connection.channel()
+        channel.basic_qos(prefetch_count=_PREFETCH)
+        for queue, _ in self._topology.queues():
+            channel.basic_consume(queue, self._on_delivery)
+        while not self._ending.is_set():
+            connection.process_data_events(time_limit=0.1)
+
+    def _on_delivery(
+        self,
+        channel: BlockingChannel,
+        method: spec.Basic.Deliver,
+        properties: pika.BasicProperties,
+        body: bytes,
+    ) -> None:
+        record = json.loads(body)["n"]
+        self.count.add(record, properties.message_id, redelivered=bool(method.redelivered))
+        self._last_at = time.monotonic()
+        channel.basic_ack(method.delivery_tag)

@@ -1,0 +1,192 @@
+"""The story: a publisher that is killed, a broker that crashes, and what arrives in spite of it.
+
+Knows: the order of events, and what to say about them. Must never know: how a process is run or a
+message is published; it gives orders and looks at public numbers.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from secrets import token_hex
+from typing import Final
+
+from reliablepub import Outbox, OutboxStatus, ReliablePubError
+from reliablepub.demo.consumer import Consumer, Topology
+from reliablepub.demo.ledger import Happenings, Ledger, read_happenings
+from reliablepub.demo.processes import Command
+from reliablepub.demo.records import write_flights
+
+FAULTS_ARE_FOR: Final = 20_000
+"""Number of records that ``faults.toml`` is written for."""
+_SEED: Final = "2013"
+_LOOK_S: Final = 0.005
+_HISTORY_S: Final = 0.1
+_PROGRESS_S: Final = 1.0
+_QUIET_S: Final = 0.5
+"""When all records are here and nothing arrives for so long, no duplicate will either."""
+_LOST_S: Final = 5.0
+"""When records are missing and nothing arrives for so long, they are lost."""
+
+Say = Callable[[str], None]
+
+
+def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
+    """Tell the whole story.
+
+    Args:
+        folder: for the records, the outbox and the logs.
+        records: how many to publish.
+        url: a real broker; None for the bundled one.
+        say: narrates.
+
+    Returns:
+        The ledger.
+    """
+    flights, outbox = folder / "flights.ndjson", folder / "outbox.db"
+    carriers = write_flights(flights, records)
+    say(f"[bold]{_spaced(records)} flights[/] of {len(carriers)} carriers, one JSON object a line")
+    with ExitStack() as stage:
+        if url is None:
+            url = _start_broker(stage, folder, records, say)
+            topology = Topology("flights", tuple(carriers))
+        else:
+            say("a broker of yours: its crash is left out, and so are its faults")
+            topology = Topology(f"reliablepub-demo-{token_hex(4)}", tuple(carriers))
+            stage.callback(topology.delete, url)
+        topology.declare(url)
+        consumer = Consumer(url, topology, say)
+        consumer.start()
+        stage.callback(consumer.end)
+        act = _Act(flights, Outbox(outbox), consumer, records, say)
+        arguments = _arguments(flights, outbox, topology.exchange, url)
+        with Command(*arguments, log=folder / "publish.log") as publisher:
+            killed = act.kill_at_a_third(publisher)
+        with Command(*arguments, log=folder / "publish.log") as publisher:
+            say(f"[green]same command again[/]: process {publisher.pid} goes on where it stopped")
+            act.watch(publisher)
+        if act.outbox.status().open:
+            say("messages are still open: `reliablepub relay --drain` finishes them")
+            drain = ("relay", "--drain", "--outbox", str(outbox), "--url", url)
+            with Command(*drain, log=folder / "relay.log") as relay:
+                act.watch(relay)
+        act.wait_for_consumer()
+    return Ledger.of(
+        records, act.outbox.status(), consumer.count, read_happenings(outbox), killed=killed
+    )
+
+
+def _start_broker(stage: ExitStack, folder: Path, records: int, say: Say) -> str:
+    script = folder / "faults.toml"
+    script.write_text(scaled_faults(records), encoding="utf-8")
+    arguments = ("broker", "--seed", _SEED, "--faults", str(script))
+    broker = stage.enter_context(Command(*arguments, log=folder / "broker.log", is_read=True))
+    url = broker.first_line()
+    say(f"the bundled broker is process {broker.pid}; it will nack, return, block, drop and crash")
+    return url
+
+
+def scaled_faults(records: int) -> str:
+    """The fault script, with its counts of publishes fitted to the number of records."""
+    text = files("reliablepub.demo").joinpath("faults.toml").read_text(encoding="utf-8")
+
+    def scaled(found: re.Match[str]) -> str:
+        return f"nth = {max(1, int(found[1]) * records // FAULTS_ARE_FOR)}"
+
+    return re.sub(r"^nth = (\d+)$", scaled, text, flags=re.MULTILINE)
+
+
+def _arguments(flights: Path, outbox: Path, exchange: str, url: str) -> tuple[str, ...]:
+    return (
+        *("publish", str(flights), "--exchange", exchange),
+        *("--routing-key", "flight.{carrier}.{dest}"),
+        *("--outbox", str(outbox), "--url", url),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """What happens while a publisher runs.
+
+    Attributes:
+        flights: the file of records.
+        outbox: to look at.
+        consumer: on the other side.
+        records: how many there are.
+        say: narrates.
+    """
+
+    flights: Path
+    outbox: Outbox
+    consumer: Consumer
+    records: int
+    say: Say
+
+    def kill_at_a_third(self, publisher: Command) -> int:
+        """SIGKILL the publisher when a third of the records is stored; how often it was killed."""
+        self.say(f"`reliablepub publish {self.flights.name}` is process {publisher.pid}")
+        while publisher.is_running:
+            status = self._status()
+            if status is not None and status.stored * 3 >= self.records:
+                publisher.kill()
+                status = self.outbox.status()
+                self.say(
+                    f"[red]publisher killed[/] (SIGKILL) at {_spaced(status.stored)} stored, "
+                    f"{_spaced(status.confirmed)} confirmed; {_spaced(status.open)} are open"
+                )
+                return 1
+            time.sleep(_LOOK_S)
+        publisher.check()
+        self.say("the publisher had finished before it could be killed")
+        return 0
+
+    def watch(self, publisher: Command) -> None:
+        """Narrate until a publisher has ended well."""
+        say_at = time.monotonic()
+        losses = self._happenings().connections_lost
+        while publisher.is_running:
+            if self._happenings().connections_lost > losses:
+                losses += 1
+                self.say("[yellow]connection lost[/]: what was in flight is sent again, same ids")
+            if time.monotonic() >= say_at:
+                say_at += _PROGRESS_S
+                self._say_progress()
+            time.sleep(_HISTORY_S)
+        publisher.check()
+        self._say_progress()
+
+    def wait_for_consumer(self) -> None:
+        """Wait until every record has arrived, or nothing more does."""
+        while True:
+            is_complete = len(self.consumer.count.ids) >= self.records
+            if self.consumer.quiet_s > (_QUIET_S if is_complete else _LOST_S):
+                return
+            time.sleep(_LOOK_S)
+
+    def _status(self) -> OutboxStatus | None:
+        try:
+            return self.outbox.status()
+        except ReliablePubError:
+            return None  # it comes into being with the first message
+
+    def _happenings(self) -> Happenings:
+        return read_happenings(self.outbox.path)
+
+    def _say_progress(self) -> None:
+        status = self._status()
+        if status is not None:
+            what = self._happenings()
+            self.say(
+                f"stored {_spaced(status.stored)}, confirmed {_spaced(status.confirmed)}, "
+                f"consumed {_spaced(len(self.consumer.count.ids))}; "
+                f"nacked {what.nacked}, returned {what.returned}, uncertain {what.uncertain}"
+            )
+
+
+def _spaced(number: int) -> str:
+    return f"{number:,}".replace(",", " ")

