@@ -122,12 +122,15 @@ def test_a_second_poison_in_the_fresh_messages_joins_the_quarantine() -> None:
     assert all(rig.verdicts[key].kind is CONFIRMED for key in later)
 
 
-def test_what_was_not_written_yet_is_innocent_of_the_close() -> None:
-    rig = rig_of(12, 5, window_max=12)
+@pytest.mark.parametrize("guilty", range(12))
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_what_was_not_written_yet_is_innocent_of_the_close(guilty: int, room: int) -> None:
+    rig = rig_of(12, guilty, window_max=12)
     until_suspected(rig)
-    rig.window_max = rig.session._window_max = 2  # groups of 6 go out by twos
+    rig.window_max = rig.session._window_max = room  # so that no group of 6 goes out at once
     rig.run_until_idle()
-    assert refused(rig) == [5]
+    assert refused(rig) == [guilty]
+    assert len(rig.verdicts) == 12
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 3))
