@@ -136,17 +136,19 @@ class Connection:
             self.send(wire.HEARTBEAT_FRAME)
 
     def handle_unblocked(self) -> None:
-        """The alarm is over, or the freeze: what was withheld is processed in order."""
+        """The alarm is over: what was withheld is processed in order."""
         if self._was_told_blocked:
             self._was_told_blocked = False
             self.send(wire.encode_method(0, commands.Connection.Unblocked()))
-        if self._withheld is None:
-            return
-        channel, publish = self._withheld
-        self._withheld = None
+        self._resume()
+
+    def handle_thawed(self) -> None:
+        """The freeze is over: the client was not heard, which is not its fault."""
         self._heard_at = self.node.now
-        channel.resume(publish)
-        self._run()
+        if self.node.alarm is None:
+            self._resume()
+        elif self._withheld is not None:
+            self._tell_blocked()
 
     def handle_drained(self) -> None:
         """The client has read what it was sent."""
@@ -175,11 +177,8 @@ class Connection:
     def withhold(self, channel: Channel, publish: Publish) -> None:
         """Keep a publish, and read nothing behind it, until `handle_unblocked`."""
         self._withheld = (channel, publish)
-        if self.node.alarm is None or self._was_told_blocked:
-            return
-        if self.has_capability("connection.blocked"):
-            self._was_told_blocked = True
-            self.send(wire.encode_method(0, commands.Connection.Blocked(self.node.alarm)))
+        if self.node.alarm is not None:
+            self._tell_blocked()
 
     def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
         """connection.close; nothing but close-ok is heard after it."""
@@ -211,6 +210,20 @@ class Connection:
         except LoginRefused:
             self._end(Ending.FLUSH)
         self.node.flush_confirms()
+
+    def _resume(self) -> None:
+        if self._withheld is None:
+            return
+        channel, publish = self._withheld
+        self._withheld = None
+        self._heard_at = self.node.now
+        channel.resume(publish)
+        self._run()
+
+    def _tell_blocked(self) -> None:
+        if self.has_capability("connection.blocked") and not self._was_told_blocked:
+            self._was_told_blocked = True
+            self.send(wire.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
 
     def _fail(self, error: AmqpError) -> None:
         if self._is_closing:

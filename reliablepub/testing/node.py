@@ -174,9 +174,8 @@ class Node:
 
     def thaw(self) -> None:
         """The freeze is over: what was withheld by it is processed."""
-        if self.alarm is None:
-            for connection in list(self.connections.values()):
-                connection.handle_unblocked()
+        for connection in list(self.connections.values()):
+            connection.handle_thawed()
 
     def next_connection_number(self) -> int:
         """Connections are counted from 1, over restarts."""

@@ -132,6 +132,8 @@ class Server:
 
     def thaw(self) -> None:
         """Go on after a freeze."""
+        if not self.is_frozen:
+            return
         self.is_frozen = False
         self._resumes_at = None
         self._node.now = monotonic()
@@ -144,7 +146,7 @@ class Server:
 
     def wake(self) -> None:
         """Let the thread look at what has changed."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # full: it is awake anyway; closed: it is gone
             self._wake_in.send(b"\x00")
 
     def ask_to_stop(self) -> None:
@@ -162,18 +164,20 @@ class Server:
 
     def _run(self) -> None:
         wait_s: float | None = 0  # the first turn begins to watch the listener
-        while not self._is_stopping:
-            events = self._selector.select(wait_s)
+        try:
+            while not self._is_stopping:
+                events = self._selector.select(wait_s)
+                with self._lock:
+                    self._node.now = monotonic()
+                    for key, mask in events:
+                        key.data(mask)
+                    self._advance()
+                    wait_s = self._wait_s()
+                    self._lock.notify_all()
+        finally:  # also after a bug of ours: nobody shall wait for a thread that is gone
             with self._lock:
-                self._node.now = monotonic()
-                for key, mask in events:
-                    key.data(mask)
-                self._advance()
-                wait_s = self._wait_s()
+                self._shut_down()
                 self._lock.notify_all()
-        with self._lock:
-            self._shut_down()
-            self._lock.notify_all()
 
     def _advance(self) -> None:
         """Everything that is due now, and everything that is to be written."""

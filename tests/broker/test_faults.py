@@ -314,6 +314,22 @@ def test_freeze_withholds_and_is_announced(node: Node, client: Client) -> None:
     assert fates(node) == [Fate.ACCEPTED] * 3
 
 
+def test_a_frozen_broker_does_not_miss_its_clients_and_may_wake_up_blocked(node: Node) -> None:
+    client = Client(node).open(heartbeat=10)
+    node.script.inject(faults.Freeze())
+    client.publish()
+    node.block("low on memory")
+    node.now += 100
+    node.thaw()
+    client.wait(0)
+    client.only(commands.Connection.Blocked)
+    assert fates(node) == [Fate.WITHHELD]
+    node.unblock()
+    client.wait(0.01)
+    client.only(commands.Connection.Unblocked)
+    assert client.confirms() == ["ack 1"]
+
+
 def test_refuse_handshake(node: Node) -> None:
     refused = Client(node, faults.RefuseHandshake(code=530, text="no more")).open(channels=0)
     refused.write(b"")
