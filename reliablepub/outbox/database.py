@@ -2,10 +2,10 @@
 
 Knows: paths, modes, pragmas and transactions. Must never know: messages.
 
-The file is never opened by anything but SQLite while this process may have it open: closing any other
-descriptor would drop SQLite's locks, and the next process to close the database would then delete
-the write-ahead log under our feet. So it is created and closed first, and otherwise only looked at
-by name (``lstat``).
+The file is never opened by anything but SQLite while this process may have it open: closing any
+other descriptor would drop SQLite's locks, and the next process to close the database would then
+delete the write-ahead log under our feet. So it is created and closed first, and otherwise only
+looked at by name (``lstat``).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OutboxUnsure(OutboxError):
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path, independent of later changes of the working folder; the last link is not followed."""
+    """The path, whatever the working folder will be; a link at its end is not followed."""
     path = Path(path).absolute()
     return path.parent.resolve() / path.name
 
@@ -80,8 +80,7 @@ def open_writer(path: Path, *, checkpoints: bool) -> sqlite3.Connection:
     if not check_file(path):
         _create(path)
     try:
-        # Used by one thread at a time, which the owner sees to: a relay may be opened in one and closed
-        # in another.
+        # Used by one thread at a time, which the owner sees to; not always the same one.
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=rw",
             uri=True,
@@ -123,7 +122,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("BEGIN")
             if not is_current(connection.cursor(), path):
                 raise NotAnOutbox(
-                    f"{path} holds no outbox, or one of an older version that the next relay brings up to date"
+                    f"{path} holds no outbox, or one of an older version; the next relay updates it"
                 )
             yield connection
         finally:
@@ -170,7 +169,7 @@ def _roll_back(connection: sqlite3.Connection) -> None:
 
 
 def _create(path: Path) -> None:
-    """Create an empty file before SQLite opens it, which would use a wider mode; its log inherits it."""
+    """Create an empty file before SQLite would, with a wider mode; its log inherits the mode."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         os.close(os.open(path, flags, 0o600))
@@ -201,13 +200,13 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -
 
 
 def _write_ahead(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch to a write-ahead log; this needs the file alone for a moment, and SQLite does not wait."""
+    """Switch to a write-ahead log: needs the file alone for a moment; SQLite does not wait."""
     try:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     except sqlite3.Error as error:
         raise outbox_error(path, error) from error
     if mode != "wal":
         raise OutboxError(
-            f"outbox {path} cannot have a write-ahead log (it stays in mode {mode!r}); network file "
-            "systems often cannot: put it on a local disk"
+            f"outbox {path} cannot have a write-ahead log (it stays in mode {mode!r}); "
+            "network file systems often cannot: put it on a local disk"
         )

@@ -1,6 +1,7 @@
 """What SQLite's errors mean for the outbox, in words a person can act on.
 
-Knows: SQLite's result codes. Must never know: which statement failed, or what the caller was about to do.
+Knows: SQLite's result codes. Must never know: what the caller was
+about to do.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _PRIMARY_CODE: Final = 0xFF
 
 
 class OutboxLocked(OutboxError):
-    """Another process keeps the file locked for longer than we wait; the same call may succeed later."""
+    """Another process keeps the file locked for too long; the same call may succeed later."""
 
     retryable: ClassVar[bool] = True
 
 
 def is_io_error(error: BaseException) -> bool:
-    """Whether the operating system failed a read, a write or a sync: what is on disk is not known."""
+    """Whether a read, a write or a sync failed: what is on disk is then not known."""
     return isinstance(error, sqlite3.Error) and _code(error) == _IOERR
 
 
@@ -41,13 +42,17 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     ),
     11: (  # SQLITE_CORRUPT
         OutboxError,
-        "is damaged; stop its publishers, copy it together with its -wal file, and recover the copy "
-        "with the .recover command of sqlite3",
+        (
+            "is damaged; stop its publishers, copy it and its -wal file, and recover the copy "
+            "with the .recover command of sqlite3"
+        ),
     ),
     13: (  # SQLITE_FULL
         OutboxDiskFull,
-        "cannot grow, because the disk is full: nothing of this was stored, and what was accepted "
-        "before stays; free some space and try again",
+        (
+            "cannot grow, because the disk is full: nothing of this was stored, and what was "
+            "accepted before stays; free some space and try again"
+        ),
     ),
     14: (
         OutboxError,

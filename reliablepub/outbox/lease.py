@@ -66,7 +66,8 @@ class Lease:
             pid = _named_pid(self._path)
             who = f"process {pid}" if pid else "another process"
             raise OutboxInUse(
-                f"outbox {outbox} is relayed by {who}; one relay at a time: stop it, or only enqueue here"
+                f"outbox {outbox} is relayed by {who}, and there can be only one relay; stop it, "
+                "or only enqueue here"
             ) from None
         except OSError as error:
             self.release()
@@ -79,7 +80,7 @@ class Lease:
         return self._fd >= 0
 
     def release(self) -> None:
-        """Let the next one have it. The file stays: removing it would let two processes lock two files."""
+        """Let the next one have it. The file stays: without it, two processes could lock two."""
         if self._fd < 0:
             return
         with suppress(OSError):
@@ -95,7 +96,7 @@ class Lease:
 def holder_pid(outbox: Path) -> int | None:
     """Process that relays an outbox now, or None.
 
-    Looks for a moment whether the lock is free; an acquiring relay tries again, so it is not disturbed.
+    Looks for a moment whether the lock is free; a relay that acquires it just then tries again.
     """
     path = lock_path(outbox)
     pid = _named_pid(path)

@@ -18,7 +18,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._open: dict[int, Entry] = {}
-        # Times and ids; one that no longer agrees with its entry is stale, and skipped when it is met.
+        # Times and ids; one that disagrees with its entry is stale, and skipped when it is met.
         self._waiting: list[tuple[float, int]] = []
         self._positions: dict[str, int] = {}
         self._snapshot = Snapshot(0, Counters())

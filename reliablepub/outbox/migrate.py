@@ -1,6 +1,7 @@
 """Which version of the outbox a database holds, and how it becomes the newest.
 
-Knows: ``application_id``, ``user_version`` and the files in ``migrations``. Must never know: messages.
+Knows: ``application_id``, ``user_version`` and the files in ``migrations``. Must never know:
+messages.
 
 Both numbers are in the file's header and part of its transactions, so a migration and its record
 come together or not at all.

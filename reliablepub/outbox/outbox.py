@@ -1,6 +1,7 @@
 """The outbox for those who only put messages in, or look at it; somebody else relays them.
 
-Knows: how to enqueue, also within a transaction of the application's own. Must never know: the relay.
+Knows: how to enqueue, also within a transaction of the application's own. Must never know: the
+relay.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from reliablepub.outbox.sql import QUERIES
 
 _NO_CHANGE: Final = {"stored": 0, "confirmed": 0, "parked": 0, "expired": 0, "open_bytes": 0}
 _inherited: list[sqlite3.Connection] = []
-"""Connections of a parent process: closing one here could remove the parent's log, so none ever is."""
+"""A parent process's connections: closing one here could remove its log, so none ever is."""
 
 
 class Outbox:
-    """A durable table of messages to publish, in a file of its own or in the application's database.
+    """A durable table of messages to publish, in its own file or in the application's database.
 
     Any number of processes and threads may enqueue; one relay (a `Publisher` with this outbox, or
     ``reliablepub relay``) publishes. Nothing is opened before it is needed.
@@ -160,8 +161,8 @@ class Outbox:
                 with transaction(self._connection, self.path):
                     yield self._connection
             except OutboxError:
-                # Open afresh next time: after a failed sync this connection must not be trusted, and
-                # after any other failure it costs nothing.
+                # Open afresh next time: after a failed sync this connection must not be trusted,
+                # and after any other failure it costs nothing.
                 self._connection.close()
                 self._connection = None
                 raise
@@ -208,8 +209,8 @@ class Outbox:
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()
         if not name or not self.path.exists() or not self.path.samefile(name):
             raise ConfigurationError(
-                f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must be the "
-                "same database, or the message would not be part of your transaction"
+                f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
+                "be the same database, or the message would not be part of your transaction"
             )
 
 

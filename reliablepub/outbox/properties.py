@@ -2,9 +2,9 @@
 
 Knows: which properties a `Message` has, and JSON. Must never know: tables, AMQP's own encoding.
 
-Only what is set is written, so an ordinary message has ``{}``. JSON has no bytes, decimals, times or
-NaN: these become objects with one telling key, ``{"$bytes": "..."}``. A header table of the user that
-happens to look like such an object is wrapped, as ``{"$table": {...}}``, so nothing is ambiguous.
+Only what is set is written, so an ordinary message has ``{}``. JSON has no bytes, decimals, times
+or NaN: these become objects with one telling key, ``{"$bytes": "..."}``. A header table of the user
+that happens to look like such an object is wrapped, as ``{"$table": {...}}``: nothing is ambiguous.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PLAIN: Final = (
     "app_id",
 )
 _TAGGED: Final = '{"$'
-"""Only a table whose first name begins with ``$`` encodes to this: quotes within strings are escaped."""
+"""Only a table whose first name begins with ``$`` gives this: quotes in strings are escaped."""
 _encode: Final = JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 ).encode

@@ -2,8 +2,8 @@
 
 Knows: the order of the columns in ``queries.sql``. Must never know: connections and transactions.
 
-A bit that flips on the disk inside a row passes SQLite's own integrity check. What reaches the broker
-must be what was accepted, or be parked for a person to see.
+A bit that flips on the disk inside a row passes SQLite's own integrity check. What reaches the
+broker must be what was accepted, or be parked for a person to see.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def entry_of(row: tuple[Any, ...]) -> Entry:
     found = crc32(body, crc32(head))
     if found != checksum:
         raise Unreadable(
-            f"the checksum is {found:08x} and was {checksum:08x} when the message was stored: the file "
+            f"the checksum is {found:08x} and was {checksum:08x} when it was stored: the file "
             "was damaged or edited, and what is left may not be what was accepted"
         )
     try:
@@ -72,7 +72,7 @@ def entry_of(row: tuple[Any, ...]) -> Entry:
 
 
 def id_runs(ids: list[int]) -> list[list[int]]:
-    """Ids in order as ``[first, how many]``, one for each stretch in which they follow each other."""
+    """Ids as ``[first, how many]``, one for each stretch in which they follow each other."""
     runs: list[list[int]] = []
     next_id = None
     for id_ in ids:

@@ -23,7 +23,7 @@ def script(*path: str) -> str:
 def statements(text: str) -> Iterator[str]:
     """Cut a script into its statements.
 
-    ``executescript`` would commit an open transaction first, so migrations run statement by statement.
+    ``executescript`` would commit an open transaction first, so migrations run one by one.
     """
     lines: list[str] = []
     for line in text.splitlines():

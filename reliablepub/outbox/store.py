@@ -3,9 +3,10 @@
 Knows: the named statements, and in which order they keep the promise. Must never know: AMQP, or why
 an entry is settled as it is.
 
-Taking is only a read; a row leaves ``messages`` in the transaction of its verdict. The ledger is changed
-by what the statements really changed, never by what they were meant to, so that a verdict that comes
-twice counts once. Other processes may add rows at any time; ids are given out under the write lock.
+Taking is only a read; a row leaves ``messages`` in the transaction of its verdict. The ledger is
+changed by what the statements really changed, never by what they were meant to, so that a verdict
+that comes twice counts once. Other processes may add rows at any time; ids are given out under the
+write lock.
 """
 
 from __future__ import annotations

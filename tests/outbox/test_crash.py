@@ -115,7 +115,7 @@ def test_creation_is_there_wholly_or_not_at_all(
 
         def create(path: Path = path, kind: type[sqlite3.Connection] = Killed) -> None:
             connect = sqlite3.connect
-            sqlite3.connect = lambda *a, **o: connect(*a, factory=kind, **o)  # type: ignore[assignment,misc]
+            sqlite3.connect = lambda *a, **o: connect(*a, factory=kind, **o)  # type: ignore[assignment]
             SqliteStore(path)
             os._exit(0)
 
@@ -148,7 +148,7 @@ def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows)
 
         def recover(path: Path = path, kind: type[sqlite3.Connection] = Killed) -> None:
             connect = sqlite3.connect
-            sqlite3.connect = lambda *a, **o: connect(*a, factory=kind, **o)  # type: ignore[assignment,misc]
+            sqlite3.connect = lambda *a, **o: connect(*a, factory=kind, **o)  # type: ignore[assignment]
             SqliteStore(path)
             os._exit(0)
 
@@ -156,7 +156,9 @@ def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows)
         status = child(recover)
         with closing(SqliteStore(path)) as store:
             found = store.read_ready(1, 99, limit=99, bytes_max=10**9)
-            assert [e.uncertain for e in found] == [1] * 7, "counted once, however often it is tried"
+            assert [e.uncertain for e in found] == [1] * 7, (
+                "counted once, however often it is tried"
+            )
         assert len(rows(path)["attempts"]) == 7
         if status == 0:
             break
@@ -182,7 +184,9 @@ def test_enqueue_is_there_wholly_or_not_at_all(tmp_path: Path, child: Child) -> 
         status = child(enqueue)
         with closing(sqlite3.connect(path)) as db:
             orders = db.execute("SELECT count(*) FROM orders").fetchone()[0]
-            tables = db.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'messages'").fetchone()
+            tables = db.execute(
+                "SELECT count(*) FROM sqlite_schema WHERE name = 'messages'"
+            ).fetchone()
             messages = db.execute("SELECT count(*) FROM messages").fetchone()[0] if tables[0] else 0
         assert orders == messages == (1 if status == 0 else 0)
         if status == 0:

@@ -55,7 +55,11 @@ def test_who_only_enqueues_does_not_checkpoint(path: Path) -> None:
 
 def test_something_else_is_not_an_outbox(path: Path) -> None:
     path.write_bytes(b"hello " * 1000)
-    for use in (SqliteStore, lambda p: Outbox(p).status(), lambda p: Outbox(p).enqueue(Message(b""))):
+    for use in (
+        SqliteStore,
+        lambda p: Outbox(p).status(),
+        lambda p: Outbox(p).enqueue(Message(b"")),
+    ):
         with pytest.raises(NotAnOutbox, match="not a SQLite database"):
             use(path)
     assert path.read_bytes() == b"hello " * 1000
@@ -83,7 +87,7 @@ def test_a_folder_a_link_and_a_pipe_are_refused(path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(path: Path) -> None:
-    with pytest.raises(OutboxError, match="folder of outbox .* does not exist"):
+    with pytest.raises(OutboxError, match=r"folder of outbox .* does not exist"):
         Outbox(path / "x" / "outbox.db").enqueue(Message(b""))
 
 
@@ -108,7 +112,7 @@ def test_a_read_only_file_is_refused(path: Path, child: Callable[..., int]) -> N
             for folder in list(path.parents)[:3]:
                 folder.chmod(0o755)
             os.setuid(65534)
-        with pytest.raises(OutboxError, match="look at (its owner and mode|the modes)"):
+        with pytest.raises(OutboxError, match=r"look at (its owner and mode|the modes)"):
             SqliteStore(path)
 
     assert child(open_it) == 0
@@ -143,7 +147,9 @@ LOOK = "import sys; from reliablepub.outbox import Outbox; print(Outbox(sys.argv
 
 
 @pytest.mark.parametrize("locks_are_lost", [False, True])
-def test_a_look_does_not_take_the_log_away(path: Path, entry: Make, *, locks_are_lost: bool) -> None:
+def test_a_look_does_not_take_the_log_away(
+    path: Path, entry: Make, *, locks_are_lost: bool
+) -> None:
     """Even when this process has lost its locks, by opening and closing the file as it must not."""
     store = SqliteStore(path)
     store.commit(Turn(new=[entry()]))
@@ -186,8 +192,11 @@ def test_a_writer_that_does_not_end_is_reported(
 
 
 def test_opening_waits_for_another_to_create_it(path: Path) -> None:
-    code = "import sys; from reliablepub.message import Message; from reliablepub.outbox import Outbox\n"
-    code += "with Outbox(sys.argv[1]) as outbox:\n    for n in range(20): outbox.enqueue(Message(b'x'))"
+    code = "import sys\nfrom reliablepub.message import Message\n"
+    code += "from reliablepub.outbox import Outbox\n"
+    code += (
+        "with Outbox(sys.argv[1]) as outbox:\n    for n in range(20): outbox.enqueue(Message(b'x'))"
+    )
     several = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(4)]
     assert [process.wait() for process in several] == [0] * 4
     status = Outbox(path).status()
@@ -197,8 +206,13 @@ def test_opening_waits_for_another_to_create_it(path: Path) -> None:
 def test_an_error_inside_a_transaction_undoes_it(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("CREATE TABLE t (a)")
-        with pytest.raises(KeyboardInterrupt), transaction(connection, path):
-            connection.execute("INSERT INTO t VALUES (1)")
-            raise KeyboardInterrupt
+
+        def interrupted() -> None:
+            with transaction(connection, path):
+                connection.execute("INSERT INTO t VALUES (1)")
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
         assert not connection.in_transaction
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)

@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,26 +22,29 @@ time.sleep(60)
 
 
 @pytest.fixture
-def holder(path: Path) -> subprocess.Popen[str]:
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True, env=os.environ
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "held\n"
-    return process
+    yield process
+    end(process)
 
 
 def end(process: subprocess.Popen[str]) -> None:
+    """Kill it, unless it is dead already."""
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
 
 
 def test_the_loser_learns_who_has_it(path: Path, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(OutboxInUse, match=f"process {holder.pid};") as caught:
+    with pytest.raises(OutboxInUse, match=f"process {holder.pid},") as caught:
         Lease(path, timeout_s=0.05)
     assert caught.value.retryable
     assert holder_pid(path) == holder.pid
-    end(holder)
 
 
 def test_death_frees_it_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
@@ -60,12 +63,11 @@ def test_a_dying_holder_is_waited_for(path: Path, holder: subprocess.Popen[str])
     assert lease.is_held
     lease.release()
     killer.wait()
-    holder.communicate()
 
 
 def test_one_process_cannot_have_it_twice(path: Path) -> None:
     lease = Lease(path)
-    with pytest.raises(OutboxInUse, match=f"process {os.getpid()};"):
+    with pytest.raises(OutboxInUse, match=f"process {os.getpid()},"):
         Lease(path, timeout_s=0.05)
     lease.release()
     lease.release()  # twice is no error
@@ -108,7 +110,7 @@ def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
 
 def test_it_is_not_passed_on_to_programs(path: Path, child: Callable[..., int]) -> None:
     lease = Lease(path)
-    listing = "import os; print([os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}')])"
+    listing = "import glob, os; print([os.path.realpath(f) for f in glob.glob('/proc/self/fd/*')])"
     seen = subprocess.run(
         [sys.executable, "-c", listing], capture_output=True, text=True, check=True, close_fds=False
     ).stdout

@@ -39,7 +39,9 @@ def test_the_schema_is_what_all_migrations_make(empty: sqlite3.Connection) -> No
 
 
 def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    assert [name[:5] for name in migrations()] == [f"{n:04}_" for n in range(1, len(migrations()) + 1)]
+    assert [name[:5] for name in migrations()] == [
+        f"{n:04}_" for n in range(1, len(migrations()) + 1)
+    ]
 
 
 def test_a_migrated_database_says_so(empty: sqlite3.Connection) -> None:
@@ -63,7 +65,9 @@ def test_a_migration_that_fails_leaves_nothing(
     assert empty.execute("PRAGMA user_version").fetchone() == (0,)
 
 
-def test_the_next_migration_reaches_an_old_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_migration_reaches_an_old_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     SqliteStore(path).close()
     monkeypatch.setattr(migrate_module, "migrations", lambda: [*migrations(), "next"])
     first = script("migrations", migrations()[0])

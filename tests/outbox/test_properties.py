@@ -53,11 +53,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, float):
         return struct.pack(">d", one) == struct.pack(">d", other)
     if isinstance(one, list):
-        return len(one) == len(other) and all(map(same, one, other))
+        return bool(len(one) == len(other) and all(map(same, one, other)))
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[name], other[name]) for name in one)
     if isinstance(one, Decimal):
-        return one.as_tuple() == other.as_tuple()
+        return bool(one.as_tuple() == other.as_tuple())
     return bool(one == other)
 
 

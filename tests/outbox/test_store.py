@@ -4,6 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def test_ids_follow_each_other_in_order(any_store: Store, entry: Make) -> None:
 
 
 def test_what_was_stored_can_be_read(any_store: Store, entry: Make) -> None:
-    new = [entry(headers={"a": b"\0", "n": 1.0}, content_type="text/plain"), entry(persistent=False)]
+    new = [
+        entry(headers={"a": b"\0", "n": 1.0}, content_type="text/plain"),
+        entry(persistent=False),
+    ]
     any_store.commit(Turn(new=new))
     found = any_store.read_ready(1, 9, **ALL)
     assert [(e.id, e.message, e.stored_at) for e in found] == [
@@ -192,13 +196,18 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
             ("1-1", 13, 6, "m-6"),
             ("1-2", 1, 5, "m-5"),
         ]
-        assert [row["ids"] for row in database["in_flight"].rows] == ["[[3,2],[1,1],[6,1]]", "[[5,1]]"]
+        assert [row["ids"] for row in database["in_flight"].rows] == [
+            "[[3,2],[1,1],[6,1]]",
+            "[[5,1]]",
+        ]
     store.commit(Turn(finished=[Sent("1-1", 10, order)]))
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT epoch FROM in_flight").fetchall() == [("1-2",)]
 
 
-def test_the_history_tells_how_each_attempt_ended(store: SqliteStore, path: Path, entry: Make) -> None:
+def test_the_history_tells_how_each_attempt_ended(
+    store: SqliteStore, path: Path, entry: Make
+) -> None:
     store.commit(Turn(new=[one := entry()]))
     store.commit(Turn(attempts=[Attempt(one, "1-1", 1, NACKED, 5.0)]))
     last = Attempt(one, "1-2", 7, RETURNED, 6.0)
@@ -262,7 +271,7 @@ def test_old_history_of_confirmed_messages_is_forgotten(path: Path, entry: Make)
         store.commit(Turn(attempts=attempts, confirmed=[gone]))
     with closing(sqlite3.connect(path)) as connection:
         for clock, left in ((1000.0 + week, [(1,), (2,)]), (1001.0 + week, [(2,)])):
-            SqliteStore(path, clock=lambda clock=clock: clock).close()
+            SqliteStore(path, clock=partial(float, clock)).close()
             assert connection.execute("SELECT id FROM attempts ORDER BY id").fetchall() == left
 
 
@@ -356,13 +365,13 @@ def test_a_closed_store_says_so(path: Path, entry: Make) -> None:
 )
 @pytest.mark.parametrize("due_at", [None, 5.0])
 def test_a_damaged_row_is_parked_and_never_sent(
-    store: SqliteStore, path: Path, entry: Make, column: str, value: Any, due_at: float | None
+    store: SqliteStore, entry: Make, column: str, value: Any, due_at: float | None
 ) -> None:
     new = [entry() for _ in range(3)]
     for one in new:
         one.due_at = due_at
     store.commit(Turn(new=new))
-    with closing(sqlite3.connect(path)) as other, other:
+    with closing(sqlite3.connect(store.path)) as other, other:
         is_sql = isinstance(value, str) and value.startswith("CAST")
         other.execute(
             f"UPDATE messages SET {column} = {value if is_sql else '?'} WHERE id = 2",
@@ -376,12 +385,14 @@ def test_a_damaged_row_is_parked_and_never_sent(
     counters = store.snapshot().counters
     assert (counters.stored, counters.parked, counters.open) == (3, 1, 2)
     assert counters.open_bytes == sum(e.message.size for e in found)
-    (parked,) = Outbox(path).parked()
+    (parked,) = Outbox(store.path).parked()
     assert parked.id == 2
     assert "checksum" in parked.reply_text
 
 
-def test_a_row_that_is_no_message_is_parked_too(store: SqliteStore, path: Path, entry: Make) -> None:
+def test_a_row_that_is_no_message_is_parked_too(
+    store: SqliteStore, path: Path, entry: Make
+) -> None:
     impossible = entry()
     object.__setattr__(impossible.message, "priority", 999)  # as a later version might allow
     store.commit(Turn(new=[impossible, entry()]))

@@ -19,7 +19,9 @@ from reliablepub.outcome import Outcome, OutcomeKind
 
 REFUSALS = st.sampled_from([OutcomeKind.RETURNED, OutcomeKind.REFUSED, OutcomeKind.EXPIRED])
 HEADERS = st.sampled_from([None, {"n": 1}, {"raw": b"\xff"}])
-NEW = st.lists(st.tuples(st.binary(max_size=9), st.sampled_from(["", "x", "ü"]), HEADERS), max_size=4)
+NEW = st.lists(
+    st.tuples(st.binary(max_size=9), st.sampled_from(["", "x", "ü"]), HEADERS), max_size=4
+)
 
 
 @dataclass
@@ -86,7 +88,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.tag += len(sent)
         snapshot = self.store.commit(turn)
         self._expect(stored, confirmed, given_up, later, kind)
-        assert [e.id for e in stored] == list(range(self.last_id - len(stored) + 1, self.last_id + 1))
+        assert [e.id for e in stored] == list(
+            range(self.last_id - len(stored) + 1, self.last_id + 1)
+        )
         assert snapshot == self.store.snapshot()
 
     def _expect(
@@ -192,7 +196,8 @@ class FileMachine(StoreMachine):
         store = self.store
         assert isinstance(store, SqliteStore)
         row = store._connection.execute(
-            "SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM audit"
+            "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
+            " FROM audit"
         ).fetchone()
         assert row == (0, 0, 0, 0)
 
