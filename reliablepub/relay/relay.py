@@ -38,8 +38,9 @@ from reliablepub._core.events import (
     Settlement,
 )
 from reliablepub._core.session import Session
-from reliablepub.errors import OutboxDiskFull
+from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.outbox.entry import Entry, Sent, Snapshot, Store, Turn
+from reliablepub.outbox.failures import OutboxLocked
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
@@ -55,7 +56,8 @@ LAZY_COMMIT_S: Final = 0.02
 """How long confirms may wait for a commit that carries something else too."""
 POLL_S: Final = 0.05
 """How often the store is asked whether other processes have written to it."""
-FULL_DISK_WAIT_S: Final = 0.25
+COMMIT_RETRY_S: Final = 0.25
+"""How long a disk that is full, or a file that somebody else keeps locked, is left alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,9 @@ class Relay:
         self._reconnect = Reconnect(clock.monotonic())
         self._poll_at = clock.monotonic()
         self._commit_by: float | None = None
-        self._disk_full_until: float | None = None
+        self._no_commit_until: float | None = None
+        self._refusal: OutboxError | None = None
+        self._refuse_until = 0.0
         self._connects = 0
         self._lost_reason = ""
         self.status = Status(counters=self._snapshot.counters)
@@ -149,7 +153,8 @@ class Relay:
         for settlement in self._session.poll_settlements():
             self._verdicts.judge(settlement, wall)
         self._look_elsewhere(now, wall)
-        if self._is_store_ready(now):
+        self._turn_away(now)
+        if self._no_commit_until is None or now >= self._no_commit_until:
             taken_in = self._take_in(wall)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
         self.status = self._picture()
@@ -210,6 +215,16 @@ class Relay:
             self._snapshot = self._store.snapshot()
             self._loaded.others(self._snapshot.last_id, wall)
 
+    def _turn_away(self, now: float) -> None:
+        """While the store has no room for new messages, their callers learn it at once."""
+        if self._refusal is None:
+            return
+        if now < self._refuse_until:
+            for chunk in self._inbox.take(lambda _: True):
+                chunk.on_stored.failed(self._refusal)
+        else:
+            self._refusal = None
+
     def _take_in(self, wall: float) -> list[_TakenIn]:
         """New chunks become entries; those, and what is read, go to the session if memory allows."""
         for entry in self._loaded.read(wall):
@@ -240,10 +255,6 @@ class Relay:
 
     # ------------------------------------------------------------------ commit, send
 
-    def _is_store_ready(self, now: float) -> bool:
-        """After a full disk, callers still get their answer, but the rest waits a moment."""
-        return self._disk_full_until is None or now >= self._disk_full_until or bool(self._inbox)
-
     def _commit_and_send(
         self, taken_in: Sequence[_TakenIn], now: float, wall: float, *, is_flushing: bool
     ) -> None:
@@ -257,26 +268,35 @@ class Relay:
             return
         try:
             self._snapshot = self._store.commit(turn)
-        except OutboxDiskFull as error:
-            self._disk_full_until = now + FULL_DISK_WAIT_S
+        except (OutboxDiskFull, OutboxLocked) as error:
             self._undo(batches, taken_in, error)
+            self._hold_back(now, error, is_full_of_new=bool(taken_in))
             return
-        self._disk_full_until = None
+        self._no_commit_until = None
         self._committed(taken_in)
         self._send(batches, turn.sent, wall)
+
+    def _hold_back(self, now: float, error: OutboxError, *, is_full_of_new: bool) -> None:
+        """First accept nothing, so that what is there can drain; if that fails too, do nothing."""
+        if is_full_of_new:
+            self._refusal, self._refuse_until = error, now + COMMIT_RETRY_S
+            self._commit_by = now
+        else:
+            self._no_commit_until = now + COMMIT_RETRY_S
 
     def _must_commit(self, turn: Turn, now: float, *, is_flushing: bool) -> bool:
         """Confirms alone may wait a moment: to lose one costs a duplicate, to wait costs nothing."""
         if turn.new or turn.sent or turn.parked or turn.rescheduled:
             return True
         if not (turn.confirmed or turn.finished):
+            self._commit_by = None
             return False
         if self._commit_by is None:
             self._commit_by = now + LAZY_COMMIT_S
         return is_flushing or now >= self._commit_by
 
     def _undo(
-        self, batches: Sequence[Batch[Entry]], taken_in: Sequence[_TakenIn], error: OutboxDiskFull
+        self, batches: Sequence[Batch[Entry]], taken_in: Sequence[_TakenIn], error: OutboxError
     ) -> None:
         """Nothing was stored: forget the new messages; the verdicts wait for the next commit."""
         self._session.take_back(batches)
@@ -306,9 +326,7 @@ class Relay:
             if attempt.entry.waiter is not None:
                 attempt.entry.waiter.settled(attempt.entry, attempt.outcome)
 
-    def _send(
-        self, batches: Sequence[Batch[Entry]], recorded: Sequence[Sent], wall: float
-    ) -> None:
+    def _send(self, batches: Sequence[Batch[Entry]], recorded: Sequence[Sent], wall: float) -> None:
         for index, (batch, sent) in enumerate(zip(batches, recorded, strict=True)):
             messages = [entry.message for entry in batch.keys]
             try:
@@ -352,11 +370,13 @@ class Relay:
     def _wait_s(self) -> float | None:
         """How long the shell may listen."""
         now, wall = self._clock.monotonic(), self._clock.wall()
-        is_held_up = self._disk_full_until is not None
+        is_held_up = self._no_commit_until is not None
         if not is_held_up and (self._loaded.wants_more or self._inbox.is_ready(self._room())):
             return 0.0
         deadlines = [self._poll_at, self._session.poll_timeout(), self._reconnect.due_at]
-        deadlines += [self._disk_full_until if is_held_up else self._commit_by]
+        deadlines += [self._no_commit_until if is_held_up else self._commit_by]
+        if self._refusal is not None:
+            deadlines.append(self._refuse_until)
         if self._loaded.next_due is not None and not is_held_up:
             deadlines.append(now + self._loaded.next_due - wall)
         return max(0.0, min(at for at in deadlines if at is not None) - now)
