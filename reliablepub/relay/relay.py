@@ -45,6 +45,7 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox
+from reliablepub.relay.limits import Limits, Room
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.reconnect import Reconnect
 from reliablepub.relay.status import Link, Status
@@ -58,23 +59,6 @@ POLL_S: Final = 0.05
 """How often the store is asked whether other processes have written to it."""
 COMMIT_RETRY_S: Final = 0.25
 """How long a disk that is full, or a file that somebody else keeps locked, is left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What may be held.
-
-    Attributes:
-        messages_max: open messages in the store.
-        bytes_max: their bytes.
-        loaded_max: messages in memory.
-        loaded_bytes_max: their bytes.
-    """
-
-    messages_max: int
-    bytes_max: int
-    loaded_max: int
-    loaded_bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +138,9 @@ class Relay:
             self._verdicts.judge(settlement, wall)
         self._look_elsewhere(now, wall)
         self._turn_away(now)
-        if self._no_commit_until is None or now >= self._no_commit_until:
+        if self._no_commit_until is not None and now >= self._no_commit_until:
+            self._no_commit_until = None
+        if self._no_commit_until is None:
             taken_in = self._take_in(wall)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
         self.status = self._picture()
@@ -246,9 +232,9 @@ class Relay:
                     self._session.submit(entry, entry.message.size)
         return taken_in
 
-    def _room(self) -> _Room:
+    def _room(self) -> Room:
         counters = self._snapshot.counters
-        return _Room(
+        return Room(
             min(self._limits.messages_max - counters.open, TURN_MESSAGES_MAX),
             self._limits.bytes_max - counters.open_bytes,
         )
@@ -272,7 +258,6 @@ class Relay:
             self._undo(batches, taken_in, error)
             self._hold_back(now, error, is_full_of_new=bool(taken_in))
             return
-        self._no_commit_until = None
         self._committed(taken_in)
         self._send(batches, turn.sent, wall)
 
@@ -380,18 +365,3 @@ class Relay:
         if self._loaded.next_due is not None and not is_held_up:
             deadlines.append(now + self._loaded.next_due - wall)
         return max(0.0, min(at for at in deadlines if at is not None) - now)
-
-
-class _Room:
-    """Takes the measure of chunk after chunk: what fits is counted."""
-
-    def __init__(self, messages: int, bytes_: int) -> None:
-        self._messages = messages
-        self._bytes = bytes_
-
-    def __call__(self, chunk: Chunk) -> bool:
-        if len(chunk.messages) > self._messages or chunk.size > self._bytes:
-            return False
-        self._messages -= len(chunk.messages)
-        self._bytes -= chunk.size
-        return True

@@ -1,0 +1,163 @@
+"""The disk is full: callers are told, nothing is sent, no verdict is lost, and it passes."""
+
+from collections.abc import Callable
+
+import pytest
+
+from reliablepub.errors import OutboxDiskFull, ReliablePubError
+from reliablepub.outbox.entry import Store, Turn
+from reliablepub.outbox.failures import OutboxLocked
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.relay import COMMIT_RETRY_S
+from tests.relay.scripted import World, disk_full
+
+Build = Callable[..., World]
+
+
+def nothing_fails(_turn: Turn) -> None:
+    return None
+
+
+def only_settling_works(turn: Turn) -> ReliablePubError | None:
+    """As with the ballast: what only settles may use the last of the space."""
+    return OutboxDiskFull("the disk is full") if turn.new else None
+
+
+def locked(_turn: Turn) -> ReliablePubError:
+    return OutboxLocked("locked by another process for longer than we wait")
+
+
+@pytest.mark.parametrize("fails", [disk_full, locked])
+def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
+    world: Build, fails: Callable[[Turn], ReliablePubError]
+) -> None:
+    w = world()
+    w.store.fails = fails
+    told, other = w.hand_over("a"), w.hand_over("b")
+    w.turn()
+    assert isinstance(told.error, type(fails(Turn())))
+    assert isinstance(other.error, type(fails(Turn())))
+    assert w.sent == []
+    assert w.in_memory == (0, 0)
+    assert w.session.buffered == 0
+
+
+@pytest.mark.parametrize("fails", [disk_full, locked])
+def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
+    world: Build, fails: Callable[[Turn], ReliablePubError]
+) -> None:
+    w = world()
+    w.hand_over("a")
+    w.turn()
+    w.store.fails = fails
+    w.hand_over("b", "c")
+    w.turn()
+    w.store.fails = nothing_fails
+    w.hand_over("d")
+    w.turn(after_s=COMMIT_RETRY_S)
+    assert [(s.first_tag, s.ids) for s in w.transport.sendings] == [(1, ["a"]), (2, ["d"])]
+    assert w.relay.status.counters.stored == 2
+
+
+def test_verdicts_of_a_failed_turn_are_committed_by_a_later_one(world: Build) -> None:
+    w = world()
+    told = w.hand_over("a", "b", "c")
+    w.turn()
+    w.ack(1)
+    w.nack(2)
+    w.store.fails = disk_full
+    w.turn()
+    assert told.kinds == {"a": OutcomeKind.CONFIRMED}
+    w.turn(after_s=COMMIT_RETRY_S)
+    w.ack(3)
+    w.store.fails = nothing_fails
+    w.turn(after_s=COMMIT_RETRY_S)
+    counters = w.relay.status.counters
+    assert (counters.confirmed, counters.parked, counters.open) == (2, 1, 0)
+    assert told.kinds["b"] is OutcomeKind.NACKED
+    assert w.in_memory == (0, 0)
+
+
+def test_nothing_is_sent_while_the_disk_is_full(world: Build) -> None:
+    w = world(window_max=1)
+    w.hand_over("a", "b")
+    w.turn()
+    w.store.fails = disk_full
+    w.ack(1)
+    for _ in range(10):
+        w.turn(after_s=COMMIT_RETRY_S)
+    assert w.sent == ["a"]
+    w.store.fails = nothing_fails
+    w.turn(after_s=COMMIT_RETRY_S)
+    assert w.sent == ["a", "b"]
+    assert w.transport.sendings[-1].first_tag == 2
+
+
+def test_a_full_disk_is_not_tried_again_before_a_moment_has_passed(world: Build) -> None:
+    w = world()
+    w.hand_over("a")
+    w.turn()
+    w.ack(1)
+    w.store.fails = disk_full
+    wait_s = w.turn(is_flushing=True)
+    assert wait_s is not None
+    assert 0 < wait_s <= COMMIT_RETRY_S
+    attempts = w.log.count("failed")
+    for _ in range(5):
+        w.turn(after_s=0.01, is_flushing=True)
+    assert w.log.count("failed") == attempts
+    w.turn(after_s=COMMIT_RETRY_S, is_flushing=True)
+    assert w.log.count("failed") > attempts
+
+
+def test_a_caller_gets_an_answer_at_once_while_the_disk_is_full(world: Build) -> None:
+    w = world()
+    w.store.fails = disk_full
+    w.hand_over("a")
+    w.turn()
+    told = w.hand_over("b")
+    w.turn(after_s=0.001)
+    assert told.error is not None
+
+
+def test_a_full_disk_drains_although_callers_keep_coming(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b")
+    w.turn()
+    w.store.fails = only_settling_works
+    w.ack(2, multiple=True)
+    told = w.hand_over("c")
+    for _ in range(3):
+        w.turn(after_s=0.001)
+        w.hand_over("c")
+    w.turn(after_s=0.001)
+    assert told.error is not None
+    assert w.relay.status.counters.confirmed == 2
+    assert w.in_memory == (0, 0)
+
+
+def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build) -> None:
+    w = world()
+    w.store.fails = disk_full
+    w.hand_over("a", source="file")
+    w.turn()
+    w.store.fails = nothing_fails
+    w.hand_over("b", source="file")
+    w.turn(after_s=COMMIT_RETRY_S)
+    assert w.store.position("file") == 1
+
+
+def test_a_relay_with_nothing_left_to_commit_does_not_spin(store: Store) -> None:
+    w = World(store)
+    w.hand_over("a")
+    w.connect()
+    w.store.fails = disk_full
+    w.turn()
+    assert w.log[-1] == "failed"
+    w.lose_connection()
+    w.turn(after_s=COMMIT_RETRY_S)
+    w.turn(after_s=20.0)
+    assert w.log[-1] == "connect"
+    wait_s = w.turn(after_s=0.001)
+    assert wait_s is not None
+    assert wait_s > 0

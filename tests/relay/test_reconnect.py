@@ -1,0 +1,124 @@
+"""Losing the connection: waits that grow and start afresh, and what was in flight goes again."""
+
+import pytest
+
+from reliablepub._core.events import Connected, ConnectionLost
+from reliablepub.outbox.entry import Store
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.reconnect import Reconnect
+from reliablepub.relay.status import Link
+from tests.relay.scripted import World, patient
+
+
+@pytest.fixture
+def full_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest wait that the jitter may give."""
+    monkeypatch.setattr("random.uniform", lambda _low, high: high)
+
+
+@pytest.mark.usefixtures("full_waits")
+def test_waits_grow_while_connections_fail_and_stay_bounded() -> None:
+    reconnect = Reconnect(0.0)
+    waits = []
+    for _ in range(12):
+        reconnect.started()
+        reconnect.lost(0.0)
+        assert reconnect.due_at is not None
+        waits.append(reconnect.due_at)
+    assert waits == sorted(waits)
+    assert waits[0] < 0.5
+    assert waits[-1] == 15.0
+
+
+@pytest.mark.usefixtures("full_waits")
+def test_a_connection_that_lived_starts_the_waits_afresh() -> None:
+    reconnect = Reconnect(0.0)
+    for _ in range(12):
+        reconnect.lost(0.0)
+    reconnect.connected(0.0)
+    reconnect.lost(11.0)
+    assert reconnect.due_at is not None
+    assert reconnect.due_at - 11.0 < 0.5
+
+
+@pytest.mark.usefixtures("full_waits")
+def test_connections_that_are_lost_at_once_do_not_start_them_afresh() -> None:
+    reconnect = Reconnect(0.0)
+    for _ in range(12):
+        reconnect.connected(0.0)
+        reconnect.lost(1.0)
+    assert reconnect.due_at == 16.0
+
+
+def test_one_attempt_to_connect_is_under_way_at_a_time(store: Store) -> None:
+    w = World(store)
+    for _ in range(5):
+        w.turn(after_s=10.0)
+    assert w.log.count("connect") == 1
+    w.lose_connection("refused")
+    w.turn(after_s=20.0)
+    assert w.log.count("connect") == 2
+
+
+def test_the_status_says_why_there_is_no_connection(store: Store) -> None:
+    w = World(store)
+    w.turn()
+    w.lose_connection("connection refused")
+    w.turn()
+    assert (w.relay.status.link, w.relay.status.reason) == (Link.DISCONNECTED, "connection refused")
+    w.turn(after_s=20.0)
+    assert (w.relay.status.link, w.relay.status.reason) == (Link.CONNECTING, "connection refused")
+    w.relay.handle([Connected()])
+    w.turn()
+    assert (w.relay.status.link, w.relay.status.reason) == (Link.CONNECTED, "")
+
+
+def test_what_was_in_flight_is_sent_again_first_and_under_the_same_id(store: Store) -> None:
+    w = World(store, window_max=2)
+    w.connect()
+    told = w.hand_over("a", "b", "c")
+    w.turn()
+    w.lose_connection()
+    w.turn()
+    w.reconnect()
+    w.turn()
+    assert w.sent == ["a", "b", "a", "b"]
+    assert w.transport.sendings[-1].first_tag == 1
+    w.ack(2, multiple=True)
+    w.turn()
+    w.ack(3)
+    w.turn(is_flushing=True)
+    assert set(told.kinds.values()) == {OutcomeKind.CONFIRMED}
+    assert w.relay.status.counters.confirmed == 3
+    assert w.in_memory == (0, 0)
+
+
+def test_uncertain_attempts_never_spend_the_budget(store: Store) -> None:
+    w = World(store, policy=patient(2, 0.0))
+    w.connect()
+    told = w.hand_over("a")
+    for _ in range(10):
+        w.turn()
+        w.lose_connection()
+        w.turn()
+        w.reconnect()
+    w.turn()
+    w.ack(1)
+    w.turn(is_flushing=True)
+    assert w.sent == ["a"] * 11
+    assert told.kinds == {"a": OutcomeKind.CONFIRMED}
+
+
+def test_the_relay_wakes_up_to_connect_again(store: Store) -> None:
+    w = World(store)
+    w.turn()
+    w.relay.handle([ConnectionLost("x")])
+    for _ in range(10_000):
+        wait_s = w.turn()
+        if w.log.count("connect") == 2:
+            break
+        assert wait_s is not None
+        assert wait_s > 0
+        w.time.now += wait_s
+    assert w.log.count("connect") == 2
+    assert w.time.now < 51.0

@@ -1,0 +1,183 @@
+"""One turn: take in, commit, send, in this order and no other."""
+
+from collections.abc import Callable
+
+import pytest
+
+from reliablepub._core.events import ChannelClosed, Returned
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.relay import LAZY_COMMIT_S, POLL_S
+from reliablepub.relay.status import Link
+from tests.relay.scripted import World
+
+Build = Callable[..., World]
+
+
+def test_a_message_is_stored_then_its_caller_is_told_then_it_is_sent(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b")
+    w.turn()
+    assert w.log[-3:] == ["commit a b", "stored", "send a b"]
+
+
+def test_a_confirm_is_told_at_once_and_committed_within_the_lazy_time(world: Build) -> None:
+    w = world()
+    told = w.hand_over("a")
+    w.turn()
+    w.ack(1)
+    wait_s = w.turn()
+    assert told.kinds == {"a": OutcomeKind.CONFIRMED}
+    assert w.relay.status.open == 1
+    assert wait_s == pytest.approx(LAZY_COMMIT_S)
+    w.turn(after_s=LAZY_COMMIT_S)
+    assert w.relay.status.open == 0
+    assert w.in_memory == (0, 0)
+
+
+def test_a_confirm_rides_on_the_commit_of_the_next_message(world: Build) -> None:
+    w = world()
+    w.hand_over("a")
+    w.turn()
+    w.ack(1)
+    w.hand_over("b")
+    w.turn()
+    assert w.relay.status.counters.confirmed == 1
+    assert w.sent == ["a", "b"]
+
+
+def test_a_confirm_is_committed_at_once_when_somebody_flushes(world: Build) -> None:
+    w = world()
+    w.hand_over("a")
+    w.turn()
+    w.ack(1)
+    w.turn(is_flushing=True)
+    assert w.relay.lowest_open() is None
+
+
+def test_tags_follow_each_other_from_turn_to_turn(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b")
+    w.turn()
+    w.hand_over("c")
+    w.turn()
+    assert [(s.first_tag, s.ids) for s in w.transport.sendings] == [(1, ["a", "b"]), (3, ["c"])]
+
+
+def test_nothing_is_committed_in_a_turn_in_which_nothing_happened(world: Build) -> None:
+    w = world()
+    before = len(w.log)
+    assert w.turn(after_s=1.0) == pytest.approx(POLL_S)
+    assert w.log[before:] == []
+
+
+def test_what_the_window_does_not_allow_is_stored_and_sent_later(world: Build) -> None:
+    w = world(window_max=2)
+    w.hand_over("a", "b", "c")
+    w.turn()
+    assert w.sent == ["a", "b"]
+    w.ack(1)
+    w.turn()
+    assert w.sent == ["a", "b", "c"]
+
+
+def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:
+    w = World(store)  # type: ignore[arg-type]
+    told = w.hand_over("a")
+    w.turn()
+    assert told.is_stored
+    assert w.relay.status.link is Link.CONNECTING
+    w.relay.handle([])
+    assert w.sent == []
+
+
+def test_a_message_that_cannot_be_encoded_is_refused_and_the_others_go_out(world: Build) -> None:
+    w = world()
+    w.transport.unencodable = {"b", "d"}
+    told = w.hand_over("a", "b", "c", "d", "e")
+    for _ in range(5):
+        w.turn()
+    assert [(s.first_tag, s.ids) for s in w.transport.sendings] == [(1, ["a", "c", "e"])]
+    w.ack(3, multiple=True)
+    w.turn(is_flushing=True)
+    assert told.kinds["b"] is told.kinds["d"] is OutcomeKind.REFUSED
+    assert list(told.kinds.values()).count(OutcomeKind.CONFIRMED) == 3
+    assert w.relay.status.counters.parked == 2
+    assert w.in_memory == (0, 0)
+
+
+def test_the_turn_after_an_unencodable_message_does_not_wait(world: Build) -> None:
+    w = world()
+    w.transport.unencodable = {"a"}
+    w.hand_over("a", "b")
+    assert w.turn() == 0.0
+
+
+def test_a_channel_closed_because_of_a_message_parks_it_with_the_brokers_words(
+    world: Build,
+) -> None:
+    w = world()
+    told = w.hand_over("a")
+    w.turn()
+    w.relay.handle([ChannelClosed(w.epoch, 404, "NOT_FOUND - no exchange", by_publish=True)])
+    w.turn()
+    outcome = told.outcomes["a"]
+    assert (outcome.kind, outcome.reply_code) == (OutcomeKind.REFUSED, 404)
+    assert w.relay.status.counters.parked == 1
+    assert w.in_memory == (0, 0)
+
+
+def test_a_returned_message_is_never_confirmed(world: Build) -> None:
+    w = world()
+    told = w.hand_over("a", "b")
+    w.turn()
+    w.relay.handle([Returned(w.epoch, 1, 312, "NO_ROUTE")])
+    w.ack(2, multiple=True)
+    w.turn()
+    assert told.kinds == {"a": OutcomeKind.RETURNED, "b": OutcomeKind.CONFIRMED}
+
+
+def test_callers_of_a_parked_message_are_told_only_after_the_commit(world: Build) -> None:
+    w = world()
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    assert w.log[-2:] == ["commit", "told a nacked"]
+
+
+def test_a_source_advances_with_the_messages_that_came_from_it(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b", source="file")
+    w.hand_over("c", source="file")
+    w.turn()
+    assert w.store.position("file") == 3
+
+
+def test_an_outbox_that_is_full_takes_a_chunk_when_there_is_room_again(world: Build) -> None:
+    w = world(messages_max=2)
+    w.hand_over("a", "b")
+    late = w.hand_over("c")
+    w.turn()
+    assert not late.is_stored
+    w.ack(1)
+    w.turn(is_flushing=True)
+    w.turn()
+    assert late.is_stored
+    assert w.sent == ["a", "b", "c"]
+
+
+def test_a_draining_relay_takes_nothing_in_and_still_settles(world: Build) -> None:
+    w = world(window_max=1, loaded_max=2)
+    w.hand_over("a", "b")
+    spilled = w.hand_over("c", "d")
+    w.turn()
+    assert spilled.is_stored
+    w.relay.drain()
+    late = w.hand_over("e")
+    w.ack(1)
+    w.turn(is_flushing=True)
+    w.turn(is_flushing=True)
+    assert w.sent == ["a"]
+    assert w.relay.status.counters.confirmed == 1
+    assert not late.is_stored
+    assert w.relay.status.open == 3
