@@ -10,10 +10,9 @@ import os
 import ssl
 import threading
 import time
-import uuid
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +21,6 @@ from typing import Final, Self
 from reliablepub._core.session import Session
 from reliablepub.errors import (
     ConfigurationError,
-    InvalidMessage,
     OutboxFull,
     PublisherClosed,
     PublisherForked,
@@ -33,23 +31,18 @@ from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt
-from reliablepub.relay.handover import Chunk
-from reliablepub.relay.relay import Limits
+from reliablepub.relay.caller import Handover, cut, new_id
+from reliablepub.relay.limits import limits
 from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Parts, RelayThread
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika import PikaTransport
 
-CHUNK_MESSAGES_MAX: Final = 500
-CHUNK_BYTES_MAX: Final = 1024 * 1024
 CHUNKS_UNDER_WAY: Final = 3
 """Chunks of `Publisher.publish_many` handed over ahead of the one it waits for."""
 MIB: Final = 1024 * 1024
 _LOOK_S: Final = 0.05
 """How often a caller who waits for its commit looks whether the outbox is full or the relay gone."""
-_LOADED_BYTES_MAX: Final = 32 * MIB
-_OPEN_MESSAGES_MAX: Final = 10_000_000
-_OPEN_BYTES_MAX: Final = 8 * 1024 * MIB
 
 
 class Publisher:
@@ -85,7 +78,7 @@ class Publisher:
         OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
     """
 
-    def __init__(  # noqa: PLR0913 - one keyword for each thing that can be set, and nothing hidden
+    def __init__(
         self,
         url: str | Sequence[str],
         *,
@@ -111,7 +104,7 @@ class Publisher:
             if value <= 0:
                 msg = f"{name} is {value}; it must be more than 0"
                 raise ConfigurationError(msg)
-        self._limits = _limits(
+        self._limits = limits(
             open_messages_max,
             open_bytes_max,
             window_max=window_max,
@@ -142,7 +135,7 @@ class Publisher:
 
     # ------------------------------------------------------------------ publishing
 
-    def publish(  # noqa: PLR0913 - the properties of an AMQP message
+    def publish(
         self,
         body: bytes,
         *,
@@ -181,7 +174,7 @@ class Publisher:
             exchange=exchange,
             routing_key=routing_key,
             headers=headers,
-            message_id=message_id if message_id is not None else str(uuid.uuid4()),
+            message_id=message_id if message_id is not None else new_id(),
             persistent=persistent,
             priority=priority,
             expiration=expiration,
@@ -218,9 +211,9 @@ class Publisher:
             PublisherClosed: likewise.
         """
         receipt = BatchReceipt(self._relay)
-        under_way: deque[_Handover] = deque()
+        under_way: deque[Handover] = deque()
         try:
-            for chunk in _chunks(messages, self._limits):
+            for chunk in cut(messages, self._limits):
                 under_way.append(self._hand_over(chunk, receipt, source, receipt.accepted))
                 if len(under_way) > CHUNKS_UNDER_WAY:
                     self._wait_stored(under_way.popleft())
@@ -300,17 +293,17 @@ class Publisher:
         waiter: Waiter,
         source: str | None,
         on_stored: Callable[[int], None] | None = None,
-    ) -> _Handover:
+    ) -> Handover:
         self._check_process()
         self._check_alive()
-        handover = _Handover(messages, waiter, source, on_stored)
+        handover = Handover(messages, waiter, source, on_stored)
         if handover.chunk.size > self._limits.bytes_max:
             msg = f"{handover.chunk.size} bytes never fit into {self._limits.bytes_max}"
             raise OutboxFull(msg)
         self._relay.inbox.put(handover.chunk)
         return handover
 
-    def _wait_stored(self, handover: _Handover) -> None:
+    def _wait_stored(self, handover: Handover) -> None:
         """Wait for the commit; for room too, if the outbox is full, but not longer than was asked."""
         since = time.monotonic()
         while not handover.done.wait(_LOOK_S):
@@ -318,17 +311,10 @@ class Publisher:
                 self._check_alive()
             waited_s = time.monotonic() - since
             is_late = self._full_timeout_s is not None and waited_s >= self._full_timeout_s
-            if is_late and self._is_full(handover.chunk):
+            if is_late and self._limits.is_full(self._relay.status.counters, handover.chunk):
                 self._relay.inbox.withdraw(handover.chunk)
         if handover.error is not None:
             raise handover.error
-
-    def _is_full(self, chunk: Chunk) -> bool:
-        counters = self._relay.status.counters
-        return (
-            counters.open + len(chunk.messages) > self._limits.messages_max
-            or counters.open_bytes + chunk.size > self._limits.bytes_max
-        )
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
@@ -346,78 +332,6 @@ class Publisher:
         if self._is_closed:
             msg = "the publisher is closed"
             raise PublisherClosed(msg)
-
-
-class _Handover:
-    """A chunk on its way into the store, and whoever waits for it."""
-
-    __slots__ = ("_on_stored", "chunk", "done", "error")
-
-    def __init__(
-        self,
-        messages: Sequence[Message],
-        waiter: Waiter,
-        source: str | None,
-        on_stored: Callable[[int], None] | None,
-    ) -> None:
-        self.chunk = Chunk(messages, self, waiter, source)
-        self.done = threading.Event()
-        self.error: BaseException | None = None
-        self._on_stored = on_stored
-
-    def stored(self) -> None:
-        if self._on_stored is not None:
-            self._on_stored(len(self.chunk.messages))
-        self.done.set()
-
-    def failed(self, error: BaseException) -> None:
-        self.error = error
-        self.done.set()
-
-
-def _chunks(messages: Iterable[Message], limits: Limits) -> Iterator[list[Message]]:
-    """Cut a stream into pieces that are handed over and stored together, and that the limits allow."""
-    messages_max = min(CHUNK_MESSAGES_MAX, limits.messages_max)
-    bytes_max = min(CHUNK_BYTES_MAX, limits.bytes_max)
-    chunk: list[Message] = []
-    size = 0
-    for message in messages:
-        if not isinstance(message, Message):
-            raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
-        if chunk and (len(chunk) >= messages_max or size + message.size > bytes_max):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(
-            message if message.message_id is not None else message.with_message_id(str(uuid.uuid4()))
-        )
-        size += message.size
-    if chunk:
-        yield chunk
-
-
-def _limits(
-    messages_max: int | None,
-    bytes_max: int | None,
-    *,
-    window_max: int,
-    window_bytes_max: int,
-    is_durable: bool,
-) -> Limits:
-    """What may be held where: a disk takes millions, memory a few windows."""
-    loaded_max = max(4 * window_max, 2_000)
-    loaded_bytes_max = max(2 * window_bytes_max, _LOADED_BYTES_MAX)
-    default_messages_max = _OPEN_MESSAGES_MAX if is_durable else loaded_max
-    default_bytes_max = _OPEN_BYTES_MAX if is_durable else loaded_bytes_max
-    limits = Limits(
-        messages_max=default_messages_max if messages_max is None else messages_max,
-        bytes_max=default_bytes_max if bytes_max is None else bytes_max,
-        loaded_max=loaded_max,
-        loaded_bytes_max=loaded_bytes_max,
-    )
-    if limits.messages_max < 1 or limits.bytes_max < 1:
-        msg = "open_messages_max and open_bytes_max must be at least 1"
-        raise ConfigurationError(msg)
-    return limits
 
 
 def _open_store(outbox: str | os.PathLike[str] | None) -> Store:

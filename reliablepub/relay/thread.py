@@ -22,7 +22,8 @@ from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Inbox
-from reliablepub.relay.relay import Limits, Relay
+from reliablepub.relay.limits import Limits
+from reliablepub.relay.relay import Relay
 from reliablepub.relay.status import Link, Status
 from reliablepub.transport.base import Transport
 
