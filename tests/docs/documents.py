@@ -1,0 +1,108 @@
+"""Markdown as something that can be run: blocks, commands and links of one document.
+
+Knows: fences, hidden set-up comments, inline code and links. Must never know: what is said.
+
+How a document is run: every ```` ```python ```` block, in order, in one namespace, in an empty
+folder. The address ``amqp://guest:guest@localhost/`` becomes that of a fake broker. What the reader
+is expected to have (queues, tables) is made by a comment that only the source shows::
+
+    <!-- setup
+    broker.declare_queue("invoices")
+    -->
+
+Functions of a block that are called ``test_...`` are called, with a ``fake_broker`` or ``tmp_path``
+if they ask for one.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reliablepub.testing import FakeBroker
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PLACEHOLDER = "amqp://guest:guest@localhost/"
+
+_PART = re.compile(
+    r"^```(?P<language>\w+)\n(?P<block>.*?)^```$|^<!-- setup\n(?P<setup>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
+_INLINE = re.compile(r"`((?:reliablepub|make) [^`\n]+)`")
+_LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, or a hidden set-up."""
+
+    language: str
+    text: str
+    line: int
+
+
+def blocks(document: Path) -> Iterator[Block]:
+    text = document.read_text()
+    for found in _PART.finditer(text):
+        line = text.count("\n", 0, found.start()) + 1
+        if found["setup"] is not None:
+            yield Block("setup", found["setup"], line)
+        else:
+            yield Block(found["language"], found["block"], line)
+
+
+def run(document: Path, folder: Path) -> None:
+    """Run the Python of a document; the working folder is an empty one already."""
+    with FakeBroker() as broker:
+        namespace: dict[str, Any] = {"__name__": "__document__", "broker": broker}
+        for block in blocks(document):
+            if block.language not in ("python", "setup"):
+                continue
+            before = set(namespace)
+            # Line numbers as in the document, so that a traceback points into it.
+            source = "\n" * block.line + block.text.replace(PLACEHOLDER, broker.url)
+            exec(compile(source, str(document), "exec", dont_inherit=True), namespace)
+            for name in sorted(set(namespace) - before):
+                if name.startswith("test_"):
+                    _call_test(namespace[name], folder)
+
+
+def _call_test(test: Callable[..., None], folder: Path) -> None:
+    with FakeBroker() as fake_broker:
+        offered = {"fake_broker": fake_broker, "tmp_path": folder}
+        test(**{name: offered[name] for name in inspect.signature(test).parameters})
+
+
+def commands(document: Path) -> Iterator[list[str]]:
+    """Every ``reliablepub ...`` and ``make ...`` shown, as words; continued lines are joined."""
+    text = document.read_text()
+    shown = [found[1] for found in _INLINE.finditer(text)]
+    for block in blocks(document):
+        if block.language in ("console", "sh"):
+            joined = block.text.replace("\\\n", " ")
+            shown += [line.removeprefix("$ ") for line in joined.splitlines()]
+    for line in shown:
+        words = line.split("#")[0].split()
+        if words and words[0] in ("reliablepub", "make"):
+            yield words
+
+
+def links(document: Path) -> Iterator[str]:
+    """Links to other files of the project, with their fragments."""
+    without_fences = _FENCE.sub("", document.read_text())
+    for found in _LINK.finditer(without_fences):
+        yield found[1]
+
+
+def anchors(document: Path) -> set[str]:
+    """The fragments that a document's headings make, as forges make them."""
+    without_fences = _FENCE.sub("", document.read_text())
+    return {
+        re.sub(r"[^\w\- ]", "", found[1].lower()).replace(" ", "-")
+        for found in _HEADING.finditer(without_fences)
+    }

@@ -1,0 +1,103 @@
+"""What the documents show is true: code runs, commands exist, links lead somewhere."""
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import click
+import pytest
+
+from reliablepub.cli import main
+from tests.docs.documents import DOCUMENTS, ROOT, anchors, blocks, commands, links, run
+
+NAMES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS]
+EXAMPLES = [pytest.param(path, id=path.name) for path in sorted((ROOT / "examples").glob("*.py"))]
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_the_python_of_a_document_runs(
+    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(document, tmp_path)
+
+
+def test_the_collector_finds_blocks_and_lets_them_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = tmp_path / "document.md"
+    document.write_text(
+        "Text\n\n```python\nx = 1\n```\n\n```text\n?\n```\n\n```python\nx / 0\n```\n"
+    )
+    assert [block.language for block in blocks(document)] == ["python", "text", "python"]
+    with pytest.raises(ZeroDivisionError) as caught:
+        run(document, tmp_path)
+    assert caught.traceback[-1].lineno == 11  # the line in the document, counted from 0
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_every_command_shown_exists(document: Path) -> None:
+    for words in commands(document):
+        if words[0] == "make":
+            assert_target(words[1])
+        else:
+            assert_command(words[1:])
+
+
+def assert_target(name: str) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^{re.escape(name)}:", makefile, re.MULTILINE), f"make {name}"
+
+
+def assert_command(words: list[str]) -> None:
+    """Commands, subcommands and long options exist; values are not looked at."""
+    command: click.Command = main
+    shown = " ".join(words)
+    context = click.Context(command)
+    for word in words:
+        if word.startswith("--"):
+            names = {
+                name for p in command.get_params(context) for name in (*p.opts, *p.secondary_opts)
+            }
+            assert word.split("=")[0] in names, f"{word} in: reliablepub {shown}"
+        elif isinstance(command, click.Group):
+            found = command.get_command(context, word)
+            assert found is not None, f"{word} in: reliablepub {shown}"
+            assert "cannot be loaded" not in (found.help or ""), found.help
+            command = found
+            context = click.Context(command, parent=context)
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_every_link_leads_somewhere(document: Path) -> None:
+    for link in links(document):
+        target, _, fragment = link.partition("#")
+        path = (document.parent / target).resolve() if target else document
+        assert path.exists(), link
+        if fragment:
+            assert fragment in anchors(path), link
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_runs_by_one_command(example: Path, tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-W", "error", str(example)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    docstring = ast.get_docstring(ast.parse(example.read_text())) or ""
+    expected = textwrap.dedent(docstring.partition("It prints::\n\n")[2]).splitlines()
+    assert expected
+    assert result.stdout.splitlines() == expected
+
+
+def test_there_are_examples() -> None:
+    assert EXAMPLES
