@@ -115,6 +115,7 @@ class Relay:
         self._no_commit_until: float | None = None
         self._refusal: OutboxError | None = None
         self._refuse_until = 0.0
+        self._is_draining = False
         self._connects = 0
         self._lost_reason = ""
         self.status = Status(counters=self._snapshot.counters)
@@ -161,7 +162,8 @@ class Relay:
             self._session.handle(event, now)
 
     def drain(self) -> None:
-        """Send nothing more; what is in flight is still settled."""
+        """Take nothing in and send nothing more; what is in flight is still settled."""
+        self._is_draining = True
         self._session.drain()
 
     @property
@@ -213,6 +215,8 @@ class Relay:
 
     def _take_in(self, wall: float) -> list[_TakenIn]:
         """New chunks become entries; those, and what is read, go to the session if memory allows."""
+        if self._is_draining:
+            return []
         for entry in self._loaded.read(wall):
             self._session.submit(entry, entry.message.size)
         taken_in: list[_TakenIn] = []
@@ -356,12 +360,13 @@ class Relay:
         """How long the shell may listen."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         is_held_up = self._no_commit_until is not None
-        if not is_held_up and (self._loaded.wants_more or self._inbox.is_ready(self._room())):
+        takes_in = not is_held_up and not self._is_draining
+        if takes_in and (self._loaded.wants_more or self._inbox.is_ready(self._room())):
             return 0.0
         deadlines = [self._poll_at, self._session.poll_timeout(), self._reconnect.due_at]
         deadlines += [self._no_commit_until if is_held_up else self._commit_by]
         if self._refusal is not None:
             deadlines.append(self._refuse_until)
-        if self._loaded.next_due is not None and not is_held_up:
+        if self._loaded.next_due is not None and takes_in:
             deadlines.append(now + self._loaded.next_due - wall)
         return max(0.0, min(at for at in deadlines if at is not None) - now)

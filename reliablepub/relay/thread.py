@@ -177,6 +177,7 @@ class RelayThread:
             if is_closing and self._is_done(relay):
                 break
             relay.handle(transport.listen(self._wait_s(wait_s)))
+        relay.drain()
         relay.turn(is_flushing=True)
 
     def _report(self, status: Status, last: tuple[Link, str] | None) -> tuple[Link, str] | None:

@@ -176,7 +176,9 @@ def test_a_draining_relay_takes_nothing_in_and_still_settles(world: Build) -> No
     late = w.hand_over("e")
     w.ack(1)
     w.turn(is_flushing=True)
-    w.turn(is_flushing=True)
+    wait_s = w.turn(is_flushing=True)
+    assert wait_s is not None
+    assert wait_s > 0
     assert w.sent == ["a"]
     assert w.relay.status.counters.confirmed == 1
     assert not late.is_stored
