@@ -332,6 +332,7 @@ class Relay:
         self._session.withdraw({entry})
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
         self._verdicts.decide(Settlement(entry, epoch, 0, outcome), wall)
+        self._commit_by = self._clock.monotonic()  # and send what came after it
 
     # ------------------------------------------------------------------ outlook
 
