@@ -64,12 +64,11 @@ class Channel:
             else:
                 self._handle_body(payload)
         except AmqpError as error:
-            in_method = kind == wire.METHOD and len(payload) >= 4  # noqa: PLR2004
-            ids = _ids(payload) if in_method else _PUBLISH_IDS
+            if error.ids is None:
+                error.ids = wire.ids_of(payload) if kind == wire.METHOD else _PUBLISH_IDS
             if error.is_hard:
-                error.ids = ids
                 raise
-            self.close(error.code, error.reply_text, ids)
+            self.close(error.code, error.reply_text, error.ids)
 
     def _handle_method(self, payload: bytes) -> None:
         if self._method is not None:
@@ -80,8 +79,7 @@ class Channel:
         method = wire.decode_method(payload)
         handle = _HANDLERS.get(type(method))
         if handle is None:
-            explanation = f"{method.name} is not for a server or not known to this one"
-            raise AmqpError(503, explanation)
+            raise AmqpError(503, "unimplemented method")
         handle(self, method)
 
     def _handle_header(self, payload: bytes) -> None:
@@ -115,12 +113,13 @@ class Channel:
     def _interrupted(self) -> AmqpError:
         """505 for a frame of the wrong kind, by what the assembler was waiting for."""
         if self._method is None:
-            expected, got = "method frame", "method"
-        elif self._header is None:
+            explanation = "expected method frame, got non method frame instead"
+            return AmqpError(505, explanation, (0, 0))
+        if self._header is None:
             expected, got = "content header for class 60", "content header"
         else:
             expected, got = "content body", "content body"
-        return AmqpError(505, f"expected {expected}, got non {got} frame instead")
+        return AmqpError(505, f"expected {expected}, got non {got} frame instead", _PUBLISH_IDS)
 
     def _complete(self) -> None:
         assert self._method is not None
@@ -130,12 +129,16 @@ class Channel:
         self._method, self._header, self._body = None, None, []
         if immediate:
             raise AmqpError(540, "immediate=true")
+        try:
+            properties = wire.decode_properties(header)
+        except wire.MalformedError:  # the channel process of RabbitMQ crashes
+            raise AmqpError(541, ids=(0, 0)) from None
         publish = Publish(
             exchange=exchange,
             routing_key=routing_key,
             mandatory=mandatory,
             header=header,
-            properties=wire.decode_properties(header),
+            properties=properties,
             body=body,
             connection=self.connection.number,
             channel=self.number,
@@ -186,6 +189,10 @@ class Channel:
 
     # ------------------------------------------------------------------------------ look-ups
 
+    def queue_or_last(self, name: str) -> Queue:
+        """The queue, where an empty name means the last one declared on this channel."""
+        return self.queue(name or self.last_queue)
+
     def exchange(self, name: str) -> Exchange:
         """The exchange, or 404."""
         exchange = self.connection.node.vhost.exchanges.get(name)
@@ -195,28 +202,27 @@ class Channel:
         return exchange
 
     def queue(self, name: str) -> Queue:
-        """The queue (the last one declared for an empty name), or 404, or 405 if not ours."""
-        name = name or self.last_queue
+        """The queue, or 404, or 405 if it is exclusive to another connection."""
         queue = self.connection.node.vhost.queues.get(name)
         if queue is None:
             explanation = f"no {self.place('queue', name)}"
             raise AmqpError(404, explanation)
         if queue.owner not in (None, self.connection.number):
-            explanation = (
-                f"cannot obtain exclusive access to locked {self.place('queue', name)}. "
-                "It could be originally declared on another connection or the exclusive property "
-                "value does not match that of the original declaration."
-            )
-            raise AmqpError(405, explanation)
+            raise self.locked(name)
         return queue
+
+    def locked(self, name: str) -> AmqpError:
+        """405 for a queue that is exclusive, or that the client wrongly takes to be."""
+        return AmqpError(
+            405,
+            f"cannot obtain exclusive access to locked {self.place('queue', name)}. "
+            "It could be originally declared on another connection or the exclusive property "
+            "value does not match that of the original declaration.",
+        )
 
     def place(self, what: str, name: str) -> str:
         """`queue 'q' in vhost '/'`, as in RabbitMQ's texts (rabbit_misc:rs)."""
         return f"{what} '{name}' in vhost '{self.connection.node.options.virtual_host}'"
-
-
-def _ids(payload: bytes) -> tuple[int, int]:
-    return int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big")
 
 
 def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:

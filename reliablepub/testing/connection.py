@@ -16,7 +16,7 @@ from pamqp import commands
 from reliablepub.testing import wire
 from reliablepub.testing.channel import Channel
 from reliablepub.testing.handshake import Handshake, LoginRefused, start
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, frame_error
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
@@ -229,7 +229,7 @@ class Connection:
         if self._is_closing:
             self._end(Ending.FLUSH)
         else:
-            self.close(error.code, error.reply_text, error.ids)
+            self.close(error.code, error.reply_text, error.ids or (0, 0))
 
     def _handle_protocol(self) -> None:
         header = self._frames.take(len(wire.PROTOCOL_HEADER))
@@ -243,20 +243,18 @@ class Connection:
             self._end(Ending.FLUSH)
 
     def _handle_frame(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == wire.HEARTBEAT:
-            if number or payload:
-                raise AmqpError(501, "a heartbeat has a channel or a payload")
-        elif kind not in (wire.METHOD, wire.HEADER, wire.BODY):
-            raise AmqpError(501, f"unknown frame type {kind}")
-        elif not number:
-            self._handle_control(kind, payload)
+        if kind == wire.HEARTBEAT and not number and not payload:
+            return
+        is_known = kind == wire.METHOD or (number and kind in (wire.HEADER, wire.BODY))
+        if not is_known:
+            raise frame_error(kind, payload, "unknown_frame")
+        if not number:
+            self._handle_control(payload)
         elif not self._is_closing:
             self._handle_channel_frame(kind, number, payload)
 
-    def _handle_control(self, kind: int, payload: bytes) -> None:
+    def _handle_control(self, payload: bytes) -> None:
         """A method of the connection itself."""
-        if kind != wire.METHOD:
-            raise AmqpError(505, "channel 0 carries methods only")
         method = wire.decode_method(payload)
         if isinstance(method, commands.Connection.CloseOk) and self._is_closing:
             self._end(Ending.FLUSH)
@@ -270,14 +268,16 @@ class Connection:
         elif isinstance(method, commands.Connection.UpdateSecret):
             self.send(wire.encode_method(0, commands.Connection.UpdateSecretOk()))
         else:
-            raise AmqpError(503, f"{method.name} is out of place")
+            explanation = "unexpected method in connection state running"
+            raise AmqpError(504, explanation, wire.ids_of(payload))
 
     def _open(self, method: Frame) -> None:
         try:
             answer = self._handshake.handle(method)
         except AmqpError as error:
             is_named = not isinstance(method, commands.Connection.StartOk)
-            error.ids = (method.index >> 16, method.index & 0xFFFF) if is_named else (0, 0)
+            if is_named:
+                error.ids = (method.index >> 16, method.index & 0xFFFF)
             raise
         if isinstance(method, commands.Connection.TuneOk):
             self._frames.frame_max = self._handshake.frame_max
@@ -290,14 +290,15 @@ class Connection:
         channel = self._channels.get(number)
         if kind != wire.METHOD or not payload.startswith(b"\x00\x14"):  # class 20: channel.*
             if channel is None:
-                raise AmqpError(504, "expected 'channel.open'")
+                ids = wire.ids_of(payload) if kind == wire.METHOD else (0, 0)
+                raise AmqpError(504, "expected 'channel.open'", ids)
             channel.handle_frame(kind, payload)
             return
         method = wire.decode_method(payload)
         if isinstance(method, commands.Channel.Open):
             self._open_channel(number)
         elif channel is None:
-            raise AmqpError(504, "expected 'channel.open'")
+            raise AmqpError(504, "expected 'channel.open'", wire.ids_of(payload))
         elif isinstance(method, commands.Channel.Close):
             channel.release()
             channel.reply(commands.Channel.CloseOk())
@@ -311,7 +312,7 @@ class Connection:
 
     def _open_channel(self, number: int) -> None:
         if number in self._channels:
-            raise AmqpError(504, "second 'channel.open' seen")
+            raise AmqpError(504, "second 'channel.open' seen", (20, 10))
         count, count_max = len(self._channels), self._handshake.channel_max
         if count_max and count >= count_max:
             explanation = f"number of channels opened ({count}) has reached the negotiated "

@@ -96,7 +96,7 @@ class Consuming:
 
     def consume(self, method: Basic.Consume) -> None:
         """basic.consume."""
-        queue = self._channel.queue(method.queue)
+        queue = self._channel.queue_or_last(method.queue)
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
         if tag in self.consumers:
             explanation = f"attempt to reuse consumer tag '{tag}'"
@@ -123,7 +123,7 @@ class Consuming:
 
     def get(self, method: Basic.Get) -> None:
         """basic.get."""
-        queue = self._channel.queue(method.queue)
+        queue = self._channel.queue_or_last(method.queue)
         queue.expire(self._node.now)
         if not queue.ready:
             self._channel.reply(Basic.GetEmpty())

@@ -13,7 +13,7 @@ from pamqp.commands import Queue as QueueMethods
 
 from reliablepub.testing import wire
 from reliablepub.testing.queues import Queue
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, field_type
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
     """exchange.declare."""
     vhost = channel.connection.node.vhost
     name, arguments = method.exchange, dict(method.arguments or {})
+    _check_not_default(name)
     if method.passive:
         channel.exchange(name)
     elif name not in vhost.exchanges:
@@ -59,7 +60,9 @@ def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
     vhost = channel.connection.node.vhost
     name = method.exchange
     _check_not_default(name)
-    _check_name(name, "exchange")
+    if name.startswith("amq."):
+        explanation = f"deletion of system {channel.place('exchange', name)} not allowed"
+        raise AmqpError(403, explanation)
     if name in vhost.exchanges:
         if method.if_unused and vhost.exchanges[name].bindings:
             explanation = f"{channel.place('exchange', name)} in use"
@@ -87,7 +90,7 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
     connection = channel.connection
     node = connection.node
     arguments = dict(method.arguments or {})
-    name = method.queue or (channel.last_queue if method.passive else "")
+    name = method.queue
     if method.passive or (name and name in node.vhost.queues):
         queue = channel.queue(name)
         if not method.passive:
@@ -130,7 +133,7 @@ def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
 
 def purge_queue(channel: Channel, method: QueueMethods.Purge) -> None:
     """queue.purge."""
-    count = channel.queue(method.queue).purge()
+    count = channel.queue_or_last(method.queue).purge()
     channel.reply(QueueMethods.PurgeOk(count), nowait=method.nowait)
 
 
@@ -142,14 +145,15 @@ def bind_queue(channel: Channel, method: QueueMethods.Bind) -> None:
 
 
 def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
-    """queue.unbind: has no nowait."""
-    binding = _queue_binding(channel, method)
-    channel.connection.node.vhost.unbind(method.exchange, binding)
+    """queue.unbind: of what does not exist is no error, and it has no nowait."""
+    vhost = channel.connection.node.vhost
+    if (method.queue or channel.last_queue) in vhost.queues and method.exchange in vhost.exchanges:
+        vhost.unbind(method.exchange, _queue_binding(channel, method))
     channel.reply(QueueMethods.UnbindOk())
 
 
 def _queue_binding(channel: Channel, method: QueueMethods.Bind | QueueMethods.Unbind) -> Binding:
-    queue = channel.queue(method.queue)
+    queue = channel.queue_or_last(method.queue)
     _check_not_default(method.exchange)
     channel.exchange(method.exchange)
     key = method.routing_key or ("" if method.queue else queue.name)
@@ -189,9 +193,15 @@ def _check_name(name: str, what: str) -> None:
 def _check_counts(arguments: dict[str, Any], where: str) -> None:
     for name in _COUNTS:
         value = arguments.get(name)
-        if value is not None and (type(value) is not int or value < 0):
-            explanation = f"invalid arg '{name}' for {where}: {value!r}"
-            raise AmqpError(406, explanation)
+        if value is None:
+            continue
+        if type(value) is not int:
+            reason = f'"expected integer, got {field_type(value)}"'
+        elif value < 0:
+            reason = f"{{value_negative,{value}}}"
+        else:
+            continue
+        raise AmqpError(406, f"invalid arg '{name}' for {where}: {reason}")
 
 
 def _check_same_queue(
@@ -200,7 +210,8 @@ def _check_same_queue(
     where = channel.place("queue", queue.name)
     _check_same("durable", method.durable, queue.durable, where)
     _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
-    _check_same("exclusive", method.exclusive, queue.owner is not None, where)
+    if method.exclusive != (queue.owner is not None):
+        raise channel.locked(queue.name)
     names = tuple(sorted(arguments.keys() | queue.arguments.keys()))
     _check_same_arguments(names, arguments, queue.arguments, where)
 
@@ -218,7 +229,9 @@ def _check_same_arguments(
     names: tuple[str, ...], received: dict[str, Any], current: dict[str, Any], where: str
 ) -> None:
     for name in names:
-        if received.get(name) != current.get(name):
+        if name in received and name in current:
+            _check_same(name, received[name], current[name], where)
+        elif received.get(name) != current.get(name):
             explanation = (
                 f"inequivalent arg '{name}' for {where}: "
                 f"received {_described(received, name)} but current is {_described(current, name)}"
@@ -230,8 +243,7 @@ def _described(arguments: dict[str, Any], name: str) -> str:
     if name not in arguments:
         return "none"
     value = arguments[name]
-    kind = {str: "longstr", int: "signedint", bool: "bool"}.get(type(value), "table")
-    return f"the value '{_erlang(value)}' of type '{kind}'"
+    return f"the value '{_erlang(value)}' of type '{field_type(value)}'"
 
 
 def _erlang(value: object) -> str:

@@ -140,7 +140,10 @@ def _credentials(mechanism: str, response: bytes) -> tuple[str, str]:
         if len(parts) == 3:  # noqa: PLR2004 - authorization id, user, password
             return parts[1].decode(errors="replace"), parts[2].decode(errors="replace")
     elif mechanism == "AMQPLAIN":
-        table = wire.decode_table(response)
+        try:
+            table = wire.decode_table(response)
+        except wire.MalformedError:
+            table = {}
         user, password = table.get("LOGIN"), table.get("PASSWORD")
         if isinstance(user, str) and isinstance(password, str):
             return user, password

@@ -15,7 +15,7 @@ from reliablepub.testing import faults, wire
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
 from reliablepub.testing.consuming import deliver
 from reliablepub.testing.history import Fate
-from reliablepub.testing.replies import AmqpError, reply_text
+from reliablepub.testing.replies import AmqpError, field_type, reply_text
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel import Channel
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reliablepub.testing.queues import Queue
 
 _PUBLISH_IDS = (60, 40)
-_EXPIRATION_MAX_MS = 2**32 - 1
+_EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 
 
 class Publishing:
@@ -110,8 +110,8 @@ class Publishing:
         for name in ("CC", "BCC"):
             copies = (properties.headers or {}).get(name, [])
             if not isinstance(copies, list):
-                explanation = f"invalid message: {{unacceptable_type_in_header,{name}}}"
-                raise AmqpError(406, explanation)
+                reason = f'{{unacceptable_type_in_header,"{name}",{field_type(copies)}}}'
+                raise AmqpError(406, f"invalid message: {reason}")
 
     def _take(self, publish: Publish) -> None:
         if self.ledger is not None:
@@ -232,7 +232,7 @@ def _check_expiration(text: str) -> None:
     elif int(text) < 0:
         fault = f"{{value_negative,{int(text)}}}"
     elif int(text) > _EXPIRATION_MAX_MS:
-        fault = f"{{value_too_big,{int(text)}}}"
+        fault = f"{{value_too_large,{int(text)}}}"
     else:
         return
     raise AmqpError(406, f"invalid expiration '{text}': {fault}")

@@ -31,15 +31,18 @@ SOFT = frozenset({311, 312, 313, 403, 404, 405, 406})
 
 # reply-text is a short string: at most 255 bytes on the wire.
 _TEXT_MAX_BYTES = 255
+_OCTETS_SHOWN = 16
 
 
 class AmqpError(Exception):
     """Ends a channel (soft) or a connection (hard) with a reply code and RabbitMQ's text."""
 
-    def __init__(self, code: int, explanation: str) -> None:
+    def __init__(
+        self, code: int, explanation: str = "", ids: tuple[int, int] | None = None
+    ) -> None:
         self.code = code
-        self.ids = (0, 0)
-        """The class and method that failed, as far as they are known."""
+        self.ids = ids
+        """The class and method that failed; (0, 0) if there is none, None if not known yet."""
         self.reply_text = reply_text(code, explanation)
         super().__init__(self.reply_text)
 
@@ -51,5 +54,35 @@ class AmqpError(Exception):
 
 def reply_text(code: int, explanation: str) -> str:
     """`NOT_FOUND - no exchange 'x' in vhost '/'`, cut to what a short string can carry."""
-    text = f"{NAMES[code]} - {explanation}"
+    text = f"{NAMES[code]} - {explanation}" if explanation else NAMES[code]
     return text.encode()[:_TEXT_MAX_BYTES].decode(errors="ignore")
+
+
+_FIELD_TYPES: dict[type, str] = {
+    bool: "bool",
+    bytes: "longstr",
+    dict: "table",
+    float: "double",
+    int: "signedint",
+    list: "array",
+    str: "longstr",
+}
+
+
+def field_type(value: object) -> str:
+    """RabbitMQ's name for the type of a field value, of an integer the one most clients send."""
+    return _FIELD_TYPES.get(type(value), "void")
+
+
+def erlang_binary(data: bytes) -> str:
+    """Bytes as RabbitMQ prints them in its reply texts (io_lib's ~p)."""
+    if data and all(0x20 <= byte < 0x7F for byte in data):  # noqa: PLR2004 - printable ASCII
+        return f'<<"{data.decode()}">>'
+    return f"<<{','.join(str(byte) for byte in data)}>>"
+
+
+def frame_error(kind: int, payload: bytes, reason: str) -> AmqpError:
+    """501 for a frame that is no frame (rabbit_reader:frame_error)."""
+    octets = "all octets" if len(payload) <= _OCTETS_SHOWN else f"first {_OCTETS_SHOWN} octets"
+    shown = erlang_binary(payload[:_OCTETS_SHOWN])
+    return AmqpError(501, f"type {kind}, {octets} = {shown}: {reason}", (0, 0))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import commands, encode
 
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, erlang_binary, frame_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,9 @@ HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 PUBLISH: Final = b"\x00\x3c\x00\x28"
 """The class and method ids of basic.publish, first in its method frame."""
 BASIC_CLASS: Final = 60
+
+_IDS_SIZE: Final = 4
+_REQUEUE_BIT: Final = 2
 
 _FRAME = struct.Struct(">BHI")
 _CONTENT = struct.Struct(">HHQH")
@@ -74,25 +77,26 @@ class FrameBuffer:
         if len(data) - at < _FRAME.size:
             return None
         kind, channel, size = _FRAME.unpack_from(data, at)
-        if size > self.frame_max - FRAME_OVERHEAD:
-            explanation = (
-                f"type {kind}, all octets = <<>>: "
-                f"{{frame_too_large,{size},{self.frame_max - FRAME_OVERHEAD}}}"
-            )
-            raise AmqpError(501, explanation)
+        if size > self.frame_max:  # RabbitMQ forgives the 8 bytes around it (FRAME_SIZE_FUDGE)
+            reason = f"{{frame_too_large,{size},{self.frame_max - FRAME_OVERHEAD}}}"
+            raise frame_error(kind, b"", reason)
         start = at + _FRAME.size
         end = start + size
         if len(data) <= end:
             return None
         if data[end] != FRAME_END:
-            explanation = f"type {kind}: {{invalid_frame_end_marker,{data[end]}}}"
-            raise AmqpError(501, explanation)
+            reason = f"{{invalid_frame_end_marker,{data[end]}}}"
+            raise frame_error(kind, data[start:end], reason)
         self._at = end + 1
         return kind, channel, data[start:end]
 
 
+class MalformedError(Exception):
+    """Bytes that are not what they should be; who asked for them knows which reply that is."""
+
+
 class _Reader:
-    """Reads the fields of one payload; running past its end is 502 SYNTAX_ERROR."""
+    """Reads the fields of one payload, or raises `MalformedError`."""
 
     __slots__ = ("at", "data", "end")
 
@@ -105,7 +109,7 @@ class _Reader:
         start = self.at
         self.at = start + size
         if self.at > self.end:
-            raise AmqpError(502, "a field runs past the end of its frame")
+            raise MalformedError("a field runs past the end of its frame")
         return self.data[start : self.at]
 
     def number(self, size: int, *, signed: bool = False) -> int:
@@ -116,7 +120,7 @@ class _Reader:
         try:
             return text.decode()
         except UnicodeDecodeError:
-            raise AmqpError(502, "a short string is not UTF-8") from None
+            raise MalformedError("a short string is not UTF-8") from None
 
     def longstr(self) -> str | bytes:
         text = self.take(self.number(4))
@@ -161,21 +165,20 @@ class _Reader:
             return self.array(depth + 1)
         read = _FIELD_READERS.get(kind)
         if read is None:
-            explanation = f"unknown field type {kind!r}"
-            raise AmqpError(502, explanation)
+            raise MalformedError(f"unknown field type {kind!r}")
         return read(self)
 
     def _nested_end(self, depth: int) -> int:
         if depth > TABLE_DEPTH_MAX:
-            raise AmqpError(502, "a table is nested too deeply")
+            raise MalformedError("a table is nested too deeply")
         end = self.number(4) + self.at
         if end > self.end:
-            raise AmqpError(502, "a table runs past the end of its frame")
+            raise MalformedError("a table runs past the end of its frame")
         return end
 
     def _expect(self, end: int) -> None:
         if self.at != end:
-            raise AmqpError(502, "a table is longer than it says")
+            raise MalformedError("a table is longer than it says")
 
 
 # The type letters RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
@@ -210,14 +213,32 @@ _ARGUMENT_READERS: dict[str, Callable[[_Reader], Any]] = {
 }
 
 
+def ids_of(payload: bytes) -> tuple[int, int]:
+    """The class and method ids of a method frame."""
+    return int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big")
+
+
 def decode_method(payload: bytes) -> Frame:
-    """The method of a method frame; 502 for malformed arguments, 503 for a method unknown."""
+    """The method of a method frame; 501 for malformed arguments, 503 for a method unknown."""
+    if len(payload) < _IDS_SIZE:
+        raise frame_error(METHOD, payload, "unknown_frame")
     reader = _Reader(payload)
-    index = reader.number(4)
+    index = reader.number(_IDS_SIZE)
     kind: type[Frame] | None = commands.INDEX_MAPPING.get(index)
     if kind is None:
         explanation = f"unknown method {index >> 16}.{index & 0xFFFF}"
         raise AmqpError(503, explanation)
+    try:
+        return _read_method(kind, reader)
+    except MalformedError:
+        raise _undecodable(payload) from None
+
+
+def _undecodable(payload: bytes) -> AmqpError:
+    return AmqpError(501, f"cannot decode {erlang_binary(payload[_IDS_SIZE:])}")
+
+
+def _read_method(kind: type[Frame], reader: _Reader) -> Frame:
     method: Frame = kind()
     bits, bit = 0, 8
     for name in kind.attributes():
@@ -235,17 +256,20 @@ def decode_method(payload: bytes) -> Frame:
 
 def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
     """The exchange, routing key, mandatory and immediate of a basic.publish."""
-    reader = _Reader(payload, 6)
-    exchange = reader.shortstr()
-    routing_key = reader.shortstr()
-    bits = reader.number(1)
+    reader = _Reader(payload, _IDS_SIZE + 2)  # behind the ticket
+    try:
+        exchange = reader.shortstr()
+        routing_key = reader.shortstr()
+        bits = reader.number(1)
+    except MalformedError:
+        raise _undecodable(payload) from None
     return exchange, routing_key, bool(bits & 1), bool(bits & 2)
 
 
 def decode_header(payload: bytes) -> tuple[int, int, int]:
     """The class, body size and property flags of a content header frame."""
     if len(payload) < _CONTENT.size:
-        raise AmqpError(502, "a content header is truncated")
+        raise frame_error(HEADER, payload, "unknown_frame")
     class_id, _weight, body_size, flags = _CONTENT.unpack_from(payload)
     return class_id, body_size, flags
 
@@ -257,22 +281,30 @@ _PROPERTIES = tuple(
 
 
 def decode_properties(payload: bytes) -> commands.Basic.Properties:
-    """The properties in a content header frame; 502 SYNTAX_ERROR when they are malformed."""
+    """The properties in a content header frame.
+
+    Raises:
+        MalformedError: They are not what the flags say.
+    """
     _class, _size, flags = decode_header(payload)
     if flags & 3:  # continuation and reserved bits: basic has 14 properties only
-        raise AmqpError(502, "unknown property flags")
+        raise MalformedError("unknown property flags")
     properties = commands.Basic.Properties()
     reader = _Reader(payload, _CONTENT.size)
     for flag, name, read in _PROPERTIES:
         if flags & flag:
             setattr(properties, name, read(reader))
     if reader.at != reader.end:
-        raise AmqpError(502, "a content header has bytes left over")
+        raise MalformedError("a content header has bytes left over")
     return properties
 
 
 def decode_table(data: bytes) -> dict[str, Any]:
-    """A field table without its length in front, as AMQPLAIN sends it."""
+    """A field table without its length in front, as AMQPLAIN sends it.
+
+    Raises:
+        MalformedError: It is not a table.
+    """
     return _Reader(len(data).to_bytes(4, "big") + data).table()
 
 
@@ -289,7 +321,8 @@ def encode_method(channel: int, method: Frame) -> bytes:
 def encode_confirm(channel: int, delivery_tag: int, *, multiple: bool, nack: bool) -> bytes:
     """A basic.ack (60, 80) or basic.nack (60, 120) of publisher confirms."""
     method_id = 120 if nack else 80
-    return _CONFIRM.pack(METHOD, channel, 13, 60, method_id, delivery_tag, multiple, FRAME_END)
+    bits = multiple | (_REQUEUE_BIT if nack else 0)  # RabbitMQ leaves the default of basic.nack
+    return _CONFIRM.pack(METHOD, channel, 13, 60, method_id, delivery_tag, bits, FRAME_END)
 
 
 # pamqp refuses to encode names outside its own alphabet; RabbitMQ takes any UTF-8 name. So the

@@ -56,14 +56,14 @@ def fates(node: Node) -> list[Fate]:
                 ("soon", "no_integer"),
                 ("10s", '{leftover_string,"s"}'),
                 ("-1", "{value_negative,-1}"),
-                ("4294967296", "{value_too_big,4294967296}"),
+                ("315360000001", "{value_too_large,315360000001}"),
             ]
         ),
         (
             "",
             Properties(headers={"CC": "not a list"}),
             406,
-            "PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,CC}",
+            'PRECONDITION_FAILED - invalid message: {unacceptable_type_in_header,"CC",longstr}',
         ),
     ],
 )
@@ -253,7 +253,26 @@ ARGUMENTS: dict[str, object] = {"x-max-length": 5}
         (
             Queue.Declare(queue="new", arguments={"x-max-length": -1}),
             406,
-            "invalid arg 'x-max-length' for queue 'new' in vhost '/': -1",
+            "invalid arg 'x-max-length' for queue 'new' in vhost '/': {value_negative,-1}",
+        ),
+        (
+            Queue.Declare(queue="new", arguments={"x-max-length": "many"}),
+            406,
+            (
+                "invalid arg 'x-max-length' for queue 'new' in vhost '/': "
+                '"expected integer, got longstr"'
+            ),
+        ),
+        (Queue.Declare(passive=True), 404, "no queue '' in vhost '/'"),
+        (
+            Exchange.Declare(exchange=""),
+            403,
+            "operation not permitted on the default exchange",
+        ),
+        (
+            Exchange.Delete(exchange="amq.topic"),
+            403,
+            "deletion of system exchange 'amq.topic' in vhost '/' not allowed",
         ),
         (
             Queue.Declare(queue="amq.mine"),
@@ -338,6 +357,8 @@ def test_delete_and_purge_count_and_forgive(client: Client) -> None:
     assert client.call(Queue.Delete(queue="q"), Queue.DeleteOk).message_count == 2
     assert client.call(Queue.Delete(queue="q"), Queue.DeleteOk).message_count == 0
     client.call(Exchange.Delete(exchange="never"), Exchange.DeleteOk)
+    client.call(Queue.Unbind(queue="q", exchange="amq.topic"), Queue.UnbindOk)
+    client.call(Queue.Unbind(queue="never", exchange="never"), Queue.UnbindOk)
 
 
 # -------------------------------------------------------------------------------- consuming

@@ -215,15 +215,15 @@ def test_channel_max_is_a_count() -> None:
         (frame.marshal(header.ContentHeader(0, 1), 1), 505),
         (raw_frame(3, 1, b"body"), 505),
         (encode_publish()[:-9] + frame.marshal(commands.Confirm.Select(), 1), 505),
-        (raw_frame(1, 1, b"\x00\x3c\x00\x28" + b"\x00\x00\x01x"), 502),
+        (raw_frame(1, 1, b"\x00\x3c\x00\x28" + b"\x00\x00\x01x"), 501),
         (raw_frame(1, 1, b"\x00\xff\x00\xff"), 503),
-        (raw_frame(1, 1, b"\x00"), 502),
-        (raw_frame(1, 0, b"\x00\x0a\x00\x0a"), 502),
+        (raw_frame(1, 1, b"\x00"), 501),
+        (raw_frame(1, 0, b"\x00\x0a\x00\x0a"), 501),
         (raw_frame(1, 1, b"\x00\x3c\x00\x50" + bytes(9), b"\x00"), 501),
-        (raw_frame(3, 1, bytes(131_065)), 501),
+        (raw_frame(3, 1, bytes(131_073)), 501),
         (raw_frame(7, 1, b"x"), 501),
         (raw_frame(8, 0, b"x"), 501),
-        (raw_frame(2, 0, b"x"), 505),
+        (raw_frame(2, 0, b"x"), 501),
         (frame.marshal(commands.Channel.Flow(active=False), 1), 540),
         (frame.marshal(commands.Basic.Qos(prefetch_size=1), 1), 540),
         (frame.marshal(commands.Basic.CancelOk("x"), 1), 503),
@@ -239,10 +239,51 @@ def test_hard_errors_close_the_connection(client: Client, data: bytes, code: int
 def test_frames_are_small_before_tune(node: Node) -> None:
     client = Client(node)
     client.write(HEADER)
-    client.write(struct.pack(">BHI", 1, 0, 4089))
+    client.write(struct.pack(">BHI", 1, 0, 4097))
     code, text, *_ = closed(client)
     assert code == 501
-    assert "{frame_too_large,4089,4088}" in str(text)
+    assert "{frame_too_large,4097,4088}" in str(text)
+
+
+@pytest.mark.parametrize("properties", [b"\x10\x00\x02left over", b"\x20\x00\x00\x00", b"\x00\x01"])
+def test_malformed_properties_are_an_internal_error(client: Client, properties: bytes) -> None:
+    client.send(commands.Basic.Publish(routing_key="q"))
+    client.write(raw_frame(2, 1, struct.pack(">HHQ", 60, 0, 0) + properties))
+    assert closed(client) == (541, "INTERNAL_ERROR", 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("data", "text", "ids"),
+    [
+        (raw_frame(7, 1, b"x"), 'type 7, all octets = <<"x">>: unknown_frame', (0, 0)),
+        (raw_frame(8, 0, b"\x00\x01"), "type 8, all octets = <<0,1>>: unknown_frame", (0, 0)),
+        (
+            raw_frame(2, 0, b"x" * 17),
+            f'type 2, first 16 octets = <<"{"x" * 16}">>: unknown_frame',
+            (0, 0),
+        ),
+        (
+            raw_frame(1, 1, b"\x00\x3c\x00\x28\x00\x00\x01x"),
+            "cannot decode <<0,0,1,120>>",
+            (60, 40),
+        ),
+    ],
+)
+def test_frame_errors_show_what_was_sent(
+    client: Client, data: bytes, text: str, ids: tuple[int, int]
+) -> None:
+    client.write(data)
+    assert closed(client) == (501, f"FRAME_ERROR - {text}", *ids)
+
+
+def test_a_method_of_the_handshake_comes_too_late(client: Client) -> None:
+    client.send(commands.Connection.TuneOk(0, 0, 0), 0)
+    assert closed(client) == (
+        504,
+        "CHANNEL_ERROR - unexpected method in connection state running",
+        10,
+        31,
+    )
 
 
 def test_a_body_that_is_declared_too_large_is_not_awaited() -> None:
