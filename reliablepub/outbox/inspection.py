@@ -123,6 +123,19 @@ def read_parked(path: Path, *, limit: int) -> list[ParkedMessage]:
     return [ParkedMessage(**row) for row in rows]
 
 
+def read_position(path: Path, source: str) -> int:
+    """How many messages of a named source are stored, and counted for it.
+
+    Raises:
+        NotAnOutbox: the file is something else.
+    """
+    if not path.exists():
+        return 0
+    with reading(path) as connection:
+        row = connection.execute(QUERIES["position"], (source,)).fetchone()
+    return int(row[0]) if row else 0
+
+
 def _one(database: Database, name: str) -> dict[str, Any]:
     return next(iter(database.query(QUERIES[name])), {})
 

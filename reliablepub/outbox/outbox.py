@@ -22,7 +22,13 @@ from reliablepub.message import Message
 from reliablepub.outbox.database import absolute, open_writer, transaction
 from reliablepub.outbox.entry import Entry
 from reliablepub.outbox.failures import outbox_error
-from reliablepub.outbox.inspection import OutboxStatus, ParkedMessage, read_parked, read_status
+from reliablepub.outbox.inspection import (
+    OutboxStatus,
+    ParkedMessage,
+    read_parked,
+    read_position,
+    read_status,
+)
 from reliablepub.outbox.migrate import is_current, migrate
 from reliablepub.outbox.rows import row_of
 from reliablepub.outbox.sql import QUERIES
@@ -99,6 +105,28 @@ class Outbox:
             NotAnOutbox: there is no outbox at this path.
         """
         return read_parked(self.path, limit=limit)
+
+    def position(self, source: str) -> int:
+        """How many messages of a named source are stored (see `Publisher.publish_many`).
+
+        Returns:
+            0 also where there is no outbox yet.
+
+        Raises:
+            NotAnOutbox: the file is something else.
+        """
+        return read_position(self.path, source)
+
+    def forget(self, source: str) -> None:
+        """Count a named source from 0 again; its messages stay.
+
+        Raises:
+            OutboxError: the file cannot be written; it is not forgotten.
+        """
+        if not self.path.exists():
+            return
+        with self._writing() as connection:
+            connection.execute(QUERIES["forget_source"], (source,))
 
     def retry(self, ids: Iterable[int] | None = None) -> int:
         """Put parked messages back: they are due now, and their refusals are forgotten.

@@ -77,6 +77,9 @@ SELECT min(id) FROM messages;
 -- name: position
 SELECT position FROM sources WHERE name = ?;
 
+-- name: forget_source
+DELETE FROM sources WHERE name = ?;
+
 -- name: park_unreadable
 INSERT INTO parked
 SELECT
