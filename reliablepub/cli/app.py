@@ -1,0 +1,147 @@
+"""The group of all commands: finds them, runs one, and turns every expected error into one line.
+
+Knows: the names of the commands, built in or plugged in, and click. Must never know: what they do.
+
+Built-in commands are imported when they are needed. Others come from the entry point group
+``reliablepub.commands``; one that cannot be loaded says so, and disturbs no other.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from typing import Any, Final, NoReturn
+
+import click
+
+from reliablepub.cli.exits import Exit, Failure, exit_of
+from reliablepub.cli.output import print_error
+from reliablepub.errors import ReliablePubError
+
+PLUG_INS: Final = "reliablepub.commands"
+_BUILT_IN: Final = {
+    "outbox": "reliablepub.cli.outbox",
+    "publish": "reliablepub.cli.publish",
+    "relay": "reliablepub.cli.relay",
+}
+
+
+class CommandLine(click.Group):
+    """Commands by name, loaded when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, sorted."""
+        del ctx
+        return sorted({*_BUILT_IN, *_plug_ins()})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Load one command; None where there is none of this name."""
+        del ctx
+        if cmd_name in _BUILT_IN:
+            command = getattr(import_module(_BUILT_IN[cmd_name]), cmd_name)
+            assert isinstance(command, click.Command)
+            return command
+        plug_in = _plug_ins().get(cmd_name)
+        return None if plug_in is None else _load(plug_in)
+
+    def main(  # type: ignore[override]  # the base promises a value where it does not exit
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run the command line, and exit."""
+        # pika tells of every failed attempt; what matters reaches us as `Status.reason`.
+        logging.getLogger("pika").setLevel(logging.CRITICAL)
+        sys.exit(self._run(args, prog_name or "reliablepub", **extra))
+
+    def _run(self, args: Sequence[str] | None, prog_name: str, **extra: Any) -> int:
+        extra["standalone_mode"] = False
+        try:
+            result = super().main(args, prog_name, **extra)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return Exit.BAD_INPUT
+        except click.UsageError as error:
+            hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
+            print_error(error.format_message() + hint)
+            return Exit.BAD_INPUT
+        except click.ClickException as error:
+            print_error(error.format_message())
+            return error.exit_code
+        except click.Abort:
+            print_error("interrupted")
+            return Exit.OPEN
+        except (ReliablePubError, OSError) as error:
+            print_error(str(error))
+            return exit_of(error)
+        return result if isinstance(result, int) else Exit.CONFIRMED
+
+
+def _plug_ins() -> dict[str, EntryPoint]:
+    return {found.name: found for found in entry_points(group=PLUG_INS)}
+
+
+def _load(plug_in: EntryPoint) -> click.Command:
+    """The command of an entry point, or one of the same name that says what is wrong with it."""
+    try:
+        command = plug_in.load()
+        if isinstance(command, click.Command):
+            return command
+        problem = f"{plug_in.value} is no click command"
+    except Exception as error:  # noqa: BLE001 - code of others, which may fail in any way
+        problem = f"{type(error).__name__}: {error}"
+    message = f"the command {plug_in.name!r} cannot be loaded ({problem})"
+
+    def fail(**_: object) -> NoReturn:
+        raise Failure(message, Exit.BAD_INPUT)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+    return click.Command(
+        plug_in.name,
+        callback=fail,
+        help=f"(cannot be loaded: {problem})",
+        context_settings=settings,
+    )
+
+
+def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+    if not value or ctx.resilient_parsing:
+        return
+    try:
+        click.echo(f"reliablepub {version('reliablepub')}")
+    except PackageNotFoundError:
+        click.echo("reliablepub (not installed, so its version is not known)")
+    ctx.exit()
+
+
+@click.command(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version and exit.",
+)
+def main() -> None:
+    """Publish to RabbitMQ, and keep what could not be published yet.
+
+    A message that was stored is published until the broker confirms it, or it is parked in the
+    outbox with a reason. It is never silently lost; it may arrive more than once, under the same
+    message id.
+
+    \b
+    Example:
+      reliablepub publish flights.ndjson --exchange flights \\
+        --routing-key 'flight.{carrier}.{dest}' --outbox outbox.db \\
+        --url amqp://guest:guest@localhost/
+
+    \b
+    Exit codes of every command; where several apply, the first one counts:
+      4  the outbox cannot be used, or the disk is full
+      2  bad input, usage or configuration
+      1  some messages were given up (parked)
+      3  not finished: messages are open, or it was interrupted
+      0  done
+    """

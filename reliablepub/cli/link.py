@@ -1,0 +1,46 @@
+"""The connection to the broker in words, one line for each change that matters.
+
+Knows: `Status`. Must never know: how a connection is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from reliablepub.relay.status import Link, Status
+
+
+def describe(status: Status) -> str:
+    """Where the connection stands, with the reason."""
+    match status.link:
+        case Link.CONNECTED:
+            return "connected to the broker"
+        case Link.BLOCKED:
+            return f"blocked by the broker: {status.reason or 'no reason given'}"
+        case _ if status.reason:
+            return f"not connected to the broker: {status.reason}"
+        case _:
+            return "not connected to the broker yet"
+
+
+class LinkNotes:
+    """Says how the connection changes.
+
+    Args:
+        say: prints a line.
+        is_eager: also say that the first connection was made, which nobody doubted.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, is_eager: bool) -> None:
+        self._say = say
+        self._last = "" if is_eager else "connected to the broker"
+
+    def look(self, status: Status) -> None:
+        """Say it if it is new. To be trying again is no news, to fail for another reason is."""
+        if status.link not in (Link.CONNECTED, Link.BLOCKED) and not status.reason:
+            return
+        words = describe(status)
+        if words != self._last:
+            self._last = words
+            trying = status.link in (Link.CONNECTING, Link.DISCONNECTED)
+            self._say(f"{words}; trying again" if trying else words)

@@ -1,0 +1,274 @@
+"""``reliablepub publish``: its options, and the order of its steps.
+
+Knows: the parts of the command line and how they fit together. Must never know: what they do inside.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.options import json_option, outbox_option, url_option, window_option
+from reliablepub.cli.output import print_error, print_json, print_result
+from reliablepub.cli.patience import Patience
+from reliablepub.cli.progress import Bar
+from reliablepub.cli.publishing import Run
+from reliablepub.cli.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.signals import Stop
+from reliablepub.cli.source import Source
+from reliablepub.cli.summary import Summary
+from reliablepub.cli.template import Template, TemplateError
+from reliablepub.errors import OutboxError
+from reliablepub.outbox import Outbox
+from reliablepub.publisher import Publisher
+
+_FORMATS = {"auto": None, "ndjson": True, "lines": False}
+
+
+class _TemplateType(click.ParamType):
+    name = "template"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Template:
+        if isinstance(value, Template):
+            return value
+        try:
+            return Template(value)
+        except TemplateError as error:
+            self.fail(str(error), param, ctx)
+
+
+_TEMPLATE = _TemplateType()
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """How to publish."""
+
+    urls: tuple[str, ...]
+    outbox: Path | None
+    window_max: int
+    timeout_s: float
+
+
+@click.command()
+@click.argument("file", metavar="FILE|-")
+@click.option(
+    "--exchange",
+    type=_TEMPLATE,
+    default="",
+    metavar="TEMPLATE",
+    help="Where to; empty is the default exchange, which routes to the queue named by the routing key.",
+)
+@click.option(
+    "--routing-key",
+    type=_TEMPLATE,
+    default="",
+    metavar="TEMPLATE",
+    help="With which routing key, such as 'flight.{carrier}.{dest}'.",
+)
+@click.option(
+    "--message-id",
+    type=_TEMPLATE,
+    metavar="TEMPLATE",
+    help="Under which message id, such as '{id}'. Without it each message gets a random one.",
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(list(_FORMATS)),
+    default="auto",
+    show_default=True,
+    help="ndjson: one JSON object a line; lines: any text. auto: ndjson if the first record starts with {.",
+)
+@url_option
+@outbox_option(
+    required=False,
+    text="Store messages here first; what cannot be published now stays. "
+    "Without it they are in memory only, and what is not confirmed at the end is not kept.",
+)
+@window_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    default=30.0,
+    show_default=True,
+    help="Stop waiting when nothing was confirmed for so long; at most 10 s for a first connection.",
+)
+@json_option
+def publish(  # noqa: PLR0913 - one argument for each option
+    file: str,
+    exchange: Template,
+    routing_key: Template,
+    message_id: Template | None,
+    format_: str,
+    urls: tuple[str, ...],
+    outbox_path: Path | None,
+    window_max: int,
+    timeout_s: float,
+    as_json: bool,  # noqa: FBT001 - click passes flags as arguments
+) -> int:
+    """Publish the records of a file, one message for each line that is not blank.
+
+    The line is the body, without its line end. A TEMPLATE is fixed text, or takes fields from the
+    record: {carrier}, {airport.code}; {{ and }} are braces. A file is checked as a whole before
+    anything is stored. If a run with an outbox was killed, the same command again goes on where it
+    stopped.
+
+    \b
+    Examples:
+      reliablepub publish flights.ndjson --exchange flights \\
+        --routing-key 'flight.{carrier}.{dest}' --outbox outbox.db \\
+        --url amqp://guest:guest@localhost/
+      tail -f app.log | reliablepub publish - --routing-key logs --url ...
+
+    \b
+    Exit codes:
+      0  every message is confirmed
+      1  some messages were given up (parked)
+      2  bad input, usage or configuration: nothing was stored, or as said
+      3  messages are stored and still open (`reliablepub relay` publishes them), or it was interrupted
+      4  the outbox cannot be used, or the disk is full; what was accepted stays
+    """
+    if not exchange.text and not routing_key.text:
+        raise click.UsageError("give --routing-key, --exchange or both")
+    recipe = Recipe(exchange, routing_key, message_id, _FORMATS[format_])
+    if recipe.is_ndjson is False:
+        _refuse_fields(exchange, routing_key, message_id)
+    settings = _Settings(urls, outbox_path, window_max, timeout_s)
+    with Stop() as stop, _open(file) as source:
+        summary = _publish(source, recipe, settings, stop)
+    if as_json:
+        print_json(summary.as_json())
+    else:
+        print_result(summary.headline())
+    for line in summary.problems():
+        print_error(line)
+    return summary.exit
+
+
+def _refuse_fields(*templates: Template | None) -> None:
+    for template in templates:
+        if template is not None and template.fields:
+            raise click.UsageError(
+                f"{template.text!r} takes fields from the records, which plain lines do not have"
+            )
+
+
+def _open(file: str) -> Source:
+    try:
+        return Source.open(file)
+    except OSError as error:
+        raise Failure(f"cannot read {file}: {error.strerror}", Exit.BAD_INPUT) from None
+
+
+def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) -> Summary:
+    records = _check(source, recipe, stop)
+    is_resumable = records is not None and settings.outbox is not None
+    name = source.identity(recipe) if is_resumable else None
+    begun = time.monotonic()
+    open_messages_max = None if settings.outbox is not None else max(4 * settings.window_max, 2_000)
+    publisher = Publisher(
+        settings.urls,
+        outbox=settings.outbox,
+        window_max=settings.window_max,
+        # Room in memory is waited for here, where signals and the timeout are seen to.
+        open_messages_max=open_messages_max,
+        open_bytes_max=None if settings.outbox is not None else 1 << 30,
+        full_timeout_s=settings.timeout_s,
+        close_timeout_s=0,
+    )
+    reader = _Reader(read_lines(source.fd, stop))
+    before = publisher.status
+    with publisher, Bar(records) as bar:
+        done = _position(settings.outbox, name)
+        if done:
+            bar.say(_resuming(done, records))
+            reader.skip(done)
+        run = Run(
+            publisher,
+            source=name,
+            resumes=done > 0,
+            open_messages_max=open_messages_max,
+            stop=stop,
+            bar=bar,
+            patience=Patience(settings.timeout_s, begun),
+        )
+        run.run(reader, recipe.message)
+    is_all_stored = records is not None and done + run.tally.stored >= records
+    if is_all_stored and settings.outbox is not None and name is not None:
+        _forget(settings.outbox, name, run)
+    return Summary(
+        source=source.name,
+        outbox=settings.outbox,
+        records=reader.count if records is None else records,
+        resumed_at=done + 1 if done else None,
+        tally=run.tally,
+        status=publisher.status,
+        last_link=run.last_link,
+        before=before if done else None,
+        stopped=run.stopped,
+        error=run.error,
+        seconds=time.monotonic() - begun,
+    )
+
+
+def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
+    """Refuse a file with a bad record before anything is stored; None: it can be read only once."""
+    if not source.is_regular:
+        return None
+    try:
+        records = source.check(recipe, stop)
+    except BadRecord as error:
+        raise Failure(f"{source.name}, {error}; nothing was stored", Exit.BAD_INPUT) from None
+    if stop.is_set:
+        raise Failure("interrupted while checking; nothing was stored", Exit.OPEN)
+    return records
+
+
+def _position(outbox: Path | None, name: str | None) -> int:
+    """How many records an earlier run has stored. The publisher is open: nobody else adds to them."""
+    return 0 if outbox is None or name is None else Outbox(outbox).position(name)
+
+
+def _resuming(done: int, records: int | None) -> str:
+    if done == records:
+        return f"all {done} records were stored by a run that did not finish; none is left to store"
+    return f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
+
+
+def _forget(outbox: Path, name: str, run: Run) -> None:
+    """The run has come to its end: the same file again shall be published again."""
+    try:
+        with Outbox(outbox) as opened:
+            opened.forget(name)
+    except OutboxError as error:
+        run.end_for_outbox(error)
+
+
+class _Reader:
+    """Lines, counted as they are read."""
+
+    def __init__(self, lines: Iterator[Line | None]) -> None:
+        self._lines = lines
+        self.count = 0
+
+    def skip(self, records: int) -> None:
+        """Leave out the first records."""
+        for _ in islice(filter(None, self._lines), records):
+            self.count += 1
+
+    def __iter__(self) -> Iterator[Line | None]:
+        for line in self._lines:
+            self.count += line is not None
+            yield line

@@ -1,0 +1,242 @@
+"""One run of ``reliablepub publish``: from lines to a tally, and when to stop.
+
+Knows: the publisher, the order of things, and every reason to end early. Must never know: where lines
+come from, or how the result is shown.
+
+Messages go in groups, each of which the publisher stores in one transaction. The first message goes
+alone, and its verdict is awaited for a moment: a misspelt exchange then parks one message and not
+the whole file. Groups are handed over one at a time, so that what is stored is always a beginning of
+the input; a resumed run relies on that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+from reliablepub.cli.link import LinkNotes
+from reliablepub.cli.patience import Patience
+from reliablepub.cli.progress import Bar
+from reliablepub.cli.records import BadRecord, Line
+from reliablepub.cli.signals import Stop
+from reliablepub.cli.tally import Tally
+from reliablepub.errors import OutboxError, PublisherClosed
+from reliablepub.message import Message
+from reliablepub.outcome import OutcomeKind
+from reliablepub.publisher import Publisher
+from reliablepub.relay.caller import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from reliablepub.relay.status import Link, Status
+
+LOOK_S: Final = 0.1
+FIRST_VERDICT_S: Final = 1.0
+ALIVE_S: Final = 1.0
+MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""What is held without an outbox, unless one message alone is larger."""
+
+
+class Stopped(StrEnum):
+    """Why a run ended before everything was confirmed or given up."""
+
+    BAD_INPUT = "bad input"
+    REFUSED = "refused"
+    TIMEOUT = "timeout"
+    INTERRUPTED = "interrupted"
+    OUTBOX = "outbox"
+
+
+@dataclass(slots=True)
+class Run:
+    """Publishes one input.
+
+    Attributes:
+        publisher: the front door.
+        source: under which name the outbox counts what is stored, or None.
+        resumes: whether messages of an earlier run are to be waited for too.
+        open_messages_max: without an outbox, how many may be open; with one, None.
+        stop: the signals.
+        bar: shows how far it is.
+        patience: when to give up waiting.
+        tally: what became of the messages.
+        stopped: why it ended early, or None.
+        error: in one line.
+        last_link: how the publisher was doing when the run ended.
+    """
+
+    publisher: Publisher
+    source: str | None
+    resumes: bool
+    open_messages_max: int | None
+    stop: Stop
+    bar: Bar
+    patience: Patience
+    tally: Tally = field(default_factory=Tally)
+    stopped: Stopped | None = None
+    error: str = ""
+    last_link: Status = field(default_factory=Status)
+    _notes: LinkNotes = field(init=False)
+    _look_at: float = 0.0
+    _alive_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        """What is said goes through the bar."""
+        self._notes = LinkNotes(self.bar.say, is_eager=False)
+
+    def run(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
+        """Publish, and wait for the outcomes.
+
+        Args:
+            lines: None among them says that more has to be waited for.
+            message: makes a message of a line, or raises `BadRecord`.
+        """
+        try:
+            self._store(lines, message)
+        except BadRecord as error:
+            self._end(Stopped.BAD_INPUT, str(error))
+        except (OutboxError, PublisherClosed) as error:
+            self._end(Stopped.OUTBOX, str(error))
+        except OSError as error:
+            self._end(Stopped.BAD_INPUT, f"the input cannot be read: {error.strerror}")
+        try:
+            self._await_outcomes()
+        except PublisherClosed as error:
+            self._end(Stopped.OUTBOX, str(error))
+        self.last_link = self.publisher.status
+        # In flight is given a moment; the rest stays in the outbox, if there is one.
+        self.publisher.close(timeout=0)
+        self._look()
+
+    def end_for_outbox(self, error: OutboxError) -> None:
+        """Something went wrong with the outbox afterwards."""
+        self._end(Stopped.OUTBOX, str(error))
+
+    def _end(self, stopped: Stopped, error: str = "") -> None:
+        if self.stopped is None:
+            self.stopped, self.error = stopped, error
+
+    # ------------------------------------------------------------------ storing
+
+    def _store(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
+        for group in _groups(lines, message):
+            if not self._await_room(group):
+                return
+            self.tally.add(self.publisher.publish_many(group, source=self.source))
+            if self.tally.stored == len(group):
+                self._await_first_verdict()
+            self._look_sometimes()
+            if self._is_refused():
+                self._end(Stopped.REFUSED)
+                return
+            if self.stop.is_set:
+                break
+        if self.stop.is_set:
+            self._end(Stopped.INTERRUPTED)
+
+    def _await_first_verdict(self) -> None:
+        give_up_at = time.monotonic() + FIRST_VERDICT_S
+        while time.monotonic() < give_up_at and self.tally.open and not self.stop.wait(0.005):
+            self._look()
+            status = self.publisher.status
+            if status.link is Link.BLOCKED or (status.link is not Link.CONNECTED and status.reason):
+                return  # no verdict to be had; storing needs none
+
+    def _is_refused(self) -> bool:
+        """Whether the broker refuses these messages, and has taken none: the next would fare alike."""
+        return not self.tally.confirmed and self.tally.given_up[OutcomeKind.REFUSED] > 0
+
+    def _await_room(self, group: list[Message]) -> bool:
+        """Without an outbox, wait until the messages fit into memory; False: to no avail."""
+        if self.open_messages_max is None:
+            return True
+        size = sum(message.size for message in group)
+        self.patience.renew(time.monotonic())
+        while self.tally.open and (
+            self.tally.open + len(group) > self.open_messages_max
+            or self.publisher.status.counters.open_bytes + size > MEMORY_BYTES_MAX
+        ):
+            self._look_sometimes()
+            self.tally.gather()
+            if self._is_refused():
+                self._end(Stopped.REFUSED)
+                return False
+            if self._is_wait_over():
+                return False
+            if self.stop.wait(0.005):
+                self._end(Stopped.INTERRUPTED)
+                return False
+        return True
+
+    # ------------------------------------------------------------------ waiting
+
+    def _await_outcomes(self) -> None:
+        if self.stopped in (Stopped.REFUSED, Stopped.INTERRUPTED):
+            return
+        if self.publisher.status.connects:  # the wait for a first connection began with the run
+            self.patience.renew(time.monotonic())
+        while True:
+            self._look()
+            if not (self.tally.open or (self.resumes and self.publisher.status.open)):
+                return
+            if self._is_wait_over():
+                return
+            if self.stop.wait(0.02):
+                self._end(Stopped.INTERRUPTED)
+                return
+
+    def _is_wait_over(self) -> bool:
+        now = time.monotonic()
+        if now >= self._alive_at:
+            self._alive_at = now + ALIVE_S
+            self.publisher.flush(timeout=0)  # raises if the publisher has failed
+        if self.patience.is_over(self.publisher.status, now):
+            self._end(Stopped.TIMEOUT)
+            return True
+        return False
+
+    # ------------------------------------------------------------------ looking
+
+    def _look_sometimes(self) -> None:
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._look()
+
+    def _look(self) -> None:
+        self.tally.gather()
+        self._notes.look(self.publisher.status)
+        tally = self.tally
+        self.bar.show(stored=tally.stored, settled=tally.confirmed + tally.parked)
+
+
+def _groups(
+    lines: Iterable[Line | None], message: Callable[[Line], Message]
+) -> Iterator[list[Message]]:
+    """Messages that are stored together: one first, then as many as the publisher takes at once.
+
+    A group ends early where reading has to wait; what is before a bad record is handed out before the
+    error is raised.
+    """
+    group: list[Message] = []
+    size = 0
+    most = 1
+    bad: BadRecord | None = None
+    try:
+        for line in lines:
+            if line is not None:
+                made = message(line)
+                if group and size + made.size > CHUNK_BYTES_MAX:
+                    yield group
+                    group, size = [], 0
+                group.append(made)
+                size += made.size
+            if group and (line is None or len(group) >= most):
+                yield group
+                group, size, most = [], 0, CHUNK_MESSAGES_MAX
+    except BadRecord as error:
+        bad = error
+    if group:
+        yield group
+    if bad is not None:
+        raise bad

@@ -1,0 +1,170 @@
+"""From bytes to messages: lines, their format, and what makes a record unfit to be published.
+
+Knows: NDJSON, plain lines, templates, `Message`. Must never know: what becomes of a message.
+
+Everything is read lazily: at no time is there more in memory than a block and one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from reliablepub.cli.signals import Stop
+from reliablepub.cli.template import FieldError, Template
+from reliablepub.errors import InvalidMessage
+from reliablepub.message import BODY_BYTES_MAX, Message
+
+_BLOCK_BYTES: Final = 256 * 1024
+_BOM: Final = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is not blank.
+
+    Attributes:
+        number: from 1, as an editor counts.
+        body: without the line end.
+    """
+
+    number: int
+    body: bytes
+
+
+class BadRecord(Exception):
+    """A line that cannot be published.
+
+    Attributes:
+        number: which line.
+        problem: what is wrong with it.
+    """
+
+    def __init__(self, number: int, problem: str) -> None:
+        super().__init__(f"line {number}: {problem}")
+        self.number = number
+        self.problem = problem
+
+
+def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:
+    """The lines of an open file that are not blank, until its end or a signal.
+
+    Yields:
+        a line; or None before it has to wait for more, so that what was read need not wait too.
+    """
+    number = 0
+    for line in _split(fd, stop):
+        if line is None:
+            yield None
+            continue
+        number += 1
+        if len(line) > BODY_BYTES_MAX:
+            raise BadRecord(number, f"is longer than {BODY_BYTES_MAX} bytes")
+        if number == 1:
+            line = line.removeprefix(_BOM)  # noqa: PLW2901 - the mark is no part of the record
+        if line and not line.isspace():
+            yield Line(number, line.removesuffix(b"\r"))
+
+
+def _split(fd: int, stop: Stop) -> Iterator[bytes | None]:
+    is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    begun: list[bytes] = []  # of a line that is longer than a block; joined once
+    begun_bytes = 0
+    while not stop.is_set:
+        if not is_regular and not select.select([fd], [], [], 0)[0]:
+            yield None
+            if not stop.wait_readable(fd):
+                return
+        block = os.read(fd, _BLOCK_BYTES)
+        if not block:
+            break
+        first, *rest = block.split(b"\n")
+        begun.append(first)
+        begun_bytes += len(first)
+        if rest:
+            yield b"".join(begun)
+            yield from rest[:-1]
+            begun, begun_bytes = [rest[-1]], len(rest[-1])
+        elif begun_bytes > BODY_BYTES_MAX:
+            break  # no message holds this, and neither should memory
+    if not stop.is_set and begun_bytes:
+        yield b"".join(begun)
+
+
+@dataclass(slots=True)
+class Recipe:
+    """How a line becomes a message.
+
+    Attributes:
+        exchange: where to.
+        routing_key: with which routing key.
+        message_id: under which id; None lets the publisher mint one.
+        is_ndjson: the format; None until the first record has shown it.
+    """
+
+    exchange: Template
+    routing_key: Template
+    message_id: Template | None
+    is_ndjson: bool | None
+
+    def message(self, line: Line) -> Message:
+        """Make the message.
+
+        Raises:
+            BadRecord: the line, a field or the message is not fit to be published.
+        """
+        if self.is_ndjson is None:
+            self.is_ndjson = line.body.lstrip().startswith(b"{")
+        record = _parsed(line) if self.is_ndjson else None
+        try:
+            return Message(
+                line.body,
+                exchange=self._fill(line, "--exchange", self.exchange, record),
+                routing_key=self._fill(line, "--routing-key", self.routing_key, record),
+                message_id=None
+                if self.message_id is None
+                else self._fill(line, "--message-id", self.message_id, record),
+                content_type="text/plain" if record is None else "application/json",
+            )
+        except InvalidMessage as error:
+            raise BadRecord(line.number, str(error)) from None
+
+    def _fill(
+        self, line: Line, option: str, template: Template, record: dict[str, object] | None
+    ) -> str:
+        if record is None and template.fields:
+            problem = (
+                f"{option} takes field {template.fields[0]!r} from each record, "
+                "but plain lines have no fields"
+            )
+            raise BadRecord(line.number, problem)
+        try:
+            return template.fill(record or {})
+        except FieldError as error:
+            raise BadRecord(line.number, f"{error} ({option} {template.text})") from None
+
+
+def _parsed(line: Line) -> dict[str, object]:
+    try:
+        record = json.loads(line.body.decode(), parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise BadRecord(line.number, f"is not UTF-8 (byte {error.start + 1})") from None
+    except json.JSONDecodeError as error:
+        problem = f"is not valid JSON: {error.msg} (column {error.colno})"
+        raise BadRecord(line.number, problem) from None
+    except RecursionError:
+        raise BadRecord(line.number, "is not valid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise BadRecord(line.number, f"is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise BadRecord(line.number, "is not a JSON object")
+    return record
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")

@@ -1,0 +1,215 @@
+"""What a run of ``reliablepub publish`` came to: the exit code, the one line of why, the figures.
+
+Knows: the end of a run, and what a person should do about it. Must never know: how it was run. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.output import count_of, one_line
+from reliablepub.cli.publishing import Stopped
+from reliablepub.cli.tally import Tally
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.status import Link, Status
+
+_SAID = {
+    OutcomeKind.RETURNED: "unroutable",
+    OutcomeKind.NACKED: "nacked",
+    OutcomeKind.REFUSED: "refused",
+    OutcomeKind.EXPIRED: "expired",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The end of a run.
+
+    Attributes:
+        source: the file, or ``-``.
+        outbox: the outbox, or None.
+        records: in the file; of stdin, those that were read.
+        resumed_at: the record this run began with, if an earlier one had not finished.
+        tally: what became of this run's messages.
+        status: of the publisher, closed.
+        last_link: of the publisher, before it was closed.
+        before: of the publisher at the beginning, if this run resumes an earlier one, whose messages
+            then count too.
+        stopped: why it ended early, or None.
+        error: the line that goes with it, or empty.
+        seconds: from the first message to the end.
+    """
+
+    source: str
+    outbox: Path | None
+    records: int
+    resumed_at: int | None
+    tally: Tally
+    status: Status
+    last_link: Status
+    before: Status | None
+    stopped: Stopped | None
+    error: str
+    seconds: float
+
+    @property
+    def open(self) -> int:
+        """Messages without a final outcome that this run answers for."""
+        return self.status.open if self.before is not None else self.tally.open
+
+    @property
+    def parked_before(self) -> int:
+        """Messages of the earlier run that were given up in this one."""
+        if self.before is None:
+            return 0
+        now, then = self.status.counters, self.before.counters
+        return max(0, now.parked + now.expired - then.parked - then.expired - self.tally.parked)
+
+    @property
+    def exit(self) -> Exit:
+        """The exit code; `reliablepub.cli.exits` says which goes first."""
+        if self.stopped is Stopped.OUTBOX:
+            return Exit.OUTBOX
+        if self.stopped is Stopped.BAD_INPUT:
+            return Exit.BAD_INPUT
+        if self.tally.parked or self.parked_before or self.stopped is Stopped.REFUSED:
+            return Exit.PARKED
+        if self.open or self.stopped is not None:
+            return Exit.OPEN
+        return Exit.CONFIRMED
+
+    @property
+    def rate(self) -> float:
+        """Confirmed messages a second."""
+        return self.tally.confirmed / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def reason(self) -> str:
+        """Why messages are still open, as far as the connection knows; empty when it is well."""
+        link = self.last_link
+        if link.link is Link.CONNECTED:
+            return ""
+        if link.link is Link.BLOCKED:
+            return f"blocked by the broker: {link.reason}"
+        return one_line(link.reason) or "no connection was made yet"
+
+    def problems(self) -> list[str]:
+        """Lines for stderr, the decisive one first; empty when all is well."""
+        lines = [self.error] if self.error else []
+        if self.stopped is Stopped.BAD_INPUT:
+            lines[0] += f"; {count_of(self.tally.stored, 'record')} before it {self._were_stored()}"
+        if self.tally.parked:
+            lines.append(self._parked())
+        if self.parked_before:
+            lines.append(f"{count_of(self.parked_before, 'message')} of the earlier run given up")
+        if self.open:
+            lines.append(self._still_open())
+        elif self.stopped is Stopped.INTERRUPTED:
+            lines.append(f"interrupted after {self._so_far()}; {self._go_on()}")
+        return [one_line(line) for line in lines]
+
+    def headline(self) -> str:
+        """The figures, for people."""
+        tally = self.tally
+        return (
+            f"{self.source}: {count_of(self.records, 'record')}, {tally.stored} stored, "
+            f"{tally.confirmed} confirmed, {tally.parked} parked, {tally.open} open "
+            f"in {self.seconds:.1f} s ({self.rate:.0f} confirmed a second)"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, for machines; documented in docs/cli.md."""
+        tally = self.tally
+        return {
+            "source": self.source,
+            "records": self.records,
+            "resumed_at": self.resumed_at,
+            "stored": tally.stored,
+            "confirmed": tally.confirmed,
+            "parked": tally.parked,
+            "open": tally.open,
+            "seconds": round(self.seconds, 3),
+            "rate": round(self.rate, 1),
+            "link": self.last_link.link.value,
+            "reason": self.reason,
+            "stopped": self.stopped.value if self.stopped is not None else None,
+            "problems": self.problems(),
+            "exit_code": int(self.exit),
+            "outcomes": {kind.value: tally.given_up[kind] for kind in sorted(_SAID)},
+            "failures": [
+                {
+                    "message_id": failure.message_id,
+                    "outcome": kind.value,
+                    "exchange": failure.exchange,
+                    "routing_key": failure.routing_key,
+                    "reply_code": failure.reply_code,
+                    "reply_text": failure.reply_text,
+                }
+                for kind, failure in tally.failures
+            ],
+            "outbox": self._ledger(),
+        }
+
+    # ------------------------------------------------------------------ inside
+
+    def _ledger(self) -> dict[str, Any] | None:
+        if self.outbox is None:
+            return None
+        counters = self.status.counters
+        return {
+            "path": str(self.outbox),
+            "stored": counters.stored,
+            "open": counters.open,
+            "confirmed": counters.confirmed,
+            "parked": counters.parked,
+            "expired": counters.expired,
+            "discarded": counters.discarded,
+        }
+
+    def _were_stored(self) -> str:
+        done = "is" if self.tally.stored == 1 else "are"
+        return f"{done} {'stored' if self.outbox is not None else 'accepted'}"
+
+    def _so_far(self) -> str:
+        return f"{self.tally.stored} of {count_of(self.records, 'record')}"
+
+    def _go_on(self) -> str:
+        if self.outbox is None or self.source == "-":
+            return "what was not read was not published"
+        return "the same command again goes on from there"
+
+    def _parked(self) -> str:
+        tally = self.tally
+        _, first = tally.failures[0]
+        said = f"{first.reply_code} {first.reply_text}" if first.reply_code else first.reply_text
+        kinds = ", ".join(
+            f"{count} {_SAID[kind]}" for kind, count in sorted(tally.given_up.items()) if count
+        )
+        what = f"message {first.message_id} to exchange {first.exchange!r} with routing key {first.routing_key!r}: {said}"
+        if self.stopped is Stopped.REFUSED:
+            line = f"the broker refuses these messages ({said}); stopped reading after {self._so_far()}: {tally.stored} stored, {tally.parked} parked, {tally.open} open"
+        else:
+            line = f"{count_of(tally.parked, 'message')} given up ({kinds}); the first is {what}"
+        if self.outbox is None:
+            return line
+        return f"{line}; see `reliablepub outbox parked --outbox {self.outbox}`"
+
+    def _still_open(self) -> str:
+        open_ = count_of(self.open, "message")
+        are = "is" if self.open == 1 else "are"
+        why = self.reason or {
+            Stopped.INTERRUPTED: "interrupted",
+            Stopped.REFUSED: "stopped early",
+        }.get(self.stopped, "the broker has not confirmed in time")  # type: ignore[arg-type]
+        if self.outbox is None:
+            return (
+                f"{open_} {are} not confirmed ({why}), and there is no outbox to keep them: "
+                "publish them again"
+            )
+        return (
+            f"{open_} {are} stored, not yet published ({why}); "
+            f"run `reliablepub relay --outbox {self.outbox} --url ...`"
+        )

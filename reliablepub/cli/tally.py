@@ -1,0 +1,84 @@
+"""What became of the messages of one run, in bounded memory however many there are.
+
+Knows: receipts. Must never know: how they are settled, or how it is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from reliablepub.errors import Expired, Nacked, PublishError, Refused, Unroutable
+from reliablepub.outcome import OutcomeKind
+from reliablepub.receipt import BatchReceipt
+
+FAILURES_SHOWN: Final = 10
+_KINDS: Final[dict[type[PublishError], OutcomeKind]] = {
+    Unroutable: OutcomeKind.RETURNED,
+    Nacked: OutcomeKind.NACKED,
+    Refused: OutcomeKind.REFUSED,
+    Expired: OutcomeKind.EXPIRED,
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over all receipts of a run.
+
+    Attributes:
+        stored: messages accepted.
+        confirmed: of those, confirmed.
+        given_up: of those, by outcome.
+        failures: the first few that were given up.
+    """
+
+    stored: int = 0
+    confirmed: int = 0
+    given_up: Counter[OutcomeKind] = field(default_factory=Counter)
+    failures: list[tuple[OutcomeKind, PublishError]] = field(default_factory=list)
+    _open: list[tuple[BatchReceipt, int]] = field(default_factory=list)
+    _confirmed_before: int = 0
+
+    @property
+    def parked(self) -> int:
+        """Messages given up, for whatever reason."""
+        return self.given_up.total()
+
+    @property
+    def open(self) -> int:
+        """Messages without a final outcome."""
+        return self.stored - self.confirmed - self.parked
+
+    def add(self, receipt: BatchReceipt) -> None:
+        """Messages that are stored now."""
+        self.stored += receipt.stored
+        self._open.append((receipt, 0))
+
+    def gather(self) -> None:
+        """Count what was settled since the last time, and let go of what is complete.
+
+        What a receipt keeps of its failures is taken out of it, so that a million of them cost no memory.
+        """
+        still_open: list[tuple[BatchReceipt, int]] = []
+        confirmed = 0
+        for receipt, taken in self._open:
+            seen = taken
+            while receipt.failures:
+                self._count(receipt.failures.pop(0))
+                seen += 1
+            # `confirmed` is read once: the relay's thread goes on counting.
+            receipt_confirmed = receipt.confirmed
+            if receipt_confirmed + seen == receipt.stored:
+                self._confirmed_before += receipt_confirmed
+            else:
+                confirmed += receipt_confirmed
+                still_open.append((receipt, seen))
+        self._open = still_open
+        self.confirmed = self._confirmed_before + confirmed
+
+    def _count(self, failure: PublishError) -> None:
+        kind = _KINDS[type(failure)]
+        self.given_up[kind] += 1
+        if len(self.failures) < FAILURES_SHOWN:
+            self.failures.append((kind, failure))

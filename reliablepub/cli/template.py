@@ -1,0 +1,99 @@
+"""Texts with fields in braces, filled from a record: ``flight.{carrier}.{airport.dest}``.
+
+Knows: braces, and which JSON values can stand in a routing key. Must never know: where a record
+comes from, or what the text is for. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+_TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+class TemplateError(ValueError):
+    """The template itself cannot be read."""
+
+
+class FieldError(ValueError):
+    """A record does not have what the template asks for."""
+
+
+class Template:
+    """A text with fields.
+
+    ``{name}`` is a field of the record, ``{a.b}`` field ``b`` of the object in field ``a``; ``{{``
+    and ``}}`` are braces. A text without fields is the same for every record.
+
+    Args:
+        text: as the user wrote it.
+
+    Raises:
+        TemplateError: a brace without its partner, or a field without a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text: Final = text
+        self._parts: list[str | tuple[str, ...]] = []
+        end = 0
+        for token in _TOKEN.finditer(text):
+            self._parts.append(text[end : token.start()])
+            self._parts.append(_part(token))
+            end = token.end()
+        self._parts.append(text[end:])
+        self.fields: Final = tuple(
+            ".".join(part) for part in self._parts if not isinstance(part, str)
+        )
+        self._fixed = None if self.fields else "".join(map(str, self._parts))
+
+    def fill(self, record: Mapping[str, object]) -> str:
+        """The text for one record.
+
+        Raises:
+            FieldError: a field is missing, null, or no text, number or truth value.
+        """
+        if self._fixed is not None:
+            return self._fixed
+        return "".join(
+            part if isinstance(part, str) else _value(record, part) for part in self._parts
+        )
+
+    def __repr__(self) -> str:
+        """As it was written."""
+        return f"Template({self.text!r})"
+
+
+def _part(token: re.Match[str]) -> str | tuple[str, ...]:
+    """What a token stands for: a literal brace, or the path of a field."""
+    if token.group() in ("{{", "}}"):
+        return token.group()[0]
+    if token.group(1) is None:
+        raise TemplateError(
+            f"{token.group()!r} at position {token.start() + 1} has no partner; "
+            f"write {token.group() * 2!r} for a brace"
+        )
+    path = tuple(token.group(1).split("."))
+    if not all(path):
+        raise TemplateError(f"{token.group()!r} names no field; write for example {{carrier}}")
+    return path
+
+
+def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
+    found: object = record
+    for depth, name in enumerate(path, 1):
+        if not isinstance(found, Mapping):
+            raise FieldError(f"field {'.'.join(path[: depth - 1])!r} is no object")
+        if name not in found:
+            raise FieldError(f"field {'.'.join(path[:depth])!r} is missing")
+        found = found[name]
+    match found:
+        case str():
+            return found
+        case bool():  # before int, which it also is
+            return "true" if found else "false"
+        case int() | float():
+            return str(found)
+    kind = "null" if found is None else "a list" if isinstance(found, list) else "an object"
+    raise FieldError(f"field {'.'.join(path)!r} is {kind}; a text, number or truth value is needed")
