@@ -1,0 +1,352 @@
+"""A message is checked at birth: every limit, at it and one beyond."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import pickle
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal
+from math import isnan
+from typing import Any
+
+import pytest
+
+from reliablepub.errors import InvalidMessage
+from reliablepub.message import (
+    BODY_BYTES_MAX,
+    EXPIRATION_MS_MAX,
+    HEADER_BYTES_MAX,
+    NESTING_MAX,
+    PRIORITY_MAX,
+    SHORT_STRING_MAX,
+    Message,
+)
+
+SHORT_STRINGS = [
+    "exchange",
+    "routing_key",
+    "message_id",
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "type",
+    "user_id",
+    "app_id",
+]
+
+
+class Colour(enum.IntEnum):
+    RED = 7
+
+
+class Nowhere(tzinfo):
+    """A time zone that knows nothing: such a datetime is naive all the same."""
+
+    def utcoffset(self, _when: datetime | None) -> None:
+        return None
+
+    def dst(self, _when: datetime | None) -> None:
+        return None
+
+    def tzname(self, _when: datetime | None) -> None:
+        return None
+
+
+def problem_with(**fields: Any) -> str:
+    """The words of the error that these fields raise."""
+    with pytest.raises(InvalidMessage) as caught:
+        Message(**{"body": b"", **fields})
+    assert caught.value.field in str(caught.value)
+    return str(caught.value)
+
+
+def header(value: Any) -> Any:
+    """What a header's value becomes."""
+    headers = Message(b"", headers={"h": value}).headers
+    assert headers is not None
+    return headers["h"]
+
+
+def nested(depth: int, wrap: Callable[[Any], Any]) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = wrap(value)
+    return value
+
+
+def test_a_message_needs_only_a_body() -> None:
+    message = Message(b"")
+    assert (message.exchange, message.routing_key, message.headers) == ("", "", None)
+    assert message.persistent
+
+
+# ------------------------------------------------------------------------------------------ body
+
+
+@pytest.mark.parametrize("body", ["text", bytearray(b"x"), memoryview(b"x"), None, 1])
+def test_a_body_is_bytes(body: object) -> None:
+    assert f"body: is {type(body).__name__}, not bytes" in problem_with(body=body)
+
+
+def test_a_str_body_is_told_how_to_become_bytes() -> None:
+    assert "body.encode()" in problem_with(body="text")
+
+
+def test_a_body_has_rabbitmqs_hard_limit() -> None:
+    body = bytes(BODY_BYTES_MAX)
+    assert len(Message(body).body) == BODY_BYTES_MAX
+    assert "takes at most 536870912" in problem_with(body=body + b"x")
+
+
+# --------------------------------------------------------------------------------- short strings
+
+
+@pytest.mark.parametrize("name", SHORT_STRINGS)
+@pytest.mark.parametrize(("letter", "bytes_"), [("a", 1), ("é", 2), ("漢", 3), ("🐇", 4)])
+def test_short_strings_hold_255_bytes_of_utf8(name: str, letter: str, bytes_: int) -> None:
+    fits = letter * (SHORT_STRING_MAX // bytes_)
+    assert getattr(Message(b"", **{name: fits}), name) == fits  # type: ignore[arg-type]
+    beyond = fits + letter
+    assert f"{name}: has {len(beyond.encode())} bytes" in problem_with(**{name: beyond})
+
+
+@pytest.mark.parametrize("name", SHORT_STRINGS)
+@pytest.mark.parametrize("value", ["\ud800", b"bytes", 7])
+def test_short_strings_are_strings_that_utf8_can_write(name: str, value: object) -> None:
+    assert problem_with(**{name: value}).startswith(f"{name}: ")
+
+
+def test_an_empty_message_id_is_no_id() -> None:
+    assert "message_id: is empty" in problem_with(message_id="")
+
+
+def test_direct_reply_to_needs_a_consumer_that_we_never_have() -> None:
+    assert "direct reply-to" in problem_with(reply_to="amq.rabbitmq.reply-to")
+    assert Message(b"", reply_to="amq.rabbitmq.reply-to.g1h2").reply_to
+
+
+# --------------------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("priority", PRIORITY_MAX), ("expiration", EXPIRATION_MS_MAX)]
+)
+def test_numbers_have_limits(name: str, most: int) -> None:
+    for value in (None, 0, most):
+        assert getattr(Message(b"", **{name: value}), name) == value  # type: ignore[arg-type]
+    for wrong in (-1, most + 1, 1.0, "1", True, 10**5_000):
+        assert f"{name}: is not a whole number from 0 to {most}" in problem_with(**{name: wrong})
+
+
+@pytest.mark.parametrize("value", [1, 0, None, "yes"])
+def test_persistent_is_a_bool(value: object) -> None:
+    assert "persistent: is" in problem_with(persistent=value)
+
+
+# ------------------------------------------------------------------------------------ timestamps
+
+EARLY_ZONE = timezone(timedelta(hours=-14))
+
+
+@pytest.mark.parametrize(
+    ("moment", "problem"),
+    [
+        (datetime(2024, 1, 1), "without a time zone"),  # noqa: DTZ001
+        (datetime(2024, 1, 1, tzinfo=Nowhere()), "without a time zone"),
+        (datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC), "before 1970"),
+        (datetime(9999, 12, 31, 23, 0, 0, tzinfo=EARLY_ZONE), "after the year 9999"),
+    ],
+)
+def test_datetimes_that_amqp_cannot_say(moment: datetime, problem: str) -> None:
+    assert problem in problem_with(timestamp=moment)
+    assert problem in problem_with(headers={"h": moment})
+
+
+@pytest.mark.parametrize(
+    "moment", [datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)]
+)
+def test_datetimes_that_amqp_can_say(moment: datetime) -> None:
+    assert Message(b"", timestamp=moment).timestamp == moment
+    assert header(moment) == moment
+
+
+def test_a_timestamp_is_a_datetime() -> None:
+    assert "timestamp: is int, not a datetime" in problem_with(timestamp=1_700_000_000)
+
+
+# --------------------------------------------------------------------------------------- headers
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        0,
+        -(2**63),
+        2**63 - 1,
+        1.5,
+        float("inf"),
+        "",
+        "text",
+        b"",
+        b"bytes",
+        Decimal("3.14"),
+        Decimal(2**31 - 1),
+        Decimal("1E+9"),
+        Decimal("-1E-255"),
+        Decimal("-2147483647E-255"),
+        [],
+        [1, "two", [3.0, None]],
+        {},
+        {"a": {"b": [{"c": 1}]}},
+    ],
+)
+def test_headers_hold_what_amqp_tables_hold(value: object) -> None:
+    assert header(value) == value
+    assert header([value]) == [value]
+    assert header({"inner": value}) == {"inner": value}
+
+
+def test_nan_is_a_float_like_any_other() -> None:
+    assert isnan(header(float("nan")))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {1, 2},
+        1j,
+        2**63,
+        -(2**63) - 1,
+        pytest.param(10**5_000, id="too long to print"),
+        "\udfff",
+        Decimal("NaN"),
+        Decimal("sNaN"),
+        Decimal("Infinity"),
+        Decimal(2**31),
+        Decimal(-(2**31)),
+        Decimal("1E-256"),
+        Decimal("1E+10"),
+        Decimal("1E+999999999999999999"),
+        Decimal("1E-999999999999999999"),
+        Decimal("1.0000000000"),
+    ],
+)
+def test_headers_refuse_what_amqp_tables_cannot_hold(value: object) -> None:
+    assert problem_with(headers={"h": value}).startswith("headers['h']: ")
+    assert problem_with(headers={"h": [0, value]}).startswith("headers['h'][1]: ")
+    assert problem_with(headers={"h": {"x": value}}).startswith("headers['h']['x']: ")
+
+
+def test_an_enum_of_numbers_becomes_its_number() -> None:
+    assert type(header(Colour.RED)) is int
+
+
+def test_a_tuple_becomes_a_list() -> None:
+    assert header((1, (2,))) == [1, [2]]
+
+
+def test_a_datetime_in_headers_becomes_utc() -> None:
+    moment = datetime(2024, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
+    assert header(moment).hour == 10
+
+
+@pytest.mark.parametrize("headers", [[("a", 1)], "a=1", 7, {1: "one"}, {b"a": 1}, {"\ud800": 1}])
+def test_headers_are_a_mapping_with_names(headers: object) -> None:
+    assert problem_with(headers=headers).startswith("headers")
+
+
+def test_header_names_are_short_strings() -> None:
+    Message(b"", headers={"n" * SHORT_STRING_MAX: 1, "é" * 127: 2})
+    assert "has a name of 256 bytes" in problem_with(headers={"n" * 256: 1})
+    assert "has a name of 256 bytes" in problem_with(headers={"h": {"é" * 128: 1}})
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"n": inner}])
+def test_headers_nest_only_so_deep(wrap: Callable[[Any], Any]) -> None:
+    deepest = nested(NESTING_MAX - 1, wrap)
+    assert header(deepest) == deepest
+    assert "nested more than 32 deep" in problem_with(headers={"h": nested(NESTING_MAX, wrap)})
+
+
+def test_headers_that_contain_themselves_end_too() -> None:
+    endless: dict[str, Any] = {}
+    endless["again"] = endless
+    assert "nested more than" in problem_with(headers=endless)
+
+
+def test_our_own_header_names_are_reserved() -> None:
+    assert "reserved" in problem_with(headers={"x-reliablepub-attempt": "1"})
+    assert header({"x-reliablepub-attempt": "1"})  # further down it is nobody's business
+
+
+@pytest.mark.parametrize("name", ["CC", "BCC"])
+def test_routing_headers_are_lists(name: str) -> None:
+    assert "no list of routing keys" in problem_with(headers={name: "key"})
+    assert Message(b"", headers={name: ("key",)}).headers == {name: ["key"]}
+
+
+def test_headers_fit_one_header_frame() -> None:
+    name_and_type = 4 + 1 + len("h") + 5
+    largest = HEADER_BYTES_MAX - name_and_type
+    assert header("x" * largest)
+    assert "put large data into the body" in problem_with(headers={"h": "x" * (largest + 1)})
+
+
+def test_short_strings_count_against_the_header_frame() -> None:
+    largest = "x" * (HEADER_BYTES_MAX - 10 - 1 - 200)
+    Message(b"", headers={"h": largest}, app_id="a" * 200)
+    assert "header frame holds" in problem_with(headers={"h": largest}, app_id="a" * 201)
+
+
+def test_headers_are_copied_all_the_way_down() -> None:
+    inner: dict[str, Any] = {"list": [1]}
+    message = Message(b"", headers={"inner": inner})
+    inner["list"].append(2)
+    inner["new"] = True
+    assert message.headers == {"inner": {"list": [1]}}
+
+
+# --------------------------------------------------------------------------------- as a whole
+
+
+def test_a_message_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        Message(b"").body = b"other"  # type: ignore[misc]
+
+
+def test_a_message_survives_pickling_and_copying() -> None:
+    message = Message(b"body", headers={"a": [1, {"b": None}]}, message_id="id", priority=3)
+    assert pickle.loads(pickle.dumps(message)) == message
+    assert copy.deepcopy(message) == message
+
+
+def test_with_message_id_changes_nothing_else() -> None:
+    message = Message(b"body", exchange="e", headers={"a": 1})
+    named = message.with_message_id("id")
+    assert named.message_id == "id"
+    assert named == Message(b"body", exchange="e", headers={"a": 1}, message_id="id")
+    assert message.message_id is None
+
+
+def test_size_counts_body_and_routing() -> None:
+    message = Message(b"12345", exchange="ex", routing_key="key")
+    assert message.size - Message(b"").size == 10
+
+
+def test_repr_names_the_message_and_shows_neither_body_nor_headers() -> None:
+    message = Message(b"secret", exchange="e", routing_key="k", headers={"h": "secret"})
+    assert repr(message) == "<Message (no id yet) to 'e' 'k', 6 bytes>"
+    assert repr(message.with_message_id("m1")) == "<Message m1 to 'e' 'k', 6 bytes>"
+
+
+@pytest.mark.parametrize("value", [2**70, Decimal("NaN"), Decimal("9" * 12), "secret\ud800"])
+def test_errors_do_not_show_the_values_of_headers(value: object) -> None:
+    problem = problem_with(headers={"h": value})
+    assert "secret" not in problem
+    assert str(value) not in problem
