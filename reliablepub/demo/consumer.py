@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from zlib import crc32
 
 import pika
 from pika import spec
@@ -65,6 +66,7 @@ class Count:
         duplicates: deliveries after the first of a record.
         redelivered: of those, the ones that the broker itself delivered again.
         unknown_ids: deliveries of a known record under an id that it did not have before.
+        damaged: deliveries whose body is not the record's line.
         crashes: how often the broker was gone: its port refused.
     """
 
@@ -72,6 +74,7 @@ class Count:
     duplicates: int = 0
     redelivered: int = 0
     unknown_ids: int = 0
+    damaged: int = 0
     crashes: int = 0
 
     def add(self, record: int, message_id: str | None, *, redelivered: bool) -> None:
@@ -90,15 +93,23 @@ class Consumer(threading.Thread):
     Args:
         url: of the broker.
         topology: its queues.
+        checksums: CRC-32 of the body of each record.
         say: told when the broker goes and comes back.
     """
 
-    def __init__(self, url: str, topology: Topology, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        topology: Topology,
+        checksums: Sequence[int],
+        say: Callable[[str], None],
+    ) -> None:
         super().__init__(name="demo-consumer", daemon=True)
         self.count: Final = Count()
         self._last_at = time.monotonic()
         self._parameters = pika.URLParameters(url)
         self._topology = topology
+        self._checksums = checksums
         self._say = say
         self._ending = threading.Event()
 
@@ -153,5 +164,6 @@ class Consumer(threading.Thread):
     ) -> None:
         record = json.loads(body)["n"]
         self.count.add(record, properties.message_id, redelivered=bool(method.redelivered))
+        self.count.damaged += crc32(body) != self._checksums[record - 1]
         self._last_at = time.monotonic()
         channel.basic_ack(method.delivery_tag)

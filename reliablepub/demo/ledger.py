@@ -66,6 +66,7 @@ class Ledger:
         duplicates: deliveries beyond the first of a record.
         redelivered: of those, the ones that the broker delivered again by itself.
         unknown_ids: of those, the ones without the ``message_id`` of the first delivery.
+        damaged: deliveries whose body is not what was published.
         killed: how often the publisher was killed.
         crashed: how often the broker crashed.
         happenings: what else went wrong.
@@ -81,6 +82,7 @@ class Ledger:
     duplicates: int
     redelivered: int
     unknown_ids: int
+    damaged: int
     killed: int
     crashed: int
     happenings: Happenings
@@ -116,6 +118,7 @@ class Ledger:
             duplicates=count.duplicates,
             redelivered=count.redelivered,
             unknown_ids=count.unknown_ids,
+            damaged=count.damaged,
             killed=killed,
             crashed=count.crashes,
             happenings=happenings,
@@ -133,6 +136,8 @@ class Ledger:
             yield f"{self.open} messages are still open"
         if self.unknown_ids:
             yield f"{self.unknown_ids} duplicates have an id that their record did not have before"
+        if self.damaged:
+            yield f"{self.damaged} deliveries have another body than was published"
 
     def as_dict(self) -> dict[str, object]:
         """The ledger as JSON wants it."""
@@ -161,6 +166,7 @@ class Ledger:
                 f"{self.redelivered} of them redelivered by the broker",
             ),
             ("unknown ids", self.unknown_ids, "duplicates under a message_id of their own"),
+            ("damaged", self.damaged, "deliveries with another body than was published"),
         ]
         for name, number, remark in rows:
             table.add_row(name, f"{number:,}".replace(",", " "), remark)

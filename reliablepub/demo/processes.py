@@ -6,6 +6,7 @@ the story is.
 
 from __future__ import annotations
 
+import os
 import selectors
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from typing import Final, Self
 import click
 
 _COMMAND: Final = (sys.executable, "-m", "reliablepub")
+_URL_VARIABLE: Final = "RELIABLEPUB_URL"
 _START_S: Final = 20.0
 _STOP_S: Final = 5.0
 _TAIL_LINES: Final = 15
@@ -27,11 +29,14 @@ class Command:
 
     Args:
         arguments: of the command line.
+        url: of the broker, where it needs one; by the environment, since it holds a password.
         log: file that its output is appended to.
         is_read: whether the first line of its output is wanted; it does not go to the log.
     """
 
-    def __init__(self, *arguments: str, log: Path, is_read: bool = False) -> None:
+    def __init__(
+        self, *arguments: str, log: Path, url: str | None = None, is_read: bool = False
+    ) -> None:
         self._name = arguments[0]
         self._log = log
         with log.open("ab") as output:
@@ -41,6 +46,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if is_read else output,
                 stderr=output,
+                env=os.environ if url is None else os.environ | {_URL_VARIABLE: url},
                 start_new_session=True,
             )
 
@@ -73,14 +79,14 @@ class Command:
         self._process.kill()
         self._process.wait()
 
-    def check(self) -> None:
-        """Make sure that a command that has ended has done so well.
+    def check(self, *good: int) -> None:
+        """Wait for the command's end, and make sure that it ended with one of these codes.
 
         Raises:
-            click.ClickException: it failed; shows the end of its log.
+            click.ClickException: it did not; shows the end of its log.
         """
         code = self._process.wait()
-        if code != 0:
+        if code not in good:
             raise click.ClickException(
                 f"`reliablepub {self._name}` ended with code {code}:\n{self._tail()}"
             )

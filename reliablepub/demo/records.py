@@ -9,39 +9,54 @@ from __future__ import annotations
 import csv
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
+from zlib import crc32
 
 import click
 
 _TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 
-def write_flights(path: Path, records: int) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Flights:
+    """What was written.
+
+    Attributes:
+        carriers: those that occur, sorted.
+        checksums: CRC-32 of each line without its end; of record ``n`` at ``n - 1``.
+    """
+
+    carriers: tuple[str, ...]
+    checksums: Sequence[int]
+
+
+def write_flights(path: Path, records: int) -> Flights:
     """Write the first flights as JSON lines, each with its line number as ``n``.
 
     Args:
         path: the file to write.
         records: how many.
 
-    Returns:
-        The carriers that occur, sorted.
-
     Raises:
         click.ClickException: the table is missing or too short; says what to do.
     """
     carriers: set[str] = set()
-    written = 0
-    with path.open("w", encoding="utf-8") as lines:
-        for written, flight in enumerate(islice(_flights(), records), 1):
-            lines.write(json.dumps({"n": written} | flight) + "\n")
+    checksums: list[int] = []
+    with path.open("wb") as lines:
+        for number, flight in enumerate(islice(_flights(), records), 1):
+            line = json.dumps({"n": number} | flight).encode()
+            lines.write(line + b"\n")
+            checksums.append(crc32(line))
             carriers.add(str(flight["carrier"]))
-    if written < records:
-        raise click.ClickException(f"the table has {written} flights; ask for --records {written}")
-    return sorted(carriers)
+    found = len(checksums)
+    if found < records:
+        raise click.ClickException(f"the table has {found} flights; ask for --records {found}")
+    return Flights(tuple(sorted(carriers)), checksums)
 
 
 def _flights() -> Iterator[dict[str, object]]:

@@ -33,6 +33,9 @@ _QUIET_S: Final = 0.5
 _LOST_S: Final = 5.0
 """When records are missing and nothing arrives for so long, they are lost."""
 
+_GOOD_CODES: Final = (0, 1, 3)
+"""Confirmed, parked, open: how a publisher may end; the ledger tells what it means."""
+
 Say = Callable[[str], None]
 
 
@@ -49,31 +52,32 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
         The ledger.
     """
     flights, outbox = folder / "flights.ndjson", folder / "outbox.db"
-    carriers = write_flights(flights, records)
+    written = write_flights(flights, records)
+    carriers = written.carriers
     say(f"[bold]{_spaced(records)} flights[/] of {len(carriers)} carriers, one JSON object a line")
     with ExitStack() as stage:
         if url is None:
             url = _start_broker(stage, folder, records, say)
-            topology = Topology("flights", tuple(carriers))
+            topology = Topology("flights", carriers)
         else:
             say("a broker of yours: its crash is left out, and so are its faults")
-            topology = Topology(f"reliablepub-demo-{token_hex(4)}", tuple(carriers))
+            topology = Topology(f"reliablepub-demo-{token_hex(4)}", carriers)
             stage.callback(topology.delete, url)
         topology.declare(url)
-        consumer = Consumer(url, topology, say)
+        consumer = Consumer(url, topology, written.checksums, say)
         consumer.start()
         stage.callback(consumer.end)
         act = _Act(flights, Outbox(outbox), consumer, records, say)
-        arguments = _arguments(flights, outbox, topology.exchange, url)
-        with Command(*arguments, log=folder / "publish.log") as publisher:
+        arguments = _arguments(flights, outbox, topology.exchange)
+        with Command(*arguments, url=url, log=folder / "publish.log") as publisher:
             killed = act.kill_at_a_third(publisher)
-        with Command(*arguments, log=folder / "publish.log") as publisher:
+        with Command(*arguments, url=url, log=folder / "publish.log") as publisher:
             say(f"[green]same command again[/]: process {publisher.pid} goes on where it stopped")
             act.watch(publisher)
         if act.outbox.status().open:
             say("messages are still open: `reliablepub relay --drain` finishes them")
-            drain = ("relay", "--drain", "--outbox", str(outbox), "--url", url)
-            with Command(*drain, log=folder / "relay.log") as relay:
+            drain = ("relay", "--drain", "--outbox", str(outbox))
+            with Command(*drain, url=url, log=folder / "relay.log") as relay:
                 act.watch(relay)
         act.wait_for_consumer()
     return Ledger.of(
@@ -101,11 +105,11 @@ def scaled_faults(records: int) -> str:
     return re.sub(r"^nth = (\d+)$", scaled, text, flags=re.MULTILINE)
 
 
-def _arguments(flights: Path, outbox: Path, exchange: str, url: str) -> tuple[str, ...]:
+def _arguments(flights: Path, outbox: Path, exchange: str) -> tuple[str, ...]:
     return (
         *("publish", str(flights), "--exchange", exchange),
         *("--routing-key", "flight.{carrier}.{dest}"),
-        *("--outbox", str(outbox), "--url", url),
+        *("--outbox", str(outbox)),
     )
 
 
@@ -141,7 +145,7 @@ class _Act:
                 )
                 return 1
             time.sleep(_LOOK_S)
-        publisher.check()
+        publisher.check(*_GOOD_CODES)
         self.say("the publisher had finished before it could be killed")
         return 0
 
@@ -157,7 +161,7 @@ class _Act:
                 say_at += _PROGRESS_S
                 self._say_progress()
             time.sleep(_HISTORY_S)
-        publisher.check()
+        publisher.check(*_GOOD_CODES)
         self._say_progress()
 
     def wait_for_consumer(self) -> None:

@@ -58,6 +58,7 @@ def test_nothing_is_lost_through_both_crashes(environment: dict[str, str]) -> No
     assert ledger["problems"] == []
     assert ledger["stored"] == ledger["confirmed"] == ledger["consumed"] == RECORDS
     assert ledger["lost"] == ledger["parked"] == ledger["open"] == ledger["unknown_ids"] == 0
+    assert ledger["damaged"] == 0
     assert (ledger["killed"], ledger["crashed"]) == (1, 1)
     assert ledger["connections_lost"] >= 1
     assert ledger["uncertain"] >= ledger["duplicates"] - ledger["redelivered"] > 0

@@ -25,6 +25,7 @@ GOOD = Ledger(
     duplicates=1,
     redelivered=0,
     unknown_ids=0,
+    damaged=0,
     killed=1,
     crashed=1,
     happenings=Happenings(),
@@ -64,6 +65,7 @@ def test_duplicates_need_the_id_of_the_first_delivery() -> None:
         ({"parked": 1}, "given up"),
         ({"open": 1}, "still open"),
         ({"unknown_ids": 1}, "duplicates have an id"),
+        ({"damaged": 1}, "another body"),
     ],
 )
 def test_whatever_is_wrong_ends_in_exit_code_1(
