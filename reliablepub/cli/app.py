@@ -13,11 +13,11 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 
-from reliablepub.cli.exits import Exit, Failure, exit_of
+from reliablepub.cli.exits import Exit, Failure, ask_for_command, exit_of
 from reliablepub.cli.output import print_error
 from reliablepub.errors import ReliablePubError
 
@@ -48,34 +48,36 @@ class CommandLine(click.Group):
         return None if plug_in is None else _load(plug_in)
 
     def main(  # type: ignore[override]  # the base promises a value where it does not exit
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: object
     ) -> NoReturn:
         """Run the command line, and exit."""
-        # pika tells of every failed attempt; what matters reaches us as `Status.reason`.
-        logging.getLogger("pika").setLevel(logging.CRITICAL)
-        sys.exit(self._run(args, prog_name or "reliablepub", **extra))
+        _silence()
+        sys.exit(self._run(args, prog_name or "reliablepub"))
 
-    def _run(self, args: Sequence[str] | None, prog_name: str, **extra: Any) -> int:
-        extra["standalone_mode"] = False
+    def _run(self, args: Sequence[str] | None, prog_name: str) -> int:
         try:
-            result = super().main(args, prog_name, **extra)
-        except click.exceptions.NoArgsIsHelpError as error:
-            error.show()
-            return Exit.BAD_INPUT
-        except click.UsageError as error:
-            hint = f" (see {error.ctx.command_path} --help)" if error.ctx is not None else ""
-            print_error(error.format_message() + hint)
-            return Exit.BAD_INPUT
-        except click.ClickException as error:
-            print_error(error.format_message())
-            return error.exit_code
-        except click.Abort:
-            print_error("interrupted")
-            return Exit.OPEN
-        except (ReliablePubError, OSError) as error:
-            print_error(str(error))
-            return exit_of(error)
+            result = super().main(args, prog_name, standalone_mode=False)
+        except (click.ClickException, click.Abort, ReliablePubError, OSError) as error:
+            text, code = _ending(error)
+            print_error(text)
+            return code
         return result if isinstance(result, int) else Exit.CONFIRMED
+
+
+def _ending(error: Exception) -> tuple[str, int]:
+    """What to say of an error that ends a command, and the exit code."""
+    match error:
+        case Failure():
+            return error.message, error.code
+        case click.UsageError():
+            hint = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
+            return error.format_message().rstrip(".") + hint, Exit.BAD_INPUT
+        case click.ClickException():
+            return error.format_message(), error.exit_code
+        case click.Abort():
+            return "interrupted", Exit.OPEN
+        case _:
+            return str(error), exit_of(error)
 
 
 def _plug_ins() -> dict[str, EntryPoint]:
@@ -105,6 +107,14 @@ def _load(plug_in: EntryPoint) -> click.Command:
     )
 
 
+def _silence() -> None:
+    """Keep logs off the terminal: what matters in them reaches people as `Status.reason`."""
+    logging.getLogger("pika").setLevel(logging.CRITICAL)
+    ours = logging.getLogger("reliablepub")
+    if not ours.handlers:
+        ours.addHandler(logging.NullHandler())
+
+
 def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
     if not value or ctx.resilient_parsing:
         return
@@ -115,7 +125,11 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
     ctx.exit()
 
 
-@click.command(cls=CommandLine, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(
+    cls=CommandLine,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -124,7 +138,8 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
     callback=_print_version,
     help="Print the version and exit.",
 )
-def main() -> None:
+@click.pass_context
+def main(ctx: click.Context) -> int:
     """Publish to RabbitMQ, and keep what could not be published yet.
 
     A message that was stored is published until the broker confirms it, or it is parked in the
@@ -144,4 +159,5 @@ def main() -> None:
       1  some messages were given up (parked)
       3  not finished: messages are open, or it was interrupted
       0  done
-    """
+    """  # noqa: D301 - click: keep these lines as they are
+    return ask_for_command(ctx)

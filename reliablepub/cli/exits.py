@@ -40,7 +40,15 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, code: Exit) -> None:
         super().__init__(message)
-        self.exit_code = code
+        self.code = code
+
+
+def ask_for_command(ctx: click.Context) -> Exit:
+    """A group that was called without a command shows what there is, and is not content."""
+    if ctx.invoked_subcommand is not None:
+        return Exit.CONFIRMED
+    click.echo(ctx.get_help(), err=True)
+    return Exit.BAD_INPUT
 
 
 def exit_of(error: Exception) -> Exit:

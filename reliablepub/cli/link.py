@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from reliablepub.cli.output import one_line
 from reliablepub.relay.status import Link, Status
+
+
+def spoken(reason: str) -> str:
+    """A reason as the end of a sentence: the system's own begin with a capital."""
+    is_sentence = reason[:1].isupper() and reason[1:2].islower()
+    return one_line(reason[:1].lower() + reason[1:] if is_sentence else reason)
 
 
 def describe(status: Status) -> str:
@@ -18,7 +25,7 @@ def describe(status: Status) -> str:
         case Link.BLOCKED:
             return f"blocked by the broker: {status.reason or 'no reason given'}"
         case _ if status.reason:
-            return f"not connected to the broker: {status.reason}"
+            return f"not connected to the broker: {spoken(status.reason)}"
         case _:
             return "not connected to the broker yet"
 

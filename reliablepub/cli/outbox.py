@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.exits import Exit, ask_for_command
 from reliablepub.cli.options import json_option, outbox_option
 from reliablepub.cli.output import (
     age,
@@ -27,8 +27,9 @@ from reliablepub.outbox import Outbox
 _outbox = outbox_option(required=True, text="The outbox.")
 
 
-@click.group()
-def outbox() -> None:
+@click.group(invoke_without_command=True)
+@click.pass_context
+def outbox(ctx: click.Context) -> int:
     """Look into an outbox, and put parked messages back.
 
     Looking never creates a file, and disturbs no relay.
@@ -38,7 +39,8 @@ def outbox() -> None:
       reliablepub outbox status --outbox outbox.db
       reliablepub outbox parked --outbox outbox.db
       reliablepub outbox retry 17 18 --outbox outbox.db
-    """
+    """  # noqa: D301 - click: keep these lines as they are
+    return ask_for_command(ctx)
 
 
 @outbox.command()
@@ -57,7 +59,7 @@ def status(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click pas
     Exit codes:
       0  done
       4  it cannot be used
-    """
+    """  # noqa: D301 - click: keep these lines as they are
     found = Outbox(outbox_path).status()
     oldest = found.oldest_open_at
     oldest_age_s = None if oldest is None else round(max(0.0, time.time() - oldest), 1)
@@ -108,7 +110,7 @@ def parked(outbox_path: Path, limit: int, as_json: bool) -> int:  # noqa: FBT001
     Exit codes:
       0  done, also if there are none
       4  it cannot be used
-    """
+    """  # noqa: D301 - click: keep these lines as they are
     found = Outbox(outbox_path).parked(limit)
     if as_json:
         print_json([asdict(message) for message in found])
@@ -116,9 +118,9 @@ def parked(outbox_path: Path, limit: int, as_json: bool) -> int:  # noqa: FBT001
     for message in found:
         said = one_line(f"{message.reply_code or ''} {message.reply_text}")
         print_result(
-            f"{message.id}  {message.outcome} after {count_of(message.attempts, 'attempt')}: {said}; "
-            f"message {message.message_id} to exchange {message.exchange!r} with routing key "
-            f"{message.routing_key!r}, {message.size} bytes"
+            f"{message.id}  {message.outcome} after {count_of(message.attempts, 'attempt')}: "
+            f"{said}; message {message.message_id} to exchange {message.exchange!r} with "
+            f"routing key {message.routing_key!r}, {message.size} bytes"
         )
     if not found:
         print_result("no message is parked")
@@ -144,7 +146,7 @@ def retry(ids: tuple[int, ...], is_all: bool, outbox_path: Path) -> int:  # noqa
       0  they are put back
       2  an ID is not that of a parked message; the others are put back
       4  it cannot be used
-    """
+    """  # noqa: D301 - click: keep these lines as they are
     if is_all == bool(ids):
         raise click.UsageError("give the IDs of parked messages, or --all")
     with Outbox(outbox_path) as opened:

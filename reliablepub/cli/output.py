@@ -1,7 +1,7 @@
 """Where words go: results to stdout, everything else to stderr, an error in one line.
 
-Knows: the two streams, JSON, and how numbers are written for people. Must never know: what the words
-are about.
+Knows: the two streams, JSON, and how numbers are written for people. Must never know: what the
+words are about.
 """
 
 from __future__ import annotations

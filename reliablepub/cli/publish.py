@@ -1,6 +1,7 @@
 """``reliablepub publish``: its options, and the order of its steps.
 
-Knows: the parts of the command line and how they fit together. Must never know: what they do inside.
+Knows: the parts of the command line and how they fit together. Must never know: what they do
+inside.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -32,21 +32,13 @@ from reliablepub.publisher import Publisher
 _FORMATS = {"auto": None, "ndjson": True, "lines": False}
 
 
-class _TemplateType(click.ParamType):
-    name = "template"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Template:
-        if isinstance(value, Template):
-            return value
-        try:
-            return Template(value)
-        except TemplateError as error:
-            self.fail(str(error), param, ctx)
-
-
-_TEMPLATE = _TemplateType()
+def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> Template | None:
+    if text is None:
+        return None
+    try:
+        return Template(text)
+    except TemplateError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +55,22 @@ class _Settings:
 @click.argument("file", metavar="FILE|-")
 @click.option(
     "--exchange",
-    type=_TEMPLATE,
+    callback=_template,
     default="",
     metavar="TEMPLATE",
-    help="Where to; empty is the default exchange, which routes to the queue named by the routing key.",
+    help="Where to; empty is the default exchange, which routes to the queue that the routing key "
+    "names.",
 )
 @click.option(
     "--routing-key",
-    type=_TEMPLATE,
+    callback=_template,
     default="",
     metavar="TEMPLATE",
     help="With which routing key, such as 'flight.{carrier}.{dest}'.",
 )
 @click.option(
     "--message-id",
-    type=_TEMPLATE,
+    callback=_template,
     metavar="TEMPLATE",
     help="Under which message id, such as '{id}'. Without it each message gets a random one.",
 )
@@ -87,7 +80,8 @@ class _Settings:
     type=click.Choice(list(_FORMATS)),
     default="auto",
     show_default=True,
-    help="ndjson: one JSON object a line; lines: any text. auto: ndjson if the first record starts with {.",
+    help="ndjson: one JSON object a line; lines: any text; auto: ndjson if the first record "
+    "starts with {.",
 )
 @url_option
 @outbox_option(
@@ -103,10 +97,11 @@ class _Settings:
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="Stop waiting when nothing was confirmed for so long; at most 10 s for a first connection.",
+    help="Stop waiting when nothing was confirmed for so long; at most 10 s for a first "
+    "connection.",
 )
 @json_option
-def publish(  # noqa: PLR0913 - one argument for each option
+def publish(  # noqa: PLR0917 - one argument for each option
     file: str,
     exchange: Template,
     routing_key: Template,
@@ -137,9 +132,9 @@ def publish(  # noqa: PLR0913 - one argument for each option
       0  every message is confirmed
       1  some messages were given up (parked)
       2  bad input, usage or configuration: nothing was stored, or as said
-      3  messages are stored and still open (`reliablepub relay` publishes them), or it was interrupted
+      3  messages are stored and still open (`reliablepub relay` publishes them), or interrupted
       4  the outbox cannot be used, or the disk is full; what was accepted stays
-    """
+    """  # noqa: D301 - click: keep these lines as they are
     if not exchange.text and not routing_key.text:
         raise click.UsageError("give --routing-key, --exchange or both")
     recipe = Recipe(exchange, routing_key, message_id, _FORMATS[format_])
@@ -237,7 +232,7 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
 
 
 def _position(outbox: Path | None, name: str | None) -> int:
-    """How many records an earlier run has stored. The publisher is open: nobody else adds to them."""
+    """How many records an earlier run has stored; nobody adds to them while we hold the outbox."""
     return 0 if outbox is None or name is None else Outbox(outbox).position(name)
 
 

@@ -1,12 +1,12 @@
 """One run of ``reliablepub publish``: from lines to a tally, and when to stop.
 
-Knows: the publisher, the order of things, and every reason to end early. Must never know: where lines
-come from, or how the result is shown.
+Knows: the publisher, the order of things, and every reason to end early. Must never know: where
+lines come from, or how the result is shown.
 
 Messages go in groups, each of which the publisher stores in one transaction. The first message goes
 alone, and its verdict is awaited for a moment: a misspelt exchange then parks one message and not
-the whole file. Groups are handed over one at a time, so that what is stored is always a beginning of
-the input; a resumed run relies on that.
+the whole file. Groups are handed over one at a time, so that what is stored is always a beginning
+of the input; a resumed run relies on that.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Run:
                 return  # no verdict to be had; storing needs none
 
     def _is_refused(self) -> bool:
-        """Whether the broker refuses these messages, and has taken none: the next would fare alike."""
+        """Whether the broker refuses these messages and has taken none: so will it the next."""
         return not self.tally.confirmed and self.tally.given_up[OutcomeKind.REFUSED] > 0
 
     def _await_room(self, group: list[Message]) -> bool:
@@ -215,8 +215,8 @@ def _groups(
 ) -> Iterator[list[Message]]:
     """Messages that are stored together: one first, then as many as the publisher takes at once.
 
-    A group ends early where reading has to wait; what is before a bad record is handed out before the
-    error is raised.
+    A group ends early where reading has to wait; what is before a bad record is handed out before
+    the error is raised.
     """
     group: list[Message] = []
     size = 0

@@ -40,8 +40,8 @@ def relay(
     """Publish what is in an outbox, now and whenever something is put in.
 
     One relay at a time; any number of processes may put messages in. Each change of the connection
-    is a line on stderr. SIGTERM and SIGINT stop sending, wait a moment for the confirms of what is in
-    flight, and end; what is open stays in the outbox.
+    is a line on stderr. SIGTERM and SIGINT stop sending, wait a moment for the confirms of what is
+    in flight, and end; what is open stays in the outbox.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def relay(
       2  bad usage or configuration
       3  --drain was interrupted while messages were open
       4  the outbox cannot be used, or another process relays it
-    """
+    """  # noqa: D301 - click: keep these lines as they are
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
     begun = time.monotonic()
@@ -108,8 +108,8 @@ def _report(
         )
         return
     print_result(
-        f"{outbox}: {confirmed} confirmed, {parked} parked, {counters.open} open in {seconds:.1f} s "
-        f"({describe(last)})"
+        f"{outbox}: {confirmed} confirmed, {parked} parked, {counters.open} open "
+        f"in {seconds:.1f} s ({describe(last)})"
     )
     if counters.parked:
         are = "is" if counters.parked == 1 else "are"

@@ -82,7 +82,7 @@ class Source:
         return count
 
     def identity(self, recipe: Recipe) -> str:
-        """A name for this content published in this way: another file, or time, is another source."""
+        """A name for this content published in this way; a changed file is another source."""
         found = os.fstat(self.fd)
         message_id = recipe.message_id.text if recipe.message_id is not None else None
         return json.dumps(

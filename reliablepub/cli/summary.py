@@ -1,27 +1,33 @@
 """What a run of ``reliablepub publish`` came to: the exit code, the one line of why, the figures.
 
-Knows: the end of a run, and what a person should do about it. Must never know: how it was run. Pure.
+Knows: the end of a run, and what a person should do about it. Must never know: how it was run.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from reliablepub.cli.exits import Exit
+from reliablepub.cli.link import spoken
 from reliablepub.cli.output import count_of, one_line
 from reliablepub.cli.publishing import Stopped
 from reliablepub.cli.tally import Tally
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.status import Link, Status
 
-_SAID = {
+_SAID: Final = {
     OutcomeKind.RETURNED: "unroutable",
     OutcomeKind.NACKED: "nacked",
     OutcomeKind.REFUSED: "refused",
     OutcomeKind.EXPIRED: "expired",
 }
+_WHY: Final[dict[Stopped | None, str]] = {
+    Stopped.INTERRUPTED: "interrupted",
+    Stopped.REFUSED: "stopped early",
+}
+"""Why messages are open although the connection is well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,8 @@ class Summary:
         tally: what became of this run's messages.
         status: of the publisher, closed.
         last_link: of the publisher, before it was closed.
-        before: of the publisher at the beginning, if this run resumes an earlier one, whose messages
-            then count too.
+        before: of the publisher at the beginning, if this run resumes an earlier one, whose
+            messages then count too.
         stopped: why it ended early, or None.
         error: the line that goes with it, or empty.
         seconds: from the first message to the end.
@@ -93,8 +99,8 @@ class Summary:
         if link.link is Link.CONNECTED:
             return ""
         if link.link is Link.BLOCKED:
-            return f"blocked by the broker: {link.reason}"
-        return one_line(link.reason) or "no connection was made yet"
+            return f"blocked by the broker: {spoken(link.reason)}"
+        return spoken(link.reason) or "no connection was made yet"
 
     def problems(self) -> list[str]:
         """Lines for stderr, the decisive one first; empty when all is well."""
@@ -185,14 +191,21 @@ class Summary:
         tally = self.tally
         _, first = tally.failures[0]
         said = f"{first.reply_code} {first.reply_text}" if first.reply_code else first.reply_text
-        kinds = ", ".join(
-            f"{count} {_SAID[kind]}" for kind, count in sorted(tally.given_up.items()) if count
-        )
-        what = f"message {first.message_id} to exchange {first.exchange!r} with routing key {first.routing_key!r}: {said}"
         if self.stopped is Stopped.REFUSED:
-            line = f"the broker refuses these messages ({said}); stopped reading after {self._so_far()}: {tally.stored} stored, {tally.parked} parked, {tally.open} open"
+            line = (
+                f"the broker refuses these messages ({said}); stopped reading after "
+                f"{self._so_far()}: {tally.stored} stored, {tally.parked} parked, "
+                f"{tally.open} open"
+            )
         else:
-            line = f"{count_of(tally.parked, 'message')} given up ({kinds}); the first is {what}"
+            kinds = ", ".join(
+                f"{count} {_SAID[kind]}" for kind, count in sorted(tally.given_up.items())
+            )
+            line = (
+                f"{count_of(tally.parked, 'message')} given up ({kinds}); the first is message "
+                f"{first.message_id} to exchange {first.exchange!r} with routing key "
+                f"{first.routing_key!r}: {said}"
+            )
         if self.outbox is None:
             return line
         return f"{line}; see `reliablepub outbox parked --outbox {self.outbox}`"
@@ -200,10 +213,7 @@ class Summary:
     def _still_open(self) -> str:
         open_ = count_of(self.open, "message")
         are = "is" if self.open == 1 else "are"
-        why = self.reason or {
-            Stopped.INTERRUPTED: "interrupted",
-            Stopped.REFUSED: "stopped early",
-        }.get(self.stopped, "the broker has not confirmed in time")  # type: ignore[arg-type]
+        why = self.reason or _WHY.get(self.stopped, "the broker has not confirmed them in time")
         if self.outbox is None:
             return (
                 f"{open_} {are} not confirmed ({why}), and there is no outbox to keep them: "

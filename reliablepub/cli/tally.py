@@ -58,7 +58,7 @@ class Tally:
     def gather(self) -> None:
         """Count what was settled since the last time, and let go of what is complete.
 
-        What a receipt keeps of its failures is taken out of it, so that a million of them cost no memory.
+        What a receipt keeps of its failures is taken out of it: a million of them cost no memory.
         """
         still_open: list[tuple[BatchReceipt, int]] = []
         confirmed = 0
