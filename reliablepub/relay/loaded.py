@@ -49,8 +49,8 @@ class Loaded:
 
     @property
     def next_due(self) -> float | None:
-        """When the next postponed entry falls due (wall clock), or None."""
-        return self._next_due
+        """When the next postponed entry can be read (wall clock); None also while memory is full."""
+        return self._next_due if self._is_low else None
 
     @property
     def wants_more(self) -> bool:

@@ -1,0 +1,272 @@
+"""What is on disk only: more than memory holds, what others enqueue, and what falls due."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub._core.events import ChannelClosed, Returned
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.entry import Store
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.relay import POLL_S
+from tests.relay.scripted import World, patient
+
+Build = Callable[..., World]
+MANY = [f"m{n}" for n in range(100)]
+
+
+def drain(w: World) -> None:
+    """Confirm whatever is sent until nothing is open."""
+    for _ in range(1_000):
+        w.turn(is_flushing=True)
+        if w.relay.lowest_open() is None:
+            return
+        w.ack(0, multiple=True)
+    raise AssertionError("it never ran empty")
+
+
+# -------------------------------------------------------------------- the backlog
+
+
+def test_what_memory_has_no_room_for_is_read_back_in_order_and_once(world: Build) -> None:
+    w = world(window_max=5, loaded_max=10)
+    tolds = [w.hand_over(*MANY[n : n + 7]) for n in range(0, 100, 7)]
+    w.turn()
+    assert all(told.is_stored for told in tolds)
+    assert w.in_memory[0] <= 10
+    drain(w)
+    assert w.sent == MANY
+    assert w.in_memory == (0, 0)
+
+
+def test_waiters_of_what_was_spilled_are_told(world: Build) -> None:
+    w = world(window_max=5, loaded_max=10)
+    first, second = w.hand_over(*MANY[:20]), w.hand_over(*MANY[20:30])
+    w.turn()
+    drain(w)
+    assert list(first.outcomes) == MANY[:20]
+    assert list(second.outcomes) == MANY[20:30]
+
+
+def test_memory_holds_no_more_bytes_than_it_may(world: Build) -> None:
+    w = world(loaded_bytes_max=10_000)
+    for id_ in MANY:
+        w.hand_over(id_, body=bytes(1_000))
+    for _ in range(200):
+        w.turn(is_flushing=True)
+        assert w.in_memory[1] <= 10_000
+        w.ack(0, multiple=True)
+    assert w.sent == MANY
+
+
+def test_a_message_larger_than_memory_is_sent_all_the_same(world: Build) -> None:
+    w = world(loaded_bytes_max=1_000)
+    told = w.hand_over("large", body=bytes(5_000))
+    w.turn()
+    drain(w)
+    assert told.kinds == {"large": OutcomeKind.CONFIRMED}
+    assert w.in_memory == (0, 0)
+
+
+def test_new_messages_wait_behind_the_backlog(world: Build) -> None:
+    w = world(window_max=1, loaded_max=2)
+    w.hand_over("a", "b", "c")
+    w.turn()
+    w.hand_over("d")
+    w.turn()
+    drain(w)
+    assert w.sent == ["a", "b", "c", "d"]
+
+
+def test_the_relay_goes_on_reading_without_being_woken(world: Build) -> None:
+    w = world(loaded_max=2)
+    w.hand_over("a", "b", "c")
+    assert w.turn() == 0.0
+
+
+# -------------------------------------------------------------------- other processes
+
+
+def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    with Outbox(path) as outbox:
+        for n in range(3):
+            outbox.enqueue(Message(b"", message_id=f"other{n}"))
+        w.turn(after_s=POLL_S)
+        assert w.sent == ["other0", "other1", "other2"]
+        w.hand_over("own")
+        outbox.enqueue(Message(b"", message_id="last"))
+        w.turn()
+        w.turn(after_s=POLL_S)
+    drain(w)
+    assert sorted(w.sent) == ["last", "other0", "other1", "other2", "own"]
+    assert w.relay.status.counters.confirmed == 5
+
+
+def test_the_relay_listens_no_longer_than_a_poll(world: Build) -> None:
+    wait_s = world().turn(after_s=1.0)
+    assert wait_s is not None
+    assert wait_s <= POLL_S
+
+
+def test_memory_full_and_something_to_read_is_no_reason_to_spin(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite, loaded_max=2)
+    w.hand_over("a", "b")
+    w.turn()
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", message_id="other"))
+    w.turn(after_s=POLL_S)
+    wait_s = w.turn(after_s=POLL_S / 5)
+    assert wait_s is not None
+    assert wait_s > 0
+
+
+def test_what_a_person_retries_is_sent_again_and_counted_once(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    assert w.relay.status.counters.parked == 1
+    with Outbox(path) as outbox:
+        assert outbox.retry() == 1
+    w.turn(after_s=10_000_000_000.0)  # past the real time, at which it is due
+    assert w.sent == ["a", "a"]
+    w.ack(2)
+    w.turn(is_flushing=True)
+    counters = w.relay.status.counters
+    assert (counters.stored, counters.confirmed, counters.parked) == (1, 1, 0)
+
+
+# -------------------------------------------------------------------- retries
+
+
+def test_a_nacked_message_goes_again_when_it_is_due_and_not_before(world: Build) -> None:
+    w = world(policy=patient(3, 5.0))
+    told = w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    assert w.in_memory == (0, 0)
+    w.turn(after_s=4.99)
+    assert w.sent == ["a"]
+    w.turn(after_s=0.02)
+    assert w.sent == ["a", "a"]
+    w.turn(after_s=10.0)
+    assert w.sent == ["a", "a"]
+    w.ack(2)
+    w.turn(is_flushing=True)
+    assert told.kinds == {"a": OutcomeKind.CONFIRMED}
+    assert w.in_memory == (0, 0)
+
+
+def test_the_relay_wakes_up_when_a_retry_falls_due(world: Build) -> None:
+    w = world(policy=patient(3, 0.03))
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    wait_s = w.turn()
+    assert wait_s == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("kind", ["nacked", "returned", "refused"])
+def test_a_message_is_parked_when_its_budget_is_spent(world: Build, kind: str) -> None:
+    w = world(policy=patient(3, 1.0))
+    told = w.hand_over("a")
+    for _ in range(3):
+        w.turn(after_s=1.5)
+        tag = w.transport.sendings[-1].first_tag
+        if kind == "nacked":
+            w.nack(tag)
+        elif kind == "returned":
+            w.relay.handle([Returned(w.epoch, tag, 312, "NO_ROUTE")])
+            w.ack(tag)
+        else:
+            w.relay.handle([ChannelClosed(w.epoch, 404, "NOT_FOUND", by_publish=True)])
+            w.open_channel()
+        w.turn()
+    assert w.sent == ["a"] * 3
+    assert told.kinds == {"a": OutcomeKind(kind)}
+    counters = w.relay.status.counters
+    assert (counters.parked, counters.open, counters.open_bytes) == (1, 0, 0)
+    assert w.in_memory == (0, 0)
+
+
+def test_a_retry_that_became_uncertain_is_not_read_a_second_time(world: Build) -> None:
+    w = world(policy=patient(9, 1.0))
+    w.hand_over("a", "b")
+    w.turn()
+    w.nack(2, multiple=True)
+    w.turn()
+    w.turn(after_s=2.0)
+    assert w.sent == ["a", "b"] * 2
+    w.lose_connection()
+    w.turn()
+    w.reconnect()
+    w.turn()
+    w.turn(after_s=5.0)
+    assert w.sent == ["a", "b"] * 3
+    w.ack(2, multiple=True)
+    w.turn(is_flushing=True)
+    assert w.relay.status.open == 0
+    assert w.in_memory == (0, 0)
+
+
+def test_a_retry_waits_for_room_in_memory_without_spinning(world: Build) -> None:
+    w = world(policy=patient(9, 1.0), window_max=2, loaded_max=2)
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    w.hand_over("b", "c")
+    w.turn(after_s=0.5)
+    wait_s = w.turn(after_s=0.51)
+    assert wait_s is not None
+    assert wait_s > 0
+    w.ack(2)
+    w.turn(is_flushing=True)
+    w.turn()
+    assert w.sent == ["a", "b", "c", "a"]
+
+
+def test_retries_of_an_earlier_run_are_found_again(path: Path) -> None:
+    store = SqliteStore(path)
+    w = World(store, policy=patient(9, 1.0))
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    time = w.time
+    store.close()
+    store = SqliteStore(path)
+    w = World(store, time=time)
+    w.connect()
+    w.turn()
+    assert w.sent == []
+    w.turn(after_s=1.1)
+    assert w.sent == ["a"]
+    store.close()
+
+
+def test_a_backlog_of_an_earlier_run_is_sent_before_what_is_new(store: Store) -> None:
+    w = World(store)
+    w.hand_over(*MANY)
+    w.turn()
+    again = World(store)
+    again.connect()
+    again.hand_over("new")
+    again.turn()
+    drain(again)
+    assert again.sent == [*MANY, "new"]
