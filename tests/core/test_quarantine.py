@@ -78,6 +78,17 @@ def test_fresh_messages_keep_flowing_meanwhile() -> None:
     assert rig.sent[fresh] == 1
 
 
+def test_both_channels_share_one_window() -> None:
+    rig = rig_of(8, 5, window_max=8)
+    until_suspected(rig)
+    rig.submit_many(20)
+    most = 0
+    while rig.step():  # and the rig checks every write
+        most = max(most, rig.session._quarantine.in_flight + rig.session._main.in_flight)
+    assert most == 8
+    assert refused(rig) == [5]
+
+
 def test_a_large_suspect_is_not_starved_by_small_fresh_messages() -> None:
     rig = Rig(window_max=100, window_bytes_max=100)
     rig.broker.connect()
