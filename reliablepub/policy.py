@@ -11,11 +11,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from tenacity import RetryCallState, wait_random_exponential
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outcome import OutcomeKind
+
+WaitStrategy: TypeAlias = Callable[[RetryCallState], float]
+"""One of tenacity's ``wait_...``; gives seconds."""
+
+
+def wait_s(strategy: WaitStrategy, attempt: int) -> float:
+    """Seconds that the strategy wants to wait after the given attempt (from 1)."""
+    state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
+    state.attempt_number = attempt
+    return max(0.0, strategy(state))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +39,7 @@ class Retries:
     """
 
     attempts_max: int
-    wait: Callable[[RetryCallState], float]
+    wait: WaitStrategy
 
     def __post_init__(self) -> None:
         """Refuse budgets that could not be kept."""
@@ -38,9 +49,7 @@ class Retries:
 
     def wait_s(self, refusals: int) -> float:
         """Seconds to wait after the given number of refusals (1 after the first)."""
-        state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
-        state.attempt_number = refusals
-        return max(0.0, self.wait(state))
+        return wait_s(self.wait, refusals)
 
 
 @dataclass(frozen=True, slots=True)

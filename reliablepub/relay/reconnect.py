@@ -9,9 +9,9 @@ from typing import Final
 
 from tenacity import wait_random_exponential
 
-from reliablepub.policy import Retries
+from reliablepub.policy import wait_s
 
-_WAITS: Final = Retries(1, wait_random_exponential(multiplier=0.1, max=15))
+_WAITS: Final = wait_random_exponential(multiplier=0.1, max=15)
 _STABLE_S: Final = 10.0
 
 
@@ -44,4 +44,4 @@ class Reconnect:
             self._failures = 0
         self._connected_at = None
         self._failures += 1
-        self.due_at = now + _WAITS.wait_s(self._failures)
+        self.due_at = now + wait_s(_WAITS, self._failures)
