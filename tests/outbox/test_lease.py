@@ -95,6 +95,7 @@ def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
     ready, let_go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.close(let_go[1])  # so that the end of the parent lets it go, too
         os.write(ready[1], b"y" if not lease.is_held else b"n")
         os.read(let_go[0], 1)
         os._exit(0)
