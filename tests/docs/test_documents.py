@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 
 import click
@@ -80,6 +81,20 @@ def test_every_link_leads_somewhere(document: Path) -> None:
         assert path.exists(), link
         if fragment:
             assert fragment in anchors(path), link
+
+
+def test_the_file_map_shows_every_module_and_no_other() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    file_map = text.partition("<!-- file map")[2].partition("```text\n")[2].partition("```")[0]
+    words = [word for line in file_map.splitlines() for word in re.split(r"\s{2,}", line)]
+    shown = Counter(word for word in words if re.fullmatch(r"[a-z_]+", word))
+    modules = Counter(
+        path.stem
+        for path in (ROOT / "reliablepub").rglob("*.py")
+        if path.stem not in ("__init__", "__main__")
+    )
+    assert shown - modules == Counter()
+    assert modules - shown == Counter(), "give it a line in docs/architecture.md"
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
