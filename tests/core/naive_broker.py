@@ -214,6 +214,7 @@ class Rig:
     def write(self) -> list[Batch[int]]:
         """Write what the window allows."""
         batches = self.session.poll_transmit(self.now)
+        assert not (batches and self.session.blocked_reason), "nothing is sent into an alarm"
         for batch in batches:
             for tag, key in enumerate(batch.keys, batch.first_tag):
                 self._note_sent(batch.epoch, tag, key)
@@ -333,3 +334,4 @@ class Rig:
         self.check()
         assert not self.waiting
         assert not self.live
+        assert len(self.broker.channels) == 1, "no channel is left behind"

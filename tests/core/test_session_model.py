@@ -46,6 +46,15 @@ class SessionMachine(RuleBasedStateMachine):
         for kind in kinds:
             self.rig.submit(size, poison=kind == "poison", unroutable=kind == "unroutable")
 
+    @rule(count=st.integers(2, 8), data=st.data())
+    def run_into_poison(self, count: int, data: st.DataObject) -> None:
+        guilty = data.draw(st.integers(0, count - 1))
+        for position in range(count):
+            self.rig.submit(poison=position == guilty)
+        self.rig.write()
+        self.work(20)
+        self.hear(20)
+
     @rule()
     def write(self) -> None:
         self.rig.write()
