@@ -18,7 +18,8 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox
-from reliablepub.relay.relay import Limits, Relay
+from reliablepub.relay.limits import Limits
+from reliablepub.relay.relay import Relay
 from reliablepub.transport.base import CannotEncode
 
 PARK_AT_ONCE = RetryPolicy(
