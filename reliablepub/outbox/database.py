@@ -180,9 +180,12 @@ def _create(path: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -> None:
-    if not is_current(
-        connection.cursor(), path
-    ):  # and before anything is written to a strange file
+    connection.execute("BEGIN")  # only to read: nothing is written to a file that is not ours
+    try:
+        is_ready = is_current(connection.cursor(), path)
+    finally:
+        connection.execute("ROLLBACK")
+    if not is_ready:
         with transaction(connection, path):
             migrate(connection.cursor(), path)
     retry_while_locked = Retrying(

@@ -33,9 +33,12 @@ def migrations() -> Sequence[str]:
 def is_current(cursor: sqlite3.Cursor, path: Path) -> bool:
     """Whether the database is an outbox of this version; False when it may be made one.
 
+    Within a transaction, or two numbers are read between which another process creates the outbox.
+
     Raises:
         NotAnOutbox: it is something else, or of a newer version.
     """
+    assert cursor.connection.in_transaction
     (application_id,) = cursor.execute("PRAGMA application_id").fetchone()
     (version,) = cursor.execute("PRAGMA user_version").fetchone()
     newest = len(migrations())
