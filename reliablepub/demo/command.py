@@ -46,7 +46,7 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
     def say(text: str) -> None:
         console.print(f"[dim]{time.monotonic() - began:5.1f} s[/]  {text}")
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     folder = Path(tempfile.mkdtemp(prefix="reliablepub-demo-"))
     is_good = False
     try:
@@ -61,6 +61,7 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
         if is_good:
             say("[green]nothing is lost[/]")
     finally:
+        signal.signal(signal.SIGTERM, before)
         if is_good and not keep:
             shutil.rmtree(folder, ignore_errors=True)
         else:

@@ -61,7 +61,9 @@ def test_nothing_is_lost_through_both_crashes(environment: dict[str, str]) -> No
     assert ledger["damaged"] == 0
     assert (ledger["killed"], ledger["crashed"]) == (1, 1)
     assert ledger["connections_lost"] >= 1
-    assert ledger["uncertain"] >= ledger["duplicates"] - ledger["redelivered"] > 0
+    # Every copy beyond the first was made because the fate of an earlier attempt was not known.
+    assert ledger["uncertain"] >= ledger["duplicates"] - ledger["redelivered"] >= 0
+    assert ledger["uncertain"] > 0
     assert "LEDGER" in result.stderr
     assert list(Path(environment["TMPDIR"]).iterdir()) == []
 
