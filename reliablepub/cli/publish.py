@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,10 +17,10 @@ import click
 
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import json_option, outbox_option, url_option, window_option
-from reliablepub.cli.output import print_error, print_json, print_result
+from reliablepub.cli.output import print_error, print_json, print_note, print_result
 from reliablepub.cli.patience import Patience
 from reliablepub.cli.progress import Bar
-from reliablepub.cli.publishing import Run
+from reliablepub.cli.publishing import Run, Stopped
 from reliablepub.cli.records import BadRecord, Line, Recipe, read_lines
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.source import Source
@@ -185,11 +186,13 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
     )
     reader = _Reader(read_lines(source.fd, stop))
     before = publisher.status
-    with publisher, Bar(records) as bar:
+    with ExitStack() as stack:
+        stack.enter_context(publisher)
         done = _position(settings.outbox, name)
         if done:
-            bar.say(_resuming(done, records))
+            print_note(_resuming(done, records))
             reader.skip(done)
+        bar = stack.enter_context(Bar(None if records is None else records - done))
         run = Run(
             publisher,
             source=name,
@@ -201,7 +204,8 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         )
         run.run(reader, recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records
-    if is_all_stored and settings.outbox is not None and name is not None:
+    has_ended = is_all_stored and run.stopped is not Stopped.OUTBOX
+    if has_ended and settings.outbox is not None and name is not None:
         _forget(settings.outbox, name, run)
     return Summary(
         source=source.name,

@@ -13,6 +13,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.link import spoken
 from reliablepub.cli.output import count_of, one_line
 from reliablepub.cli.publishing import Stopped
+from reliablepub.cli.source import STDIN
 from reliablepub.cli.tally import Tally
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.status import Link, Status
@@ -75,6 +76,13 @@ class Summary:
         return max(0, now.parked + now.expired - then.parked - then.expired - self.tally.parked)
 
     @property
+    def is_unfinished(self) -> bool:
+        """Whether there was, or may have been, more to store."""
+        if self.stopped not in (Stopped.INTERRUPTED, Stopped.TIMEOUT):
+            return False
+        return self.source == STDIN or self._stored_upto() < self.records
+
+    @property
     def exit(self) -> Exit:
         """The exit code; `reliablepub.cli.exits` says which goes first."""
         if self.stopped is Stopped.OUTBOX:
@@ -83,7 +91,7 @@ class Summary:
             return Exit.BAD_INPUT
         if self.tally.parked or self.parked_before or self.stopped is Stopped.REFUSED:
             return Exit.PARKED
-        if self.open or self.stopped is not None:
+        if self.open or self.is_unfinished:
             return Exit.OPEN
         return Exit.CONFIRMED
 
@@ -113,8 +121,9 @@ class Summary:
             lines.append(f"{count_of(self.parked_before, 'message')} of the earlier run given up")
         if self.open:
             lines.append(self._still_open())
-        elif self.stopped is Stopped.INTERRUPTED:
-            lines.append(f"interrupted after {self._so_far()}; {self._go_on()}")
+        if self.is_unfinished:
+            word = "interrupted" if self.stopped is Stopped.INTERRUPTED else "gave up"
+            lines.append(f"{word} after {self._so_far()}; {self._go_on()}")
         return [one_line(line) for line in lines]
 
     def headline(self) -> str:
@@ -180,11 +189,14 @@ class Summary:
         return f"{done} {'stored' if self.outbox is not None else 'accepted'}"
 
     def _so_far(self) -> str:
-        return f"{self.tally.stored} of {count_of(self.records, 'record')}"
+        return f"record {self._stored_upto()} of {self.records}"
+
+    def _stored_upto(self) -> int:
+        return (self.resumed_at or 1) - 1 + self.tally.stored
 
     def _go_on(self) -> str:
-        if self.outbox is None or self.source == "-":
-            return "what was not read was not published"
+        if self.outbox is None or self.source == STDIN:
+            return "what comes after it was not published"
         return "the same command again goes on from there"
 
     def _parked(self) -> str:

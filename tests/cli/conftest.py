@@ -1,0 +1,143 @@
+"""The command line as a user has it: a process of its own, against the fake broker over TCP."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub.testing import FakeBroker
+
+ROOT = Path(__file__).parents[2]
+NOBODY = "amqp://guest:hush@127.0.0.1:1/"
+"""Where nothing listens; the password must never be seen."""
+
+
+@dataclass
+class Ended:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> str:
+        """Its only error, which is one line."""
+        (line,) = [line for line in self.err.splitlines() if line.startswith("Error: ")]
+        return line.removeprefix("Error: ")
+
+
+class Cli:
+    """Runs `reliablepub` in a folder of its own."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("RELIABLEPUB_", "COV_"))
+        }
+        self.environment |= {"RELIABLEPUB_URL": url, "PYTHONPATH": str(ROOT)}
+        self._begun: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: str | Path, input: str | None = None) -> Ended:  # noqa: A002
+        process = self.begin(*arguments)
+        return self.ended(process, input)
+
+    def begin(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-m", "reliablepub", *map(str, arguments)]
+        process = subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._begun.append(process)
+        return process
+
+    @staticmethod
+    def ended(process: subprocess.Popen[str], input: str | None = None) -> Ended:  # noqa: A002
+        out, err = process.communicate(input, timeout=30)
+        assert "Traceback" not in err, err
+        assert "hush" not in out + err
+        return Ended(process.returncode, out, err)
+
+    def close(self) -> None:
+        for process in self._begun:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            with process:
+                pass
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeBroker]:
+    """A broker with a topic exchange `flights`, and a queue `all` that gets everything from it."""
+    with FakeBroker() as broker:
+        broker.declare_exchange("flights", "topic")
+        broker.declare_queue("all")
+        broker.bind("all", "flights", "flight.#")
+        yield broker
+
+
+@pytest.fixture
+def cli(tmp_path: Path, fake: FakeBroker) -> Iterator[Cli]:
+    cli = Cli(tmp_path, fake.url)
+    yield cli
+    cli.close()
+
+
+@pytest.fixture
+def flights(tmp_path: Path) -> Callable[[int], Path]:
+    """Make a file of so many records."""
+
+    def make(count: int) -> Path:
+        path = tmp_path / "flights.ndjson"
+        carriers = ("AA", "UA", "DL")
+        lines = (
+            json.dumps(
+                {"id": i, "carrier": carriers[i % 3], "to": {"code": "JFK"}, "pad": "x" * 150}
+            )
+            for i in range(count)
+        )
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def arrived(fake: FakeBroker) -> Callable[[], dict[bytes, list[str]]]:
+    """Message ids in the queue `all`, by body."""
+
+    def look() -> dict[bytes, list[str]]:
+        found: dict[bytes, list[str]] = {}
+        for message in fake.messages("all"):
+            assert message.properties.message_id is not None
+            found.setdefault(message.body, []).append(message.properties.message_id)
+        return found
+
+    return look
+
+
+def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait for a process to have done something that nothing tells of."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)

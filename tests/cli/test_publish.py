@@ -1,0 +1,400 @@
+"""`reliablepub publish`: every way it can end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Outbox
+from reliablepub.testing import FakeBroker, faults
+from tests.cli.conftest import NOBODY, Cli, eventually
+
+TO_ALL = ("--exchange", "flights", "--routing-key", "flight.{carrier}.{to.code}")
+Arrived = Callable[[], dict[bytes, list[str]]]
+Flights = Callable[[int], Path]
+
+
+def test_records_arrive_where_their_fields_say(
+    cli: Cli, fake: FakeBroker, flights: Flights
+) -> None:
+    path = flights(1500)
+    ended = cli("publish", path, *TO_ALL, "--message-id", "f-{id}", "--outbox", "o.db", "--json")
+    assert ended.code == 0, ended.err
+    assert ended.err == ""
+    result = ended.json
+    expected = {"records": 1500, "stored": 1500, "confirmed": 1500, "parked": 0, "open": 0}
+    assert {key: result[key] for key in expected} == expected
+    assert result["source"] == str(path)
+    assert (result["link"], result["reason"]) == ("connected", "")
+    assert (result["exit_code"], result["resumed_at"], result["stopped"]) == (0, None, None)
+    assert result["outbox"]["confirmed"] == 1500
+    messages = fake.messages("all")
+    assert [message.body for message in messages] == path.read_bytes().splitlines()
+    assert messages[1].routing_key == "flight.UA.JFK"
+    assert messages[1].properties.message_id == "f-1"
+    assert messages[1].properties.content_type == "application/json"
+
+
+def test_a_human_summary_is_one_line(cli: Cli, flights: Flights) -> None:
+    ended = cli("publish", flights(3), *TO_ALL)
+    assert ended.code == 0
+    assert "3 records, 3 stored, 3 confirmed, 0 parked, 0 open in" in ended.out
+    assert ended.out.count("\n") == 1
+
+
+def test_stdin_is_published_as_it_comes(cli: Cli, fake: FakeBroker) -> None:
+    process = cli.begin("publish", "-", "--routing-key", "all", "--json")
+    assert process.stdin is not None
+    process.stdin.write("one\n\n two \nthr")
+    process.stdin.flush()
+    fake.wait_for(2)
+    ended = cli.ended(process, "ee\r\n")
+    assert ended.code == 0, ended.err
+    assert (ended.json["records"], ended.json["confirmed"]) == (3, 3)
+    assert [message.body for message in fake.messages("all")] == [b"one", b" two ", b"three"]
+    assert fake.messages("all")[0].properties.content_type == "text/plain"
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_nothing_to_publish_is_no_error(cli: Cli, content: str) -> None:
+    ended = cli("publish", "-", "--routing-key", "all", "--json", input=content)
+    assert (ended.code, ended.json["records"]) == (0, 0)
+
+
+def test_publishing_again_publishes_again(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
+    for _ in range(2):
+        assert cli("publish", flights(5), *TO_ALL, "--outbox", "o.db").code == 0
+    assert len(fake.messages("all")) == 10
+
+
+# ---------------------------------------------------------------------- bad input and usage
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{oops", "is not valid JSON"),
+        ('{"carrier": "AA"}', "field 'to' is missing (--routing-key"),
+        ('{"carrier": null, "to": {"code": "X"}}', "field 'carrier' is null"),
+    ],
+)
+def test_a_bad_line_stores_nothing(
+    cli: Cli, flights: Flights, fake: FakeBroker, line: str, problem: str
+) -> None:
+    path = flights(700)
+    path.write_text(path.read_text() + "\n" + line + "\n")
+    ended = cli("publish", path, *TO_ALL, "--outbox", "o.db")
+    assert ended.code == 2
+    assert f"line 702: {problem}" in ended.error
+    assert ended.error.endswith("nothing was stored")
+    assert ended.out == ""
+    assert not (cli.folder / "o.db").exists()
+    assert fake.published_count == 0
+
+
+def test_a_bad_line_of_stdin_names_what_is_stored(cli: Cli, fake: FakeBroker) -> None:
+    good = '{"carrier": "AA", "to": {"code": "JFK"}}\n'
+    ended = cli(
+        "publish", "-", *TO_ALL, "--outbox", "o.db", "--json", input=good * 3 + "{\n" + good
+    )
+    assert ended.code == 2
+    assert "line 4: is not valid JSON" in ended.error
+    assert ended.error.endswith("; 3 records before it are stored")
+    assert (ended.json["confirmed"], ended.json["stopped"]) == (3, "bad input")
+    assert len(fake.messages("all")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("publish", "missing.txt", "--routing-key", "q"), "cannot read missing.txt: No such file"),
+        (("publish", ".", "--routing-key", "q"), "cannot read .: is a folder"),
+        (("publish", "-"), "give --routing-key, --exchange or both"),
+        (("publish", "-", "--routing-key", "{a"), "has no partner"),
+        (("publish", "-", "--routing-key", "{a}", "--format", "lines"), "plain lines do not have"),
+        (("publish", "-", "--routing-key", "q", "--url", "http://x:hush@y"), "scheme is 'http'"),
+        (("publish", "-", "--routing-key", "q", "--url", "amqp://x:hush@y:z/"), "cannot be read"),
+        (("publish", "-", "--routing-key", "q", "--window", "0"), "--window"),
+        (("publish", "-", "--routing-key", "q", "--bad"), "--bad"),
+    ],
+)
+def test_wrong_usage_is_one_line(cli: Cli, arguments: tuple[str, ...], problem: str) -> None:
+    ended = cli(*arguments, input="")
+    assert ended.code == 2
+    assert problem in ended.error
+    assert ended.err.count("\n") == 1
+
+
+def test_the_url_is_required(cli: Cli) -> None:
+    del cli.environment["RELIABLEPUB_URL"]
+    ended = cli("publish", "-", "--routing-key", "q", input="")
+    assert (ended.code, "Missing option '--url'" in ended.error) == (2, True)
+
+
+# ---------------------------------------------------------------------- the broker is not well
+
+
+def test_a_broker_that_is_down_costs_nothing(cli: Cli, flights: Flights, arrived: Arrived) -> None:
+    path = flights(1200)
+    cli.environment["RELIABLEPUB_OUTBOX"] = "o.db"
+    ended = cli("publish", path, *TO_ALL, "--url", NOBODY, "--timeout", "0.3", "--json")
+    assert ended.code == 3
+    assert ended.error == (
+        "1200 messages are stored, not yet published (connection refused); "
+        "run `reliablepub relay --outbox o.db --url ...`"
+    )
+    assert (ended.json["stored"], ended.json["open"]) == (1200, 1200)
+    assert (ended.json["reason"], ended.json["stopped"]) == ("connection refused", "timeout")
+
+    drained = cli("relay", "--drain", "--json")
+    assert drained.code == 0, drained.err
+    assert (drained.json["confirmed"], drained.json["open"]) == (1200, 0)
+    assert {body: len(ids) for body, ids in arrived().items()} == dict.fromkeys(
+        path.read_bytes().splitlines(), 1
+    )
+
+
+def test_without_an_outbox_it_says_that_nothing_is_kept(cli: Cli, flights: Flights) -> None:
+    ended = cli("publish", flights(9000), *TO_ALL, "--url", NOBODY, "--timeout", "0.3", "--json")
+    assert ended.code == 3
+    assert "there is no outbox to keep them: publish them again" in ended.err
+    assert "Error: gave up after record" in ended.err
+    assert 0 < ended.json["open"] == ended.json["stored"] <= 4000
+    assert ended.json["outbox"] is None
+
+
+def test_a_wrong_password_is_named_and_not_shown(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    url = fake.url.replace("guest:guest", "guest:hush")
+    ended = cli(
+        "publish", flights(2), *TO_ALL, "--outbox", "o.db", "--url", url, "--timeout", "0.5"
+    )
+    assert ended.code == 3
+    assert "2 messages are stored" in ended.error
+    assert "the broker refused the credentials" in ended.error
+
+
+def test_failover_goes_to_the_next_address(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
+    ended = cli("publish", flights(2), *TO_ALL, "--url", NOBODY, "--url", fake.url)
+    assert ended.code == 0, ended.err
+
+
+def test_a_blocked_broker_is_named(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
+    fake.block("low on disk")
+    ended = cli("publish", flights(800), *TO_ALL, "--outbox", "o.db", "--timeout", "0.5", "--json")
+    assert ended.code == 3
+    assert "blocked by the broker: low on disk" in ended.error
+    assert (ended.json["link"], ended.json["stored"]) == ("blocked", 800)
+
+
+def test_confirms_that_never_come_are_waited_for_only_so_long(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    fake.inject(faults.HoldConfirms())
+    ended = cli("publish", flights(10), *TO_ALL, "--outbox", "o.db", "--timeout", "0.5")
+    assert ended.code == 3
+    assert "10 messages are stored, not yet published (the broker has not confirmed" in ended.error
+
+
+def test_an_unknown_exchange_parks_one_message_and_not_the_file(cli: Cli, flights: Flights) -> None:
+    ended = cli("publish", flights(2000), "--exchange", "nowhere", "--outbox", "o.db", "--json")
+    assert ended.code == 1
+    assert ended.error == (
+        "the broker refuses these messages (404 NOT_FOUND - no exchange 'nowhere' in vhost '/'); "
+        "stopped reading after record 1 of 2000: 1 stored, 1 parked, 0 open; "
+        "see `reliablepub outbox parked --outbox o.db`"
+    )
+    result = ended.json
+    assert (result["stored"], result["parked"], result["stopped"]) == (1, 1, "refused")
+    assert result["failures"][0]["outcome"] == "refused"
+    assert result["failures"][0]["reply_code"] == 404
+
+
+@pytest.mark.parametrize("outbox", [(), ("--outbox", "o.db")])
+def test_unroutable_messages_are_counted_and_the_others_arrive(
+    cli: Cli, flights: Flights, fake: FakeBroker, outbox: tuple[str, ...]
+) -> None:
+    fake.declare_exchange("picky", "direct")
+    for key in ("AA", "UA"):
+        fake.bind("all", "picky", key)
+    ended = cli(
+        "publish",
+        flights(30),
+        "--exchange",
+        "picky",
+        "--routing-key",
+        "{carrier}",
+        *outbox,
+        "--json",
+    )
+    assert ended.code == 1
+    assert ended.error.startswith("10 messages given up (10 unroutable); the first is message ")
+    assert "routing key 'DL': 312 NO_ROUTE" in ended.error
+    result = ended.json
+    assert (result["confirmed"], result["parked"], result["open"]) == (20, 10, 0)
+    assert result["outcomes"]["returned"] == 10
+    assert len(result["failures"]) == 10
+    assert len(fake.messages("all")) == 20
+
+
+# ---------------------------------------------------------------------- killed, stopped
+
+
+def test_a_killed_run_is_resumed_and_nothing_is_lost(
+    cli: Cli, flights: Flights, fake: FakeBroker, arrived: Arrived
+) -> None:
+    path = flights(20_000)
+    publish = ("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
+    first = cli.begin(*publish)
+    fake.wait_for(1000, timeout_s=10)
+    first.kill()
+    cli.ended(first)
+
+    second = cli(*publish)
+    assert second.code == 0, second.err
+    done = second.json["resumed_at"] - 1
+    assert 1000 <= done < 20_000
+    assert second.err.splitlines()[0] == (
+        f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
+    )
+    assert second.json["stored"] == 20_000 - done
+    assert second.json["outbox"]["stored"] == second.json["outbox"]["confirmed"] == 20_000
+    found = arrived()
+    assert set(found) == set(path.read_bytes().splitlines())
+    assert all(len(set(ids)) == 1 for ids in found.values()), "a duplicate has the same id"
+
+
+def test_a_run_killed_while_it_waits_is_not_begun_again(
+    cli: Cli, flights: Flights, fake: FakeBroker, arrived: Arrived
+) -> None:
+    fake.inject(faults.HoldConfirms())
+    publish = ("publish", flights(50), *TO_ALL, "--outbox", "o.db")
+    first = cli.begin(*publish)
+    fake.wait_for(50)
+    first.kill()
+    cli.ended(first)
+    fake.release_confirms()
+
+    second = cli(*publish)
+    assert second.code == 0, second.err
+    assert "all 50 records were stored by a run that did not finish" in second.err
+    assert all(len(set(ids)) == 1 for ids in arrived().values())
+
+
+def test_a_changed_file_is_another_file(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
+    path = flights(20)
+    fake.inject(faults.HoldConfirms())
+    first = cli.begin("publish", path, *TO_ALL, "--outbox", "o.db")
+    fake.wait_for(20)
+    first.kill()
+    cli.ended(first)
+    fake.release_confirms()
+    os.utime(path, ns=(1, 1))
+    second = cli("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
+    assert (second.code, second.json["resumed_at"], second.json["stored"]) == (0, None, 20)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_good_order(
+    cli: Cli, flights: Flights, fake: FakeBroker, number: signal.Signals
+) -> None:
+    publish = ("publish", flights(20_000), *TO_ALL, "--outbox", "o.db", "--json")
+    process = cli.begin(*publish)
+    fake.wait_for(1000, timeout_s=10)
+    process.send_signal(number)
+    ended = cli.ended(process)
+    assert ended.code == 3
+    assert ended.json["stopped"] == "interrupted"
+    assert 0 < ended.json["stored"] < 20_000
+    assert "Error: interrupted after record " in ended.err
+    assert "the same command again goes on from there" in ended.err
+    assert Outbox(cli.folder / "o.db").status().stored == ended.json["stored"]
+    again = cli(*publish)
+    assert again.code == 0, again.err
+    assert again.json["stored"] == 20_000 - ended.json["stored"]
+
+
+def test_a_signal_ends_the_wait_for_stdin(cli: Cli, fake: FakeBroker) -> None:
+    process = cli.begin("publish", "-", "--routing-key", "all", "--json")
+    assert process.stdin is not None
+    process.stdin.write("one\n")
+    process.stdin.flush()
+    fake.wait_for(1)
+    process.send_signal(signal.SIGTERM)
+    ended = cli.ended(process)
+    assert (ended.code, ended.json["confirmed"]) == (3, 1)
+
+
+# ---------------------------------------------------------------------- the outbox is not well
+
+
+def test_a_file_that_is_no_outbox_is_left_alone(cli: Cli, flights: Flights) -> None:
+    text = cli.folder / "notes.txt"
+    text.write_text("dear diary\n" * 100)
+    ended = cli("publish", flights(1), *TO_ALL, "--outbox", text)
+    assert ended.code == 4
+    assert "is not a SQLite database" in ended.error
+    assert text.read_text() == "dear diary\n" * 100
+
+
+def test_an_outbox_in_use_is_not_shared(cli: Cli, flights: Flights) -> None:
+    relay = cli.begin("relay", "--outbox", "o.db")
+    eventually((cli.folder / "o.db").exists)
+    eventually(lambda: cli("outbox", "status", "--outbox", "o.db").code == 0)
+    ended = cli("publish", flights(1), *TO_ALL, "--outbox", "o.db")
+    assert ended.code == 4
+    assert f"is relayed by process {relay.pid}" in ended.error
+
+
+def test_a_full_disk_keeps_what_was_accepted(cli: Cli, flights: Flights) -> None:
+    """In a mount namespace of its own, so that no test needs to be root or to clean up."""
+    path = flights(20_000)
+    disk = cli.folder / "disk"
+    disk.mkdir()
+    own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=3m tmpfs {disk}"
+    if subprocess.run([*own, mount], check=False, capture_output=True).returncode != 0:
+        pytest.skip("no mount namespaces here")
+    program = f"{sys.executable} -m reliablepub"
+    script = (
+        f"{mount}; {program} publish {path} {' '.join(TO_ALL)} --outbox {disk}/o.db --url {NOBODY}"
+        f" --timeout 0.3 --json; echo $?; {program} outbox status --outbox {disk}/o.db --json"
+    )
+    done = subprocess.run(
+        [*own, script], env=cli.environment, capture_output=True, text=True, check=True
+    )
+    result, code, status = done.stdout.splitlines()
+    assert code == "4", done.stderr
+    assert "Error: outbox" in done.stderr
+    assert "the disk is full" in done.stderr
+    assert 0 < json.loads(result)["stored"] < 20_000
+    assert json.loads(status)["open"] == json.loads(result)["stored"]
+
+
+def test_memory_stays_bounded(cli: Cli, flights: Flights) -> None:
+    """Ten times the records may not take more than a little more memory."""
+    code = (
+        "import resource, sys; from reliablepub.cli import main\n"
+        "try: main()\n"
+        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    peaks = Counter[int]()
+    for count in (500, 20_000):
+        path = flights(count)
+        done = subprocess.run(
+            [sys.executable, "-c", code, "publish", path, *TO_ALL],
+            env=cli.environment,
+            cwd=cli.folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        peaks[count] = int(done.stderr.splitlines()[-1])
+    assert peaks[20_000] - peaks[500] < 40_000, peaks

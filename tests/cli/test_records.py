@@ -1,0 +1,138 @@
+"""Lines, formats, and which records are not fit to be published."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reliablepub.cli.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.signals import Stop
+from reliablepub.cli.template import Template
+
+
+def recipe(
+    routing_key: str = "q", message_id: str | None = None, *, is_ndjson: bool | None = None
+) -> Recipe:
+    template = None if message_id is None else Template(message_id)
+    return Recipe(Template(""), Template(routing_key), template, is_ndjson)
+
+
+def lines(content: bytes, folder: Path) -> list[tuple[int, bytes]]:
+    path = folder / "input"
+    path.write_bytes(content)
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return [(line.number, line.body) for line in read_lines(fd, Stop()) if line is not None]
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b"\n\r\n  \t\n", []),
+        (b"a\nb\n", [(1, b"a"), (2, b"b")]),
+        (b"a\nb", [(1, b"a"), (2, b"b")]),
+        (b"a\r\n\r\nb\r\n", [(1, b"a"), (3, b"b")]),
+        (b"\n\n a \n", [(3, b" a ")]),
+        (b"\xef\xbb\xbfa\n\xef\xbb\xbfb", [(1, b"a"), (2, b"\xef\xbb\xbfb")]),
+        (b"\xff\x00\n", [(1, b"\xff\x00")]),
+    ],
+)
+def test_lines_are_counted_as_an_editor_counts(
+    content: bytes, expected: list[tuple[int, bytes]], tmp_path: Path
+) -> None:
+    assert lines(content, tmp_path) == expected
+
+
+def test_lines_longer_than_a_block_are_whole(tmp_path: Path) -> None:
+    long = b"x" * 1_000_000
+    assert lines(b"a\n" + long + b"\nb\n" + long, tmp_path) == [
+        (1, b"a"),
+        (2, long),
+        (3, b"b"),
+        (4, long),
+    ]
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    reader, writer = os.pipe()
+    yield reader, writer
+    os.close(reader)
+
+
+def test_a_pipe_says_when_it_has_to_wait(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    with Stop() as stop:
+        found = read_lines(reader, stop)
+        os.write(writer, b"one\ntw")
+        assert next(found) == Line(1, b"one")
+        assert next(found) is None
+        os.write(writer, b"o\n")
+        assert next(found) == Line(2, b"two")
+        os.write(writer, b"three")
+        os.close(writer)
+        assert list(found) == [Line(3, b"three")]
+
+
+def test_a_signal_ends_the_wait_for_a_pipe(pipe: tuple[int, int]) -> None:
+    reader, writer = pipe
+    with Stop() as stop:
+        found = read_lines(reader, stop)
+        assert next(found) is None
+        os.kill(os.getpid(), 15)
+        assert list(found) == []
+        assert stop.is_set
+    os.close(writer)
+
+
+@pytest.mark.parametrize(
+    ("first", "content_type"),
+    [(b'{"a": 1}', "application/json"), (b' {"a": 1}', "application/json"), (b"x", "text/plain")],
+)
+def test_the_first_record_shows_the_format(first: bytes, content_type: str) -> None:
+    made = recipe()
+    message = made.message(Line(1, first))
+    assert (message.body, message.content_type) == (first, content_type)
+    assert made.is_ndjson is (content_type == "application/json")
+
+
+def test_fields_go_where_the_templates_say() -> None:
+    made = Recipe(Template("x-{c}"), Template("{a.b}"), Template("id-{i}"), None)
+    message = made.message(Line(1, b'{"a": {"b": "k"}, "c": true, "i": 7}'))
+    assert message.exchange == "x-true"
+    assert message.routing_key == "k"
+    assert message.message_id == "id-7"
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"{", "is not valid JSON: Expecting property name"),
+        (b"[1]", "is not a JSON object"),
+        (b"null", "is not a JSON object"),
+        (b'{"a": NaN}', "is not valid JSON: NaN is no JSON number"),
+        (b'{"a": "\xff"}', r"is not UTF-8 \(byte 8\)"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (b'{"a": ' + b"1" * 10_000 + b"}", "is not valid JSON"),
+        (b'{"b": 1}', r"field 'a' is missing \(--routing-key k.\{a\}\)"),
+        (b'{"a": "' + b"x" * 300 + b'"}', "routing_key: has 302 bytes"),
+        (b'{"a": "\\ud800"}', "routing_key: cannot be encoded"),
+    ],
+)
+def test_a_bad_record_names_line_and_problem(body: bytes, problem: str) -> None:
+    with pytest.raises(BadRecord, match=f"line 12: {problem}"):
+        recipe("k.{a}", is_ndjson=True).message(Line(12, body))
+
+
+def test_an_empty_message_id_is_bad() -> None:
+    with pytest.raises(BadRecord, match="message_id: is empty"):
+        recipe("q", "{a}").message(Line(1, b'{"a": ""}'))
+
+
+def test_plain_lines_have_no_fields() -> None:
+    with pytest.raises(BadRecord, match=r"--routing-key takes field 'a' .* plain lines"):
+        recipe("{a}").message(Line(1, b"text"))
