@@ -60,6 +60,8 @@ def assert_command(words: list[str]) -> None:
     shown = " ".join(words)
     context = click.Context(command)
     for word in words:
+        if word.isupper():
+            return  # a placeholder, such as COMMAND
         if word.startswith("--"):
             names = {
                 name for p in command.get_params(context) for name in (*p.opts, *p.secondary_opts)

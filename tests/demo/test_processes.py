@@ -1,0 +1,51 @@
+"""The demo's processes: what is read from them, and that a failure is shown."""
+
+from pathlib import Path
+
+import click
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.demo.processes import Command
+from reliablepub.testing import FakeBroker
+
+
+def test_a_relay_drains_what_is_open(tmp_path: Path, fake_broker: FakeBroker) -> None:
+    fake_broker.declare_queue("flights")
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"1", routing_key="flights"))
+    arguments = ("relay", "--drain", "--outbox", str(path))
+    with Command(*arguments, url=fake_broker.url, log=tmp_path / "log") as relay:
+        relay.check(0)
+    assert Outbox(path).status().open == 0
+    assert len(fake_broker.messages("flights")) == 1
+
+
+def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    arguments = ("outbox", "status", "--outbox", str(tmp_path / "none.db"))
+    with (
+        Command(*arguments, log=tmp_path / "log") as command,
+        pytest.raises(
+            click.ClickException, match=r"`reliablepub outbox` ended with code 4:\nError"
+        ),
+    ):
+        command.check(0)
+
+
+def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
+    script = tmp_path / "faults.toml"
+    script.write_text("[[fault]]\nkind = 'no such fault'\n")
+    arguments = ("broker", "--faults", str(script))
+    with (
+        Command(*arguments, log=tmp_path / "log", is_read=True) as command,
+        pytest.raises(click.ClickException, match=r"(?s)`reliablepub broker` did not.*no such"),
+    ):
+        command.first_line()
+
+
+def test_leaving_ends_the_process(tmp_path: Path) -> None:
+    with Command("broker", log=tmp_path / "log", is_read=True) as command:
+        assert command.first_line().startswith("amqp://")
+        assert command.is_running
+    assert not command.is_running
