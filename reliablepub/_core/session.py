@@ -19,9 +19,8 @@ close the next channel too. So the suspects go to a second channel, halved at ev
 alone is in flight when it happens: that one is *refused*. The main channel reopens at once and
 carries fresh messages meanwhile. A window of n with k guilty ones costs O(k log n) channels.
 
-**The clock that stops.** A blocked broker withholds confirms for as long as its alarm lasts, so
-deadlines are kept on a clock that stands still meanwhile; nothing is sent into an alarm, and
-nothing times out in it.
+**Blocked.** Nothing is sent into an alarm, and nothing times out in it: deadlines are kept on a
+clock that stands still meanwhile.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from reliablepub._core.clock import StoppableClock
 from reliablepub._core.confirms import TagBeyondLast, Violation
 from reliablepub._core.events import (
     Acked,
@@ -49,7 +49,7 @@ from reliablepub._core.events import (
     Settlement,
     Unblocked,
 )
-from reliablepub._core.lane import ChannelState, Lane, Settled
+from reliablepub._core.lane import ChannelState, Lane
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 K = TypeVar("K")
@@ -78,8 +78,7 @@ class Session(Generic[K]):
         self._quarantine: Lane[K] = Lane()
         self._suspects: deque[deque[tuple[K, int]]] = deque()
         self._blocked_reason: str | None = None
-        self._blocked_since = 0.0
-        self._paused_s = 0.0
+        self._clock = StoppableClock()
         self._stale = 0
         self._violations: Counter[Violation] = Counter()
         self._commands: deque[Command] = deque()
@@ -152,15 +151,15 @@ class Session(Generic[K]):
             else:
                 self._retire(lane, f"no confirm {within}", now)
 
-    def _connected(self, _event: Connected, now: float) -> None:
+    def _connected(self, event: Connected, now: float) -> None:
         self._is_connected = True
-        self._unblock(now)
+        self._unblocked(event, now)
         self._open_lanes(now)
 
     def _connection_lost(self, event: ConnectionLost, now: float) -> None:
         self._is_connected = False
         self._commands.clear()  # they were for the connection that is gone
-        self._unblock(now)
+        self._unblocked(event, now)
         for lane in (self._main, self._quarantine):
             self._send_again(lane, f"connection lost: {event.reason}")
 
@@ -183,23 +182,22 @@ class Session(Generic[K]):
             self._send_again(lane, f"channel closed: {event.reply_code} {event.reply_text}")
         self._open_lanes(now)
 
-    def _acked(self, event: Acked, now: float) -> None:
-        self._confirmed(event, CONFIRMED, now)
-
-    def _nacked(self, event: Nacked, now: float) -> None:
-        self._confirmed(event, NACKED, now)
-
-    def _confirmed(self, event: Acked | Nacked, verdict: Outcome, now: float) -> None:
+    def _confirmed(self, event: Acked | Nacked, now: float) -> None:
         lane = self._lane(event.epoch)
         if lane is None:
             self._stale += 1
             return
+        verdict = CONFIRMED if isinstance(event, Acked) else NACKED
         try:
             settled = lane.confirm(event.tag, verdict, multiple=event.multiple)
         except TagBeyondLast as violation:
             self._retire(lane, str(violation), now)
-        else:
-            self._settle(lane, settled)
+            return
+        self._settlements += [
+            Settlement(key, event.epoch, tag, outcome) for tag, (key, _size), outcome in settled
+        ]
+        if lane is self._quarantine:
+            self._next_suspects()
 
     def _returned(self, event: Returned, _now: float) -> None:
         lane = self._lane(event.epoch)
@@ -209,12 +207,12 @@ class Session(Generic[K]):
         lane.note_return(event.tag, event.reply_code, event.reply_text)
 
     def _blocked(self, event: Blocked, now: float) -> None:
-        if self._blocked_reason is None:
-            self._blocked_since = now
+        self._clock.stop(now)
         self._blocked_reason = event.reason
 
-    def _unblocked(self, _event: Unblocked, now: float) -> None:
-        self._unblock(now)
+    def _unblocked(self, _event: Event, now: float) -> None:
+        self._clock.start(now)
+        self._blocked_reason = None
 
     # ------------------------------------------------------------------ commands
 
@@ -251,7 +249,7 @@ class Session(Generic[K]):
         for lane in (self._main, self._quarantine):
             lane.buffer = _without(keys, lane.buffer)
         groups = (_without(keys, group) for group in self._suspects)
-        self._suspects = deque(group for group in groups if group)
+        self._suspects = deque(filter(None, groups))
         self._next_suspects()
 
     def drain(self) -> None:
@@ -275,7 +273,7 @@ class Session(Generic[K]):
                     room=self._window_max - self.in_flight,
                     room_bytes=self._window_bytes_max - self.in_flight_bytes,
                     is_alone=self.in_flight == 0,
-                    now=self._active(now),
+                    now=self._clock.reading(now),
                 )
                 if batch is not None:
                     batches.append(batch)
@@ -304,23 +302,12 @@ class Session(Generic[K]):
     def _can_write(self) -> bool:
         return self._is_connected and self._blocked_reason is None
 
-    def _active(self, now: float) -> float:
-        """The clock that stands still while the broker blocks us."""
-        if self._blocked_reason is not None:
-            now = self._blocked_since
-        return now - self._paused_s
-
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer is overdue, should the broker not block us before."""
         since = lane.waiting_since
         if since is None or not self._can_write:
             return None
-        return since + self._confirm_timeout_s + self._paused_s
-
-    def _unblock(self, now: float) -> None:
-        if self._blocked_reason is not None:
-            self._paused_s += now - self._blocked_since
-            self._blocked_reason = None
+        return self._clock.due_at(since + self._confirm_timeout_s)
 
     def _lane(self, epoch: int) -> Lane[K] | None:
         """The lane whose current epoch this is; None for epochs that are over."""
@@ -341,16 +328,8 @@ class Session(Generic[K]):
     def _open(self, lane: Lane[K], now: float) -> None:
         if lane.state is ChannelState.CLOSED:
             self._last_epoch += 1
-            lane.opening(self._last_epoch, self._active(now))
+            lane.opening(self._last_epoch, self._clock.reading(now))
             self._commands.append(OpenChannel(self._last_epoch))
-
-    def _settle(self, lane: Lane[K], settled: Iterable[Settled[K]]) -> None:
-        epoch = lane.epoch
-        self._settlements += [
-            Settlement(key, epoch, tag, outcome) for tag, (key, _size), outcome in settled
-        ]
-        if lane is self._quarantine:
-            self._next_suspects()
 
     def _next_suspects(self) -> None:
         """When a group is through: the next one, or no more need for the quarantine channel."""
@@ -383,10 +362,7 @@ class Session(Generic[K]):
         if lane.suspects == 1:
             self._close(lane, Outcome(OutcomeKind.REFUSED, event.reply_code, event.reply_text))
             return
-        reason = (
-            "the channel was closed because of this message or one in flight with it: "
-            f"{event.reply_code} {event.reply_text}"
-        )
+        reason = f"this message, or one in flight with it, closed the channel: {event.reply_text}"
         suspects = self._close(lane, Outcome(OutcomeKind.UNCERTAIN, event.reply_code, reason))
         if lane is self._quarantine and lane.buffer:  # not yet written: innocent of this close
             self._suspects.appendleft(lane.buffer)
@@ -410,8 +386,8 @@ class Session(Generic[K]):
         ConnectionLost: _connection_lost,
         ChannelOpened: _channel_opened,
         ChannelClosed: _channel_closed,
-        Acked: _acked,
-        Nacked: _nacked,
+        Acked: _confirmed,
+        Nacked: _confirmed,
         Returned: _returned,
         Blocked: _blocked,
         Unblocked: _unblocked,

@@ -72,6 +72,11 @@ class NaiveBroker:
         self.channels_opened = 0
         self.channels_closed = 0
 
+    def receive(self, item: Publish | OpenChannel | CloseChannel) -> None:
+        """What is written to a connection that is gone goes nowhere, heard of it or not."""
+        if not any(isinstance(event, ConnectionLost) for event in self.outbox):
+            self.inbox.append(item)
+
     def work(self) -> None:
         """Read one thing off the wire."""
         match self.inbox.popleft():
@@ -218,7 +223,7 @@ class Rig:
         for batch in batches:
             for tag, key in enumerate(batch.keys, batch.first_tag):
                 self._note_sent(batch.epoch, tag, key)
-                self.broker.inbox.append(Publish(batch.epoch, tag, key))
+                self.broker.receive(Publish(batch.epoch, tag, key))
         self._check_window()
         return batches
 
@@ -250,7 +255,7 @@ class Rig:
             if isinstance(command, Disconnect):
                 self.broker.drop()
             else:
-                self.broker.inbox.append(command)
+                self.broker.receive(command)
 
     @property
     def is_anything_under_way(self) -> bool:
