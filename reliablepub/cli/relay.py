@@ -58,8 +58,10 @@ def relay(
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
     begun = time.monotonic()
-    publisher = Publisher(urls, outbox=outbox_path, window_max=window_max, close_timeout_s=0)
-    with Stop() as stop, publisher:
+    with (
+        Stop() as stop,
+        Publisher(urls, outbox=outbox_path, window_max=window_max, close_timeout_s=0) as publisher,
+    ):
         before = publisher.status
         _watch(publisher, stop, is_draining=drain)
         last = publisher.status

@@ -116,7 +116,10 @@ def test_fields_go_where_the_templates_say() -> None:
         (b"null", "is not a JSON object"),
         (b'{"a": NaN}', "is not valid JSON: NaN is no JSON number"),
         (b'{"a": "\xff"}', r"is not UTF-8 \(byte 8\)"),
-        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
+        (
+            b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "is not valid JSON: nested too deeply",
+        ),
         (b'{"a": ' + b"1" * 10_000 + b"}", "is not valid JSON"),
         (b'{"b": 1}', r"field 'a' is missing \(--routing-key k.\{a\}\)"),
         (b'{"a": "' + b"x" * 300 + b'"}', "routing_key: has 302 bytes"),

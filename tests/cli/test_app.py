@@ -1,0 +1,160 @@
+"""The group: help, plug-ins, and errors in one line; and that docs/cli.md leaves nothing out."""
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from reliablepub.cli import app, main
+from reliablepub.errors import ConfigurationError, OutboxDiskFull, PublisherClosed
+from tests.cli.conftest import Cli
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+OWN = ("outbox", "publish", "relay")
+
+
+def commands() -> Iterator[tuple[str, click.Command]]:
+    """Our commands and their subcommands, each under its full name."""
+    context = click.Context(main)
+    for name in OWN:
+        command = main.get_command(context, name)
+        assert command is not None
+        yield f"reliablepub {name}", command
+        if isinstance(command, click.Group):
+            for inner in command.commands.values():
+                yield f"reliablepub {name} {inner.name}", inner
+
+
+COMMANDS = [pytest.param(name, command, id=name) for name, command in commands()]
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_every_command_has_help_with_an_example(name: str, command: click.Command) -> None:
+    assert command.help
+    assert "Example" in command.help
+    for option in command.params:
+        assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_every_command_and_option_is_documented(name: str, command: click.Command) -> None:
+    found = re.search(rf"^#+ {name}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert found is not None, name
+    for parameter in command.params:
+        for option in parameter.opts if isinstance(parameter, click.Option) else ():
+            assert f"| `{option}` |" in found.group(1), f"{name} {option}"
+
+
+def test_the_documented_keys_are_those_of_the_summary(cli: Cli) -> None:
+    result = cli("publish", "-", "--routing-key", "all", "--json", input="x\n").json
+    section = DOCUMENT.split("## reliablepub publish")[1].split("\n## ")[0]
+    table = section.split("| key | meaning |")[1]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(result)
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main, arguments, prog_name="reliablepub")
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_lists_built_in_commands_and_the_exit_codes() -> None:
+    code, out, _ = invoke("--help")
+    assert code == 0
+    for name in OWN:
+        assert re.search(rf"^  {name} ", out, re.MULTILINE)
+    assert "the outbox cannot be used, or the disk is full" in out
+
+
+def test_the_version_is_printed() -> None:
+    code, out, _ = invoke("--version")
+    assert code == 0
+    assert out.startswith("reliablepub ")
+
+
+@pytest.mark.parametrize("arguments", [(), ("outbox",)])
+def test_without_a_command_the_help_is_shown(arguments: tuple[str, ...]) -> None:
+    code, out, err = invoke(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: ")
+
+
+def test_an_unknown_command_is_one_line() -> None:
+    assert invoke("nope") == (2, "", "Error: No such command 'nope'; see reliablepub --help\n")
+
+
+# ---------------------------------------------------------------------- plug-ins
+
+
+def plug_in(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    entry = EntryPoint("extra", value, app.PLUG_INS)
+    monkeypatch.setattr(app, "entry_points", lambda **_: (entry,))
+
+
+def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    plug_in(monkeypatch, "reliablepub.cli.outbox:status")
+    code, out, _ = invoke("extra", "--help")
+    assert code == 0
+    assert "Count the messages" in out
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("reliablepub.nowhere:x", "ModuleNotFoundError: No module named 'reliablepub.nowhere'"),
+        ("reliablepub.cli.outbox:nothing", "AttributeError"),
+        ("reliablepub.cli.outbox:age", "is no click command"),
+    ],
+)
+def test_a_broken_plug_in_says_so_and_disturbs_nobody(
+    monkeypatch: pytest.MonkeyPatch, value: str, problem: str
+) -> None:
+    plug_in(monkeypatch, value)
+    code, out, err = invoke("extra", "--any", "thing")
+    assert (code, out) == (2, "")
+    assert err.startswith("Error: the command 'extra' cannot be loaded (")
+    assert problem in err
+    assert err.count("\n") == 1
+    code, out, _ = invoke("--help")
+    assert code == 0
+    assert "publish" in out
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OutboxDiskFull("the disk\nis full"), 4),
+        (PublisherClosed("it has failed"), 4),
+        (ConfigurationError("no such thing"), 2),
+        (OSError("cannot"), 2),
+        (KeyboardInterrupt(), 3),
+    ],
+)
+def test_expected_errors_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int
+) -> None:
+    def fail() -> None:
+        raise error
+
+    command = click.Command("extra", callback=fail)
+    monkeypatch.setattr(app, "_plug_ins", lambda: {"extra": object()})
+    monkeypatch.setattr(app, "_load", lambda _: command)
+    exit_code, _, err = invoke("extra")
+    assert exit_code == code
+    assert len(re.findall("^Error: .+$", err, re.MULTILINE)) == 1
+    assert err.strip().count("\n") == 0
+
+
+def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(app, "_plug_ins", lambda: {"extra": object()})
+    monkeypatch.setattr(app, "_load", lambda _: click.Command("extra", callback=fail))
+    assert isinstance(CliRunner().invoke(main, ["extra"]).exception, ZeroDivisionError)

@@ -1,0 +1,37 @@
+"""Changes of the connection, each said once."""
+
+from reliablepub.cli.link import LinkNotes
+from reliablepub.relay.status import Link, Status
+
+REFUSED = Status(link=Link.DISCONNECTED, reason="Connection refused")
+TRYING = Status(link=Link.CONNECTING, reason="Connection refused")
+CONNECTED = Status(link=Link.CONNECTED)
+
+
+def said(*statuses: Status, is_eager: bool = True) -> list[str]:
+    lines: list[str] = []
+    notes = LinkNotes(lines.append, is_eager=is_eager)
+    for status in statuses:
+        notes.look(status)
+    return lines
+
+
+def test_trying_again_is_no_news() -> None:
+    assert said(Status(), REFUSED, TRYING, REFUSED, CONNECTED, CONNECTED) == [
+        "not connected to the broker: connection refused; trying again",
+        "connected to the broker",
+    ]
+
+
+def test_another_reason_is_news() -> None:
+    assert len(said(REFUSED, Status(link=Link.DISCONNECTED, reason="Timed out"))) == 2
+
+
+def test_that_it_is_connected_is_only_said_where_it_was_in_doubt() -> None:
+    assert said(CONNECTED, is_eager=False) == []
+    assert len(said(CONNECTED, REFUSED, CONNECTED, is_eager=False)) == 2
+
+
+def test_blocked_is_said_with_the_reason() -> None:
+    blocked = Status(link=Link.BLOCKED, reason="low on memory")
+    assert said(blocked) == ["blocked by the broker: low on memory"]

@@ -1,0 +1,109 @@
+"""`reliablepub relay`: goes on, drains, stops."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.testing import FakeBroker, faults
+from tests.cli.conftest import NOBODY, Cli, eventually
+
+
+@pytest.fixture
+def enqueue(cli: Cli) -> Callable[..., Path]:
+    """Put messages into `o.db` as an application would."""
+
+    def put(count: int, routing_key: str = "all") -> Path:
+        path = cli.folder / "o.db"
+        with Outbox(path) as outbox:
+            for i in range(count):
+                outbox.enqueue(Message(b"%d" % i, routing_key=routing_key))
+        return path
+
+    return put
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_publishes_what_is_put_in_until_a_signal(
+    cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path], number: signal.Signals
+) -> None:
+    relay = cli.begin("relay", "--outbox", "o.db", "--json")
+    eventually((cli.folder / "o.db").exists)
+    enqueue(3)
+    fake.wait_for(3, timeout_s=10)
+    enqueue(2)
+    fake.wait_for(5, timeout_s=10)
+    relay.send_signal(number)
+    ended = cli.ended(relay)
+    assert ended.code == 0
+    assert ended.err == "connected to the broker\n"
+    assert (ended.json["confirmed"], ended.json["open"]) == (5, 0)
+
+
+def test_what_is_in_flight_is_given_a_moment(
+    cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path]
+) -> None:
+    fake.inject(faults.HoldConfirms())
+    enqueue(4)
+    relay = cli.begin("relay", "--outbox", "o.db", "--json")
+    fake.wait_for(4, timeout_s=10)
+    relay.send_signal(signal.SIGTERM)
+    fake.release_confirms()
+    assert cli.ended(relay).json["confirmed"] == 4
+
+
+def test_changes_of_the_connection_are_lines(
+    cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path]
+) -> None:
+    relay = cli.begin("relay", "--outbox", "o.db")
+    assert relay.stderr is not None
+    assert relay.stderr.readline() == "connected to the broker\n"
+    fake.block("low on memory")
+    enqueue(1)  # RabbitMQ tells only those who publish
+    assert relay.stderr.readline() == "blocked by the broker: low on memory\n"
+    fake.unblock()
+    assert relay.stderr.readline() == "connected to the broker\n"
+    fake.stop()
+    line = relay.stderr.readline()
+    assert line.startswith("not connected to the broker: ")
+    assert line.endswith("; trying again\n")
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).code == 0
+
+
+def test_draining_reports_what_is_parked(cli: Cli, enqueue: Callable[..., Path]) -> None:
+    enqueue(2)
+    enqueue(1, "nowhere")
+    ended = cli("relay", "--outbox", "o.db", "--drain")
+    assert ended.code == 0
+    assert "2 confirmed, 1 parked, 0 open" in ended.out
+    assert "1 message is parked; see `reliablepub outbox parked --outbox o.db`" in ended.err
+
+
+def test_draining_that_is_interrupted_is_not_done(cli: Cli, enqueue: Callable[..., Path]) -> None:
+    enqueue(2)
+    relay = cli.begin("relay", "--outbox", "o.db", "--drain", "--url", NOBODY)
+    assert relay.stderr is not None
+    assert "connection refused" in relay.stderr.readline()
+    relay.send_signal(signal.SIGTERM)
+    ended = cli.ended(relay)
+    assert ended.code == 3
+    assert ended.error == "interrupted; 2 messages are still open, and stay in the outbox"
+
+
+def test_there_is_nothing_to_drain_without_an_outbox(cli: Cli) -> None:
+    ended = cli("relay", "--outbox", "o.db", "--drain")
+    assert ended.code == 4
+    assert "there is no outbox o.db" in ended.error
+    assert list(cli.folder.iterdir()) == []
+
+
+def test_one_relay_at_a_time(cli: Cli) -> None:
+    first = cli.begin("relay", "--outbox", "o.db")
+    assert first.stderr is not None
+    first.stderr.readline()
+    ended = cli("relay", "--outbox", "o.db")
+    assert ended.code == 4
+    assert f"is relayed by process {first.pid}" in ended.error

@@ -1,0 +1,43 @@
+"""The first signal asks, the second one interrupts."""
+
+import os
+import signal
+
+import pytest
+
+from reliablepub.cli.signals import Stop
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_is_a_flag_and_ends_every_wait(number: signal.Signals) -> None:
+    with Stop() as stop:
+        assert not stop.wait(0)
+        os.kill(os.getpid(), number)
+        assert stop.is_set
+        assert stop.wait(60)
+
+
+def test_the_second_interrupts() -> None:
+    with Stop() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.is_set
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_handlers_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with Stop():
+        assert signal.getsignal(signal.SIGINT) != before[0]
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_other_signals_do_not_end_it() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with Stop() as stop:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert not stop.wait(0.01)
+            assert not stop.is_set
+    finally:
+        signal.signal(signal.SIGUSR1, before)

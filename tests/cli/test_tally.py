@@ -1,0 +1,44 @@
+"""Counting receipts: complete, bounded, and safe beside the thread that settles."""
+
+from reliablepub import Message
+from reliablepub.cli.tally import FAILURES_SHOWN, Tally
+from reliablepub.outbox.entry import Entry
+from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.receipt import BatchReceipt
+
+ENTRY = Entry(Message(b"", message_id="m"), 0.0)
+CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
+RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+
+
+class Running:
+    is_ended = False
+
+
+def receipt(messages: int) -> BatchReceipt:
+    made = BatchReceipt(Running())
+    made.accepted(messages)
+    return made
+
+
+def test_receipts_are_added_up_and_let_go() -> None:
+    tally = Tally()
+    first, second = receipt(2), receipt(30)
+    tally.add(first)
+    tally.add(second)
+    first.settled(ENTRY, CONFIRMED)
+    for _ in range(20):
+        second.settled(ENTRY, RETURNED)
+    tally.gather()
+    tally.gather()
+    assert (tally.stored, tally.confirmed, tally.parked, tally.open) == (32, 1, 20, 11)
+    assert len(tally.failures) == FAILURES_SHOWN
+    assert second.failures == []
+    first.settled(ENTRY, CONFIRMED)
+    for _ in range(10):
+        second.settled(ENTRY, CONFIRMED)
+    tally.gather()
+    tally.gather()
+    assert (tally.confirmed, tally.parked, tally.open) == (12, 20, 0)
+    assert tally.given_up == {OutcomeKind.RETURNED: 20}
+    assert tally._open == []
