@@ -60,8 +60,9 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
             url = _start_broker(stage, folder, records, say)
             topology = Topology("flights", carriers)
         else:
-            say("a broker of yours: its crash is left out, and so are its faults")
             topology = Topology(f"reliablepub-demo-{token_hex(4)}", carriers)
+            say(f"a broker of yours, with queues and an exchange named {topology.exchange}")
+            say("its crash is left out, and so are its faults")
             stage.callback(topology.delete, url)
         topology.declare(url)
         consumer = Consumer(url, topology, written.checksums, say)

@@ -13,7 +13,11 @@ import time
 import zipfile
 from pathlib import Path
 
+import pika
 import pytest
+from pika.exceptions import ChannelClosedByBroker
+
+from reliablepub.testing import FakeBroker
 
 COLUMNS = (
     "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
@@ -66,6 +70,34 @@ def test_nothing_is_lost_through_both_crashes(environment: dict[str, str]) -> No
     assert ledger["uncertain"] > 0
     assert "LEDGER" in result.stderr
     assert list(Path(environment["TMPDIR"]).iterdir()) == []
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
+def url(request: pytest.FixtureRequest, fake_broker: FakeBroker) -> str:
+    if request.param == "fake":
+        return fake_broker.url
+    found: str = request.getfixturevalue("rabbitmq_url")
+    return found
+
+
+def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str], url: str) -> None:
+    result = subprocess.run(
+        command("--records", "500", "--json", "--url", url),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    ledger = json.loads(result.stdout)
+    assert (ledger["consumed"], ledger["lost"], ledger["crashed"]) == (500, 0, 0)
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        exchange = next(word for word in result.stderr.split() if "reliablepub-demo-" in word)
+        with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
+            connection.channel().exchange_declare(exchange, passive=True)
+        with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
+            connection.channel().queue_declare(f"{exchange}.UA", passive=True)
 
 
 def test_too_many_records_say_how_many_there_are(environment: dict[str, str]) -> None:
