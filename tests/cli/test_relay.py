@@ -15,11 +15,12 @@ from tests.cli.conftest import NOBODY, Cli, eventually
 def enqueue(cli: Cli) -> Callable[..., Path]:
     """Put messages into `o.db` as an application would."""
 
-    def put(count: int, routing_key: str = "all") -> Path:
+    def put(count: int, routing_key: str = "all", *, persistent: bool = True) -> Path:
         path = cli.folder / "o.db"
         with Outbox(path) as outbox:
             for i in range(count):
-                outbox.enqueue(Message(b"%d" % i, routing_key=routing_key))
+                message = Message(b"%d" % i, routing_key=routing_key, persistent=persistent)
+                outbox.enqueue(message)
         return path
 
     return put
@@ -46,7 +47,7 @@ def test_what_is_in_flight_is_given_a_moment(
     cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path]
 ) -> None:
     fake.inject(faults.HoldConfirms())
-    enqueue(4)
+    enqueue(4, persistent=False)  # so that the verdicts are there to be released
     relay = cli.begin("relay", "--outbox", "o.db", "--json")
     fake.wait_for(4, timeout_s=10)
     relay.send_signal(signal.SIGTERM)

@@ -233,3 +233,25 @@ def test_parking_can_be_undone(path: Path, entry: Make) -> None:
 
 def test_it_shows_where_it_is(path: Path) -> None:
     assert repr(Outbox(path)) == f"Outbox({str(path)!r})"
+
+
+def test_the_position_of_a_source_is_read_and_forgotten(path: Path, entry: Make) -> None:
+    with Outbox(path) as outbox:
+        assert outbox.position("file") == 0
+        outbox.forget("file")
+        assert not path.exists()
+        with closing(SqliteStore(path)) as store:
+            store.commit(Turn(new=[entry(), entry()], sources={"file": 2, "other": 0}))
+            store.commit(Turn(new=[entry()], sources={"other": 1}))
+            assert outbox.position("file") == 2
+            outbox.forget("file")
+            assert store.position("file") == outbox.position("file") == 0
+            assert outbox.position("other") == 1
+            assert outbox.status().open == 3
+
+
+def test_the_position_in_a_strange_file_is_not_guessed(path: Path) -> None:
+    path.write_text("dear diary\n" * 100)
+    for ask in (Outbox(path).position, Outbox(path).forget):
+        with pytest.raises(NotAnOutbox):
+            ask("file")
