@@ -13,6 +13,7 @@ import calendar
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
+from math import isfinite
 from struct import Struct
 
 from reliablepub.message import ATTEMPT_HEADER, FieldValue, Message
@@ -40,6 +41,9 @@ def encode_properties(message: Message, attempt: str) -> bytes:
     Args:
         message: whose properties.
         attempt: the value of `ATTEMPT_HEADER` for this attempt.
+
+    Raises:
+        ValueError: a header cannot be read back when the broker returns the message.
     """
     flags = _HEADERS_AND_DELIVERY_MODE
     out: list[bytes] = [b""]
@@ -108,6 +112,9 @@ def _add_value(out: list[bytes], value: FieldValue) -> None:
             typed = _TYPED_INT32.pack(b"I", value) if value in _INT32 else _TYPED_INT64.pack(b"l", value)
             out.append(typed)
         case float():
+            if not isfinite(value):  # pika turns a float that it reads into an int, or dies of it
+                msg = f"a header holds {value}, which is not finite"
+                raise ValueError(msg)
             out.append(_TYPED_DOUBLE.pack(b"d", value))
         case bytes():
             out.append(_TYPED_LENGTH.pack(b"x", len(value)) + value)

@@ -194,9 +194,11 @@ class PikaTransport:
         frame_max = self._connection.params.frame_max or spec.FRAME_MAX_SIZE
         encoded = []
         for index, message in enumerate(messages):
-            properties = encode_properties(
-                message, attempt_name(self._run, epoch, first_tag + index)
-            )
+            name = attempt_name(self._run, epoch, first_tag + index)
+            try:
+                properties = encode_properties(message, name)
+            except ValueError as error:
+                raise CannotEncode(index, str(error)) from None
             if len(properties) + _HEADER_FRAME_OVERHEAD > frame_max:
                 problem = (
                     f"its properties take {len(properties)} bytes, "
@@ -278,7 +280,7 @@ def _is_wrapper(error: BaseException) -> bool:
 
 
 def _explain(error: BaseException) -> str:
-    """pika's nested errors in a few words, without anything secret."""
+    """Pika's nested errors in a few words, without anything secret."""
     while True:
         if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
             error = error.exceptions[-1]
