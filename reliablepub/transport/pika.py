@@ -102,12 +102,12 @@ class PikaTransport:
         )
 
     def disconnect(self, reason: str) -> None:
-        """Leave the connection to pika, which ends it when its heartbeat finds it dead."""
+        """End the connection here and now: a broker that does not answer is not asked."""
         connection, self._connection = self._connection, None
         self._channels.clear()
         self._events.append(ConnectionLost(reason))
-        if connection is not None and not (connection.is_closing or connection.is_closed):
-            connection.close()
+        if connection is not None:
+            _abort(connection)
 
     def open_channel(self, epoch: int) -> None:
         """Open a channel, and select confirm mode on it."""
@@ -157,14 +157,15 @@ class PikaTransport:
     def close(self) -> None:
         """Close gracefully, but do not wait for ever."""
         connection, self._connection = self._connection, None
-        if connection is not None and not (connection.is_closing or connection.is_closed):
-            connection.close()
-        waiting = connection is not None
-        deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
-        while waiting and deadline.callback is not None:
-            self._loop.poll()
-            self._loop.process_timeouts()
-            waiting = connection is not None and not connection.is_closed
+        if connection is not None:
+            if not (connection.is_closing or connection.is_closed):
+                connection.close()
+            deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
+            while deadline.callback is not None and not connection.is_closed:
+                self._loop.poll()
+                self._loop.process_timeouts()
+            _abort(connection)
+        self._loop.process_timeouts()  # sockets are closed by callbacks
         self._loop.deactivate_poller()
         self._loop.close()
         unquiet_this_thread()
@@ -273,6 +274,14 @@ class PikaTransport:
 
 def _nothing() -> None:
     """What a timer calls whose only purpose is to end a poll."""
+
+
+def _abort(connection: SelectConnection) -> None:
+    """Close the socket without the broker's answer, for which pika has no public method."""
+    if not (connection.is_closing or connection.is_closed):
+        connection.close()
+    if connection.is_closing and connection._transport is not None:  # noqa: SLF001
+        connection._transport.abort()  # noqa: SLF001
 
 
 def _is_wrapper(error: BaseException) -> bool:
