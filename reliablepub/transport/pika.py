@@ -113,7 +113,11 @@ class PikaTransport:
         """Open a channel, and select confirm mode on it."""
         if self._connection is None or not self._connection.is_open:
             return
-        channel = self._connection.channel(on_open_callback=partial(self._on_channel_open, epoch))
+        opened = partial(self._on_channel_open, epoch)
+        try:
+            channel = self._connection.channel(on_open_callback=opened)
+        except exceptions.NoFreeChannels:
+            return  # the session gives up on it when its time is up; the other channel goes on
         channel.add_on_close_callback(partial(self._on_channel_close, epoch))
         self._channels[epoch] = channel
 
