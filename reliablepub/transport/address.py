@@ -12,6 +12,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from reliablepub.errors import ConfigurationError
 
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
+_SHORT_STRING_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,10 @@ def _vhost(parts: SplitResult) -> str:
     path = parts.path.removeprefix("/")
     if "/" in path:
         raise ConfigurationError(_explain("the vhost holds a '/'; write it as %2F"))
-    return unquote(path) or "/"
+    vhost = unquote(path) or "/"
+    if len(vhost.encode()) > _SHORT_STRING_MAX:
+        raise ConfigurationError(_explain("the vhost has more than 255 bytes"))
+    return vhost
 
 
 def _explain(problem: str) -> str:
