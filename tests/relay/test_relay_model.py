@@ -160,8 +160,11 @@ class RelayMachine(RuleBasedStateMachine):
     @invariant()
     def nobody_is_told_what_is_not_true(self) -> None:
         parked = self.ids_in("parked")
+        open_ids = self.open_ids()
         for told, ids in self.handed_over:
             assert set(told.outcomes) <= set(ids)
+            if told.error is not None:
+                assert not (open_ids | parked | set(self.broker.accepted)) & set(ids)
             for id_, kind in told.kinds.items():
                 if kind is OutcomeKind.CONFIRMED:
                     assert id_ in self.broker.acked

@@ -1,0 +1,73 @@
+"""URLs: what they mean, and that a password never comes out again."""
+
+import pickle
+
+import pytest
+
+from reliablepub.errors import ConfigurationError
+from reliablepub.transport.address import Address, parse_addresses
+
+SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("amqp://h", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
+        ("amqp://h/", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
+        ("amqps://h", Address("h", 5671, "guest", "guest", "/", is_tls=True)),
+        ("amqp://h:1234/v", Address("h", 1234, "guest", "guest", "v", is_tls=False)),
+        ("amqp://u:p@h/%2F", Address("h", 5672, "u", "p", "/", is_tls=False)),
+        ("amqp://u:p@h/a%2Fb", Address("h", 5672, "u", "p", "a/b", is_tls=False)),
+        ("amqp://a%40b:p%3A%2F%40@h", Address("h", 5672, "a@b", "p:/@", "/", is_tls=False)),
+        ("amqp://u:@h", Address("h", 5672, "u", "", "/", is_tls=False)),
+        ("amqp://u@h", Address("h", 5672, "u", "guest", "/", is_tls=False)),
+        ("amqp://[::1]:99/v", Address("::1", 99, "guest", "guest", "v", is_tls=False)),
+        ("amqp://h/%C3%BC", Address("h", 5672, "guest", "guest", "ü", is_tls=False)),
+        ("AMQP://Host", Address("host", 5672, "guest", "guest", "/", is_tls=False)),
+    ],
+)
+def test_a_url_names_a_broker(url: str, expected: Address) -> None:
+    assert parse_addresses(url) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("", "scheme"),
+        ("localhost:5672", "scheme"),
+        (f"http://u:{SECRET}@h", "scheme"),
+        (f"amqp://u:{SECRET}@", "names no host"),
+        (f"amqp://u:{SECRET}@:5672", "names no host"),
+        (f"amqp://u:{SECRET}@h:port", "cannot be read"),
+        (f"amqp://u:{SECRET}@h:70000", "cannot be read"),
+        (f"amqp://u:{SECRET}@[::1", "cannot be read"),
+        (f"amqp://u:{SECRET}@h/a/b", "%2F"),
+        (f"amqps://u:{SECRET}@h?no_verify_ssl=1", "query"),
+        (f"amqp://u:{SECRET}@h#x", "fragment"),
+        (f"amqp://u:{SECRET}@h/{'v' * 256}", "255"),
+        (f"amqp://u:{SECRET}/@h", "cannot be read"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem) as raised:
+        parse_addresses(url)
+    assert SECRET not in str(raised.value)
+    assert raised.value.__cause__ is None
+
+
+def test_several_urls_are_several_brokers() -> None:
+    addresses = parse_addresses(["amqp://a", "amqps://b"])
+    assert [(one.host, one.is_tls) for one in addresses] == [("a", False), ("b", True)]
+
+
+def test_no_url_at_all_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no URL"):
+        parse_addresses([])
+
+
+def test_the_password_is_in_no_text() -> None:
+    (address,) = parse_addresses(f"amqp://user:{SECRET}@h/v")
+    assert SECRET not in f"{address} {address!r}"
+    assert str(address) == "amqp://h:5672/v"
+    assert pickle.loads(pickle.dumps(address)).password == SECRET

@@ -1,0 +1,432 @@
+"""Pika's transport on a fake broker: requests in, events out, and nothing left behind."""
+
+import gc
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from reliablepub._core.events import (
+    Acked,
+    Blocked,
+    ChannelClosed,
+    ChannelOpened,
+    Connected,
+    ConnectionLost,
+    Event,
+    Returned,
+    Unblocked,
+)
+from reliablepub.message import Message
+from reliablepub.testing import FakeBroker, NodeOptions, faults
+from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.base import CannotEncode
+from reliablepub.transport.pika import PikaTransport
+
+SECRET = "s3cr3t"
+Connect = Callable[..., "Wire"]
+
+
+class Wire:
+    """A transport, and every event it has reported."""
+
+    def __init__(self, url: str, *, heartbeat_s: int = 10) -> None:
+        self.transport = PikaTransport(parse_addresses(url), run=7, heartbeat_s=heartbeat_s)
+        self.events: list[Event] = []
+        self.epoch = 0
+        self._is_closed = False
+
+    def until(self, *kinds: type[Any], timeout_s: float = 5.0) -> Any:
+        """Listen until an event of one of these kinds comes; the event."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for index, event in enumerate(self.events):
+                if isinstance(event, kinds):
+                    del self.events[: index + 1]
+                    return event
+            assert time.monotonic() < deadline, f"no {kinds}, only {self.events}"
+            self.events += self.transport.listen(0.2)
+
+    def connect(self) -> None:
+        self.transport.connect()
+        self.until(Connected)
+
+    def open_channel(self) -> int:
+        self.epoch += 1
+        self.transport.open_channel(self.epoch)
+        assert self.until(ChannelOpened) == ChannelOpened(self.epoch)
+        return self.epoch
+
+    def send(self, first_tag: int, *messages: Message) -> None:
+        self.transport.send(self.epoch, first_tag, messages)
+
+    def lost_reason(self) -> str:
+        reason = self.until(ConnectionLost, timeout_s=15.0).reason
+        assert isinstance(reason, str)
+        return reason
+
+    def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            self.transport.close()
+
+
+@pytest.fixture
+def wire(fake_broker: FakeBroker) -> Iterator[Connect]:
+    """Build transports; to the broker and connected, unless told otherwise."""
+    wires: list[Wire] = []
+
+    def build(url: str | None = None, **options: Any) -> Wire:
+        wires.append(Wire(url or fake_broker.url, **options))
+        if url is None:
+            wires[-1].connect()
+            wires[-1].open_channel()
+        return wires[-1]
+
+    yield build
+    for one in wires:
+        one.close()
+
+
+def to(queue: str, **fields: Any) -> Message:
+    return Message(b"body", routing_key=queue, message_id="m", **fields)
+
+
+# -------------------------------------------------------------------- connecting
+
+
+def free_port() -> int:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+        assert isinstance(port, int)
+        return port
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("amqp://guest:{secret}@127.0.0.1:{port}/", "credentials"),
+        ("amqp://guest:guest@127.0.0.1:{port}/nowhere", "vhost"),
+        ("amqp://guest:{secret}@127.0.0.1:{free}/", "refused"),
+        ("amqp://guest:{secret}@no-such-host.invalid/", "(?i)name|resolution"),
+        ("amqp://guest:{secret}@" + "h" * 64 + ".invalid/", "."),
+        ("amqp://guest:{secret}@a..b/", "."),
+        ("amqp://guest:{secret}@127.0.0.1:0/", "."),
+    ],
+)
+def test_a_failed_connection_gives_a_short_reason_without_secrets(
+    wire: Connect, fake_broker: FakeBroker, url: str, reason: str
+) -> None:
+    w = wire(url.format(secret=SECRET, port=fake_broker.port, free=free_port()))
+    w.transport.connect()
+    said = w.lost_reason()
+    assert SECRET not in said
+    assert len(said) < 200
+    assert "\n" not in said
+    assert re.search(reason, said), said
+
+
+def test_a_socket_closed_in_the_handshake_is_a_lost_connection(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    fake_broker.inject(faults.RefuseHandshake(code=None))
+    w = wire(fake_broker.url.replace("guest:guest", f"guest:{SECRET}"))
+    w.transport.connect()
+    assert SECRET not in w.lost_reason()
+
+
+def answer_in_http(server: socket.socket) -> None:
+    peer, _ = server.accept()
+    with closing(peer):
+        peer.recv(8)
+        peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_a_peer_that_speaks_no_amqp_is_a_lost_connection(wire: Connect) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        w = wire(f"amqp://127.0.0.1:{server.getsockname()[1]}/")
+        thread = threading.Thread(target=answer_in_http, args=[server])
+        thread.start()
+        w.transport.connect()
+        assert w.lost_reason()
+        thread.join()
+
+
+def test_the_next_address_is_tried_when_one_fails(fake_broker: FakeBroker) -> None:
+    urls = [f"amqp://127.0.0.1:{free_port()}/", fake_broker.url]
+    transport = PikaTransport(parse_addresses(urls), run=1, heartbeat_s=10)
+    kinds: list[type[Any]] = []
+    for _ in range(2):
+        transport.connect()
+        while not (events := transport.listen(1.0)):
+            pass
+        kinds += map(type, events)
+    transport.close()
+    assert kinds == [ConnectionLost, Connected]
+
+
+# -------------------------------------------------------------------- publishing
+
+
+def test_a_publish_is_confirmed_under_the_tag_of_the_core(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    fake_broker.declare_queue("q")
+    w = wire()
+    w.send(1, to("q"), to("q"))
+    w.send(3, to("q"))
+    confirmed = 0
+    while confirmed < 3:
+        confirmed = max(confirmed, w.until(Acked).tag)
+    (first, *_) = fake_broker.messages("q")
+    assert first.body == b"body"
+
+
+def test_returns_are_matched_by_their_header_and_come_before_the_ack(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    fake_broker.declare_queue("q")
+    w = wire()
+    w.send(1, to("q"), to("nowhere"), to("q"), to("nowhere"))
+    returned = [w.until(Returned) for _ in range(2)]
+    assert [(r.epoch, r.tag, r.reply_code) for r in returned] == [(1, 2, 312), (1, 4, 312)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1.5, 2**62, Decimal("1.5"), b"\xff", None, True, [1, [2]], {"a": {"b": 0.1}}, 1e308, -0.0],
+)
+def test_a_return_is_understood_whatever_its_headers_hold(wire: Connect, value: Any) -> None:
+    w = wire()
+    w.send(1, to("nowhere", headers={"k": value}))
+    assert w.until(Returned, ConnectionLost) == Returned(1, 1, 312, "NO_ROUTE")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_what_pika_could_not_read_in_a_return_is_refused_before_it_is_written(
+    wire: Connect, fake_broker: FakeBroker, value: float
+) -> None:
+    w = wire()
+    with pytest.raises(CannotEncode, match="not finite") as raised:
+        w.send(1, to("nowhere"), to("nowhere", headers={"k": value}))
+    assert raised.value.index == 1
+    assert w.transport.listen(0.05) == []
+    assert fake_broker.published_count == 0
+
+
+def test_headers_beyond_the_negotiated_frame_are_refused_before_anything_is_written() -> None:
+    with FakeBroker(options=NodeOptions(frame_max=8192)) as broker:
+        w = Wire(broker.url)
+        w.connect()
+        w.open_channel()
+        with pytest.raises(CannotEncode, match="8192") as raised:
+            w.send(1, to("q"), to("q", headers={"large": "x" * 9000}))
+        assert raised.value.index == 1
+        w.send(1, to("q", headers={"small": "x" * 7000}))
+        w.until(Acked)
+        assert broker.published_count == 1
+        w.close()
+
+
+# -------------------------------------------------------------------- what the broker ends
+
+
+def test_a_channel_closed_by_a_publish_says_so(wire: Connect) -> None:
+    w = wire()
+    w.send(1, Message(b"", exchange="missing", message_id="m"))
+    closed = w.until(ChannelClosed)
+    assert (closed.epoch, closed.reply_code, closed.by_publish) == (1, 404, True)
+    assert "missing" in closed.reply_text
+
+
+def test_a_channel_closed_by_something_else_says_that_too(wire: Connect) -> None:
+    w = wire()
+    channel = w.transport._channels[1]
+    channel.queue_declare("missing", passive=True)
+    closed = w.until(ChannelClosed)
+    assert (closed.reply_code, closed.by_publish) == (404, False)
+
+
+def test_a_closed_channel_leaves_the_connection_for_the_next(wire: Connect) -> None:
+    w = wire()
+    w.send(1, Message(b"", exchange="missing", message_id="m"))
+    w.until(ChannelClosed)
+    w.open_channel()
+    w.send(1, to("nowhere"))
+    assert w.until(Returned).epoch == 2
+
+
+def test_a_connection_closed_by_the_broker_is_lost_with_its_words(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    w = wire()
+    fake_broker.inject(faults.CloseConnection(code=320, text="maintenance"))
+    w.send(1, to("q"))
+    assert "maintenance" in w.lost_reason()
+
+
+def test_a_reset_connection_is_lost_once(wire: Connect, fake_broker: FakeBroker) -> None:
+    w = wire()
+    fake_broker.drop_connections()
+    assert w.lost_reason()
+    assert w.transport.listen(0.1) == []
+
+
+def test_blocked_and_unblocked_are_reported(wire: Connect, fake_broker: FakeBroker) -> None:
+    w = wire()
+    fake_broker.block("low on disk")
+    w.send(1, to("q"))
+    assert w.until(Blocked) == Blocked("low on disk")
+    fake_broker.unblock()
+    w.until(Unblocked)
+    w.until(Acked)
+
+
+def test_events_of_a_dropped_connection_are_not_reported_for_the_next(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    w = wire()
+    fake_broker.inject(faults.HoldConfirms())
+    w.send(1, to("q"))
+    w.transport.listen(0.1)
+    fake_broker.wait_for(1)
+    w.transport.disconnect("no confirm")
+    assert w.lost_reason() == "no confirm"
+    w.connect()
+    fake_broker.release_confirms()
+    fake_broker.drop_connections()
+    assert w.lost_reason()
+    for _ in range(5):
+        w.events += w.transport.listen(0.02)
+    assert w.events == []
+
+
+def test_a_batch_for_a_channel_that_is_not_open_is_answered_by_its_end(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    w = wire()
+    fake_broker.drop_connections()
+    fake_broker.wait_for(lambda: fake_broker.connections == 0)
+    w.send(1, to("q"))
+    w.transport.open_channel(2)
+    assert w.lost_reason()
+
+
+def test_a_request_without_a_connection_raises_nothing(fake_broker: FakeBroker) -> None:
+    w = Wire(fake_broker.url)
+    w.transport.open_channel(1)
+    w.transport.send(1, 1, [to("q")])
+    w.transport.close_channel(1)
+    w.transport.disconnect("x")
+    assert w.lost_reason() == "x"
+    w.close()
+
+
+def test_a_broker_without_a_free_channel_does_not_stop_the_others() -> None:
+    with FakeBroker(options=NodeOptions(channel_max=1)) as broker:
+        broker.declare_queue("q")
+        w = Wire(broker.url)
+        w.connect()
+        w.open_channel()
+        w.transport.open_channel(2)
+        w.send(1, to("q"))
+        w.until(Acked)
+        w.close()
+
+
+def test_a_channel_closed_before_it_was_open_never_opens(wire: Connect) -> None:
+    w = wire()
+    w.transport.open_channel(8)
+    w.transport.close_channel(8)
+    w.epoch = 8
+    w.open_channel()
+    assert ChannelOpened(8) not in w.events
+
+
+# -------------------------------------------------------------------- listening
+
+
+def test_listen_waits_as_long_as_it_was_told(wire: Connect, fake_broker: FakeBroker) -> None:
+    w = wire(fake_broker.url)
+    since = time.monotonic()
+    assert w.transport.listen(0.2) == []
+    assert 0.19 <= time.monotonic() - since < 1.0
+
+
+def test_wake_ends_a_listen_of_another_thread(wire: Connect) -> None:
+    w = wire()
+    timer = threading.Timer(0.1, w.transport.wake)
+    timer.start()
+    since = time.monotonic()
+    w.transport.listen(5.0)
+    assert time.monotonic() - since < 2.0
+    timer.join()
+
+
+def test_wake_before_listen_is_not_lost(wire: Connect) -> None:
+    w = wire()
+    w.transport.listen(0.01)
+    w.transport.wake()
+    since = time.monotonic()
+    w.transport.listen(5.0)
+    assert time.monotonic() - since < 2.0
+
+
+def test_wake_after_close_does_nothing(fake_broker: FakeBroker) -> None:
+    w = Wire(fake_broker.url)
+    w.close()
+    w.transport.wake()
+
+
+# -------------------------------------------------------------------- leaving nothing behind
+
+
+def open_fds() -> set[str]:
+    return {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{fd}")
+    }
+
+
+def check_nothing_left(before: set[str], threads: int) -> None:
+    left = {fd for fd in open_fds() - before if not fd.startswith("/")}
+    assert left == set()
+    assert threading.active_count() == threads
+    gc.collect()  # a socket that was only forgotten would warn here
+
+
+@pytest.mark.parametrize("state", ["new", "connecting", "open", "frozen", "dropped", "unanswered"])
+def test_close_leaves_no_socket_and_no_thread(fake_broker: FakeBroker, state: str) -> None:
+    keep = Wire(fake_broker.url)  # the broker's side of a connection has sockets too
+    keep.close()
+    before, threads = open_fds(), threading.active_count()
+    w = Wire(fake_broker.url, heartbeat_s=60)
+    if state == "connecting":
+        w.transport.connect()
+    elif state != "new":
+        w.connect()
+        w.open_channel()
+    if state in ("frozen", "unanswered"):
+        fake_broker.freeze()
+    if state in ("dropped", "unanswered"):
+        w.transport.disconnect("dropped")
+    since = time.monotonic()
+    w.close()
+    assert time.monotonic() - since < 3.0
+    if state in ("frozen", "unanswered"):
+        fake_broker.thaw()
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline and (
+        {fd for fd in open_fds() - before if not fd.startswith("/")}
+        or threading.active_count() != threads
+    ):
+        time.sleep(0.02)
+    check_nothing_left(before, threads)
