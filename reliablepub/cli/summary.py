@@ -129,8 +129,9 @@ class Summary:
     def headline(self) -> str:
         """The figures, for people."""
         tally = self.tally
+        resumed = f", resumed at {self.resumed_at}" if self.resumed_at is not None else ""
         return (
-            f"{self.source}: {count_of(self.records, 'record')}, {tally.stored} stored, "
+            f"{self.source}: {count_of(self.records, 'record')}{resumed}, {tally.stored} stored, "
             f"{tally.confirmed} confirmed, {tally.parked} parked, {tally.open} open "
             f"in {self.seconds:.1f} s ({self.rate:.0f} confirmed a second)"
         )

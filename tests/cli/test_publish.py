@@ -321,6 +321,44 @@ def test_a_signal_ends_it_in_good_order(
     assert again.json["stored"] == 20_000 - ended.json["stored"]
 
 
+@pytest.mark.parametrize(("count", "outbox"), [(10, ("--outbox", "o.db")), (10, ()), (9000, ())])
+def test_a_signal_ends_the_wait_for_confirms(
+    cli: Cli, flights: Flights, fake: FakeBroker, count: int, outbox: tuple[str, ...]
+) -> None:
+    fake.inject(faults.HoldConfirms())
+    process = cli.begin("publish", flights(count), *TO_ALL, *outbox, "--json")
+    fake.wait_for(min(count, 1000))
+    process.send_signal(signal.SIGTERM)
+    ended = cli.ended(process)
+    assert ended.code == 3
+    assert ended.json["stopped"] == "interrupted"
+    assert ended.json["open"] == ended.json["stored"] > 0
+
+
+def test_a_terminal_gets_a_progress_bar(cli: Cli, flights: Flights) -> None:
+    ours, theirs = os.openpty()
+    cli.environment |= {"NO_COLOR": "1", "TERM": "xterm", "COLUMNS": "100"}
+    command = [sys.executable, "-m", "reliablepub", "publish", str(flights(30)), *TO_ALL]
+    for url, expected in (
+        (cli.environment["RELIABLEPUB_URL"], "30/30"),
+        (NOBODY, "not connected to the broker: connection refused; trying again"),
+    ):
+        done = subprocess.run(
+            [*command, "--url", url, "--timeout", "0.3"],
+            env=cli.environment,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            check=False,
+        )
+        shown = os.read(ours, 100_000).decode()
+        assert expected in shown
+        assert "\x1b[3" not in shown, "NO_COLOR"
+        assert done.stdout.count("\n") == 1
+    os.close(theirs)
+    os.close(ours)
+
+
 def test_a_signal_ends_the_wait_for_stdin(cli: Cli, fake: FakeBroker) -> None:
     process = cli.begin("publish", "-", "--routing-key", "all", "--json")
     assert process.stdin is not None
