@@ -77,7 +77,7 @@ class _Waiting:
             event = self._event = self._event or threading.Event()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
-            if self._relay.is_ended:
+            if self._relay.is_ended and not is_done():  # asked in this order: it may just have been
                 msg = f"the publisher ended before the outcome of {self._what} was known"
                 raise PublisherClosed(msg)
             left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())

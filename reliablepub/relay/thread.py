@@ -160,7 +160,11 @@ class RelayThread:
                 self._wake = transport.wake
                 self._relay = relay
                 self._started.set()
-                self._run(relay, transport)
+                try:
+                    self._run(relay, transport)
+                except BaseException as error:
+                    self._failure = error  # before those who wait are told that it is over
+                    raise
         except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
             self._failure = error
         finally:
@@ -227,4 +231,9 @@ class RelayThread:
         self._wake = lambda: None
         if self._relay is not None:
             self.final_status = self._relay.status
-        self.inbox.close(PublisherClosed("the publisher is closed"))
+        closed = PublisherClosed("the publisher is closed")
+        if self._failure is not None:
+            closed = PublisherClosed(f"the publisher has failed: {self._failure}")
+            closed.__cause__ = self._failure
+        self.inbox.close(closed)
+        self._ended.set()
