@@ -13,6 +13,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.caller import Handover, cut, new_id
+from reliablepub.relay.handover import Stream
 from reliablepub.relay.limits import limits
 from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Parts, RelayThread
@@ -212,16 +214,21 @@ class Publisher:
         """
         receipt = BatchReceipt(self._relay)
         under_way: deque[Handover] = deque()
+        stream = Stream()
         try:
             for chunk in cut(messages, self._limits):
-                under_way.append(self._hand_over(chunk, receipt, source, receipt.accepted))
+                under_way.append(self._hand_over(chunk, receipt, source, receipt.accepted, stream))
                 if len(under_way) > CHUNKS_UNDER_WAY:
                     self._wait_stored(under_way.popleft())
             while under_way:
                 self._wait_stored(under_way.popleft())
         except BaseException as error:
-            for handover in under_way:
-                handover.done.wait(1.0)  # so that the note tells the truth about them too
+            if under_way:
+                under_way[-1].done.wait(1.0)
+            stream.error = stream.error or error  # what the relay has not taken, it leaves alone
+            for handover in under_way:  # so that the note tells the truth about them too
+                while not (handover.done.wait(_LOOK_S) or self._relay.is_ended):
+                    pass
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         return receipt
@@ -293,10 +300,11 @@ class Publisher:
         waiter: Waiter,
         source: str | None,
         on_stored: Callable[[int], None] | None = None,
+        stream: Stream | None = None,
     ) -> Handover:
         self._check_process()
         self._check_alive()
-        handover = Handover(messages, waiter, source, on_stored)
+        handover = Handover(messages, waiter, source, on_stored, stream)
         if handover.chunk.size > self._limits.bytes_max:
             msg = f"{handover.chunk.size} bytes never fit into {self._limits.bytes_max}"
             raise OutboxFull(msg)
@@ -314,7 +322,7 @@ class Publisher:
             if is_late and self._limits.is_full(self._relay.status.counters, handover.chunk):
                 self._relay.inbox.withdraw(handover.chunk)
         if handover.error is not None:
-            raise handover.error
+            raise copy(handover.error) from handover.error  # others of its turn raise it too
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

@@ -13,7 +13,7 @@ from typing import Final
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter
-from reliablepub.relay.handover import Chunk
+from reliablepub.relay.handover import Chunk, Stream
 from reliablepub.relay.limits import Limits
 
 CHUNK_MESSAGES_MAX: Final = 500
@@ -27,6 +27,7 @@ class Handover:
         messages: each with a ``message_id``.
         waiter: told of each message's outcome.
         source: as in `Chunk`.
+        stream: likewise.
         on_stored: called with the number of messages once they are stored, on the relay's thread,
             before any of them can be settled.
 
@@ -44,8 +45,9 @@ class Handover:
         waiter: Waiter,
         source: str | None = None,
         on_stored: Callable[[int], None] | None = None,
+        stream: Stream | None = None,
     ) -> None:
-        self.chunk = Chunk(messages, self, waiter, source)
+        self.chunk = Chunk(messages, self, waiter, source, stream)
         self.done = threading.Event()
         self.error: BaseException | None = None
         self._on_stored = on_stored
@@ -57,7 +59,9 @@ class Handover:
         self.done.set()
 
     def failed(self, error: BaseException) -> None:
-        """No message of the chunk is stored."""
+        """No message of the chunk is stored, nor of what follows it in its stream."""
+        if self.chunk.stream is not None:
+            self.chunk.stream.error = error
         self.error = error
         self.done.set()
 

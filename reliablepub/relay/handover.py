@@ -27,6 +27,19 @@ class Stored(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class Stream:
+    """Chunks that are stored in their order: once one has failed, none behind it is stored.
+
+    The position of a source is a count; with a hole in it, what to go on with would be unknown.
+
+    Attributes:
+        error: why the first of them failed.
+    """
+
+    error: BaseException | None = None
+
+
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Messages handed over together, and stored together or not at all.
 
@@ -35,6 +48,7 @@ class Chunk:
         on_stored: told once.
         waiter: told of each message's final outcome.
         source: named source whose position they advance, or None.
+        stream: what it is a part of, or None.
         size: bytes, summed.
     """
 
@@ -42,11 +56,17 @@ class Chunk:
     on_stored: Stored
     waiter: Waiter | None = None
     source: str | None = None
+    stream: Stream | None = None
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Add up the sizes once."""
         self.size = sum(message.size for message in self.messages)
+
+    @property
+    def void_because(self) -> BaseException | None:
+        """Why it must not be stored any more."""
+        return self.stream.error if self.stream is not None else None
 
 
 class Inbox:
@@ -82,14 +102,22 @@ class Inbox:
         """Take chunks, oldest first, until one does not fit."""
         taken = []
         with self._lock:
-            while self._chunks and fits(self._chunks[0]):
-                taken.append(self._chunks.popleft())
+            while self._chunks:
+                chunk = self._chunks[0]
+                if chunk.void_because is not None:
+                    chunk.on_stored.failed(chunk.void_because)
+                elif fits(chunk):
+                    taken.append(chunk)
+                else:
+                    break
+                self._chunks.popleft()
         return taken
 
     def is_ready(self, fits: Callable[[Chunk], bool]) -> bool:
         """Whether `take` would give something."""
         with self._lock:
-            return bool(self._chunks) and fits(self._chunks[0])
+            head = self._chunks[0] if self._chunks else None
+            return head is not None and (head.void_because is not None or fits(head))
 
     def withdraw(self, chunk: Chunk) -> None:
         """Take a chunk back that its caller no longer wants to wait for, if it is still here.
@@ -101,8 +129,11 @@ class Inbox:
             if chunk not in self._chunks:
                 return
             self._chunks.remove(chunk)
-        msg = "the outbox is full and no room was made in time; the message was not accepted"
-        raise OutboxFull(msg)
+            msg = "the outbox is full and no room was made in time; the message was not accepted"
+            error = OutboxFull(msg)
+            if chunk.stream is not None:
+                chunk.stream.error = error
+        raise error
 
     def close(self, error: BaseException) -> None:
         """Take no more; what is still here was never stored, and its callers are told so."""
