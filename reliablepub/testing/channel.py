@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from reliablepub.testing import declaring, wire
+from reliablepub.testing import declaring, decoding, encoding, wire
 from reliablepub.testing.consuming import Consuming
 from reliablepub.testing.history import Publish
 from reliablepub.testing.publishing import Publishing, oversize
@@ -65,7 +65,7 @@ class Channel:
                 self._handle_body(payload)
         except AmqpError as error:
             if error.ids is None:
-                error.ids = wire.ids_of(payload) if kind == wire.METHOD else _PUBLISH_IDS
+                error.ids = decoding.ids_of(payload) if kind == wire.METHOD else _PUBLISH_IDS
             if error.is_hard:
                 raise
             self.close(error.code, error.reply_text, error.ids)
@@ -73,10 +73,10 @@ class Channel:
     def _handle_method(self, payload: bytes) -> None:
         if self._method is not None:
             raise self._interrupted()
-        if payload.startswith(wire.PUBLISH):
-            self._method = wire.decode_publish(payload)
+        if payload.startswith(decoding.PUBLISH):
+            self._method = decoding.decode_publish(payload)
             return
-        method = wire.decode_method(payload)
+        method = decoding.decode_method(payload)
         handle = _HANDLERS.get(type(method))
         if handle is None:
             raise AmqpError(503, "unimplemented method")
@@ -85,8 +85,8 @@ class Channel:
     def _handle_header(self, payload: bytes) -> None:
         if self._method is None or self._header is not None:
             raise self._interrupted()
-        class_id, size, _flags = wire.decode_header(payload)
-        if class_id != wire.BASIC_CLASS:
+        class_id, size, _flags = decoding.decode_header(payload)
+        if class_id != decoding.BASIC_CLASS:
             explanation = "expected content header for class 60, got one for class"
             raise AmqpError(505, f"{explanation} {class_id} instead")
         size_max = self.connection.node.options.max_message_size
@@ -130,8 +130,8 @@ class Channel:
         if immediate:
             raise AmqpError(540, "immediate=true")
         try:
-            properties = wire.decode_properties(header)
-        except wire.MalformedError:  # the channel process of RabbitMQ crashes
+            properties = decoding.decode_properties(header)
+        except decoding.MalformedError:  # the channel process of RabbitMQ crashes
             raise AmqpError(541, ids=(0, 0)) from None
         publish = Publish(
             exchange=exchange,
@@ -157,7 +157,7 @@ class Channel:
     def reply(self, method: Frame, *, nowait: bool = False) -> None:
         """Answer with a method, unless the client asked for no answer."""
         if not nowait:
-            self.connection.send(wire.encode_method(self.number, method))
+            self.connection.send(encoding.encode_method(self.number, method))
 
     def send_method(self, payload: bytes) -> None:
         """Send a method that is encoded already."""
@@ -167,7 +167,7 @@ class Channel:
         """Send a method with the content of a publish."""
         frame_max = self.connection.frame_max
         self.connection.send(
-            wire.encode_content(self.number, method, publish.header, publish.body, frame_max)
+            encoding.encode_content(self.number, method, publish.header, publish.body, frame_max)
         )
 
     # ------------------------------------------------------------------------------ the end

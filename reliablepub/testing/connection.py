@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from reliablepub.testing import wire
+from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.channel import Channel
 from reliablepub.testing.handshake import Handshake, LoginRefused, start
 from reliablepub.testing.replies import AmqpError, frame_error
@@ -139,7 +139,7 @@ class Connection:
         """The alarm is over: what was withheld is processed in order."""
         if self._was_told_blocked:
             self._was_told_blocked = False
-            self.send(wire.encode_method(0, commands.Connection.Unblocked()))
+            self.send(encoding.encode_method(0, commands.Connection.Unblocked()))
         self._resume()
 
     def handle_thawed(self) -> None:
@@ -187,7 +187,7 @@ class Connection:
         self._release()
         self._is_closing = True
         self._closing_at = self.node.now
-        self.send(wire.encode_method(0, commands.Connection.Close(code, text, *ids)))
+        self.send(encoding.encode_method(0, commands.Connection.Close(code, text, *ids)))
 
     def drop(self, *, reset: bool) -> None:
         """End without a word; what was not written yet is not written any more."""
@@ -223,7 +223,7 @@ class Connection:
     def _tell_blocked(self) -> None:
         if self.has_capability("connection.blocked") and not self._was_told_blocked:
             self._was_told_blocked = True
-            self.send(wire.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
+            self.send(encoding.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
 
     def _fail(self, error: AmqpError) -> None:
         if self._is_closing:
@@ -255,21 +255,21 @@ class Connection:
 
     def _handle_control(self, payload: bytes) -> None:
         """A method of the connection itself."""
-        method = wire.decode_method(payload)
+        method = decoding.decode_method(payload)
         if isinstance(method, commands.Connection.CloseOk) and self._is_closing:
             self._end(Ending.FLUSH)
         elif self._is_closing:
             return
         elif isinstance(method, commands.Connection.Close):
-            self.send(wire.encode_method(0, commands.Connection.CloseOk()))
+            self.send(encoding.encode_method(0, commands.Connection.CloseOk()))
             self._end(Ending.FLUSH)
         elif not self._handshake.is_open:
             self._open(method)
         elif isinstance(method, commands.Connection.UpdateSecret):
-            self.send(wire.encode_method(0, commands.Connection.UpdateSecretOk()))
+            self.send(encoding.encode_method(0, commands.Connection.UpdateSecretOk()))
         else:
             explanation = "unexpected method in connection state running"
-            raise AmqpError(504, explanation, wire.ids_of(payload))
+            raise AmqpError(504, explanation, decoding.ids_of(payload))
 
     def _open(self, method: Frame) -> None:
         try:
@@ -282,7 +282,7 @@ class Connection:
         if isinstance(method, commands.Connection.TuneOk):
             self._frames.frame_max = self._handshake.frame_max
         if answer is not None:
-            self.send(wire.encode_method(0, answer))
+            self.send(encoding.encode_method(0, answer))
 
     def _handle_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
         if not self._handshake.is_open:
@@ -290,15 +290,15 @@ class Connection:
         channel = self._channels.get(number)
         if kind != wire.METHOD or not payload.startswith(b"\x00\x14"):  # class 20: channel.*
             if channel is None:
-                ids = wire.ids_of(payload) if kind == wire.METHOD else (0, 0)
+                ids = decoding.ids_of(payload) if kind == wire.METHOD else (0, 0)
                 raise AmqpError(504, "expected 'channel.open'", ids)
             channel.handle_frame(kind, payload)
             return
-        method = wire.decode_method(payload)
+        method = decoding.decode_method(payload)
         if isinstance(method, commands.Channel.Open):
             self._open_channel(number)
         elif channel is None:
-            raise AmqpError(504, "expected 'channel.open'", wire.ids_of(payload))
+            raise AmqpError(504, "expected 'channel.open'", decoding.ids_of(payload))
         elif isinstance(method, commands.Channel.Close):
             channel.release()
             channel.reply(commands.Channel.CloseOk())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pamqp.commands import Basic
 
-from reliablepub.testing import wire
+from reliablepub.testing import encoding
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Consuming:
         entry = queue.take()
         tag = self._open(Delivery(entry, queue, None), no_ack=method.no_ack)
         publish = entry.publish
-        payload = wire.encode_get_ok(
+        payload = encoding.encode_get_ok(
             tag,
             redelivered=entry.redelivered,
             exchange=publish.exchange,
@@ -146,7 +146,7 @@ class Consuming:
             consumer.unacked += 1
         tag = self._open(Delivery(entry, consumer.queue, consumer), no_ack=consumer.no_ack)
         publish = entry.publish
-        payload = wire.encode_deliver(
+        payload = encoding.encode_deliver(
             consumer.tag,
             tag,
             redelivered=entry.redelivered,

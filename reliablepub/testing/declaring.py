@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp.commands import Exchange as ExchangeMethods
 from pamqp.commands import Queue as QueueMethods
 
-from reliablepub.testing import wire
+from reliablepub.testing import encoding
 from reliablepub.testing.queues import Queue
 from reliablepub.testing.replies import AmqpError, field_type
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
@@ -110,7 +110,7 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
     if not method.nowait:
         queue.expire(node.now)
         counts = (len(queue.ready), len(queue.consumers))
-        channel.send_method(wire.encode_declare_ok(queue.name, *counts))
+        channel.send_method(encoding.encode_declare_ok(queue.name, *counts))
 
 
 def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:

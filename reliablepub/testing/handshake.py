@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp.commands import Connection as Methods
 
-from reliablepub.testing import wire
+from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def start() -> bytes:
         "version": "3.13.7",
     }
     method = Methods.Start(server_properties=properties, mechanisms="PLAIN AMQPLAIN")
-    return wire.encode_method(0, method)
+    return encoding.encode_method(0, method)
 
 
 class Handshake:
@@ -141,8 +141,8 @@ def _credentials(mechanism: str, response: bytes) -> tuple[str, str]:
             return parts[1].decode(errors="replace"), parts[2].decode(errors="replace")
     elif mechanism == "AMQPLAIN":
         try:
-            table = wire.decode_table(response)
-        except wire.MalformedError:
+            table = decoding.decode_table(response)
+        except decoding.MalformedError:
             table = {}
         user, password = table.get("LOGIN"), table.get("PASSWORD")
         if isinstance(user, str) and isinstance(password, str):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reliablepub.testing import faults, wire
+from reliablepub.testing import encoding, faults
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
 from reliablepub.testing.consuming import deliver
 from reliablepub.testing.history import Fate
@@ -192,7 +192,7 @@ class Publishing:
             return
         number = self._channel.number
         frames = [
-            wire.encode_confirm(number, one.delivery_tag, multiple=one.multiple, nack=one.nack)
+            encoding.encode_confirm(number, one.delivery_tag, multiple=one.multiple, nack=one.nack)
             for one in self.ledger.poll(self._node.random)
         ]
         self._channel.connection.send(b"".join(frames))
@@ -201,7 +201,7 @@ class Publishing:
             self._send_return(publish)
 
     def _send_return(self, publish: Publish) -> None:
-        method = wire.encode_return(publish.exchange, publish.routing_key)
+        method = encoding.encode_return(publish.exchange, publish.routing_key)
         self._channel.send_content(method, publish)
 
     def _end(self, fault: faults.EndingFault) -> None:

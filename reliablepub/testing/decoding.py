@@ -1,0 +1,251 @@
+"""The payload of a frame to a method, a content header or properties.
+
+pamqp knows which methods exist and what their arguments are; this module reads their bytes itself,
+because a server must refuse what is truncated, nested without end or larger than agreed, and
+because basic.publish is too frequent for a general decoder.
+It must never know what a method means.
+"""
+
+from __future__ import annotations
+
+import struct
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+from pamqp import commands
+
+from reliablepub.testing.replies import AmqpError, erlang_binary, frame_error
+from reliablepub.testing.wire import HEADER, METHOD
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pamqp.base import Frame
+
+TABLE_DEPTH_MAX: Final = 32
+PUBLISH: Final = b"\x00\x3c\x00\x28"
+"""The class and method ids of basic.publish, first in its method frame."""
+BASIC_CLASS: Final = 60
+
+_IDS_SIZE: Final = 4
+_CONTENT = struct.Struct(">HHQH")
+
+
+class MalformedError(Exception):
+    """Bytes that are not what they should be; who asked for them knows which reply that is."""
+
+
+class _Reader:
+    """Reads the fields of one payload, or raises `MalformedError`."""
+
+    __slots__ = ("at", "data", "end")
+
+    def __init__(self, data: bytes, at: int = 0) -> None:
+        self.data = data
+        self.at = at
+        self.end = len(data)
+
+    def take(self, size: int) -> bytes:
+        start = self.at
+        self.at = start + size
+        if self.at > self.end:
+            raise MalformedError("a field runs past the end of its frame")
+        return self.data[start : self.at]
+
+    def number(self, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(size), "big", signed=signed)
+
+    def shortstr(self) -> str:
+        text = self.take(self.take(1)[0])
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            raise MalformedError("a short string is not UTF-8") from None
+
+    def longstr(self) -> str | bytes:
+        text = self.take(self.number(4))
+        try:
+            return text.decode()
+        except UnicodeDecodeError:
+            return text
+
+    def timestamp(self) -> datetime | int:
+        seconds = self.number(8)
+        try:
+            return datetime.fromtimestamp(seconds, tz=UTC)
+        except (ValueError, OverflowError, OSError):
+            return seconds  # beyond the year 9999: legal on the wire, not in a datetime
+
+    def decimal(self) -> Decimal:
+        scale = self.number(1)
+        return Decimal(self.number(4, signed=True)).scaleb(-scale)
+
+    def table(self, depth: int = 0) -> dict[str, Any]:
+        end = self._nested_end(depth)
+        table = {}
+        while self.at < end:
+            key = self.shortstr()
+            table[key] = self.value(depth)
+        self._expect(end)
+        return table
+
+    def array(self, depth: int) -> list[Any]:
+        end = self._nested_end(depth)
+        items = []
+        while self.at < end:
+            items.append(self.value(depth))
+        self._expect(end)
+        return items
+
+    def value(self, depth: int) -> Any:  # noqa: ANN401 - a field value is of any type
+        kind = self.take(1)
+        if kind == b"F":
+            return self.table(depth + 1)
+        if kind == b"A":
+            return self.array(depth + 1)
+        read = _FIELD_READERS.get(kind)
+        if read is None:
+            raise MalformedError(f"unknown field type {kind!r}")
+        return read(self)
+
+    def _nested_end(self, depth: int) -> int:
+        if depth > TABLE_DEPTH_MAX:
+            raise MalformedError("a table is nested too deeply")
+        end = self.number(4) + self.at
+        if end > self.end:
+            raise MalformedError("a table runs past the end of its frame")
+        return end
+
+    def _expect(self, end: int) -> None:
+        if self.at != end:
+            raise MalformedError("a table is longer than it says")
+
+
+# The type letters RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
+_FIELD_READERS: dict[bytes, Callable[[_Reader], Any]] = {
+    b"t": lambda r: bool(r.number(1)),
+    b"b": lambda r: r.number(1, signed=True),
+    b"B": lambda r: r.number(1),
+    b"s": lambda r: r.number(2, signed=True),
+    b"u": lambda r: r.number(2),
+    b"I": lambda r: r.number(4, signed=True),
+    b"i": lambda r: r.number(4),
+    b"l": lambda r: r.number(8, signed=True),
+    b"L": lambda r: r.number(8, signed=True),
+    b"f": lambda r: struct.unpack(">f", r.take(4))[0],
+    b"d": lambda r: struct.unpack(">d", r.take(8))[0],
+    b"D": _Reader.decimal,
+    b"S": _Reader.longstr,
+    b"T": _Reader.timestamp,
+    b"V": lambda _: None,
+    b"x": lambda r: bytearray(r.take(r.number(4))),
+}
+
+_ARGUMENT_READERS: dict[str, Callable[[_Reader], Any]] = {
+    "octet": lambda r: r.number(1),
+    "short": lambda r: r.number(2),
+    "long": lambda r: r.number(4),
+    "longlong": lambda r: r.number(8),
+    "shortstr": _Reader.shortstr,
+    "longstr": _Reader.longstr,
+    "table": _Reader.table,
+    "timestamp": _Reader.timestamp,
+}
+
+
+def ids_of(payload: bytes) -> tuple[int, int]:
+    """The class and method ids of a method frame."""
+    return int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big")
+
+
+def decode_method(payload: bytes) -> Frame:
+    """The method of a method frame; 501 for malformed arguments, 503 for a method unknown."""
+    if len(payload) < _IDS_SIZE:
+        raise frame_error(METHOD, payload, "unknown_frame")
+    reader = _Reader(payload)
+    index = reader.number(_IDS_SIZE)
+    kind: type[Frame] | None = commands.INDEX_MAPPING.get(index)
+    if kind is None:
+        explanation = f"unknown method {index >> 16}.{index & 0xFFFF}"
+        raise AmqpError(503, explanation)
+    try:
+        return _read_method(kind, reader)
+    except MalformedError:
+        raise _undecodable(payload) from None
+
+
+def _undecodable(payload: bytes) -> AmqpError:
+    return AmqpError(501, f"cannot decode {erlang_binary(payload[_IDS_SIZE:])}")
+
+
+def _read_method(kind: type[Frame], reader: _Reader) -> Frame:
+    method: Frame = kind.__new__(
+        kind
+    )  # __init__ warns of deprecated methods; a client may send them
+    bits, bit = 0, 8
+    for name in kind.attributes():
+        argument = kind.amqp_type(name)
+        if argument == "bit":
+            if bit == 8:  # noqa: PLR2004 - consecutive bits share octets
+                bits, bit = reader.number(1), 0
+            setattr(method, name, bool(bits >> bit & 1))
+            bit += 1
+        else:
+            setattr(method, name, _ARGUMENT_READERS[argument](reader))
+            bit = 8
+    return method
+
+
+def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
+    """The exchange, routing key, mandatory and immediate of a basic.publish."""
+    reader = _Reader(payload, _IDS_SIZE + 2)  # behind the ticket
+    try:
+        exchange = reader.shortstr()
+        routing_key = reader.shortstr()
+        bits = reader.number(1)
+    except MalformedError:
+        raise _undecodable(payload) from None
+    return exchange, routing_key, bool(bits & 1), bool(bits & 2)
+
+
+def decode_header(payload: bytes) -> tuple[int, int, int]:
+    """The class, body size and property flags of a content header frame."""
+    if len(payload) < _CONTENT.size:
+        raise frame_error(HEADER, payload, "unknown_frame")
+    class_id, _weight, body_size, flags = _CONTENT.unpack_from(payload)
+    return class_id, body_size, flags
+
+
+_PROPERTIES = tuple(
+    (flag, name, _ARGUMENT_READERS[commands.Basic.Properties.amqp_type(name)])
+    for name, flag in commands.Basic.Properties.flags.items()
+)
+
+
+def decode_properties(payload: bytes) -> commands.Basic.Properties:
+    """The properties in a content header frame.
+
+    Raises:
+        MalformedError: They are not what the flags say.
+    """
+    _class, _size, flags = decode_header(payload)
+    if flags & 3:  # continuation and reserved bits: basic has 14 properties only
+        raise MalformedError("unknown property flags")
+    properties = commands.Basic.Properties()
+    reader = _Reader(payload, _CONTENT.size)
+    for flag, name, read in _PROPERTIES:
+        if flags & flag:
+            setattr(properties, name, read(reader))
+    if reader.at != reader.end:
+        raise MalformedError("a content header has bytes left over")
+    return properties
+
+
+def decode_table(data: bytes) -> dict[str, Any]:
+    """A field table without its length in front, as AMQPLAIN sends it.
+
+    Raises:
+        MalformedError: It is not a table.
+    """
+    return _Reader(len(data).to_bytes(4, "big") + data).table()
