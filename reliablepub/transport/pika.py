@@ -4,9 +4,10 @@ Knows: pika, all of its callbacks and exceptions. Must never know: what is in th
 outcome leads to.
 
 pika calls back; the relay pulls. So callbacks only append events, and `listen` runs one round of
-pika's own I/O loop and hands them over. The publish path is `Channel.basic_publish`, whose only
-state is pika's output buffer: tags are counted by the core, never by pika (and never by
-`BlockingConnection`, which can take the late ack of one message for the confirm of the next).
+pika's own I/O loop and hands them over. Tags are counted by the core, never by pika (and never by
+`BlockingConnection`, which can take the late ack of one message for the confirm of the next): a
+batch is written as frames of our own, or by `Channel.basic_publish`, whose only state is pika's
+output buffer.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ from reliablepub.message import Message
 from reliablepub.transport.address import Address
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.encoding import attempt_name, attempt_tag, encode_properties
+from reliablepub.transport.frames import HEADER_OVERHEAD, PublishFrames
+from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
+
+IS_HOOKED: Final = is_recognized()
+"""Whether batches and confirms take the short way (`pika_hooks`), or pika's public one."""
 
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
 _CLOSE_TIMEOUT_S: Final = 2.0
-_HEADER_FRAME_OVERHEAD: Final = 8 + 12  # the frame's own octets; class, weight and body size
 
 
 class _Properties(pika.BasicProperties):
@@ -85,6 +90,7 @@ class PikaTransport:
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
         self._channels: dict[int, Channel] = {}
+        self._frames: dict[int, PublishFrames] = {}
         quiet_this_thread()
         self._loop = IOLoop()
         self._loop.activate_poller()
@@ -93,7 +99,8 @@ class PikaTransport:
         """Begin to connect to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
-        self._connection = SelectConnection(
+        connection_class = HookedConnection if IS_HOOKED else SelectConnection
+        self._connection = connection_class(
             self._parameters(address),
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
@@ -105,6 +112,7 @@ class PikaTransport:
         """End the connection here and now: a broker that does not answer is not asked."""
         connection, self._connection = self._connection, None
         self._channels.clear()
+        self._frames.clear()
         self._events.append(ConnectionLost(reason))
         if connection is not None:
             _abort(connection)
@@ -123,7 +131,7 @@ class PikaTransport:
 
     def close_channel(self, epoch: int) -> None:
         """Close a channel; its number is free again when the broker has answered."""
-        channel = self._channels.pop(epoch, None)
+        channel = self._forget(epoch)
         if channel is not None and channel.is_open:
             channel.close()
 
@@ -133,6 +141,9 @@ class PikaTransport:
         if channel is None or not channel.is_open:
             return
         encoded = self._encode(epoch, first_tag, messages)
+        if isinstance(self._connection, HookedConnection):
+            self._connection.write_frames(self._frames[epoch].encode(messages, encoded))
+            return
         for message, properties in zip(messages, encoded, strict=True):
             channel.basic_publish(
                 message.exchange,
@@ -196,7 +207,7 @@ class PikaTransport:
     def _encode(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> list[bytes]:
         """All headers of a batch, before any byte of it is written."""
         assert self._connection is not None
-        frame_max = self._connection.params.frame_max or spec.FRAME_MAX_SIZE
+        frame_max = _frame_max(self._connection)
         encoded = []
         for index, message in enumerate(messages):
             name = attempt_name(self._run, epoch, first_tag + index)
@@ -204,7 +215,7 @@ class PikaTransport:
                 properties = encode_properties(message, name)
             except ValueError as error:
                 raise CannotEncode(index, str(error)) from None
-            if len(properties) + _HEADER_FRAME_OVERHEAD > frame_max:
+            if len(properties) + HEADER_OVERHEAD > frame_max:
                 problem = (
                     f"its properties take {len(properties)} bytes, "
                     f"and this broker's frames hold {frame_max}"
@@ -225,6 +236,7 @@ class PikaTransport:
             return
         self._connection = None
         self._channels.clear()
+        self._frames.clear()
         self._events.append(ConnectionLost(_explain(error)))
 
     def _on_blocked(self, connection: Connection, frame: Any) -> None:
@@ -244,6 +256,10 @@ class PikaTransport:
         channel.confirm_delivery(
             partial(self._on_confirm, epoch), callback=partial(self._on_confirm_selected, epoch)
         )
+        if isinstance(self._connection, HookedConnection):
+            number = int(channel.channel_number)
+            self._frames[epoch] = PublishFrames(number, _frame_max(self._connection))
+            self._connection.confirm_to(number, partial(self._on_hooked_confirm, epoch))
 
     def _on_confirm_selected(self, epoch: int, _frame: Any) -> None:
         self._events.append(ChannelOpened(epoch))
@@ -252,6 +268,9 @@ class PikaTransport:
         method = frame.method
         kind = Acked if isinstance(method, spec.Basic.Ack) else Nacked
         self._events.append(kind(epoch, method.delivery_tag, method.multiple))
+
+    def _on_hooked_confirm(self, epoch: int, is_ack: bool, tag: int, multiple: bool) -> None:  # noqa: FBT001
+        self._events.append((Acked if is_ack else Nacked)(epoch, tag, multiple))
 
     def _on_return(
         self, epoch: int, _channel: Channel, method: Any, properties: Any, _body: bytes
@@ -263,17 +282,23 @@ class PikaTransport:
         """``channel.close`` with the method at fault, which pika's own callback leaves out."""
         method = frame.method
         by_publish = (method.class_id, method.method_id) == _BASIC_PUBLISH
-        self._channels.pop(epoch, None)
-        self._events.append(
-            ChannelClosed(epoch, method.reply_code, method.reply_text, by_publish)
-        )
+        self._forget(epoch)
+        self._events.append(ChannelClosed(epoch, method.reply_code, method.reply_text, by_publish))
 
     def _on_channel_close(self, epoch: int, channel: Channel, error: Exception) -> None:
         """The channel is gone without a ``channel.close`` of its own: with the connection, or by us."""
         if self._channels.get(epoch) is channel and not isinstance(
             error, exceptions.ChannelClosedByBroker
         ):
-            del self._channels[epoch]
+            self._forget(epoch)
+
+    def _forget(self, epoch: int) -> Channel | None:
+        self._frames.pop(epoch, None)
+        return self._channels.pop(epoch, None)
+
+
+def _frame_max(connection: SelectConnection) -> int:
+    return connection.params.frame_max or spec.FRAME_MAX_SIZE
 
 
 def _nothing() -> None:

@@ -33,6 +33,12 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     rig.probe.close()
 
 
+@pytest.fixture(autouse=True, params=["hooked", "public"])
+def way_through_pika(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way through pika, and its public one: what holds, holds on both."""
+    monkeypatch.setattr("reliablepub.transport.pika.IS_HOOKED", request.param == "hooked")
+
+
 @pytest.fixture
 def outbox(tmp_path: Path) -> Path:
     """Where the outbox of the test is."""
