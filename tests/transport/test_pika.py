@@ -1,14 +1,14 @@
 """Pika's transport on a fake broker: requests in, events out, and nothing left behind."""
 
 import gc
-import os
 import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -389,11 +389,11 @@ def test_wake_after_close_does_nothing(fake_broker: FakeBroker) -> None:
 
 
 def open_fds() -> set[str]:
-    return {
-        os.readlink(f"/proc/self/fd/{fd}")
-        for fd in os.listdir("/proc/self/fd")
-        if os.path.exists(f"/proc/self/fd/{fd}")
-    }
+    names = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            names.add(str(fd.readlink()))
+    return names
 
 
 def check_nothing_left(before: set[str], threads: int) -> None:

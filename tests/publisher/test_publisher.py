@@ -1,0 +1,316 @@
+"""The front door: what callers get, whatever happens behind it."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub import (
+    Message,
+    Nacked,
+    Outbox,
+    OutboxDiskFull,
+    OutboxFull,
+    Publisher,
+    PublisherClosed,
+    PublisherForked,
+    Refused,
+    Retries,
+    RetryPolicy,
+    StillOpen,
+    Unroutable,
+)
+from reliablepub.outbox.entry import Turn
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.relay.relay import Relay
+from reliablepub.testing import FakeBroker, faults
+
+ONCE = RetryPolicy(*(Retries(1, lambda _: 0.0) for _ in range(3)))
+AWAY = "amqp://127.0.0.1:1/"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@pytest.fixture
+def broker(fake_broker: FakeBroker) -> FakeBroker:
+    fake_broker.declare_queue("q")
+    return fake_broker
+
+
+@pytest.fixture
+def publisher(broker: FakeBroker, path: Path) -> Iterator[Publisher]:
+    publisher = Publisher(broker.url, outbox=path, retry=ONCE)
+    yield publisher
+    publisher.close(0)
+
+
+def messages(count: int) -> list[Message]:
+    return [Message(b"x", routing_key="q") for _ in range(count)]
+
+
+# -------------------------------------------------------------------- receipts
+
+
+def test_a_receipt_ends_in_the_confirm(publisher: Publisher) -> None:
+    receipt = publisher.publish(b"x", routing_key="q")
+    assert receipt.result(5).message_id == receipt.message_id
+    assert receipt.is_settled
+
+
+@pytest.mark.parametrize(
+    ("fault", "exchange", "error"),
+    [(None, "missing", Refused), (faults.Nack(), "", Nacked), (faults.Return(), "", Unroutable)],
+)
+def test_a_receipt_raises_what_the_broker_said(
+    publisher: Publisher, broker: FakeBroker, fault: Any, exchange: str, error: type[Exception]
+) -> None:
+    if fault is not None:
+        broker.inject(fault)
+    receipt = publisher.publish(b"x", exchange=exchange, routing_key="q")
+    for _ in range(2):
+        with pytest.raises(error, match=receipt.message_id):
+            receipt.result(5)
+
+
+def test_a_wait_that_ends_first_says_that_it_is_still_open(
+    publisher: Publisher, broker: FakeBroker
+) -> None:
+    broker.inject(faults.HoldConfirms())
+    receipt = publisher.publish(b"x", routing_key="q")
+    with pytest.raises(StillOpen):
+        receipt.result(0.05)
+    broker.release_confirms()
+    receipt.result(5)
+
+
+def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> None:
+    publisher = Publisher(AWAY, outbox=path)
+    receipt = publisher.publish(b"x")
+    assert publisher.close(0).open == 1
+    with pytest.raises(PublisherClosed):
+        receipt.result()
+    assert Outbox(path).status().open == 1
+
+
+def test_a_batch_counts_its_outcomes(publisher: Publisher, broker: FakeBroker) -> None:
+    broker.inject(faults.Nack(times=3))
+    receipt = publisher.publish_many(messages(1200)).wait(10)
+    assert (receipt.stored, receipt.confirmed, receipt.failed, receipt.open) == (1200, 1197, 3, 0)
+    assert [type(failure) for failure in receipt.failures] == [Nacked] * 3
+
+
+def test_a_batch_keeps_no_more_failures_than_it_may(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.receipt.FAILURES_KEPT", 5)
+    receipt = publisher.publish_many(Message(b"", routing_key="nowhere") for _ in range(20))
+    receipt.wait(10)
+    assert (receipt.failed, len(receipt.failures)) == (20, 5)
+
+
+# -------------------------------------------------------------------- who may publish, and when
+
+
+def test_many_threads_publish_at_once(publisher: Publisher, broker: FakeBroker) -> None:
+    def work() -> None:
+        for receipt in [publisher.publish(b"x", routing_key="q") for _ in range(20)]:
+            receipt.result(10)
+
+    threads = [threading.Thread(target=work) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert publisher.status.counters.stored == 320
+    assert len({m.properties["message_id"] for m in broker.messages("q")}) == 320
+
+
+def test_a_closed_publisher_accepts_nothing(publisher: Publisher) -> None:
+    publisher.close(1)
+    with pytest.raises(PublisherClosed):
+        publisher.publish(b"x")
+    with pytest.raises(PublisherClosed):
+        publisher.publish_many(messages(1))
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> None:
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(PublisherForked):
+            publisher.publish(b"x")
+            os._exit(1)
+        os._exit(42)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+    publisher.publish(b"x", routing_key="q").result(5)
+
+
+def test_an_interpreter_that_ends_without_close_loses_nothing(path: Path) -> None:
+    code = (
+        "import sys, reliablepub\n"
+        "p = reliablepub.Publisher(sys.argv[1], outbox=sys.argv[2], close_timeout_s=0.1)\n"
+        "for _ in range(50): p.publish(b'x')\n"
+    )
+    subprocess.run([sys.executable, "-c", code, AWAY, str(path)], check=True, timeout=30)
+    assert Outbox(path).status().open == 50
+
+
+# -------------------------------------------------------------------- a full outbox
+
+
+def test_a_full_outbox_raises_at_once_when_asked_to(path: Path) -> None:
+    publisher = Publisher(AWAY, outbox=path, open_messages_max=1, full_timeout_s=0)
+    publisher.publish(b"x")
+    since = time.monotonic()
+    with pytest.raises(OutboxFull):
+        publisher.publish(b"x")
+    assert time.monotonic() - since < 0.5
+    assert publisher.close(0).open == 1
+
+
+def test_a_full_outbox_blocks_until_there_is_room(broker: FakeBroker, path: Path) -> None:
+    broker.inject(faults.HoldConfirms())
+    publisher = Publisher(broker.url, outbox=path, open_messages_max=1)
+    publisher.publish(b"x", routing_key="q")
+    timer = threading.Timer(0.3, broker.release_confirms)
+    timer.start()
+    since = time.monotonic()
+    publisher.publish(b"x", routing_key="q").result(5)
+    assert time.monotonic() - since >= 0.2
+    timer.join()
+    publisher.close(1)
+
+
+def test_chunks_are_cut_to_the_limits(broker: FakeBroker, path: Path) -> None:
+    publisher = Publisher(broker.url, outbox=path, open_messages_max=7, open_bytes_max=1_000)
+    receipt = publisher.publish_many(messages(30)).wait(10)
+    assert receipt.confirmed == 30
+    publisher.close(1)
+
+
+def test_a_message_larger_than_the_outbox_is_refused(path: Path) -> None:
+    publisher = Publisher(AWAY, outbox=path, open_bytes_max=1_000)
+    with pytest.raises(OutboxFull, match="never fit"):
+        publisher.publish(bytes(2_000))
+    publisher.close(0)
+
+
+def test_what_follows_a_chunk_that_found_no_room_is_not_stored_either(path: Path) -> None:
+    publisher = Publisher(AWAY, outbox=path, open_messages_max=700, full_timeout_s=0.1)
+    with pytest.raises(OutboxFull) as raised:
+        publisher.publish_many(messages(700 + 100 + 50), source="file")
+    assert publisher.close(0).open == 500
+    assert raised.value.__notes__ == ["500 messages before it are stored"]
+    store = SqliteStore(path)
+    assert store.position("file") == 500
+    store.close()
+
+
+def test_what_follows_a_chunk_that_failed_is_not_stored_either(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, commits_of_new = SqliteStore.commit, 0
+
+    def flaky(store: SqliteStore, turn: Turn) -> Any:
+        nonlocal commits_of_new
+        commits_of_new += bool(turn.new)
+        if turn.new and commits_of_new == 2:
+            raise OutboxDiskFull("the disk is full")
+        return commit(store, turn)
+
+    monkeypatch.setattr(SqliteStore, "commit", flaky)
+    publisher = Publisher(AWAY, outbox=path)
+    with pytest.raises(OutboxDiskFull) as raised:
+        publisher.publish_many(messages(20_000), source="file")
+    stored = publisher.close(0).open
+    assert raised.value.__notes__ == [f"{stored} messages before it are stored"]
+    assert stored < 20_000
+    assert stored % 500 == 0
+
+
+def test_an_iterable_that_raises_in_the_middle_says_how_many_are_stored(path: Path) -> None:
+    def broken() -> Iterator[Message]:
+        yield from messages(1_234)
+        raise ValueError("bad line")
+
+    publisher = Publisher(AWAY, outbox=path)
+    with pytest.raises(ValueError, match="bad line") as raised:
+        publisher.publish_many(broken())
+    stored = publisher.close(0).open
+    assert stored == 1_000
+    assert raised.value.__notes__ == [f"{stored} messages before it are stored"]
+
+
+def test_two_callers_of_a_failed_turn_do_not_share_their_error(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = OutboxDiskFull("the disk is full")
+
+    def full(_store: SqliteStore, _turn: Turn) -> Any:
+        raise error
+
+    monkeypatch.setattr(SqliteStore, "commit", full)
+    raised = []
+    for _ in range(2):
+        with pytest.raises(OutboxDiskFull) as caught:
+            publisher.publish_many(messages(1))
+        raised.append(caught.value)
+    assert raised[0] is not raised[1]
+    assert [len(one.__notes__) for one in raised] == [1, 1]
+
+
+# -------------------------------------------------------------------- the relay dies
+
+
+def test_whoever_waits_learns_the_cause_when_the_relay_dies(
+    publisher: Publisher, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.inject(faults.HoldConfirms())
+    receipt = publisher.publish(b"x", routing_key="q")
+
+    def die(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(Relay, "turn", die)
+    since = time.monotonic()
+    with pytest.raises(PublisherClosed, match="a bug"):
+        publisher.publish(b"x")
+    with pytest.raises(PublisherClosed):
+        receipt.result()
+    with pytest.raises(PublisherClosed, match="a bug"):
+        publisher.flush()
+    assert time.monotonic() - since < 2.0
+
+
+# -------------------------------------------------------------------- leaving nothing behind
+
+
+def test_twenty_publishers_leave_no_thread_and_no_descriptor(
+    broker: FakeBroker, path: Path
+) -> None:
+    def cycle() -> None:
+        with Publisher(broker.url, outbox=path) as publisher:
+            publisher.publish(b"x", routing_key="q").result(5)
+
+    def descriptors() -> int:
+        broker.wait_for(lambda: broker.connections == 0)
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    cycle()
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(20):
+        cycle()
+    deadline = time.monotonic() + 5
+    while descriptors() > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert descriptors() <= before
+    assert threading.active_count() == threads
