@@ -89,10 +89,11 @@ def cut(messages: Iterable[Message], limits: Limits) -> Iterator[list[Message]]:
     for message in messages:
         if not isinstance(message, Message):
             raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
-        if chunk and (len(chunk) >= messages_max or size + message.size > bytes_max):
+        ready = minted(message)  # first: its id counts, too
+        if chunk and (len(chunk) >= messages_max or size + ready.size > bytes_max):
             yield chunk
             chunk, size = [], 0
-        chunk.append(minted(message))
-        size += message.size
+        chunk.append(ready)
+        size += ready.size
     if chunk:
         yield chunk
