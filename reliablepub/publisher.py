@@ -133,7 +133,7 @@ class Publisher:
                 limits=self._limits,
             )
         )
-        atexit.register(_close_at_exit, weakref.ref(self))
+        _not_closed.add(self)
 
     # ------------------------------------------------------------------ publishing
 
@@ -272,6 +272,7 @@ class Publisher:
         with self._closing:
             self._is_closed = True
             self._relay.close(self._close_timeout_s if timeout is None else timeout)
+            _not_closed.discard(self)
         return self._relay.status
 
     def __enter__(self) -> Self:
@@ -346,8 +347,12 @@ def _open_store(outbox: str | os.PathLike[str] | None) -> Store:
     return MemoryStore() if outbox is None else SqliteStore(Path(outbox))
 
 
-def _close_at_exit(reference: weakref.ref[Publisher]) -> None:
+_not_closed: Final[weakref.WeakSet[Publisher]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
     """The interpreter ends: give open messages their last chance; the outbox keeps the rest."""
-    publisher = reference()
-    if publisher is not None and os.getpid() == publisher._pid:  # noqa: SLF001 - our own
-        publisher.close()
+    for publisher in list(_not_closed):
+        if os.getpid() == publisher._pid:  # noqa: SLF001 - our own
+            publisher.close()

@@ -1,5 +1,6 @@
 """The front door: what callers get, whatever happens behind it."""
 
+import atexit
 import contextlib
 import os
 import subprocess
@@ -162,6 +163,13 @@ def test_an_interpreter_that_ends_without_close_loses_nothing(path: Path) -> Non
     )
     subprocess.run([sys.executable, "-c", code, AWAY, str(path)], check=True, timeout=30)
     assert Outbox(path).status().open == 50
+
+
+def test_nothing_of_a_closed_publisher_waits_for_the_end_of_the_interpreter() -> None:
+    before = atexit._ncallbacks()
+    for _ in range(3):
+        Publisher(AWAY, outbox=None).close(0)
+    assert atexit._ncallbacks() == before
 
 
 # -------------------------------------------------------------------- a full outbox
