@@ -1,7 +1,7 @@
 """The RabbitMQ publisher that keeps its word.
 
-When ``publish()`` returns, the message is on disk. From then on it is published until the broker has
-taken responsibility for it, or it is parked with a reason a person can read and undo.
+When ``publish()`` returns, the message is on disk. From then on it is published until the broker
+has taken responsibility for it, or it is parked with a reason a person can read and undo.
 """
 
 from reliablepub.errors import (

@@ -1,6 +1,9 @@
 """What a caller holds while a message is on its way: something to wait on that ends in an outcome.
 
-Knows: outcomes, errors, waiting threads. Must never know: how outcomes come about.
+Knows: outcomes, errors, waiting threads. Must never know: how outcomes come about, event loops.
+
+What is said of one message (`Verdict`) and of many (`Counts`) does not depend on who waits for it:
+threads wait on the receipts of this module, tasks on those of `reliablepub.async_receipt`.
 """
 
 from __future__ import annotations
@@ -53,6 +56,16 @@ def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
     )
 
 
+def ended_first(what: str) -> PublisherClosed:
+    """Nobody is left to tell the outcome."""
+    return PublisherClosed(f"the publisher ended before the outcome of {what} was known")
+
+
+def still_open(what: str, timeout_s: float | None) -> StillOpen:
+    """The wait is over, and the outcome not known."""
+    return StillOpen(f"{what} is still open after {timeout_s or 0:g} s; it goes on being published")
+
+
 class _Waiting:
     """A lazy event: most receipts are settled without anybody waiting on them."""
 
@@ -70,7 +83,7 @@ class _Waiting:
                 self._event.set()
 
     def until(self, is_done: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait; raises `StillOpen` when time is up, `PublisherClosed` when nobody is left to tell."""
+        """Wait; raises `StillOpen` when time is up, `PublisherClosed` when nobody can tell."""
         if is_done():
             return
         with self._lock:
@@ -78,33 +91,118 @@ class _Waiting:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
             if self._relay.is_ended and not is_done():  # asked in this order: it may just have been
-                msg = f"the publisher ended before the outcome of {self._what} was known"
-                raise PublisherClosed(msg)
+                raise ended_first(self._what)
             left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
             if left <= 0:
-                msg = f"{self._what} is still open after {timeout_s:g} s; it goes on being published"
+                msg = f"{self._what} is still open after {timeout_s:g} s, and on its way"
                 raise StillOpen(msg)
             event.wait(left)
 
 
-class Receipt:
-    """The promise of one message: it is stored, and its outcome will be known.
+class Verdict:
+    """The outcome of one message, once it is known.
 
     Attributes:
         message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
     """
 
-    __slots__ = ("_result", "_waiting", "message_id")
+    __slots__ = ("_result", "message_id")
 
-    def __init__(self, message_id: str, relay: _Ending) -> None:
+    def __init__(self, message_id: str) -> None:
         self.message_id = message_id
         self._result: Confirmed | PublishError | None = None
-        self._waiting = _Waiting(relay, f"message {message_id}")
 
     @property
     def is_settled(self) -> bool:
         """Whether the outcome is known."""
         return self._result is not None
+
+    def settled(self, entry: Entry, outcome: Outcome) -> None:
+        """Take the final outcome (called by the relay)."""
+        if outcome.kind is OutcomeKind.CONFIRMED:
+            self._result = Confirmed(self.message_id)
+        else:
+            self._result = publish_error(entry, outcome)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for it."""
+        raise NotImplementedError
+
+    def _known(self) -> Confirmed:
+        """The outcome, which is known."""
+        if isinstance(self._result, Confirmed):
+            return self._result
+        assert self._result is not None
+        raise self._result
+
+    def __repr__(self) -> str:
+        """Name the message and where it stands."""
+        state = "open" if self._result is None else type(self._result).__name__.lower()
+        return f"<{type(self).__name__} {self.message_id} {state}>"
+
+
+class Counts:
+    """The outcomes of many messages, in constant memory.
+
+    Attributes:
+        stored: messages accepted so far.
+        confirmed: of those, confirmed.
+        failed: of those, given up.
+        failures: the errors of the first `FAILURES_KEPT` that were given up.
+    """
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self.confirmed = 0
+        self.failed = 0
+        self.failures: list[PublishError] = []
+
+    @property
+    def open(self) -> int:
+        """Messages whose outcome is not known yet."""
+        return self.stored - self.confirmed - self.failed
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all outcomes are known."""
+        return self.open == 0
+
+    def accepted(self, messages: int) -> None:
+        """So many more are stored (called by the relay, before any of them is settled)."""
+        self.stored += messages
+
+    def settled(self, entry: Entry, outcome: Outcome) -> None:
+        """Take one final outcome (called by the relay)."""
+        if outcome.kind is OutcomeKind.CONFIRMED:
+            self.confirmed += 1
+        else:
+            self.failed += 1
+            if len(self.failures) < FAILURES_KEPT:
+                self.failures.append(publish_error(entry, outcome))
+        if self.open == 0:
+            self._tell()
+
+    def _tell(self) -> None:
+        """Wake whoever waits for the last of them."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Count, without naming messages."""
+        return (
+            f"<{type(self).__name__} {self.stored} stored, {self.confirmed} confirmed, "
+            f"{self.failed} failed, {self.open} open>"
+        )
+
+
+class Receipt(Verdict):
+    """The promise of one message: it is stored, and its outcome will be known."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self, message_id: str, relay: _Ending) -> None:
+        super().__init__(message_id)
+        self._waiting = _Waiting(relay, f"message {message_id}")
 
     def result(self, timeout: float | None = None) -> Confirmed:
         """Wait for the outcome.
@@ -123,47 +221,19 @@ class Receipt:
             StillOpen: the wait ended first; it goes on being published.
             PublisherClosed: the publisher ended first; it is in the outbox, if there is one.
         """
-        self._waiting.until(lambda: self._result is not None, timeout)
-        if isinstance(self._result, Confirmed):
-            return self._result
-        assert self._result is not None
-        raise self._result
+        self._waiting.until(lambda: self.is_settled, timeout)
+        return self._known()
 
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take the final outcome (called by the relay)."""
-        if outcome.kind is OutcomeKind.CONFIRMED:
-            self._result = Confirmed(self.message_id)
-        else:
-            self._result = publish_error(entry, outcome)
+    def _tell(self) -> None:
         self._waiting.notify()
 
-    def __repr__(self) -> str:
-        """Name the message and where it stands."""
-        state = "open" if self._result is None else type(self._result).__name__.lower()
-        return f"<Receipt {self.message_id} {state}>"
 
-
-class BatchReceipt:
-    """The promise of many messages, in constant memory.
-
-    Attributes:
-        stored: messages accepted so far.
-        confirmed: of those, confirmed.
-        failed: of those, given up.
-        failures: the errors of the first `FAILURES_KEPT` that were given up.
-    """
+class BatchReceipt(Counts):
+    """The promise of many messages, in constant memory."""
 
     def __init__(self, relay: _Ending) -> None:
-        self.stored = 0
-        self.confirmed = 0
-        self.failed = 0
-        self.failures: list[PublishError] = []
+        super().__init__()
         self._waiting = _Waiting(relay, "a batch")
-
-    @property
-    def open(self) -> int:
-        """Messages whose outcome is not known yet."""
-        return self.stored - self.confirmed - self.failed
 
     def wait(self, timeout: float | None = None) -> BatchReceipt:
         """Wait until every message has its outcome; look at ``failures`` afterwards.
@@ -175,28 +245,8 @@ class BatchReceipt:
             StillOpen: the wait ended first; they go on being published.
             PublisherClosed: the publisher ended first.
         """
-        self._waiting.until(lambda: self.open == 0, timeout)
+        self._waiting.until(lambda: self.is_settled, timeout)
         return self
 
-    def accepted(self, messages: int) -> None:
-        """So many more are stored (called by the relay, before any of them is settled)."""
-        self.stored += messages
-
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take one final outcome (called by the relay)."""
-        if outcome.kind is OutcomeKind.CONFIRMED:
-            self.confirmed += 1
-        else:
-            self.failed += 1
-            if len(self.failures) < FAILURES_KEPT:
-                self.failures.append(publish_error(entry, outcome))
-        if self.open == 0:
-            self._waiting.notify()
-
-    def __repr__(self) -> str:
-        """Count, without naming messages."""
-        return (
-            f"<BatchReceipt {self.stored} stored, {self.confirmed} confirmed, "
-            f"{self.failed} failed, {self.open} open>"
-        )
-
+    def _tell(self) -> None:
+        self._waiting.notify()

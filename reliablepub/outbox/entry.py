@@ -1,9 +1,10 @@
 """What passes between the relay and a store: entries, and everything one turn changes at once.
 
-Knows: messages and outcomes. Must never know: SQL (the store's), delivery tags' meaning (the core's).
+Knows: messages and outcomes. Must never know: SQL (the store's), what a tag means (the core's).
 
-A store is durable (`reliablepub.outbox.store`) or not (`reliablepub.outbox.memory`); the relay cannot
-tell them apart. Taking is only a read: an entry leaves the store in the transaction of its verdict.
+A store is durable (`reliablepub.outbox.store`) or not (`reliablepub.outbox.memory`); the relay
+cannot tell them apart. Taking is only a read: an entry leaves the store in the transaction of its
+verdict.
 """
 
 from __future__ import annotations

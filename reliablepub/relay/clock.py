@@ -1,4 +1,4 @@
-"""The two clocks: one that only goes forward, for waits; one that people read, for what is written down.
+"""Two clocks: one that only goes forward, for waits; one that people read, for what is recorded.
 
 Knows: nothing else.
 """

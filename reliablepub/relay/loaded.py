@@ -2,7 +2,7 @@
 
 Knows: ids, sizes, due times and waiters. Must never know: what becomes of an entry.
 
-An entry is found in one of two ways. New ones by id: either they are taken into memory when they are
+An entry is found in one of two ways. New ones by id: either they go into memory when they are
 stored, or their ids are remembered as backlog. Postponed ones by the time they fall due; their rows
 stay as they are when they are read, so the store is told which of them are in memory already.
 """
@@ -49,7 +49,7 @@ class Loaded:
 
     @property
     def next_due(self) -> float | None:
-        """When the next postponed entry can be read (wall clock); None also while memory is full."""
+        """When the next postponed entry can be read (wall clock); None also if memory is full."""
         return self._next_due if self._is_low else None
 
     @property

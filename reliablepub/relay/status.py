@@ -5,7 +5,7 @@ Knows: counts and words. Must never know: how they are used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reliablepub.outbox.entry import Counters
@@ -37,7 +37,7 @@ class Status:
 
     link: Link = Link.DISCONNECTED
     reason: str = ""
-    counters: Counters = Counters()
+    counters: Counters = field(default_factory=Counters)
     in_flight: int = 0
     buffered: int = 0
     connects: int = 0

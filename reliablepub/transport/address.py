@@ -44,7 +44,7 @@ def parse_addresses(url: str | Sequence[str]) -> tuple[Address, ...]:
     """Read one URL, or several for failover.
 
     Raises:
-        ConfigurationError: naming what is wrong, without repeating the URL (it may hold a password).
+        ConfigurationError: naming what is wrong, and not the URL (it may hold a password).
     """
     urls = [url] if isinstance(url, str) else list(url)
     if not urls:
@@ -64,7 +64,7 @@ def _parse(url: str) -> Address:
     if not parts.hostname:
         raise ConfigurationError(_explain("the URL names no host"))
     if parts.query or parts.fragment:
-        msg = "the URL has a query or fragment; options are arguments, so that none is set by accident"
+        msg = "the URL has a query or fragment; options are arguments, and none is set by accident"
         raise ConfigurationError(msg)
     return Address(
         host=parts.hostname,

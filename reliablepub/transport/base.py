@@ -13,7 +13,7 @@ from reliablepub.message import Message
 
 
 class CannotEncode(Exception):
-    """A message does not fit what was negotiated with this broker; nothing of its batch was written.
+    """A message does not fit what this broker allows; nothing of its batch was written.
 
     Attributes:
         index: position of the message in the batch.
@@ -46,14 +46,14 @@ class Transport(Protocol):
         """Close a channel; nothing follows."""
 
     def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
-        """Write publishes, in order, with ``mandatory`` set; ``messages[i]`` has tag ``first_tag + i``.
+        """Write publishes, ``mandatory`` set, in order: ``messages[i]`` has tag ``first_tag + i``.
 
         Raises:
             CannotEncode: nothing was written.
         """
 
     def listen(self, timeout_s: float | None) -> list[Event]:
-        """Wait until something happens, `wake` is called, or the time is up; what happened, in order."""
+        """Wait until something happens, `wake` is called, or time is up; all that happened."""
 
     def wake(self) -> None:
         """End the current or the next `listen` at once. From any thread."""

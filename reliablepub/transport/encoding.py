@@ -13,7 +13,6 @@ import calendar
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from math import isfinite
 from struct import Struct
 
 from reliablepub.message import ATTEMPT_HEADER, FieldValue, Message
@@ -101,28 +100,8 @@ def _table(table: Mapping[str, FieldValue]) -> bytes:
 
 def _add_value(out: list[bytes], value: FieldValue) -> None:
     match value:
-        case str():
-            encoded = value.encode()
-            out.append(_TYPED_LENGTH.pack(b"S", len(encoded)) + encoded)
-        case None:
-            out.append(b"V")
-        case bool():
-            out.append(_TYPED_OCTET.pack(b"t", value))
-        case int():
-            typed = _TYPED_INT32.pack(b"I", value) if value in _INT32 else _TYPED_INT64.pack(b"l", value)
-            out.append(typed)
-        case float():
-            if not isfinite(value):  # pika turns a float that it reads into an int, or dies of it
-                msg = f"a header holds {value}, which is not finite"
-                raise ValueError(msg)
-            out.append(_TYPED_DOUBLE.pack(b"d", value))
-        case bytes():
-            out.append(_TYPED_LENGTH.pack(b"x", len(value)) + value)
-        case Decimal():
-            places = max(0, -int(value.as_tuple().exponent))
-            out.append(_TYPED_DECIMAL.pack(b"D", places, int(value.scaleb(places))))
-        case datetime():
-            out.append(_TYPED_TIMESTAMP.pack(b"T", _seconds(value)))
+        case str() | bytes() | None | bool() | int() | float() | Decimal() | datetime():
+            out.append(_scalar(value))
         case Mapping():
             out.append(b"F" + _table(value))
         case _:
@@ -131,6 +110,29 @@ def _add_value(out: list[bytes], value: FieldValue) -> None:
                 _add_value(items, item)
             body = b"".join(items)
             out.append(_TYPED_LENGTH.pack(b"A", len(body)) + body)
+
+
+def _scalar(value: str | bytes | float | Decimal | datetime | None) -> bytes:  # noqa: PLR0911
+    match value:
+        case str():
+            encoded = value.encode()
+            return _TYPED_LENGTH.pack(b"S", len(encoded)) + encoded
+        case None:
+            return b"V"
+        case bool():
+            return _TYPED_OCTET.pack(b"t", value)
+        case int():
+            is_small = value in _INT32
+            return _TYPED_INT32.pack(b"I", value) if is_small else _TYPED_INT64.pack(b"l", value)
+        case float():
+            return _TYPED_DOUBLE.pack(b"d", value)
+        case bytes():
+            return _TYPED_LENGTH.pack(b"x", len(value)) + value
+        case Decimal():
+            places = max(0, -int(value.as_tuple().exponent))
+            return _TYPED_DECIMAL.pack(b"D", places, int(value.scaleb(places)))
+        case datetime():
+            return _TYPED_TIMESTAMP.pack(b"T", _seconds(value))
 
 
 def _seconds(moment: datetime) -> int:

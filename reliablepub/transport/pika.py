@@ -15,7 +15,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pika
 from pika import exceptions, spec
@@ -46,6 +46,9 @@ from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 
 IS_HOOKED: Final = is_recognized()
 """Whether batches and confirms take the short way (`pika_hooks`), or pika's public one."""
+
+MethodFrame: TypeAlias = Any
+"""pika's ``frame.Method``, whose ``method`` has the attributes of the AMQP method."""
 
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
@@ -172,20 +175,25 @@ class PikaTransport:
     def close(self) -> None:
         """Close gracefully, but do not wait for ever."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            if not (connection.is_closing or connection.is_closed):
-                connection.close()
-            deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
-            while deadline.callback is not None and not connection.is_closed:
-                self._loop.poll()
-                self._loop.process_timeouts()
-            _abort(connection)
-        self._loop.process_timeouts()  # sockets are closed by callbacks
-        self._loop.deactivate_poller()
-        self._loop.close()
-        unquiet_this_thread()
+        try:
+            if connection is not None:
+                self._close_connection(connection)
+            self._loop.process_timeouts()  # sockets are closed by callbacks
+        finally:
+            self._loop.deactivate_poller()
+            self._loop.close()
+            unquiet_this_thread()
 
     # ------------------------------------------------------------------ inside
+
+    def _close_connection(self, connection: SelectConnection) -> None:
+        if not (connection.is_closing or connection.is_closed):
+            connection.close()
+        deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
+        while deadline.callback is not None and not connection.is_closed:
+            self._loop.poll()
+            self._loop.process_timeouts()
+        _abort(connection)
 
     def _parameters(self, address: Address) -> pika.ConnectionParameters:
         options = None
@@ -239,11 +247,11 @@ class PikaTransport:
         self._frames.clear()
         self._events.append(ConnectionLost(_explain(error)))
 
-    def _on_blocked(self, connection: Connection, frame: Any) -> None:
+    def _on_blocked(self, connection: Connection, frame: MethodFrame) -> None:
         if connection is self._connection:
             self._events.append(Blocked(str(frame.method.reason)))
 
-    def _on_unblocked(self, connection: Connection, _frame: Any) -> None:
+    def _on_unblocked(self, connection: Connection, _frame: MethodFrame) -> None:
         if connection is self._connection:
             self._events.append(Unblocked())
 
@@ -261,10 +269,10 @@ class PikaTransport:
             self._frames[epoch] = PublishFrames(number, _frame_max(self._connection))
             self._connection.confirm_to(number, partial(self._on_hooked_confirm, epoch))
 
-    def _on_confirm_selected(self, epoch: int, _frame: Any) -> None:
+    def _on_confirm_selected(self, epoch: int, _frame: MethodFrame) -> None:
         self._events.append(ChannelOpened(epoch))
 
-    def _on_confirm(self, epoch: int, frame: Any) -> None:
+    def _on_confirm(self, epoch: int, frame: MethodFrame) -> None:
         method = frame.method
         kind = Acked if isinstance(method, spec.Basic.Ack) else Nacked
         self._events.append(kind(epoch, method.delivery_tag, method.multiple))
@@ -273,12 +281,17 @@ class PikaTransport:
         self._events.append((Acked if is_ack else Nacked)(epoch, tag, multiple))
 
     def _on_return(
-        self, epoch: int, _channel: Channel, method: Any, properties: Any, _body: bytes
+        self,
+        epoch: int,
+        _channel: Channel,
+        method: spec.Basic.Return,
+        properties: pika.BasicProperties,
+        _body: bytes,
     ) -> None:
         tag = attempt_tag(properties.headers, self._run, epoch)
         self._events.append(Returned(epoch, tag, method.reply_code, method.reply_text))
 
-    def _on_close_method(self, epoch: int, frame: Any) -> None:
+    def _on_close_method(self, epoch: int, frame: MethodFrame) -> None:
         """``channel.close`` with the method at fault, which pika's own callback leaves out."""
         method = frame.method
         by_publish = (method.class_id, method.method_id) == _BASIC_PUBLISH
@@ -286,7 +299,7 @@ class PikaTransport:
         self._events.append(ChannelClosed(epoch, method.reply_code, method.reply_text, by_publish))
 
     def _on_channel_close(self, epoch: int, channel: Channel, error: Exception) -> None:
-        """The channel is gone without a ``channel.close`` of its own: with the connection, or by us."""
+        """The channel is gone without a ``channel.close`` of its own, or we closed it."""
         if self._channels.get(epoch) is channel and not isinstance(
             error, exceptions.ChannelClosedByBroker
         ):
