@@ -18,6 +18,8 @@ clocks.
         ├── OutboxFull        its limit in messages or bytes is reached
         ├── OutboxDiskFull    the disk is full
         ├── OutboxInUse       another process relays it
+        ├── OutboxLocked      another process keeps it locked for too long
+        ├── OutboxUnsure      the disk failed during a commit: it may or may not be stored
         └── NotAnOutbox       the file is something else, or of a newer version
 
 Every error can be pickled (Spark sends them between processes); none holds a body or a password.
@@ -173,8 +175,18 @@ class OutboxInUse(OutboxError):
     retryable = True
 
 
+class OutboxLocked(OutboxError):
+    """Another process keeps the file locked for too long; the same call may succeed later."""
+
+    retryable = True
+
+
+class OutboxUnsure(OutboxError):
+    """The disk failed while a transaction was being committed: it may or may not be on it."""
+
+
 class NotAnOutbox(OutboxError):
-    """The file is not an outbox, or was written by a newer version."""
+    """The file is no SQLite database, holds no outbox, or one of a newer version."""
 
 
 for _error in list(globals().values()):

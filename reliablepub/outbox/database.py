@@ -20,8 +20,8 @@ from typing import Final
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from reliablepub.errors import NotAnOutbox, OutboxError
-from reliablepub.outbox.failures import OutboxLocked, is_io_error, os_error, outbox_error
+from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked, OutboxUnsure
+from reliablepub.outbox.failures import is_io_error, os_error, outbox_error
 from reliablepub.outbox.migrate import is_current, migrate
 
 BUSY_TIMEOUT_S: Final = 5.0
@@ -29,10 +29,6 @@ CHECKPOINT_PAGES: Final = 1_000
 """4 MiB: larger ones were not measurably faster, and `ballast` must outweigh one checkpoint."""
 JOURNAL_BYTES_MAX: Final = 64 * 1024 * 1024
 """What a log that a stuck reader let grow is cut back to."""
-
-
-class OutboxUnsure(OutboxError):
-    """The disk failed while a transaction was being committed: it may or may not be on it."""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:

@@ -1,7 +1,6 @@
 """What SQLite's errors mean for the outbox, in words a person can act on.
 
-Knows: SQLite's result codes. Must never know: what the caller was
-about to do.
+Knows: SQLite's result codes. Must never know: what the caller was about to do.
 """
 
 from __future__ import annotations
@@ -9,18 +8,12 @@ from __future__ import annotations
 import errno
 import sqlite3
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import Final
 
-from reliablepub.errors import NotAnOutbox, OutboxDiskFull, OutboxError
+from reliablepub.errors import NotAnOutbox, OutboxDiskFull, OutboxError, OutboxLocked
 
 _IOERR: Final = 10
 _PRIMARY_CODE: Final = 0xFF
-
-
-class OutboxLocked(OutboxError):
-    """Another process keeps the file locked for too long; the same call may succeed later."""
-
-    retryable: ClassVar[bool] = True
 
 
 def is_io_error(error: BaseException) -> bool:

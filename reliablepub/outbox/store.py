@@ -20,9 +20,15 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from reliablepub.errors import OutboxDiskFull, OutboxError, OutboxInUse, PublisherForked
+from reliablepub.errors import (
+    OutboxDiskFull,
+    OutboxError,
+    OutboxInUse,
+    OutboxUnsure,
+    PublisherForked,
+)
 from reliablepub.outbox.ballast import Ballast
-from reliablepub.outbox.database import OutboxUnsure, absolute, open_writer, transaction
+from reliablepub.outbox.database import absolute, open_writer, transaction
 from reliablepub.outbox.entry import Attempt, Counters, Entry, Sent, Snapshot, Turn
 from reliablepub.outbox.failures import outbox_error
 from reliablepub.outbox.lease import Lease
@@ -44,7 +50,7 @@ class SqliteStore:
 
     Raises:
         OutboxInUse: another process relays it.
-        NotAnOutbox: the file is something else, or of a newer version.
+        NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
         OutboxError: it cannot be opened or written.
     """
 

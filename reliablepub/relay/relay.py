@@ -38,9 +38,8 @@ from reliablepub._core.events import (
     Settlement,
 )
 from reliablepub._core.session import Session
-from reliablepub.errors import OutboxDiskFull, OutboxError
+from reliablepub.errors import OutboxDiskFull, OutboxError, OutboxLocked
 from reliablepub.outbox.entry import Entry, Sent, Snapshot, Store, Turn
-from reliablepub.outbox.failures import OutboxLocked
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock

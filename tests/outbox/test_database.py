@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.errors import NotAnOutbox, OutboxError
+from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox import database as database_module
 from reliablepub.outbox.database import reading, transaction
 from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.failures import OutboxLocked
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.store import SqliteStore
 

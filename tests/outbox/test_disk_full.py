@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.errors import OutboxDiskFull, OutboxError
+from reliablepub.errors import OutboxDiskFull, OutboxError, OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.ballast import BALLAST_BYTES, Ballast
-from reliablepub.outbox.database import CHECKPOINT_PAGES, OutboxUnsure
+from reliablepub.outbox.database import CHECKPOINT_PAGES
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.store import SqliteStore
 

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from reliablepub.errors import OutboxDiskFull, ReliablePubError
+from reliablepub.errors import OutboxDiskFull, OutboxLocked, ReliablePubError
 from reliablepub.outbox.entry import Store, Turn
-from reliablepub.outbox.failures import OutboxLocked
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.relay import COMMIT_RETRY_S
 from tests.relay.scripted import World, disk_full

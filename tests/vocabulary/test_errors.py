@@ -15,6 +15,7 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxFull,
     OutboxInUse,
+    OutboxLocked,
     PublishError,
     Refused,
     ReliablePubError,
@@ -97,7 +98,7 @@ def test_an_invalid_message_names_the_field() -> None:
 
 def test_only_what_may_pass_by_itself_is_retryable() -> None:
     retryable = {kind for kind in ALL if kind.retryable}
-    assert retryable == {StillOpen, OutboxFull, OutboxDiskFull, OutboxInUse}
+    assert retryable == {StillOpen, OutboxFull, OutboxDiskFull, OutboxInUse, OutboxLocked}
 
 
 def test_waiting_too_long_is_a_timeout() -> None:
