@@ -34,12 +34,15 @@ class Happenings:
 
 
 def read_happenings(outbox: Path) -> Happenings:
-    """Count the ``history`` of an outbox, without disturbing the relay."""
+    """Count the ``reliablepub_history`` of an outbox, without disturbing the relay."""
     connection = sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)
     try:
-        outcomes = dict(connection.execute("SELECT outcome, count(*) FROM history GROUP BY 1"))
+        outcomes = dict(
+            connection.execute("SELECT outcome, count(*) FROM reliablepub_history GROUP BY 1")
+        )
         (lost,) = connection.execute(
-            "SELECT count(DISTINCT epoch) FROM history WHERE reply_text LIKE 'connection lost%'"
+            "SELECT count(DISTINCT epoch) FROM reliablepub_history"
+            " WHERE reply_text LIKE 'connection lost%'"
         ).fetchone()
     finally:
         connection.close()

@@ -22,7 +22,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked, OutboxUnsure
 from reliablepub.outbox.failures import is_io_error, os_error, outbox_error
-from reliablepub.outbox.migrate import is_current, migrate
+from reliablepub.outbox.migrate import is_current, migrate, migrations, version_of
 
 BUSY_TIMEOUT_S: Final = 5.0
 CHECKPOINT_PAGES: Final = 1_000
@@ -101,10 +101,29 @@ def open_writer(path: Path, *, checkpoints: bool) -> sqlite3.Connection:
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an outbox only to look, in one consistent read transaction.
 
+    Raises:
+        NotAnOutbox: there is none.
+    """
+    with looking(path) as (connection, version):
+        if not version:
+            raise NotAnOutbox(
+                f"the database {path} holds no outbox; its first message or its relay adds one"
+            )
+        if version < len(migrations()):
+            raise NotAnOutbox(
+                f"outbox {path} is of the older version {version}; the next relay updates it"
+            )
+        yield connection
+
+
+@contextmanager
+def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
+    """Look into a database that may not hold an outbox yet (version 0).
+
     A ``mode=ro`` connection never checkpoints and never removes the log, whatever else is broken.
 
     Raises:
-        NotAnOutbox: there is none, or the file is something else.
+        NotAnOutbox: there is no file, or it is something else.
     """
     if not path.is_file():
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
@@ -116,11 +135,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             # A damaged row must be listed too.
             connection.text_factory = lambda text: text.decode(errors="replace")
             connection.execute("BEGIN")
-            if not is_current(connection.cursor(), path):
-                raise NotAnOutbox(
-                    f"{path} holds no outbox, or one of an older version; the next relay updates it"
-                )
-            yield connection
+            yield connection, version_of(connection.cursor(), path)
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -176,7 +191,7 @@ def _create(path: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -> None:
-    connection.execute("BEGIN")  # only to read: nothing is written to a file that is not ours
+    connection.execute("BEGIN")  # only to read: who finds it current waits for no writer
     try:
         is_ready = is_current(connection.cursor(), path)
     finally:
@@ -194,6 +209,12 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
     connection.execute("PRAGMA secure_delete = FAST")
     connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES_MAX:d}")
+    # The last connection to close moves the log whatever this says, but alone: SQLite does it under
+    # an exclusive lock on the database, so there is nobody to race with. It is not turned off
+    # (SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE): where no relay runs, nothing else would shorten the log,
+    # and each opening reads all of it. What is left before SQLite 3.51.3: in an application's own
+    # database its own connections checkpoint every 1000 pages, beside the relay, unless it sets
+    # `PRAGMA wal_autocheckpoint = 0` on them. They are not ours to set.
     pages = CHECKPOINT_PAGES if checkpoints else 0
     connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlite_utils import Database
 
-from reliablepub.outbox.database import reading
+from reliablepub.outbox.database import looking, reading
 from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.sql import QUERIES
 
@@ -131,9 +131,10 @@ def read_position(path: Path, source: str) -> int:
     """
     if not path.exists():
         return 0
-    with reading(path) as connection:
-        row = connection.execute(QUERIES["position"], (source,)).fetchone()
-    return int(row[0]) if row else 0
+    with looking(path) as (connection, version):
+        query = QUERIES["position"]
+        row = connection.execute(query, (source,)).fetchone() if version else None
+        return int(row[0]) if row else 0
 
 
 def _one(database: Database, name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 from reliablepub.errors import ConfigurationError, OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.database import absolute, open_writer, transaction
+from reliablepub.outbox.database import absolute, open_writer, reading, transaction
 from reliablepub.outbox.entry import Entry
 from reliablepub.outbox.failures import outbox_error
 from reliablepub.outbox.inspection import (
@@ -29,7 +29,7 @@ from reliablepub.outbox.inspection import (
     read_position,
     read_status,
 )
-from reliablepub.outbox.migrate import is_current, migrate
+from reliablepub.outbox.migrate import migrate
 from reliablepub.outbox.rows import row_of
 from reliablepub.outbox.sql import QUERIES
 
@@ -45,7 +45,8 @@ class Outbox:
     ``reliablepub relay``) publishes. Nothing is opened before it is needed.
 
     Args:
-        path: the SQLite file; created by the first message.
+        path: the SQLite file, your application's own or another; the first message creates it, or
+            adds the outbox to it.
 
     Example:
         The message exists if, and only if, the order does::
@@ -75,8 +76,9 @@ class Outbox:
 
         Raises:
             OutboxDiskFull: the disk is full; it was not stored.
+            OutboxUnsure: the disk failed during the commit; look whether it was stored.
             ConfigurationError: the connection is to another file.
-            NotAnOutbox: the file cannot hold an outbox.
+            NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
             OutboxError: it was not stored.
         """
         if message.message_id is None:
@@ -94,7 +96,7 @@ class Outbox:
         """Look at the outbox, without disturbing anybody.
 
         Raises:
-            NotAnOutbox: there is none at this path.
+            NotAnOutbox: there is no outbox at this path.
         """
         return read_status(self.path)
 
@@ -123,7 +125,7 @@ class Outbox:
         Raises:
             OutboxError: the file cannot be written; it is not forgotten.
         """
-        if not self.path.exists():
+        if not self.position(source):
             return
         with self._writing() as connection:
             connection.execute(QUERIES["forget_source"], (source,))
@@ -136,9 +138,13 @@ class Outbox:
 
         Returns:
             How many were put back.
+
+        Raises:
+            NotAnOutbox: there is no outbox at this path.
+            OutboxError: nothing was put back.
         """
-        if not self.path.is_file():
-            read_status(self.path)  # says what is wrong
+        with reading(self.path):
+            pass  # there is one: a retry must not add an outbox to a database
         moved = 0
         with self._writing() as connection:
             if ids is None:
@@ -229,8 +235,7 @@ class Outbox:
             cursor.close()
 
     def _insert_beside_tables(self, cursor: sqlite3.Cursor, entry: Entry) -> None:
-        if not is_current(cursor, self.path):
-            migrate(cursor, self.path, among_other_tables=True)
+        migrate(cursor, self.path)
         _insert(cursor, entry)
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:

@@ -1,4 +1,4 @@
-"""An entry as a row of ``messages``, and back, with a checksum over what was accepted.
+"""An entry as a row of ``reliablepub_messages``, and back, with a checksum over what was accepted.
 
 Knows: the order of the columns in ``queries.sql``. Must never know: connections and transactions.
 

@@ -1,14 +1,24 @@
 -- The outbox, as all migrations together leave it (a test compares the two).
 --
--- A message is in exactly one of two tables: `messages` while it is open, `parked` once it was given
--- up. A confirmed message is in neither: it is only counted, in `ledger`. A row moves in one
--- transaction, under the same id, together with its count, so that at every commit
---   stored = confirmed + parked + expired + discarded + (rows in messages).
+-- It may live among an application's own tables, so every name begins with `reliablepub_`.
+--
+-- A message is in exactly one of two tables: `reliablepub_messages` while it is open,
+-- `reliablepub_parked` once it was given up. A confirmed message is in neither: it is only counted,
+-- in `reliablepub_ledger`. A row moves in one transaction, under the same id, together with its
+-- count, so that at every commit
+--   stored = confirmed + parked + expired + discarded + (rows in reliablepub_messages).
+
+-- Which migrations this database has been through: its highest version is what the tables are. Not
+-- `user_version`, which belongs to the application whose database this may be.
+CREATE TABLE reliablepub_schema (
+    version INTEGER PRIMARY KEY,
+    applied_at REAL NOT NULL
+) STRICT;
 
 -- Open messages. A row leaves only in the transaction of its verdict; what is in flight is not marked
 -- here. AUTOINCREMENT: ids must not be given out twice, though most rows are soon deleted. The body
 -- is the last column, so that the others can be read without it.
-CREATE TABLE messages (
+CREATE TABLE reliablepub_messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     message_id TEXT NOT NULL,
     exchange TEXT NOT NULL,
@@ -25,10 +35,11 @@ CREATE TABLE messages (
     body BLOB NOT NULL
 ) STRICT;
 
-CREATE INDEX messages_waiting ON messages (due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX reliablepub_messages_waiting ON reliablepub_messages (due_at)
+WHERE due_at IS NOT NULL;
 
 -- Messages that were given up, with the last thing that was said about them. They can be retried.
-CREATE TABLE parked (
+CREATE TABLE reliablepub_parked (
     id INTEGER PRIMARY KEY,
     message_id TEXT NOT NULL,
     exchange TEXT NOT NULL,
@@ -50,7 +61,7 @@ CREATE TABLE parked (
 ) STRICT;
 
 -- Every attempt that did not end in a confirm: the story of one message is read by `id`.
-CREATE TABLE attempts (
+CREATE TABLE reliablepub_attempts (
     attempt INTEGER PRIMARY KEY,
     id INTEGER NOT NULL,
     message_id TEXT NOT NULL,
@@ -64,11 +75,11 @@ CREATE TABLE attempts (
         CHECK (persistence IN ('not written', 'possibly persisted', 'persisted'))
 ) STRICT;
 
-CREATE INDEX attempts_of_message ON attempts (id, epoch, tag);
+CREATE INDEX reliablepub_attempts_of_message ON reliablepub_attempts (id, epoch, tag);
 
 -- Delivery tags in flight, one row a batch: written for people, never read to decide. `ids` is JSON,
 -- [[first id, how many], ...] in the order of the tags, because ids mostly follow each other.
-CREATE TABLE in_flight (
+CREATE TABLE reliablepub_in_flight (
     epoch TEXT NOT NULL,
     first_tag INTEGER NOT NULL,
     count INTEGER NOT NULL CHECK (count > 0),
@@ -78,7 +89,7 @@ CREATE TABLE in_flight (
 ) STRICT, WITHOUT ROWID;
 
 -- One row. Changed in the transactions that move the messages, by what these really changed.
-CREATE TABLE ledger (
+CREATE TABLE reliablepub_ledger (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     stored INTEGER NOT NULL CHECK (stored >= 0),
     confirmed INTEGER NOT NULL CHECK (confirmed >= 0),
@@ -89,10 +100,10 @@ CREATE TABLE ledger (
     CHECK (stored >= confirmed + parked + expired + discarded)
 ) STRICT;
 
-INSERT INTO ledger VALUES (1, 0, 0, 0, 0, 0, 0);
+INSERT INTO reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0);
 
 -- Each relay that opened this outbox. The newest one owns it; its number names its channel epochs.
-CREATE TABLE runs (
+CREATE TABLE reliablepub_runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     pid INTEGER NOT NULL,
     host TEXT NOT NULL,
@@ -101,14 +112,14 @@ CREATE TABLE runs (
 ) STRICT;
 
 -- How many messages of a replayable source were ever stored, so that it can go on where it stopped.
-CREATE TABLE sources (
+CREATE TABLE reliablepub_sources (
     name TEXT PRIMARY KEY,
     position INTEGER NOT NULL CHECK (position >= 0)
 ) STRICT, WITHOUT ROWID;
 
 -- For people. ----------------------------------------------------------------------------------
 
-CREATE VIEW in_flight_tags AS
+CREATE VIEW reliablepub_in_flight_tags AS
 WITH id_runs AS (
     SELECT
         f.epoch,
@@ -121,7 +132,7 @@ WITH id_runs AS (
                 ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
             ), 0
         ) AS first_tag
-    FROM in_flight AS f, json_each(f.ids) AS r
+    FROM reliablepub_in_flight AS f, json_each(f.ids) AS r
 )
 SELECT
     r.epoch,
@@ -132,14 +143,14 @@ SELECT
     m.routing_key,
     datetime(r.sent_at, 'unixepoch') AS sent_at
 FROM id_runs AS r
-JOIN messages AS m ON m.id BETWEEN r.first_id AND r.first_id + r.length - 1
+JOIN reliablepub_messages AS m ON m.id BETWEEN r.first_id AND r.first_id + r.length - 1
 -- An attempt that ended well took its message away; one that ended badly is in the history.
 WHERE NOT EXISTS (
-    SELECT 1 FROM attempts AS a
+    SELECT 1 FROM reliablepub_attempts AS a
     WHERE a.id = m.id AND a.epoch = r.epoch AND a.tag = r.first_tag + m.id - r.first_id
 );
 
-CREATE VIEW open_messages AS
+CREATE VIEW reliablepub_open AS
 SELECT
     id,
     message_id,
@@ -152,9 +163,9 @@ SELECT
     refused,
     uncertain,
     size
-FROM messages;
+FROM reliablepub_messages;
 
-CREATE VIEW parked_messages AS
+CREATE VIEW reliablepub_parked_messages AS
 SELECT
     id,
     message_id,
@@ -168,9 +179,9 @@ SELECT
     datetime(stored_at, 'unixepoch') AS stored_at,
     datetime(parked_at, 'unixepoch') AS parked_at,
     size
-FROM parked;
+FROM reliablepub_parked;
 
-CREATE VIEW history AS
+CREATE VIEW reliablepub_history AS
 SELECT
     id,
     message_id,
@@ -181,11 +192,11 @@ SELECT
     persistence,
     epoch,
     tag
-FROM attempts
+FROM reliablepub_attempts
 ORDER BY attempt;
 
 -- Every difference is 0, or something outside of this library has changed the tables.
-CREATE VIEW audit AS
+CREATE VIEW reliablepub_audit AS
 SELECT
     stored,
     confirmed,
@@ -194,8 +205,11 @@ SELECT
     discarded,
     stored - confirmed - parked - expired - discarded AS open,
     stored - confirmed - parked - expired - discarded
-        - (SELECT count(*) FROM messages) AS open_difference,
-    parked - (SELECT count(*) FROM parked WHERE state = 'parked') AS parked_difference,
-    expired - (SELECT count(*) FROM parked WHERE state = 'expired') AS expired_difference,
-    open_bytes - (SELECT coalesce(sum(size), 0) FROM messages) AS bytes_difference
-FROM ledger;
+        - (SELECT count(*) FROM reliablepub_messages) AS open_difference,
+    parked
+        - (SELECT count(*) FROM reliablepub_parked WHERE state = 'parked') AS parked_difference,
+    expired
+        - (SELECT count(*) FROM reliablepub_parked WHERE state = 'expired') AS expired_difference,
+    open_bytes
+        - (SELECT coalesce(sum(size), 0) FROM reliablepub_messages) AS bytes_difference
+FROM reliablepub_ledger;

@@ -185,7 +185,9 @@ def test_a_confirm_that_never_comes_retires_the_channel_and_confirms_nothing_lat
         b"%d" % n: 2 for n in range(10)
     }
     with sqlite3.connect(outbox) as db:
-        told = db.execute("SELECT outcome, count(*) FROM attempts GROUP BY 1 ORDER BY 1").fetchall()
+        told = db.execute(
+            "SELECT outcome, count(*) FROM reliablepub_attempts GROUP BY 1 ORDER BY 1"
+        ).fetchall()
     db.close()
     assert told == [("confirmed", 10), ("uncertain", 10)]
 

@@ -63,7 +63,8 @@ def rows() -> Callable[[Path], dict[str, list[tuple[Any, ...]]]]:
     def read(path: Path) -> dict[str, list[tuple[Any, ...]]]:
         with closing(sqlite3.connect(path)) as connection:
             return {
-                t: connection.execute(f"SELECT * FROM {t} ORDER BY 1, 2").fetchall() for t in TABLES
+                t: connection.execute(f"SELECT * FROM reliablepub_{t} ORDER BY 1, 2").fetchall()
+                for t in TABLES
             }
 
     return read

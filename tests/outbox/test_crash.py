@@ -185,9 +185,11 @@ def test_enqueue_is_there_wholly_or_not_at_all(tmp_path: Path, child: Child) -> 
         with closing(sqlite3.connect(path)) as db:
             orders = db.execute("SELECT count(*) FROM orders").fetchone()[0]
             tables = db.execute(
-                "SELECT count(*) FROM sqlite_schema WHERE name = 'messages'"
+                "SELECT count(*) FROM sqlite_schema WHERE name = 'reliablepub_messages'"
             ).fetchone()
-            messages = db.execute("SELECT count(*) FROM messages").fetchone()[0] if tables[0] else 0
+            messages = 0
+            if tables[0]:
+                (messages,) = db.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
         assert orders == messages == (1 if status == 0 else 0)
         if status == 0:
             break

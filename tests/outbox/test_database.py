@@ -139,7 +139,7 @@ def test_a_look_creates_nothing(path: Path) -> None:
 def test_a_look_cannot_write(path: Path) -> None:
     SqliteStore(path).close()
     with pytest.raises(OutboxError, match="cannot be written"), reading(path) as connection:
-        connection.execute("DELETE FROM ledger")
+        connection.execute("DELETE FROM reliablepub_ledger")
 
 
 LOOK = "import sys; from reliablepub.outbox import Outbox; print(Outbox(sys.argv[1]).status().open)"
@@ -171,9 +171,9 @@ def test_a_look_does_not_take_the_log_away(
 def test_a_reader_in_the_middle_stops_nobody(path: Path, store: SqliteStore, entry: Make) -> None:
     store.commit(Turn(new=[one := entry()]))
     with reading(path) as connection:
-        assert connection.execute("SELECT count(*) FROM messages").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone() == (1,)
         store.commit(Turn(new=[entry()], confirmed=[one]))
-        assert connection.execute("SELECT count(*) FROM messages").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone() == (1,)
 
 
 def test_a_writer_that_does_not_end_is_reported(

@@ -75,7 +75,6 @@ def test_a_rollback_leaves_no_trace_of_the_first_message(
     Outbox(path).enqueue(Message(b"x"), connection=app)
     app.rollback()
     assert app.execute("SELECT name FROM sqlite_schema").fetchall() == [("orders",)]
-    assert app.execute("PRAGMA application_id").fetchone() == (0,)
     with pytest.raises(NotAnOutbox):
         Outbox(path).status()
 
@@ -125,10 +124,77 @@ def test_another_database_is_refused(path: Path, other: str) -> None:
         Outbox(path).enqueue(Message(b"x"), connection=db)
 
 
-def test_a_table_of_the_application_is_not_overwritten(path: Path, app: sqlite3.Connection) -> None:
-    app.execute("CREATE TABLE messages (chat)")
-    with pytest.raises(NotAnOutbox, match="table 'messages' of its own"), app:
+def test_it_lives_among_an_applications_tables_of_the_same_names(
+    path: Path, app: sqlite3.Connection
+) -> None:
+    names = ("messages", "runs", "parked", "sources", "attempts", "audit", "history")
+    for name in names:
+        app.execute(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY AUTOINCREMENT, chat TEXT)")
+        app.execute(f"INSERT INTO {name} VALUES (1000, 'theirs')")
+    app.execute("PRAGMA user_version = 42")
+    app.execute("PRAGMA application_id = 7")
+    app.commit()
+    outbox = Outbox(path)
+    with app:
+        app.execute("INSERT INTO messages (chat) VALUES ('hello')")
+        outbox.enqueue(Message(b"1", message_id="1"), connection=app)
+    with closing(SqliteStore(path)) as store:
+        (first,) = store.read_ready(1, 99, limit=9, bytes_max=10**9)
+        assert (first.id, first.message.message_id) == (1, "1")
+        with app:
+            outbox.enqueue(Message(b"2", message_id="2"), connection=app)
+        assert store.changed_elsewhere()
+        assert store.snapshot().last_id == 2
+        second = Entry(Message(b"3", message_id="3"), 1.0)
+        store.commit(Turn(new=[second], confirmed=[first]))
+        assert second.id == 3
+        outbox.enqueue(Message(b"4"))
+        status = outbox.status()
+        assert (status.stored, status.open, status.confirmed) == (4, 3, 1)
+    assert app.execute("PRAGMA user_version").fetchone() == (42,)
+    assert app.execute("PRAGMA application_id").fetchone() == (7,)
+    rows = [(1000, "theirs")]
+    assert app.execute("SELECT * FROM messages").fetchall() == [*rows, (1001, "hello")]
+    for name in names[1:]:
+        assert app.execute(f"SELECT * FROM {name}").fetchall() == rows
+
+
+@pytest.mark.parametrize("use", ["relay", "enqueue"])
+def test_a_database_of_an_application_becomes_an_outbox(
+    path: Path, app: sqlite3.Connection, use: str
+) -> None:
+    app.execute("INSERT INTO orders VALUES (1)")
+    app.commit()
+    if use == "relay":
+        SqliteStore(path).close()
+    else:
+        with Outbox(path) as outbox:
+            outbox.enqueue(Message(b"x"))
+    assert Outbox(path).status().open == (use == "enqueue")
+    assert app.execute("SELECT id FROM orders").fetchall() == [(1,)]
+
+
+def test_a_database_without_an_outbox_is_told_so_and_left_alone(
+    path: Path, app: sqlite3.Connection
+) -> None:
+    before = path.read_bytes()
+    outbox = Outbox(path)
+    for ask in (outbox.status, outbox.parked, outbox.retry):
+        with pytest.raises(NotAnOutbox, match="holds no outbox; its first message or its relay"):
+            ask()
+    assert outbox.position("file") == 0
+    outbox.forget("file")
+    assert path.read_bytes() == before
+
+
+def test_a_table_of_our_name_is_not_overwritten(path: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE reliablepub_messages (chat)")
+    with pytest.raises(OutboxError, match="already exists"), app:
         Outbox(path).enqueue(Message(b"x"), connection=app)
+    assert app.execute("SELECT name FROM sqlite_schema ORDER BY 1").fetchall() == [
+        ("orders",),
+        ("reliablepub_messages",),
+    ]
 
 
 def test_threads_may_share_it(path: Path) -> None:

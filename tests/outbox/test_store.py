@@ -190,19 +190,22 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
     store.commit(Turn(confirmed=[new[0]], attempts=[nack], rescheduled=[new[3]]))
     with closing(sqlite3.connect(path)) as connection:
         database = Database(connection)
-        tags = database.query("SELECT epoch, tag, id, message_id FROM in_flight_tags ORDER BY 1, 2")
+        tags = database.query(
+            "SELECT epoch, tag, id, message_id FROM reliablepub_in_flight_tags ORDER BY 1, 2"
+        )
         assert [tuple(row.values()) for row in tags] == [
             ("1-1", 10, 3, "m-3"),
             ("1-1", 13, 6, "m-6"),
             ("1-2", 1, 5, "m-5"),
         ]
-        assert [row["ids"] for row in database["in_flight"].rows] == [
+        assert [row["ids"] for row in database["reliablepub_in_flight"].rows] == [
             "[[3,2],[1,1],[6,1]]",
             "[[5,1]]",
         ]
     store.commit(Turn(finished=[Sent("1-1", 10, order)]))
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT epoch FROM in_flight").fetchall() == [("1-2",)]
+        left = connection.execute("SELECT epoch FROM reliablepub_in_flight")
+        assert left.fetchall() == [("1-2",)]
 
 
 def test_the_history_tells_how_each_attempt_ended(
@@ -214,7 +217,7 @@ def test_the_history_tells_how_each_attempt_ended(
     one.nacked, one.returned = 1, 1
     store.commit(Turn(parked=[last], attempts=[last]))
     with closing(sqlite3.connect(path)) as connection:
-        assert list(Database(connection).query("SELECT * FROM history")) == [
+        assert list(Database(connection).query("SELECT * FROM reliablepub_history")) == [
             {
                 "id": 1,
                 "message_id": "m-1",
@@ -238,7 +241,7 @@ def test_the_history_tells_how_each_attempt_ended(
                 "tag": 7,
             },
         ]
-        (parked,) = Database(connection).query("SELECT * FROM parked_messages")
+        (parked,) = Database(connection).query("SELECT * FROM reliablepub_parked_messages")
         assert (parked["attempts"], parked["reply_text"]) == (2, "NO_ROUTE")
 
 
@@ -255,8 +258,10 @@ def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make)
     with closing(SqliteStore(path)) as third:  # and says it once
         assert [e.uncertain for e in third.read_ready(1, 9, **ALL)] == [0, 1]
     with closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT count(*) FROM in_flight").fetchone() == (0,)
-        history = connection.execute("SELECT id, epoch, tag, outcome, reply_text FROM attempts")
+        assert connection.execute("SELECT count(*) FROM reliablepub_in_flight").fetchone() == (0,)
+        history = connection.execute(
+            "SELECT id, epoch, tag, outcome, reply_text FROM reliablepub_attempts"
+        )
         assert history.fetchall() == [
             (2, "1-1", 2, "nacked", "basic.nack"),
             (3, "1-1", 3, "uncertain", LEFT_IN_FLIGHT),
@@ -272,14 +277,15 @@ def test_old_history_of_confirmed_messages_is_forgotten(path: Path, entry: Make)
     with closing(sqlite3.connect(path)) as connection:
         for clock, left in ((1000.0 + week, [(1,), (2,)]), (1001.0 + week, [(2,)])):
             SqliteStore(path, clock=partial(float, clock)).close()
-            assert connection.execute("SELECT id FROM attempts ORDER BY id").fetchall() == left
+            kept = connection.execute("SELECT id FROM reliablepub_attempts ORDER BY id")
+            assert kept.fetchall() == left
 
 
 def test_runs_are_written_down(path: Path) -> None:
     SqliteStore(path, clock=lambda: 5.0).close()
     with closing(sqlite3.connect(path)) as connection:
         ((run, pid, started, ended),) = connection.execute(
-            "SELECT id, pid, started_at, ended_at FROM runs"
+            "SELECT id, pid, started_at, ended_at FROM reliablepub_runs"
         )
     assert (run, pid, started, ended) == (1, os.getpid(), 5.0, 5.0)
 
@@ -374,7 +380,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
     with closing(sqlite3.connect(store.path)) as other, other:
         is_sql = isinstance(value, str) and value.startswith("CAST")
         other.execute(
-            f"UPDATE messages SET {column} = {value if is_sql else '?'} WHERE id = 2",
+            f"UPDATE reliablepub_messages SET {column} = {value if is_sql else '?'} WHERE id = 2",
             () if is_sql else (value,),
         )
     if due_at is None:

@@ -197,7 +197,7 @@ class FileMachine(StoreMachine):
         assert isinstance(store, SqliteStore)
         row = store._connection.execute(
             "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
-            " FROM audit"
+            " FROM reliablepub_audit"
         ).fetchone()
         assert row == (0, 0, 0, 0)
 

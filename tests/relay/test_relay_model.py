@@ -69,7 +69,7 @@ class RelayMachine(RuleBasedStateMachine):
 
     def ids_in(self, table: str) -> set[str]:
         assert self.store is not None
-        rows = self.store._connection.execute(f"SELECT message_id FROM {table}")
+        rows = self.store._connection.execute(f"SELECT message_id FROM reliablepub_{table}")
         return {row[0] for row in rows}
 
     def open_ids(self) -> set[str]:
@@ -196,7 +196,7 @@ class RelayMachine(RuleBasedStateMachine):
         assert self.store is not None
         row = self.store._connection.execute(
             "SELECT open_difference, parked_difference, expired_difference, bytes_difference,"
-            " stored FROM audit"
+            " stored FROM reliablepub_audit"
         ).fetchone()
         assert row[:4] == (0, 0, 0, 0)
         assert row[4] >= len(self.promised)
@@ -226,7 +226,8 @@ class RelayMachine(RuleBasedStateMachine):
         self.nobody_waits_in_vain()
         self.store.close()
         with closing(sqlite3.connect(self.path)) as connection:
-            assert connection.execute("SELECT count(*) FROM in_flight").fetchone() == (0,)
+            left = connection.execute("SELECT count(*) FROM reliablepub_in_flight")
+            assert left.fetchone() == (0,)
         shutil.rmtree(self.path.parent)
 
     def nobody_waits_in_vain(self) -> None:
