@@ -1,6 +1,7 @@
 """The front door for threads: `Publisher`.
 
-Knows: arguments, receipts and how to wait. Must never know: pika, SQL, what a turn of the relay does.
+Knows: arguments, receipts and how to wait. Must never know: pika, SQL, what a turn of the relay
+does.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ CHUNKS_UNDER_WAY: Final = 3
 """Chunks of `Publisher.publish_many` handed over ahead of the one it waits for."""
 MIB: Final = 1024 * 1024
 _LOOK_S: Final = 0.05
-"""How often a caller who waits for its commit looks whether the outbox is full or the relay gone."""
+"""How often a caller who waits for its commit looks whether the outbox is full."""
 
 
 class Publisher:
     """Publishes to RabbitMQ, and keeps its word.
 
-    When `publish` returns, the message is on disk. From then on it is published until the broker has
-    confirmed it without returning it, or it is parked in the outbox with a reason. It may arrive
-    more than once, always under the same ``message_id``.
+    When `publish` returns, the message is on disk. From then on it is published until the broker
+    has confirmed it without returning it, or it is parked in the outbox with a reason. It may
+    arrive more than once, always under the same ``message_id``.
 
     Publisher confirms and ``mandatory`` are always on. Thread-safe; not for use after a fork.
 
@@ -237,7 +238,7 @@ class Publisher:
 
     @property
     def status(self) -> Status:
-        """The connection, what is open and in flight, and the ledger, as of the relay's last turn."""
+        """The connection, what is open and in flight, the ledger: as of the relay's last turn."""
         return self._relay.status
 
     def flush(self, timeout: float | None = None) -> Status:
@@ -313,7 +314,7 @@ class Publisher:
         return handover
 
     def _wait_stored(self, handover: Handover) -> None:
-        """Wait for the commit; for room too, if the outbox is full, but not longer than was asked."""
+        """Wait for the commit; for room too, if the outbox is full, but only as long as asked."""
         since = time.monotonic()
         while not handover.done.wait(_LOOK_S):
             if self._relay.is_ended and not handover.done.is_set():
