@@ -21,6 +21,7 @@ from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
 from reliablepub.testing.server import Server
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
     from reliablepub.testing.faults import Fault
@@ -37,6 +38,7 @@ class FakeBroker:
         port: 0 picks a free one; it stays the same after a restart.
         allow_remote: Permit a host that others can reach: there is no security in a fake broker.
         options: What rabbitmq.conf would say.
+        tls: A server's context with its certificate; the broker then speaks AMQPS only.
 
     Raises:
         ValueError: The host is not loopback.
@@ -49,11 +51,13 @@ class FakeBroker:
         port: int = 0,
         allow_remote: bool = False,
         options: NodeOptions | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         if not allow_remote and not _is_loopback(host):
             raise ValueError(f"{host!r} is not a loopback address; pass allow_remote=True")
         self._host = host
         self._port = port
+        self._tls = tls
         self._options = options or NodeOptions()
         self._node = Node(self._options)
         self._changed = threading.Condition()
@@ -75,18 +79,21 @@ class FakeBroker:
 
     @property
     def url(self) -> str:
-        """`amqp://guest:guest@127.0.0.1:PORT/%2F`."""
+        """`amqp://guest:guest@127.0.0.1:PORT/%2F`; `amqps://` with TLS."""
         user, password = next(iter(self._options.users.items()))
         credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
         host = f"[{self._host}]" if ":" in self._host else self._host
         vhost = quote(self._options.virtual_host, safe="")
-        return f"amqp://{credentials}@{host}:{self._port}/{vhost}"
+        scheme = "amqp" if self._tls is None else "amqps"
+        return f"{scheme}://{credentials}@{host}:{self._port}/{vhost}"
 
     def start(self) -> None:
         """Serve; after a crash or a stop, on the same port. Does nothing when it is up."""
         with self._changed:
             if self._server is None:
-                self._server = Server(self._node, self._changed, self._host, self._port)
+                self._server = Server(
+                    self._node, self._changed, self._host, self._port, self._tls
+                )
                 self._port = self._server.port
             elif not self._server.is_up:
                 self._server.listen()

@@ -15,20 +15,26 @@ from pamqp import commands
 
 from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.channel import Channel
-from reliablepub.testing.handshake import Handshake, LoginRefused, start
-from reliablepub.testing.replies import AmqpError, frame_error
+from reliablepub.testing.faults import ConnectionFault, CutStream, HandshakeFault, RefuseHandshake
+from reliablepub.testing.handshake import Handshake, SilentlyRefused, start
+from reliablepub.testing.replies import AmqpError, frame_error, reply_text, unexpected_frame
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
 
-    from reliablepub.testing.faults import RefuseHandshake
     from reliablepub.testing.history import Publish
     from reliablepub.testing.node import Node
 
 HANDSHAKE_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 5.0
+_ACCESS_REFUSED = 403
 OUTPUT_MAX_BYTES = 4 * 1024 * 1024
 """Above this much unread output a client gets no deliveries, and is not read."""
+_STEPS: dict[type[Frame], str] = {
+    commands.Connection.StartOk: "start_ok",
+    commands.Connection.TuneOk: "tune_ok",
+    commands.Connection.Open: "open",
+}
 
 
 class Ending(enum.Enum):
@@ -36,33 +42,54 @@ class Ending(enum.Enum):
 
     FLUSH = "flush"
     """Send what is left, then FIN."""
+    FLUSH_RESET = "flush, reset"
+    """Send what is left, then RST."""
     FIN = "fin"
     """FIN at once."""
     RESET = "reset"
     """RST at once."""
 
+    @property
+    def flushes(self) -> bool:
+        """Whether what is left is sent first."""
+        return self in (Ending.FLUSH, Ending.FLUSH_RESET)
+
+    @property
+    def resets(self) -> bool:
+        """Whether it is RST."""
+        return self in (Ending.RESET, Ending.FLUSH_RESET)
+
 
 class Connection:
     """One client."""
 
-    def __init__(self, node: Node, number: int, refusal: RefuseHandshake | None = None) -> None:
+    def __init__(self, node: Node, number: int, faults: tuple[ConnectionFault, ...] = ()) -> None:
         self.node = node
         self.number = number
         self.ending: Ending | None = None
         self.unsent_bytes = 0
         """What the socket has not taken yet; the server keeps it up to date."""
-        self._handshake = Handshake(node.options, refusal)
+        self._handshake = Handshake(node.options)
+        self._handshake_fault = next((one for one in faults if isinstance(one, HandshakeFault)), None)
         self._frames = wire.FrameBuffer()
         self._has_protocol = False
         self._is_closing = False
         self._is_released = False
+        self._is_mute = False
         self._channels: dict[int, Channel] = {}
         self._output: list[bytes] = []
+        self._output_bytes = 0
+        self._left_to_send: int | None = None
+        self._left_to_hear: int | None = None
+        self._is_cut_by_reset = False
         self._withheld: tuple[Channel, Publish] | None = None
         self._was_told_blocked = False
         self._began_at = self._heard_at = self._spoke_at = node.now
         self._closing_at = 0.0
         node.connections[number] = self
+        for fault in faults:
+            if isinstance(fault, CutStream):
+                self.cut(sent=fault.sent, received=fault.received, reset=fault.reset)
 
     # ------------------------------------------------------------------------------ getters
 
@@ -84,18 +111,22 @@ class Connection:
     @property
     def is_reading(self) -> bool:
         """Whether the server shall read from this client now."""
-        is_free = self._withheld is None and self.ending is None
-        return is_free and self.unsent_bytes <= OUTPUT_MAX_BYTES
+        return self._withheld is None and self.ending is None and not self.is_congested
 
     @property
     def is_congested(self) -> bool:
         """Whether the client must read before it is sent more."""
-        return self.unsent_bytes > OUTPUT_MAX_BYTES
+        return self.unsent_bytes + self._output_bytes > OUTPUT_MAX_BYTES
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `poll_transmit` has something."""
+        return bool(self._output)
 
     @property
     def deadline(self) -> float | None:
         """When `handle_timeout` has something to do."""
-        if self.ending is not None:
+        if self.ending is not None or self._is_mute:
             return None
         if self._is_closing:
             return self._closing_at + CLOSING_TIMEOUT_S
@@ -116,9 +147,16 @@ class Connection:
 
     def handle_data(self, data: bytes) -> None:
         """Bytes from the client."""
+        if self._is_mute:
+            return
         self._heard_at = self.node.now
+        if self._left_to_hear is not None:
+            data = data[: self._left_to_hear]
+            self._left_to_hear -= len(data)
         self._frames.feed(data)
         self._run()
+        if self._left_to_hear == 0:
+            self._end(Ending.FLUSH_RESET if self._is_cut_by_reset else Ending.FLUSH)
 
     def handle_timeout(self) -> None:
         """Time has passed: speak, or give up on a client that does not."""
@@ -154,6 +192,7 @@ class Connection:
         """The client has read what it was sent."""
         for channel in self._channels.values():
             channel.consuming.deliver_all()
+        self._run()
 
     def handle_lost(self) -> None:
         """The socket is gone."""
@@ -163,13 +202,20 @@ class Connection:
 
     def send(self, data: bytes) -> None:
         """Queue bytes for the client; nothing follows the end."""
-        if self.ending is None:
+        if self.ending is None and not self._is_mute:
             self._output.append(data)
+            self._output_bytes += len(data)
 
     def poll_transmit(self) -> bytes:
         """What is to be written, in one piece."""
         data = b"".join(self._output)
         self._output.clear()
+        self._output_bytes = 0
+        if self._left_to_send is not None:
+            data = data[: self._left_to_send]
+            self._left_to_send -= len(data)
+            if not self._left_to_send:
+                self._end(Ending.FLUSH_RESET if self._is_cut_by_reset else Ending.FLUSH)
         if data:
             self._spoke_at = self.node.now
         return data
@@ -194,20 +240,31 @@ class Connection:
         self._output.clear()
         self._end(Ending.RESET if reset else Ending.FIN)
 
+    def cut(self, *, sent: int | None = None, received: int | None = None, reset: bool) -> None:
+        """End without a word after so many more bytes in one direction."""
+        self._left_to_send = sent
+        self._left_to_hear = received
+        self._is_cut_by_reset = reset
+
+    def go_mute(self) -> None:
+        """Neither hear nor speak any more, and do not end: the other side is not told."""
+        self._release()
+        self._is_mute = True
+
     # ------------------------------------------------------------------------------ frames
 
     def _run(self) -> None:
         try:
             if not self._has_protocol:
                 self._handle_protocol()
-            while self._has_protocol and self._withheld is None and self.ending is None:
+            while self._has_protocol and self.is_reading and not self._is_mute:
                 frame = self._frames.next_frame()
                 if frame is None:
                     break
                 self._handle_frame(*frame)
         except AmqpError as error:
             self._fail(error)
-        except LoginRefused:
+        except SilentlyRefused:
             self._end(Ending.FLUSH)
         self.node.flush_confirms()
 
@@ -226,7 +283,9 @@ class Connection:
             self.send(encoding.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
 
     def _fail(self, error: AmqpError) -> None:
-        if self._is_closing:
+        # RabbitMQ tells a client that it does not know yet only that the login is wrong.
+        is_said = self._handshake.is_tuned or error.code == _ACCESS_REFUSED
+        if self._is_closing or not is_said:
             self._end(Ending.FLUSH)
         else:
             self.close(error.code, error.reply_text, error.ids or (0, 0))
@@ -237,7 +296,8 @@ class Connection:
             return
         if header == wire.PROTOCOL_HEADER:
             self._has_protocol = True
-            self.send(start())
+            if not self._goes_wrong_at("protocol_header"):
+                self.send(start())
         else:
             self.send(wire.PROTOCOL_HEADER)
             self._end(Ending.FLUSH)
@@ -260,11 +320,11 @@ class Connection:
             self._end(Ending.FLUSH)
         elif self._is_closing:
             return
+        elif not self._handshake.is_open:
+            self._open(method)
         elif isinstance(method, commands.Connection.Close):
             self.send(encoding.encode_method(0, commands.Connection.CloseOk()))
             self._end(Ending.FLUSH)
-        elif not self._handshake.is_open:
-            self._open(method)
         elif isinstance(method, commands.Connection.UpdateSecret):
             self.send(encoding.encode_method(0, commands.Connection.UpdateSecretOk()))
         else:
@@ -272,21 +332,30 @@ class Connection:
             raise AmqpError(504, explanation, decoding.ids_of(payload))
 
     def _open(self, method: Frame) -> None:
-        try:
-            answer = self._handshake.handle(method)
-        except AmqpError as error:
-            is_named = not isinstance(method, commands.Connection.StartOk)
-            if is_named:
-                error.ids = (method.index >> 16, method.index & 0xFFFF)
-            raise
+        if self._goes_wrong_at(_STEPS.get(type(method), "")):
+            return
+        answer = self._handshake.handle(method)
         if isinstance(method, commands.Connection.TuneOk):
             self._frames.frame_max = self._handshake.frame_max
         if answer is not None:
             self.send(encoding.encode_method(0, answer))
 
+    def _goes_wrong_at(self, step: str) -> bool:
+        """Whether a fault answers this step of the handshake, or leaves it without an answer."""
+        fault = self._handshake_fault
+        if fault is None or fault.at != step:
+            return False
+        if not isinstance(fault, RefuseHandshake):
+            self.go_mute()
+        elif fault.code is None:
+            self._end(Ending.FLUSH)
+        else:
+            self.close(fault.code, reply_text(fault.code, fault.text))
+        return True
+
     def _handle_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
         if not self._handshake.is_open:
-            raise AmqpError(503, "the connection is not open yet")
+            raise unexpected_frame(kind, payload)
         channel = self._channels.get(number)
         if kind != wire.METHOD or not payload.startswith(b"\x00\x14"):  # class 20: channel.*
             if channel is None:

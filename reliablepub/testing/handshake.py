@@ -17,7 +17,6 @@ from reliablepub.testing.replies import AmqpError
 if TYPE_CHECKING:
     from pamqp.base import Frame
 
-    from reliablepub.testing.faults import RefuseHandshake
     from reliablepub.testing.node import NodeOptions
 
 _CAPABILITIES = (
@@ -30,10 +29,11 @@ _CAPABILITIES = (
     "per_consumer_qos",
     "publisher_confirms",
 )
+_OPEN_IDS = (10, 40)
 
 
-class LoginRefused(Exception):
-    """The client does not understand a refusal in words: the socket is closed without one."""
+class SilentlyRefused(Exception):
+    """The client is not told why: the socket is closed."""
 
 
 def start() -> bytes:
@@ -51,9 +51,8 @@ def start() -> bytes:
 class Handshake:
     """What has been agreed with one client so far."""
 
-    def __init__(self, options: NodeOptions, refusal: RefuseHandshake | None) -> None:
+    def __init__(self, options: NodeOptions) -> None:
         self._options = options
-        self._refusal = refusal
         self._expected: type[Frame] = Methods.StartOk
         self.user = ""
         self.capabilities: frozenset[str] = frozenset()
@@ -66,16 +65,23 @@ class Handshake:
         """Whether connection.open-ok was due."""
         return self._expected is Methods.Close
 
+    @property
+    def is_tuned(self) -> bool:
+        """Whether connection.tune-ok has come: from now on a client is told what is wrong."""
+        return self._expected in (Methods.Open, Methods.Close)
+
     def handle(self, method: Frame) -> Frame | None:
         """The answer to the next method of the handshake.
 
         Raises:
-            AmqpError: The client is refused, or out of turn.
-            LoginRefused: As above, for clients without authentication_failure_close.
+            AmqpError: The client is refused in words.
+            SilentlyRefused: It is refused, and does not understand or deserve a word.
         """
         if type(method) is not self._expected:
-            explanation = f"expected {self._expected.name}, got {method.name} instead"
-            raise AmqpError(503, explanation)
+            if not self.is_tuned:
+                raise SilentlyRefused
+            explanation = "unexpected method in connection state opening"
+            raise AmqpError(504, explanation, (method.index >> 16, method.index & 0xFFFF))
         if isinstance(method, Methods.StartOk):
             self._log_in(method)
             self._expected = Methods.TuneOk
@@ -87,7 +93,7 @@ class Handshake:
             return None
         assert isinstance(method, Methods.Open)
         if method.virtual_host != self._options.virtual_host:
-            raise AmqpError(530, f"vhost {method.virtual_host} not found")
+            raise AmqpError(530, f"vhost {method.virtual_host} not found", _OPEN_IDS)
         self._expected = Methods.Close
         return Methods.OpenOk()
 
@@ -95,18 +101,13 @@ class Handshake:
         announced = method.client_properties.get("capabilities")
         if isinstance(announced, dict):
             self.capabilities = frozenset(name for name, is_on in announced.items() if is_on)
-        refusal = self._refusal
-        if refusal is not None:
-            if refusal.code is None:
-                raise LoginRefused
-            raise AmqpError(refusal.code, refusal.text)
         response = method.response
         data = response.encode() if isinstance(response, str) else bytes(response)
         user, password = _credentials(method.mechanism, data)
         known = self._options.users.get(user)
         if known is None or not hmac.compare_digest(known.encode(), password.encode()):
             if "authentication_failure_close" not in self.capabilities:
-                raise LoginRefused
+                raise SilentlyRefused
             raise AmqpError(
                 403,
                 "Login was refused using authentication mechanism "
@@ -116,21 +117,19 @@ class Handshake:
 
     def _tune(self, method: Methods.TuneOk) -> None:
         options = self._options
-        self.frame_max = _negotiated("frame_max", method.frame_max, options.frame_max)
+        self.frame_max = _negotiated(method.frame_max, options.frame_max)
         if self.frame_max < wire.FRAME_MIN_SIZE:
-            explanation = f"negotiated frame_max = {self.frame_max} is lower than the minimum"
-            raise AmqpError(530, f"{explanation} allowed value ({wire.FRAME_MIN_SIZE})")
-        self.channel_max = _negotiated("channel_max", method.channel_max, options.channel_max)
+            raise SilentlyRefused
+        self.channel_max = _negotiated(method.channel_max, options.channel_max)
         self.heartbeat_s = method.heartbeat or 0
 
 
-def _negotiated(name: str, asked: int | None, offered: int) -> int:
-    """What the client chose; 0 leaves it to the server, more than offered is refused."""
-    if not asked:
-        return offered
-    if asked > offered:
-        explanation = f"negotiated {name} = {asked} is higher than the maximum allowed value "
-        raise AmqpError(530, f"{explanation}({offered})")
+def _negotiated(asked: int | None, offered: int) -> int:
+    """What the client chose; more than offered is refused, and so is 0, which is without limit."""
+    if not offered:
+        return asked or 0
+    if not asked or asked > offered:
+        raise SilentlyRefused
     return asked
 
 
@@ -147,4 +146,4 @@ def _credentials(mechanism: str, response: bytes) -> tuple[str, str]:
         user, password = table.get("LOGIN"), table.get("PASSWORD")
         if isinstance(user, str) and isinstance(password, str):
             return user, password
-    raise AmqpError(503, f"no login by mechanism {mechanism!r} in this response")
+    raise SilentlyRefused

@@ -83,6 +83,15 @@ def erlang_binary(data: bytes) -> str:
 
 def frame_error(kind: int, payload: bytes, reason: str) -> AmqpError:
     """501 for a frame that is no frame (rabbit_reader:frame_error)."""
+    return AmqpError(501, f"{_shown(kind, payload)}: {reason}", (0, 0))
+
+
+def unexpected_frame(kind: int, payload: bytes) -> AmqpError:
+    """505 for a frame that is out of turn (rabbit_reader:unexpected_frame)."""
+    return AmqpError(505, _shown(kind, payload), (0, 0))
+
+
+def _shown(kind: int, payload: bytes) -> str:
     octets = "all octets" if len(payload) <= _OCTETS_SHOWN else f"first {_OCTETS_SHOWN} octets"
     shown = erlang_binary(payload[:_OCTETS_SHOWN])
-    return AmqpError(501, f"type {kind}, {octets} = {shown}: {reason}", (0, 0))
+    return f"type {kind}, {octets} = {shown}"

@@ -1,9 +1,9 @@
 """Sockets around a node: one thread, one selector, real TCP.
 
-This module knows how to listen, read and write without blocking, and how a connection ends on the
-wire: FIN after what is left, or RST. It carries out crashes and freezes. The node is touched only
-under the lock that the owner shares with this thread.
-It must never know AMQP: it moves bytes and asks the node when it wants to be woken.
+This module knows how to listen, whom to let in, and when to look at which socket (`link` reads and
+writes it). It carries out crashes and freezes. The node is touched only under the lock that the
+owner shares with this thread.
+It must never know AMQP: it asks the node when it wants to be woken.
 """
 
 from __future__ import annotations
@@ -11,100 +11,38 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import struct
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from reliablepub.testing.connection import Connection, Ending
-from reliablepub.testing.faults import Crash, Freeze, RefuseHandshake
+from reliablepub.testing.connection import Connection
+from reliablepub.testing.faults import Crash, Freeze
+from reliablepub.testing.link import Link
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
     from reliablepub.testing.node import Node
 
-READ_BYTES = 256 * 1024
 CONNECTIONS_MAX = 1024
-_LINGER_S = 1.0
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-
-
-class _Link:
-    """A connection and its socket."""
-
-    def __init__(self, sock: socket.socket, connection: Connection) -> None:
-        self.sock = sock
-        self.connection = connection
-        self.lingers_until: float | None = None
-        """Set once FIN is sent: what still comes is read and dropped, or close would reset."""
-        self._unsent = b""
-
-    @property
-    def interest(self) -> int:
-        wanted = selectors.EVENT_WRITE if self._unsent else 0
-        if self.lingers_until is not None or self.connection.is_reading:
-            wanted |= selectors.EVENT_READ
-        return wanted
-
-    def read(self) -> bool:
-        """Hand on what has arrived; False when the client is gone."""
-        try:
-            data = self.sock.recv(READ_BYTES)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        if data and self.lingers_until is None:
-            self.connection.handle_data(data)
-        return bool(data)
-
-    def write(self) -> bool:
-        """Send what the socket takes; False when the client is gone."""
-        data = self._unsent + self.connection.poll_transmit()
-        if not data:
-            return True
-        was_congested = self.connection.is_congested
-        try:
-            sent = self.sock.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            return False
-        self._unsent = data[sent:]
-        self.connection.unsent_bytes = len(self._unsent)
-        if was_congested and not self.connection.is_congested:
-            self.connection.handle_drained()
-        return True
-
-    def finish(self, now: float) -> bool:
-        """Bring about the end that the connection asked for; True when it is time to close."""
-        ending = self.connection.ending
-        if ending is Ending.RESET:
-            self.prepare_reset()
-            return True
-        if ending is None or (ending is Ending.FLUSH and self._unsent):
-            return False
-        if self.lingers_until is None:
-            self.lingers_until = now + _LINGER_S
-            self._unsent = b""
-            with contextlib.suppress(OSError):
-                self.sock.shutdown(socket.SHUT_WR)
-        return now >= self.lingers_until
-
-    def prepare_reset(self) -> None:
-        """Let close() send RST."""
-        with contextlib.suppress(OSError):
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 class Server:
     """Serves one node on one port, in a thread of its own, until `stop`."""
 
-    def __init__(self, node: Node, lock: threading.Condition, host: str, port: int) -> None:
+    def __init__(
+        self,
+        node: Node,
+        lock: threading.Condition,
+        host: str,
+        port: int,
+        tls: ssl.SSLContext | None,
+    ) -> None:
         self._node = node
         self._lock = lock
         self._host = host
+        self._tls = tls
         self._listener = self._bind(port)
         self.port: int = self._listener.getsockname()[1]
         self.is_up = False
@@ -112,7 +50,7 @@ class Server:
         self._resumes_at: float | None = None
         """When a crash or a freeze is over by itself."""
         self._is_stopping = False
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, Link] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._wake_in.setblocking(False)  # noqa: FBT003
@@ -194,10 +132,10 @@ class Server:
         while node.triggered:
             self._carry_out(node.triggered.popleft())
         for fd, link in list(self._links.items()):
-            if not self.is_frozen and (not link.write() or link.finish(node.now)):
+            if not self.is_frozen and (not link.write(node.now) or link.finish(node.now)):
                 self._forget(fd, link)
             else:
-                self._watch(link.sock, link.interest, self._on_link(fd, link))
+                self._watch(link.sock, link.interest(node.now), self._on_link(fd, link))
         listens = selectors.EVENT_READ if self.is_up else 0
         self._watch(self._listener, listens, self._accept)
 
@@ -229,7 +167,7 @@ class Server:
             )
         for link in self._links.values():
             if not self.is_frozen:
-                link.write()
+                link.write(self._node.now)
             link.sock.close()
         self._node.restart(keep_unwritten=True)
         self._links.clear()
@@ -238,14 +176,14 @@ class Server:
             sock.close()
         self.is_up = self.is_frozen = False
 
-    def _on_link(self, fd: int, link: _Link) -> Callable[[int], None]:
+    def _on_link(self, fd: int, link: Link) -> Callable[[int], None]:
         def handle(mask: int) -> None:
-            if mask & selectors.EVENT_READ and not link.read():
+            if mask & selectors.EVENT_READ and not link.read(self._node.now):
                 self._forget(fd, link)
 
         return handle
 
-    def _forget(self, fd: int, link: _Link) -> None:
+    def _forget(self, fd: int, link: Link) -> None:
         self._unwatch(link.sock)
         link.connection.handle_lost()
         link.sock.close()
@@ -262,9 +200,8 @@ class Server:
         sock.setblocking(False)  # noqa: FBT003
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fired = self._node.script.on_connection()
-        refusal = next((one for one in fired if isinstance(one, RefuseHandshake)), None)
-        connection = Connection(self._node, self._node.next_connection_number(), refusal)
-        self._links[sock.fileno()] = _Link(sock, connection)
+        connection = Connection(self._node, self._node.next_connection_number(), fired)
+        self._links[sock.fileno()] = Link(sock, connection, fired, self._tls)
 
     def _watch(self, sock: socket.socket, interest: int, handle: Callable[[int], None]) -> None:
         watched = self._selector.get_map().get(sock)
@@ -283,8 +220,7 @@ class Server:
         times: list[float | None] = [self._resumes_at]
         if not self.is_frozen:
             times.append(self._node.deadline)
-            for link in self._links.values():
-                times += [link.connection.deadline, link.lingers_until]
+            times += [link.deadline(self._node.now) for link in self._links.values()]
         soonest = min((time for time in times if time is not None), default=None)
         return None if soonest is None else max(0.0, soonest - monotonic())
 

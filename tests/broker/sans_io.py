@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pamqp.common import FieldTable
     from pamqp.frame import FrameTypes
 
-    from reliablepub.testing.faults import RefuseHandshake
+    from reliablepub.testing.faults import ConnectionFault
 
 F = TypeVar("F", bound="Frame")
 Properties = commands.Basic.Properties
@@ -32,9 +32,9 @@ CAPABILITIES = {
 class Client:
     """The other end of one connection; everything the server says is kept in `frames`."""
 
-    def __init__(self, node: Node, refusal: RefuseHandshake | None = None) -> None:
+    def __init__(self, node: Node, *faults: ConnectionFault) -> None:
         self.node = node
-        self.connection = Connection(node, node.next_connection_number(), refusal)
+        self.connection = Connection(node, node.next_connection_number(), faults)
         self.frames: list[tuple[int, FrameTypes]] = []
 
     # -------------------------------------------------------------------------- speaking
@@ -54,7 +54,7 @@ class Client:
         self.write(b"AMQP\x00\x00\x09\x01")
         properties: FieldTable = {"capabilities": {**CAPABILITIES}}
         self.send(commands.Connection.StartOk(properties, "PLAIN", "\0guest\0guest"), 0)
-        self.send(commands.Connection.TuneOk(0, 131072, heartbeat), 0)
+        self.send(commands.Connection.TuneOk(self.node.options.channel_max, 131072, heartbeat), 0)
         self.send(commands.Connection.Open("/"), 0)
         for channel in range(1, channels + 1):
             self.send(commands.Channel.Open(), channel)

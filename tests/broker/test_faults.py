@@ -386,7 +386,7 @@ def test_load_faults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[fault]]\nkind = 'explode'", r"fault 1: kind 'explode' is none of block, .*nack"),
+        ("[[fault]]\nkind = 'explode'", r"fault 1: kind 'explode' is none of any_of, .*nack"),
         ("[[fault]]\nnth = 1", r"fault 1: kind None is none of"),
         ("[[fault]]\nkind = 'nack'\n[[fault]]\nkind = 'nack'\nnht = 1", r"fault 2.*key 'nht'"),
         ("[[fault]]\nkind = 'nack'\nnth = 'two'", r"nth must be int \| None, not 'two'"),

@@ -1,0 +1,84 @@
+"""Faults: what the broker shall do wrong, as small rules that are data.
+
+This package knows when a rule acts. It must never know how the broker carries it out.
+"""
+
+from reliablepub.testing.faults.events import (
+    Block,
+    CloseChannel,
+    CloseConnection,
+    Crash,
+    DeleteExchange,
+    DeleteQueue,
+    DropConnection,
+    EndingFault,
+    Freeze,
+    HalfOpen,
+)
+from reliablepub.testing.faults.files import KINDS, FaultFileError, load_faults
+from reliablepub.testing.faults.mix import AnyOf
+from reliablepub.testing.faults.network import (
+    STEPS,
+    Bandwidth,
+    CutStream,
+    HandshakeFault,
+    Latency,
+    RefuseHandshake,
+    SliceOutput,
+    StallHandshake,
+)
+from reliablepub.testing.faults.rule import ConnectionFault, Fault, PublishFault
+from reliablepub.testing.faults.script import FaultScript
+from reliablepub.testing.faults.verdicts import (
+    DelayConfirm,
+    DelayReturn,
+    DropConfirm,
+    DropReturn,
+    DuplicateConfirm,
+    HoldConfirms,
+    LateReturn,
+    Nack,
+    Return,
+    ShuffleConfirms,
+    StrayAck,
+)
+
+__all__ = [
+    "KINDS",
+    "STEPS",
+    "AnyOf",
+    "Bandwidth",
+    "Block",
+    "CloseChannel",
+    "CloseConnection",
+    "ConnectionFault",
+    "Crash",
+    "CutStream",
+    "DelayConfirm",
+    "DelayReturn",
+    "DeleteExchange",
+    "DeleteQueue",
+    "DropConfirm",
+    "DropConnection",
+    "DropReturn",
+    "DuplicateConfirm",
+    "EndingFault",
+    "Fault",
+    "FaultFileError",
+    "FaultScript",
+    "Freeze",
+    "HalfOpen",
+    "HandshakeFault",
+    "HoldConfirms",
+    "LateReturn",
+    "Latency",
+    "Nack",
+    "PublishFault",
+    "RefuseHandshake",
+    "Return",
+    "ShuffleConfirms",
+    "SliceOutput",
+    "StallHandshake",
+    "StrayAck",
+    "load_faults",
+]

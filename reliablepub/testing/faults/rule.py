@@ -1,0 +1,75 @@
+"""What every fault has in common: when it acts.
+
+A rule acts once unless it says otherwise (after the control functions of franz-go's kfake): `nth`
+picks one event, `share` a random part of them, `times` how often, `keep` for ever.
+This module must never know what a fault does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from reliablepub.testing.replies import NAMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A rule; what it counts is publishes (`PublishFault`) or connections (`ConnectionFault`).
+
+    Attributes:
+        nth: Act on the nth event it sees, from 1, and not before.
+        share: Act on this share of the events, at random (0 to 1), until taken away.
+        times: Act at most this often.
+        keep: Act on every event it matches, unless `times` limits it.
+    """
+
+    kind: ClassVar[str]
+
+    nth: int | None = None
+    share: float | None = None
+    times: int | None = None
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a rule that could never act or says two things at once."""
+        if self.nth is not None and self.nth < 1:
+            raise ValueError("nth counts from 1")
+        if self.times is not None and self.times < 1:
+            raise ValueError("times must be 1 or more")
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise ValueError("share must be between 0 and 1")
+
+    @property
+    def times_max(self) -> int | None:
+        """How often it acts; None is without end."""
+        if self.times is None and (self.keep or self.share is not None):
+            return None
+        return self.times or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishFault(Fault):
+    """A rule about publishes; with `routing_key` it sees only those with this key."""
+
+    routing_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionFault(Fault):
+    """A rule about connections; an event is a client that connects."""
+
+
+def check_code(code: int) -> None:
+    """Refuse what is not a reply code of AMQP."""
+    if code not in NAMES:
+        message = f"{code} is not an AMQP reply code"
+        raise ValueError(message)
+
+
+def check_positive(**values: float | None) -> None:
+    """Refuse sizes, rates and durations that are zero or less."""
+    for name, value in values.items():
+        if value is not None and value <= 0:
+            message = f"{name} must be more than 0"
+            raise ValueError(message)

@@ -1,0 +1,185 @@
+"""One connection on its socket: bytes in and out, TLS around them, and how it ends on the wire.
+
+This module knows a non-blocking socket, TLS, and the network's faults (`flow`). It must never know
+AMQP, nor other connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import ssl
+import struct
+from typing import TYPE_CHECKING
+
+from reliablepub.testing.connection import Ending
+from reliablepub.testing.flow import READ_MAX_BYTES, Flow
+
+if TYPE_CHECKING:
+    from reliablepub.testing.connection import Connection
+    from reliablepub.testing.faults import ConnectionFault
+
+_LINGER_S = 1.0
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Link:
+    """A connection and its socket.
+
+    Args:
+        sock: Non-blocking.
+        connection: What the bytes are for.
+        faults: What the network does to it.
+        tls: What encrypts; None is plain TCP.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        connection: Connection,
+        faults: tuple[ConnectionFault, ...],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self.sock = sock
+        self.connection = connection
+        self.lingers_until: float | None = None
+        """Set once FIN is sent: what still comes is read and dropped, or close would reset."""
+        self._out = Flow.outward(faults)
+        self._in = Flow.inward(faults)
+        self._tls = None if tls is None else _Tls(tls)
+        self._unsent = b""
+
+    def interest(self, now: float) -> int:
+        """What to watch the socket for."""
+        wanted = selectors.EVENT_WRITE if self._unsent else 0
+        is_free = self._in is None or now >= self._in.free_at
+        if self.lingers_until is not None or (self.connection.is_reading and is_free):
+            wanted |= selectors.EVENT_READ
+        return wanted
+
+    def deadline(self, now: float) -> float | None:
+        """When there is something to do that no event on the socket tells."""
+        if self.connection.has_output:  # it came after this link's turn
+            return now
+        times = [self.connection.deadline, self.lingers_until]
+        if self._out is not None and not self._unsent:
+            times.append(self._out.deadline)
+        if self._in is not None and self._in.free_at > now:
+            times.append(self._in.free_at)
+        return min((time for time in times if time is not None), default=None)
+
+    def read(self, now: float) -> bool:
+        """Hand on what has arrived; False when the client is gone."""
+        room = None if self._in is None else self._in.room(now)
+        try:
+            data = self.sock.recv(READ_MAX_BYTES if room is None else room)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if self._in is not None:
+            self._in.passed(len(data), now)
+        is_there = bool(data)
+        if self._tls is not None and data:
+            try:
+                data = self._tls.decrypt(data)
+            except ssl.SSLError:
+                is_there, data = False, b""
+        if data and self.lingers_until is None:
+            self.connection.handle_data(data)
+        return is_there
+
+    def write(self, now: float) -> bool:
+        """Send what the socket takes; False when the client is gone."""
+        was_congested = self.connection.is_congested
+        data = self._unsent + self._encrypted(self._outgoing(now))
+        if not data and self._out is None and not was_congested:
+            return True
+        try:
+            sent = self.sock.send(data)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return False
+        self._unsent = data[sent:]
+        self.connection.unsent_bytes = len(self._unsent)
+        if self._out is not None:
+            self.connection.unsent_bytes += self._out.backlog_bytes
+        if was_congested and not self.connection.is_congested:
+            self.connection.handle_drained()
+        return True
+
+    def finish(self, now: float) -> bool:
+        """Bring about the end that the connection asked for; True when it is time to close."""
+        ending = self.connection.ending
+        is_sent = not self._unsent and (self._out is None or not self._out.backlog_bytes)
+        if ending is None or (ending.flushes and not is_sent):
+            return False
+        if ending.resets:
+            self.prepare_reset()
+            return True
+        if self.lingers_until is None:
+            self.lingers_until = now + _LINGER_S
+            self._unsent = b""
+            with contextlib.suppress(OSError):
+                if self._tls is not None and ending is Ending.FLUSH:
+                    self.sock.send(self._tls.farewell())
+                self.sock.shutdown(socket.SHUT_WR)
+        return now >= self.lingers_until
+
+    def prepare_reset(self) -> None:
+        """Let close() send RST."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+    def _outgoing(self, now: float) -> bytes:
+        data = self.connection.poll_transmit()
+        if self._out is None:
+            return data
+        self._out.push(data, now)
+        return b"" if self._unsent else self._out.poll(now)
+
+    def _encrypted(self, data: bytes) -> bytes:
+        return data if self._tls is None else self._tls.encrypt(data)
+
+
+class _Tls:
+    """The server's side of TLS, without a socket."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+        self._is_open = False
+
+    def decrypt(self, data: bytes) -> bytes:
+        """What the client said; nothing yet during the handshake.
+
+        Raises:
+            ssl.SSLError: It is no TLS, or not with this certificate.
+        """
+        self._incoming.write(data)
+        parts: list[bytes] = []
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            if not self._is_open:
+                self._tls.do_handshake()
+                self._is_open = True
+            while True:
+                part = self._tls.read(READ_MAX_BYTES)
+                if not part:
+                    break
+                parts.append(part)
+        return b"".join(parts)
+
+    def encrypt(self, data: bytes) -> bytes:
+        """What to send: the data, and whatever TLS has to say itself."""
+        if data and self._is_open:
+            self._tls.write(data)
+        return self._outgoing.read()
+
+    def farewell(self) -> bytes:
+        """close_notify."""
+        with contextlib.suppress(ssl.SSLError):
+            self._tls.unwrap()
+        return self._outgoing.read()
