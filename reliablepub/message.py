@@ -10,7 +10,7 @@ certain to cause one must not come into being: the caller gets the error, at the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Final, TypeAlias
@@ -36,6 +36,7 @@ EXPIRATION_MS_MAX: Final = 4_294_967_295
 PRIORITY_MAX: Final = 255
 NESTING_MAX: Final = 32
 
+_FIXED_BYTES: Final = 128
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _INT32_MAX = 2**31 - 1
 _DECIMAL_PLACES_MAX = 255
@@ -78,6 +79,8 @@ class Message:
         type: of the application.
         user_id: RabbitMQ refuses any other than the connection's own user.
         app_id: of the application.
+        size: bytes that count against windows and limits: body, routing, properties, and a flat sum
+            for what frames and rows add.
 
     Raises:
         InvalidMessage: when the broker would answer it with an error (RabbitMQ rabbit_channel,
@@ -100,6 +103,7 @@ class Message:
     type: str | None = None
     user_id: str | None = None
     app_id: str | None = None
+    size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check everything; keep copies of what the caller could still change."""
@@ -114,13 +118,12 @@ class Message:
         _check_timestamp(self.timestamp)
         if type(self.persistent) is not bool:
             raise InvalidMessage("persistent", f"is {self.persistent!r}; True or False")
+        size = len(self.body) + short_bytes + _FIXED_BYTES
         if self.headers is not None:
-            object.__setattr__(self, "headers", _checked_headers(self.headers, short_bytes))
-
-    @property
-    def size(self) -> int:
-        """Bytes that count against windows and limits: body, routing, a flat sum for the rest."""
-        return len(self.body) + len(self.exchange) + len(self.routing_key) + 256
+            headers, header_bytes = _checked_headers(self.headers, short_bytes)
+            object.__setattr__(self, "headers", headers)
+            size += header_bytes
+        object.__setattr__(self, "size", size)
 
     def with_message_id(self, message_id: str) -> Message:
         """The same message under the given id."""
@@ -191,7 +194,8 @@ def _checked_datetime(name: str, value: datetime) -> datetime:
         raise InvalidMessage(name, "is after the year 9999 in UTC") from None
 
 
-def _checked_headers(headers: object, short_bytes: int) -> dict[str, FieldValue]:
+def _checked_headers(headers: object, short_bytes: int) -> tuple[dict[str, FieldValue], int]:
+    """A copy of the headers, and their size when encoded."""
     if not isinstance(headers, Mapping):
         raise InvalidMessage("headers", f"is {type(headers).__name__}, not a mapping")
     table, size = _checked_table("headers", headers, 1)
@@ -206,7 +210,7 @@ def _checked_headers(headers: object, short_bytes: int) -> dict[str, FieldValue]
             f"take {size} bytes; the header frame holds {HEADER_BYTES_MAX - short_bytes} "
             "(put large data into the body)",
         )
-    return table
+    return table, size
 
 
 def _checked_table(

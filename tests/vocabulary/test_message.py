@@ -334,9 +334,38 @@ def test_with_message_id_changes_nothing_else() -> None:
     assert message.message_id is None
 
 
+EMPTY = Message(b"").size
+
+
 def test_size_counts_body_and_routing() -> None:
     message = Message(b"12345", exchange="ex", routing_key="key")
-    assert message.size - Message(b"").size == 10
+    assert message.size - EMPTY == 10
+
+
+@pytest.mark.parametrize(
+    ("properties", "size"),
+    [
+        ({"exchange": "é"}, 2),
+        ({"message_id": "0123456789"}, 10),
+        ({"content_type": "text/plain", "app_id": "app", "type": "t"}, 14),
+        ({"correlation_id": "c" * 255, "reply_to": "r", "content_encoding": "gzip"}, 260),
+        ({"headers": {}}, 4),
+        ({"headers": {"é": "x" * 1_000}}, 4 + 1 + 2 + 5 + 1_000),
+        ({"headers": {"a": [1, 2], "b": {"c": None}}}, 4 + 2 + 5 + 18 + 2 + 1 + 4 + 2 + 1),
+    ],
+)
+def test_size_counts_what_the_properties_take(properties: dict[str, Any], size: int) -> None:
+    assert Message(b"", **properties).size - EMPTY == size
+
+
+def test_size_is_that_of_the_message_as_it_is_and_no_part_of_what_it_says() -> None:
+    message = Message(b"body", headers={"a": "b"})
+    named = message.with_message_id("0123456789")
+    assert named.size - message.size == 10
+    assert pickle.loads(pickle.dumps(named)).size == named.size
+    assert EMPTY > 0
+    with pytest.raises(TypeError):
+        Message(b"", size=1)  # type: ignore[call-arg]
 
 
 def test_repr_names_the_message_and_shows_neither_body_nor_headers() -> None:
