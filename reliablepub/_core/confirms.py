@@ -7,9 +7,9 @@ sides count on their own. So a tag is registered before its publish is written, 
 written is taken back before the next is registered, and a new channel gets a new ledger.
 
 The broker confirms in any order and shape: one by one, ``multiple`` for all outstanding tags up to
-one, both mixed (37, 39, then 36 with multiple), and tag 0 with ``multiple`` for everything
-(AMQP 0-9-1 ``basic.ack``; RabbitMQ rabbit_channel:coalesce_and_send). A ``basic.return`` precedes
-the confirm of its message and carries no tag; whoever calls `handle_return` found it by our header.
+one, and both mixed: 37, 39, then 36 with multiple (RabbitMQ rabbit_channel:coalesce_and_send). A
+``basic.return`` precedes the confirm of its message and carries no tag; whoever calls
+`handle_return` found it by our header.
 
 What happens to one publish:
 
@@ -22,8 +22,10 @@ What happens to one publish:
     =========  ========  =========  ==============  ===========  ============
 
 A *bug* is ours: it raises and changes nothing. A *violation* is the broker's: it is counted and
-changes nothing. A tag beyond the last one sent means that the two counts differ; no verdict of this
-epoch can be trusted from then on, so it raises `TagBeyondLast` for the session to end the epoch.
+changes nothing. Three of them also raise `EpochUntrusted`, for the session to end the epoch, since
+going on would mean to guess: a tag beyond the last one sent (the two counts differ); tag 0, "all
+outstanding" (which of ours had the broker seen when it said so?); and a return that cannot be
+recognized (the next ack would confirm an unroutable message).
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ class Violation(StrEnum):
     """What a broker should never say."""
 
     TAG_BEYOND_LAST = "confirm for a tag that was never sent"
+    TAG_ZERO = "confirm that names no tag"
     TAG_NOT_OUTSTANDING = "confirm for a tag that is not outstanding"
     RETURN_NOT_OUTSTANDING = "return for a tag that is not outstanding"
+    RETURN_UNKNOWN = "return of a message that was never sent on this channel"
     RETURN_REPEATED = "second return for one tag"
 
 
-class TagBeyondLast(Exception):
-    """The broker counts publishes that were never written: the epoch must end."""
+class EpochUntrusted(Exception):
+    """What the broker says cannot be matched with what was sent: the epoch must end."""
 
 
 class ConfirmLedger(Generic[K]):
@@ -111,7 +115,15 @@ class ConfirmLedger(Generic[K]):
         return self._outstanding.pop(tag)
 
     def handle_return(self, tag: int, reply_code: int, reply_text: str) -> None:
-        """Note that a message was unroutable; its confirm will settle it as returned."""
+        """Note that a message was unroutable; its confirm will settle it as returned.
+
+        Raises:
+            EpochUntrusted: some message in flight was returned, and which one cannot be known.
+        """
+        if not 0 < tag <= self._last:
+            self.violations[Violation.RETURN_UNKNOWN] += 1
+            msg = f"the broker returned an unknown message ({reply_code} {reply_text})"
+            raise EpochUntrusted(msg)
         if tag not in self._outstanding:
             self.violations[Violation.RETURN_NOT_OUTSTANDING] += 1
         elif tag in self._returned:
@@ -127,24 +139,27 @@ class ConfirmLedger(Generic[K]):
         Args:
             tag: as the broker sent it.
             verdict: `CONFIRMED` or `NACKED`, for those that were not returned.
-            multiple: as the broker sent it: all outstanding tags up to this one, or all for 0.
+            multiple: as the broker sent it: all outstanding tags up to this one.
 
         Returns:
             tag, key and outcome of each publish settled by it, in the order of their tags.
 
         Raises:
-            TagBeyondLast: nothing was settled.
+            EpochUntrusted: nothing was settled.
         """
+        if tag == 0:
+            self.violations[Violation.TAG_ZERO] += 1
+            msg = "the broker confirmed without naming a tag"
+            raise EpochUntrusted(msg)
         if tag > self._last:
             self.violations[Violation.TAG_BEYOND_LAST] += 1
             msg = f"the broker confirmed tag {tag}, the last one sent is {self._last}"
-            raise TagBeyondLast(msg)
+            raise EpochUntrusted(msg)
         if not multiple:
             tags: range | tuple[int, ...] = (tag,)
         else:
-            upto = tag or self._last
-            tags = range(self._lowest, upto + 1)
-            self._lowest = max(self._lowest, upto + 1)
+            tags = range(self._lowest, tag + 1)
+            self._lowest = max(self._lowest, tag + 1)
         outstanding, returned = self._outstanding, self._returned
         settled = [
             (t, outstanding.pop(t), returned.pop(t, verdict) if returned else verdict)

@@ -54,7 +54,7 @@ class ChannelClosed:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """``basic.ack``: this tag, or with ``multiple`` all outstanding up to it (0: all)."""
+    """``basic.ack``: this tag, or with ``multiple`` all outstanding up to it."""
 
     epoch: int
     tag: int
@@ -92,17 +92,8 @@ class Unblocked:
     """``connection.unblocked``."""
 
 
-Event: TypeAlias = (
-    Connected
-    | ConnectionLost
-    | ChannelOpened
-    | ChannelClosed
-    | Acked
-    | Nacked
-    | Returned
-    | Blocked
-    | Unblocked
-)
+ChannelEvent: TypeAlias = Acked | Nacked | Returned | ChannelOpened | ChannelClosed
+Event: TypeAlias = ChannelEvent | Connected | ConnectionLost | Blocked | Unblocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +113,7 @@ class CloseChannel:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Drop the connection: it no longer answers."""
+    """Drop the connection: it does not answer, or it closes channels for no fault of ours."""
 
     reason: str
 

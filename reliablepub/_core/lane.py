@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from enum import Enum, auto
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, TypeVar
 
 from reliablepub._core.confirms import ConfirmLedger, Violation
-from reliablepub._core.events import Batch
-from reliablepub.outcome import Outcome
+from reliablepub._core.events import Batch, Settlement
+from reliablepub.outcome import Outcome, OutcomeKind
 
 K = TypeVar("K")
-Settled: TypeAlias = tuple[int, tuple[K, int], Outcome]
-"""Tag, key and size, and outcome of a publish that has ended."""
 
 
 class ChannelState(Enum):
@@ -116,19 +114,24 @@ class Lane(Generic[K]):
         self._sent.append((self.ledger.last_tag, now))
         return Batch(self.ledger.epoch, first_tag, keys)
 
-    def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Settled[K]]:
+    def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Settlement[K]]:
         """Settle what one confirm covers.
 
         Raises:
-            TagBeyondLast: nothing was settled.
+            EpochUntrusted: nothing was settled.
         """
         assert self.ledger is not None
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
         self.in_flight_bytes -= sum(size for _, (_, size), _ in settled)
-        return settled
+        epoch = self.ledger.epoch
+        return [Settlement(key, epoch, tag, outcome) for tag, (key, _), outcome in settled]
 
     def note_return(self, tag: int, reply_code: int, reply_text: str) -> None:
-        """A message was unroutable; its confirm will say so."""
+        """A message was unroutable; its confirm will say so.
+
+        Raises:
+            EpochUntrusted: which one it was cannot be known.
+        """
         assert self.ledger is not None
         self.ledger.handle_return(tag, reply_code, reply_text)
 
@@ -141,12 +144,18 @@ class Lane(Generic[K]):
             self.buffer.appendleft(item)
         self._sent.pop()
 
-    def close(self, outcome: Outcome) -> list[Settled[K]]:
-        """End the epoch; what was outstanding ends as returned, or as given."""
+    def close(self, outcome: Outcome) -> tuple[list[Settlement[K]], list[tuple[K, int]]]:
+        """End the epoch; what was outstanding ends as returned, or as given.
+
+        Returns:
+            all that has ended by it, and key and size of what is uncertain, in order.
+        """
         settled = self.ledger.close(outcome) if self.ledger is not None else []
+        settlements = [Settlement(key, self.epoch, tag, end) for tag, (key, _), end in settled]
+        uncertain = [item for _, item, end in settled if end.kind is OutcomeKind.UNCERTAIN]
         self.ledger = None
         self.state = ChannelState.CLOSED
         self.in_flight_bytes = 0
         self._opening_since = None
         self._sent.clear()
-        return settled
+        return settlements, uncertain

@@ -11,7 +11,8 @@ The life of a message in here::
 
 *Buffered* was never written and carries no risk of a duplicate; *in flight* was. An uncertain
 attempt is reported like any other, and the session itself sends the message again, on a new epoch:
-a late confirm of the old one is recognised by its number and changes nothing.
+a late confirm of the old one is recognised by its number and changes nothing. Words that cannot be
+matched with what was sent end the epoch in the same way.
 
 **Quarantine.** When the broker closes a channel because of a publish, everything in flight there is
 uncertain and one message is guilty, but the broker does not say which. Sending all again would
@@ -30,12 +31,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 from reliablepub._core.clock import StoppableClock
-from reliablepub._core.confirms import TagBeyondLast, Violation
+from reliablepub._core.confirms import EpochUntrusted, Violation
 from reliablepub._core.events import (
     Acked,
     Batch,
     Blocked,
     ChannelClosed,
+    ChannelEvent,
     ChannelOpened,
     CloseChannel,
     Command,
@@ -136,7 +138,17 @@ class Session(Generic[K]):
             event: what happened.
             now: monotonic seconds.
         """
-        self._HANDLERS[type(event)](self, event, now)
+        if not isinstance(event, ChannelEvent):
+            self._OF_THE_CONNECTION[type(event)](self, event, now)
+            return
+        lane = self._lane(event.epoch)
+        if lane is None:
+            self._stale += 1
+            return
+        try:
+            self._OF_A_CHANNEL[type(event)](self, lane, event, now)
+        except EpochUntrusted as violation:
+            self._retire(lane, str(violation), now)
 
     def handle_timeout(self, now: float) -> None:
         """Retire every channel whose oldest confirm, or whose opening, is overdue."""
@@ -146,8 +158,7 @@ class Session(Generic[K]):
             if due is None or due > now:
                 continue
             if lane.state is ChannelState.OPENING:
-                self._commands.append(Disconnect(f"no channel {within}"))
-                self._is_connected = False  # nothing more is asked of it; its loss follows
+                self._disconnect(f"no channel {within}")
             else:
                 self._retire(lane, f"no confirm {within}", now)
 
@@ -163,47 +174,29 @@ class Session(Generic[K]):
         for lane in (self._main, self._quarantine):
             self._send_again(lane, f"connection lost: {event.reason}")
 
-    def _channel_opened(self, event: ChannelOpened, now: float) -> None:
-        lane = self._lane(event.epoch)
-        if lane is None or lane.state is not ChannelState.OPENING:
+    def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, now: float) -> None:
+        if lane.state is not ChannelState.OPENING:
             self._stale += 1
             return
         lane.opened()
         self._open_lanes(now)
 
-    def _channel_closed(self, event: ChannelClosed, now: float) -> None:
-        lane = self._lane(event.epoch)
-        if lane is None:
-            self._stale += 1
-            return
+    def _channel_closed(self, lane: Lane[K], event: ChannelClosed, now: float) -> None:
         if event.by_publish:
             self._isolate(lane, event)
-        else:
-            self._send_again(lane, f"channel closed: {event.reply_code} {event.reply_text}")
-        self._open_lanes(now)
+            self._open_lanes(now)
+        else:  # not our doing, so a new channel may fare alike: begin anew, after a wait
+            reason = f"channel closed: {event.reply_code} {event.reply_text}"
+            self._send_again(lane, reason)
+            self._disconnect(reason)
 
-    def _confirmed(self, event: Acked | Nacked, now: float) -> None:
-        lane = self._lane(event.epoch)
-        if lane is None:
-            self._stale += 1
-            return
+    def _confirmed(self, lane: Lane[K], event: Acked | Nacked, _now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
-        try:
-            settled = lane.confirm(event.tag, verdict, multiple=event.multiple)
-        except TagBeyondLast as violation:
-            self._retire(lane, str(violation), now)
-            return
-        self._settlements += [
-            Settlement(key, event.epoch, tag, outcome) for tag, (key, _size), outcome in settled
-        ]
+        self._settlements += lane.confirm(event.tag, verdict, multiple=event.multiple)
         if lane is self._quarantine:
             self._next_suspects()
 
-    def _returned(self, event: Returned, _now: float) -> None:
-        lane = self._lane(event.epoch)
-        if lane is None:
-            self._stale += 1
-            return
+    def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         lane.note_return(event.tag, event.reply_code, event.reply_text)
 
     def _blocked(self, event: Blocked, now: float) -> None:
@@ -321,15 +314,22 @@ class Session(Generic[K]):
         if not self._is_connected:
             return
         self._next_suspects()
-        self._open(self._main, now)
-        if self._quarantine.buffer:
-            self._open(self._quarantine, now)
+        for lane in (self._main, self._quarantine):
+            is_wanted = lane is self._main or lane.buffer
+            if is_wanted and lane.state is ChannelState.CLOSED:
+                self._last_epoch += 1
+                lane.opening(self._last_epoch, self._clock.reading(now))
+                self._order(OpenChannel(self._last_epoch))
 
-    def _open(self, lane: Lane[K], now: float) -> None:
-        if lane.state is ChannelState.CLOSED:
-            self._last_epoch += 1
-            lane.opening(self._last_epoch, self._clock.reading(now))
-            self._commands.append(OpenChannel(self._last_epoch))
+    def _order(self, command: Command) -> None:
+        """Tell the transport; of a connection that is given up nothing more is asked."""
+        if self._is_connected:
+            self._commands.append(command)
+
+    def _disconnect(self, reason: str) -> None:
+        """Give the connection up; its loss follows."""
+        self._order(Disconnect(reason))
+        self._is_connected = False
 
     def _next_suspects(self) -> None:
         """When a group is through: the next one, or no more need for the quarantine channel."""
@@ -339,12 +339,12 @@ class Session(Generic[K]):
         if self._suspects:
             lane.buffer = self._suspects.popleft()
         elif lane.state is not ChannelState.CLOSED:
-            self._commands.append(CloseChannel(lane.epoch, "quarantine is empty"))
+            self._order(CloseChannel(lane.epoch, "quarantine is empty"))
             self._close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """Leave a channel that still exists: its verdicts are overdue, or not to be believed."""
-        self._commands.append(CloseChannel(lane.epoch, reason))
+        self._order(CloseChannel(lane.epoch, reason))
         self._send_again(lane, reason)
         self._open_lanes(now)
 
@@ -374,23 +374,22 @@ class Session(Generic[K]):
     def _close(self, lane: Lane[K], outcome: Outcome) -> list[tuple[K, int]]:
         """End the lane's epoch; give back, in order, what is uncertain."""
         self._violations += lane.violations
-        epoch, uncertain = lane.epoch, []
-        for tag, item, verdict in lane.close(outcome):
-            self._settlements.append(Settlement(item[0], epoch, tag, verdict))
-            if verdict.kind is OutcomeKind.UNCERTAIN:
-                uncertain.append(item)
+        settlements, uncertain = lane.close(outcome)
+        self._settlements += settlements
         return uncertain
 
-    _HANDLERS: ClassVar[dict[type[Any], Callable[[Any, Any, float], None]]] = {
+    _OF_THE_CONNECTION: ClassVar[dict[type[Any], Callable[[Any, Any, float], None]]] = {
         Connected: _connected,
         ConnectionLost: _connection_lost,
+        Blocked: _blocked,
+        Unblocked: _unblocked,
+    }
+    _OF_A_CHANNEL: ClassVar[dict[type[Any], Callable[[Any, Lane[Any], Any, float], None]]] = {
         ChannelOpened: _channel_opened,
         ChannelClosed: _channel_closed,
         Acked: _confirmed,
         Nacked: _confirmed,
         Returned: _returned,
-        Blocked: _blocked,
-        Unblocked: _unblocked,
     }
 
 

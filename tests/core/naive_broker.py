@@ -49,6 +49,7 @@ class Channel:
 
     count: int = 0
     is_mute: bool = False
+    strips_headers: bool = False
     unconfirmed: list[int] = field(default_factory=list)
 
 
@@ -98,20 +99,21 @@ class NaiveBroker:
             return
         if key in self.unroutable:
             self.returned.add((epoch, tag))
-            self._say(Returned(epoch, tag, 312, "NO_ROUTE"))
+            named = 0 if channel.strips_headers else tag
+            self._say(Returned(epoch, named, 312, "NO_ROUTE"))
         else:
             self.arrivals[key] += 1
         channel.unconfirmed.append(tag)
 
     def confirm(self, epoch: int, tag: int, *, multiple: bool, ack: bool = True) -> None:
-        """Ack or nack one, or all up to it; 0 with multiple is everything.
+        """Ack or nack one, or all up to it.
 
-        No broker can say 0 while a publish is under way: it would confirm what it has not seen.
+        With 0 for a tag it means all that it has seen, which is not all that is under way.
         """
         if self.channels[epoch].is_mute:
             return
         unconfirmed = self.channels[epoch].unconfirmed
-        covered = [t for t in unconfirmed if t == tag or (multiple and (t <= tag or tag == 0))]
+        covered = [t for t in unconfirmed if t == tag or (multiple and t <= tag) or tag == 0]
         for covered_tag in covered:
             unconfirmed.remove(covered_tag)
             (self.acked if ack else self.nacked).add((epoch, covered_tag))
@@ -156,17 +158,17 @@ class NaiveBroker:
 
     def say_again(self, index: int) -> None:
         """Repeat something about a channel, whether or not that still exists."""
-        events = [
-            event
-            for event in self.said
-            if isinstance(event, Acked | Nacked | Returned) and event.tag != 0  # 0 is a new promise
-        ]
+        events = [event for event in self.said if isinstance(event, Acked | Nacked | Returned)]
         if events and self.is_connected:
             self.outbox.append(events[index % len(events)])
 
     def confirm_what_was_never_sent(self, epoch: int) -> None:
         """Ack a tag beyond the last."""
         self._say(Acked(epoch, self.channels[epoch].count + 1_000_000, multiple=True))
+
+    def return_what_was_never_sent(self, epoch: int) -> None:
+        """Return a tag beyond the last."""
+        self._say(Returned(epoch, self.channels[epoch].count + 1_000_000, 312, "NO_ROUTE"))
 
     def _say(self, event: Event) -> None:
         self.said.append(event)
@@ -233,9 +235,10 @@ class Rig:
         self.session.take_back(self.session.poll_transmit(self.now))
         assert self.session.buffered == buffered
 
-    def hear(self) -> None:
-        """Read one event off the wire."""
-        self.session.handle(self.broker.outbox.popleft(), self.now)
+    def hear(self, count: int = 1) -> None:
+        """Read events off the wire, all of them before anything is done about them."""
+        for _ in range(min(count, len(self.broker.outbox))):
+            self.session.handle(self.broker.outbox.popleft(), self.now)
         self._settle_and_obey()
 
     def advance(self, seconds: float) -> None:
@@ -251,7 +254,9 @@ class Rig:
     def _settle_and_obey(self) -> None:
         for settlement in self.session.poll_settlements():
             self._check_verdict(settlement)
-        for command in self.session.poll_commands():
+        commands = list(self.session.poll_commands())
+        assert not any(isinstance(command, Disconnect) for command in commands[:-1])
+        for command in commands:
             if isinstance(command, Disconnect):
                 self.broker.drop()
             else:

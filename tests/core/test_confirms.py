@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from reliablepub._core.confirms import ConfirmLedger, TagBeyondLast, Violation
+from reliablepub._core.confirms import ConfirmLedger, EpochUntrusted, Violation
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 GONE = Outcome(OutcomeKind.UNCERTAIN, 0, "channel gone")
@@ -120,20 +120,6 @@ def test_singles_out_of_order_and_then_a_lower_multiple() -> None:
     assert not ledger.violations
 
 
-def test_tag_zero_with_multiple_settles_everything() -> None:
-    ledger = ledger_of(3)
-    ack(ledger, 2)
-    assert nack(ledger, 0, multiple=True) == [(1, "m1", NACKED), (3, "m3", NACKED)]
-    assert ledger.lowest_tag == 4
-
-
-def test_tag_zero_alone_is_a_violation() -> None:
-    ledger = ledger_of(3)
-    assert ack(ledger, 0) == []
-    assert ledger.outstanding == 3
-    assert ledger.violations == {Violation.TAG_NOT_OUTSTANDING: 1}
-
-
 def test_an_ack_over_a_returned_tag_confirms_its_neighbours_only() -> None:
     ledger = ledger_of(3)
     return_(ledger, 2)
@@ -162,21 +148,52 @@ def test_a_multiple_below_an_earlier_one_is_a_violation() -> None:
     assert ack(ledger, 5) == [(5, "m5", CONFIRMED)]
 
 
-@pytest.mark.parametrize("multiple", [False, True])
-def test_a_tag_beyond_the_last_raises_and_changes_nothing(multiple: bool) -> None:  # noqa: FBT001
-    ledger = ledger_of(3)
-    with pytest.raises(TagBeyondLast, match="tag 4, the last one sent is 3"):
-        ack(ledger, 4, multiple=multiple)
-    assert ledger.violations == {Violation.TAG_BEYOND_LAST: 1}
-    assert [key for _, key, _ in ack(ledger, 3, multiple=True)] == ["m1", "m2", "m3"]
+def ack_multiple(ledger: Ledger, tag: int) -> Settled:
+    return ack(ledger, tag, multiple=True)
 
 
-@pytest.mark.parametrize("tag", [0, 4])
-def test_a_return_of_an_unknown_tag_is_a_violation(tag: int) -> None:
-    ledger = ledger_of(3)
-    return_(ledger, tag)
-    assert ledger.violations == {Violation.RETURN_NOT_OUTSTANDING: 1}
-    assert ledger.returned == 0
+def nack_multiple(ledger: Ledger, tag: int) -> Settled:
+    return nack(ledger, tag, multiple=True)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize(
+    ("hears", "beyond", "violation", "words"),
+    [
+        (ack, 0, Violation.TAG_ZERO, "confirmed without naming a tag"),
+        (nack, 0, Violation.TAG_ZERO, "confirmed without naming a tag"),
+        (ack_multiple, 0, Violation.TAG_ZERO, "confirmed without naming a tag"),
+        (nack_multiple, 0, Violation.TAG_ZERO, "confirmed without naming a tag"),
+        (ack, 1, Violation.TAG_BEYOND_LAST, "confirmed tag {tag}, the last one sent is {count}"),
+        (nack_multiple, 1, Violation.TAG_BEYOND_LAST, "tag {tag}, the last one sent is {count}"),
+        (return_, 0, Violation.RETURN_UNKNOWN, r"an unknown message \(312 NO_ROUTE\)"),
+        (return_, 1, Violation.RETURN_UNKNOWN, r"an unknown message \(312 NO_ROUTE\)"),
+    ],
+)
+def test_what_cannot_be_matched_raises_and_changes_nothing(
+    count: int,
+    hears: Callable[[Ledger, int], Settled],
+    beyond: int,
+    violation: Violation,
+    words: str,
+) -> None:
+    ledger = ledger_of(count)
+    tag = count + beyond if beyond else 0
+    with pytest.raises(EpochUntrusted, match=words.format(tag=tag, count=count)):
+        hears(ledger, tag)
+    assert ledger.violations == {violation: 1}
+    assert (ledger.outstanding, ledger.returned, ledger.lowest_tag) == (count, 0, 1)
+    assert gone(ledger, 0) == [(tag, f"m{tag}", GONE) for tag in range(1, count + 1)]
+
+
+def test_a_tag_that_was_taken_back_was_never_sent() -> None:
+    ledger = ledger_of(2)
+    ledger.take_back(2)
+    with pytest.raises(EpochUntrusted):
+        ack(ledger, 2)
+    with pytest.raises(EpochUntrusted):
+        return_(ledger, 2)
+    assert ledger.outstanding == 1
 
 
 def test_taking_back_the_newest_does_not_shift_the_sequence() -> None:
@@ -185,7 +202,7 @@ def test_taking_back_the_newest_does_not_shift_the_sequence() -> None:
     assert ledger.take_back(2) == "m2"
     assert (ledger.last_tag, ledger.outstanding) == (1, 1)
     assert ledger.register("other") == 2
-    assert ack(ledger, 0, multiple=True) == [(1, "m1", CONFIRMED), (2, "other", CONFIRMED)]
+    assert ack(ledger, 2, multiple=True) == [(1, "m1", CONFIRMED), (2, "other", CONFIRMED)]
 
 
 @pytest.mark.parametrize(("state", "tag"), [(in_flight, 2), (returned, 1), (settled, 1)])
@@ -207,7 +224,6 @@ def test_taking_back_an_older_tag_is_a_bug() -> None:
 def test_an_empty_ledger_has_nothing_to_settle() -> None:
     ledger = ledger_of(0)
     assert (ledger.last_tag, ledger.lowest_tag) == (0, 1)
-    assert ack(ledger, 0, multiple=True) == []
     assert gone(ledger, 0) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from reliablepub._core.confirms import ConfirmLedger, TagBeyondLast
+from reliablepub._core.confirms import ConfirmLedger, EpochUntrusted
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 GONE = Outcome(OutcomeKind.UNCERTAIN)
@@ -30,6 +30,9 @@ class Model:
     def last(self) -> int:
         return len(self.keys)
 
+    def knows(self, tag: int) -> bool:
+        return tag in range(1, self.last + 1)
+
     def register(self, key: int) -> int:
         self.keys.append(key)
         self.open.add(self.last)
@@ -40,10 +43,7 @@ class Model:
         return self.keys.pop()
 
     def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> Settled:
-        everything = multiple and tag == 0
-        covered = [
-            t for t in sorted(self.open) if t == tag or (multiple and (everything or t <= tag))
-        ]
+        covered = [t for t in sorted(self.open) if t == tag or (multiple and t <= tag)]
         self.violations += not covered
         return self._settle(covered, verdict)
 
@@ -81,9 +81,9 @@ class Pair:
         assert self.ledger.take_back(self.model.last) == self.model.take_back()
 
     def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> None:
-        if tag > self.model.last:
+        if not self.model.knows(tag):
             self.model.violations += 1
-            with pytest.raises(TagBeyondLast):
+            with pytest.raises(EpochUntrusted):
                 self.ledger.handle_confirm(tag, verdict, multiple=multiple)
             return
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
@@ -91,6 +91,11 @@ class Pair:
 
     def note_return(self, tag: int) -> None:
         outcome = Outcome(OutcomeKind.RETURNED, 312, f"NO_ROUTE {tag}")
+        if not self.model.knows(tag):
+            self.model.violations += 1
+            with pytest.raises(EpochUntrusted):
+                self.ledger.handle_return(tag, outcome.reply_code, outcome.reply_text)
+            return
         self.ledger.handle_return(tag, outcome.reply_code, outcome.reply_text)
         self.model.note_return(tag, outcome)
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from reliablepub._core.confirms import Violation
 from reliablepub._core.events import ChannelClosed, CloseChannel, ConnectionLost, OpenChannel
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.core.naive_broker import Rig
@@ -171,6 +172,30 @@ def test_a_confirm_overdue_in_quarantine_sends_the_group_again() -> None:
         channel.is_mute = True
     rig.run_until_idle()
     assert refused(rig) == [0]
+
+
+def test_words_not_to_be_believed_in_quarantine_send_the_group_again_there() -> None:
+    rig = rig_of(4, 0)
+    until_suspected(rig)
+    while not any(epoch > 2 and rig.broker.owes(epoch) for epoch in rig.broker.channels):
+        assert rig.step()
+    rig.broker.confirm(max(rig.broker.channels), 0, multiple=True)
+    rig.run_until_idle()
+    assert refused(rig) == [0]
+    assert rig.session.violations == {Violation.TAG_ZERO: 1}
+
+
+def test_a_quarantine_closed_for_no_fault_of_ours_keeps_its_suspects() -> None:
+    rig = rig_of(4, 0)
+    until_suspected(rig)
+    while len(rig.broker.channels) < 2:
+        assert rig.step()
+    rig.broker.close_channel(max(rig.broker.channels), 541, by_publish=False)
+    while rig.broker.is_connected:
+        rig.hear()
+    rig.run_until_idle()
+    assert refused(rig) == [0]
+    assert len(rig.verdicts) == 4
 
 
 def test_the_quarantine_channel_is_closed_when_it_is_empty() -> None:

@@ -152,11 +152,35 @@ def test_uncertain_messages_go_first_and_in_order_on_the_next_epoch() -> None:
     client = connected()
     client.submits("abcdef")
     client.writes()
-    client.hears(Acked(1, 2, multiple=False), ChannelClosed(1, 541, "oops", by_publish=False))
+    client.hears(Acked(1, 2, multiple=False), ConnectionLost("reset"))
     assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
-    assert client.took() == [OpenChannel(2)]
-    client.hears(ChannelOpened(2))
+    client.hears(Connected(), ChannelOpened(2))
     assert client.writes() == "2.1:acde"
+
+
+def test_a_channel_closed_for_no_fault_of_ours_costs_the_connection() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(ChannelClosed(1, 541, "oops", by_publish=False))
+    assert client.took() == [Disconnect("channel closed: 541 oops")]
+    assert client.ended[0] == ("a", Outcome(UNCERTAIN, 0, "channel closed: 541 oops"))
+    assert client.kinds() == "a:uncertain b:uncertain"
+    assert not client.session.is_connected
+    assert client.session.poll_timeout() is None
+    client.hears(ConnectionLost("channel closed"))
+    assert client.took() == []
+    client.hears(Connected(), ChannelOpened(2))
+    assert client.took() == [OpenChannel(2)]
+    assert client.writes() == "2.1:ab"
+
+
+def test_a_channel_closed_before_it_was_open_costs_the_connection() -> None:
+    client = Client()
+    client.hears(Connected())
+    client.took()
+    client.hears(ChannelClosed(1, 540, "no confirms here", by_publish=False))
+    assert client.took() == [Disconnect("channel closed: 540 no confirms here")]
 
 
 def test_a_lost_connection_makes_everything_in_flight_uncertain() -> None:
@@ -223,26 +247,75 @@ def test_a_channel_that_opens_twice_is_stale_news() -> None:
 
 def test_violations_are_counted_over_all_epochs() -> None:
     client = connected()
-    client.hears(Acked(1, 0, multiple=True), Returned(1, 0, 312, "NO_ROUTE"))
+    client.submits("a")
+    client.writes()
+    client.hears(Acked(1, 1, multiple=True), Acked(1, 1, multiple=True))
     client.hears(ConnectionLost("reset"), Connected(), ChannelOpened(2))
-    client.hears(Nacked(2, 0, multiple=True))
+    client.hears(Nacked(2, 0, multiple=True), ChannelOpened(3))
+    client.submits("b")
+    client.writes()
+    client.hears(Nacked(3, 1, multiple=False), Nacked(3, 1, multiple=False))
     assert client.session.violations == {
         Violation.TAG_NOT_OUTSTANDING: 2,
-        Violation.RETURN_NOT_OUTSTANDING: 1,
+        Violation.TAG_ZERO: 1,
     }
 
 
-def test_a_tag_beyond_the_last_retires_the_channel() -> None:
+BEYOND = "the broker confirmed tag 4, the last one sent is 3"
+NAMELESS = "the broker confirmed without naming a tag"
+UNKNOWN = "the broker returned an unknown message (312 NO_ROUTE)"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason", "violation"),
+    [
+        (Acked(1, 4, multiple=True), BEYOND, Violation.TAG_BEYOND_LAST),
+        (Nacked(1, 4, multiple=False), BEYOND, Violation.TAG_BEYOND_LAST),
+        (Acked(1, 0, multiple=True), NAMELESS, Violation.TAG_ZERO),
+        (Acked(1, 0, multiple=False), NAMELESS, Violation.TAG_ZERO),
+        (Nacked(1, 0, multiple=True), NAMELESS, Violation.TAG_ZERO),
+        (Returned(1, 0, 312, "NO_ROUTE"), UNKNOWN, Violation.RETURN_UNKNOWN),
+        (Returned(1, 4, 312, "NO_ROUTE"), UNKNOWN, Violation.RETURN_UNKNOWN),
+    ],
+)
+def test_what_cannot_be_matched_retires_the_channel(
+    words: Event, reason: str, violation: Violation
+) -> None:
+    client = connected()
+    client.submits("abc")
+    client.writes()
+    client.hears(Acked(1, 1, multiple=False), words)
+    assert client.took() == [CloseChannel(1, reason), OpenChannel(2)]
+    assert client.ended[-1] == ("c", Outcome(UNCERTAIN, 0, reason))
+    assert client.kinds() == "a:confirmed b:uncertain c:uncertain"
+    assert client.session.violations == {violation: 1}
+    client.hears(Acked(1, 3, multiple=True), ChannelOpened(2))
+    assert client.kinds() == ""
+    assert client.session.stale == 1
+    assert client.writes() == "2.1:bc"
+
+
+def test_a_message_returned_without_its_header_is_not_confirmed_by_the_ack_that_follows() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.hears(Returned(1, 0, 312, "NO_ROUTE"), Acked(1, 1, multiple=False))
+    assert client.kinds() == "a:uncertain"
+    client.hears(ChannelOpened(2))
+    assert client.writes() == "2.1:a"
+    client.hears(Returned(2, 1, 312, "NO_ROUTE"), Acked(2, 1, multiple=False))
+    assert client.kinds() == "a:returned"
+
+
+def test_a_return_of_what_is_settled_is_counted_and_nothing_else() -> None:
     client = connected()
     client.submits("ab")
     client.writes()
-    client.hears(Acked(1, 3, multiple=True))
-    reason = "the broker confirmed tag 3, the last one sent is 2"
-    assert client.took() == [CloseChannel(1, reason), OpenChannel(2)]
-    assert client.kinds() == "a:uncertain b:uncertain"
-    assert client.session.violations == {Violation.TAG_BEYOND_LAST: 1}
-    client.hears(ChannelOpened(2))
-    assert client.writes() == "2.1:ab"
+    client.hears(Acked(1, 1, multiple=False), Returned(1, 1, 312, "NO_ROUTE"))
+    assert client.took() == []
+    assert client.session.violations == {Violation.RETURN_NOT_OUTSTANDING: 1}
+    client.hears(Acked(1, 2, multiple=False))
+    assert client.kinds() == "a:confirmed b:confirmed"
 
 
 # ------------------------------------------------------------------------------------- deadlines
@@ -310,7 +383,16 @@ def test_a_channel_that_does_not_open_costs_the_connection_once() -> None:
     assert client.took() == [OpenChannel(2)]
 
 
-def test_a_connection_given_up_is_asked_for_nothing_more() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        ChannelClosed(2, 320, "closing", by_publish=False),
+        ChannelClosed(2, 404, "NOT_FOUND", by_publish=True),
+        Acked(2, 0, multiple=True),
+        Returned(2, 1, 312, "NO_ROUTE"),
+    ],
+)
+def test_a_connection_given_up_is_asked_for_nothing_more(words: Event) -> None:
     client = connected()
     client.submits("ab")
     client.writes()
@@ -321,8 +403,12 @@ def test_a_connection_given_up_is_asked_for_nothing_more() -> None:
     assert client.took() == [Disconnect("no channel within 30 s")]
     assert not client.session.is_ready
     assert client.writes() == ""
-    client.hears(ChannelClosed(2, 320, "closing", by_publish=False))
+    client.hears(words)
+    client.session.withdraw({"a", "b"})
+    client.poll()
     assert client.took() == []
+    client.hears(ConnectionLost("dropped"), Connected())
+    assert client.took() == [OpenChannel(4)]
 
 
 def test_two_overdue_openings_drop_the_connection_once() -> None:
@@ -406,7 +492,7 @@ def test_a_new_connection_is_not_blocked() -> None:
 def test_a_channel_opened_while_blocked_gets_its_time_afterwards() -> None:
     client = connected()
     client.hears(Blocked("low on disk"))
-    client.hears(ChannelClosed(1, 320, "closing", by_publish=False), after=10)
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True), after=10)
     client.hears(Unblocked(), after=500)
     assert client.session.poll_timeout() == client.now + 30
 

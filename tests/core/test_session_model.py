@@ -53,7 +53,7 @@ class SessionMachine(RuleBasedStateMachine):
             self.rig.submit(poison=position == guilty)
         self.rig.write()
         self.work(20)
-        self.hear(20)
+        self.hear(20, at_once=False)
 
     @rule()
     def write(self) -> None:
@@ -69,9 +69,12 @@ class SessionMachine(RuleBasedStateMachine):
         keys = st.sets(st.sampled_from(sorted(self.rig.waiting)), min_size=1)
         self.rig.withdraw(data.draw(keys))
 
-    @rule(count=st.integers(1, 20))
-    def hear(self, count: int) -> None:
-        for _ in range(min(count, len(self.rig.broker.outbox))):
+    @rule(count=st.integers(1, 20), at_once=st.booleans())
+    def hear(self, count: int, at_once: bool) -> None:  # noqa: FBT001
+        if at_once:
+            self.rig.hear(count)
+            return
+        for _ in range(count):
             self.rig.hear()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, CONFIRM_TIMEOUT_S / 2, CONFIRM_TIMEOUT_S]))
@@ -99,13 +102,23 @@ class SessionMachine(RuleBasedStateMachine):
             tag = data.draw(st.sampled_from(unconfirmed))
             self.rig.broker.confirm(epoch, tag, multiple=multiple, ack=ack)
 
-    @precondition(lambda self: has_channel(self) and not self.rig.is_anything_under_way)
-    @rule(data=st.data(), ack=st.booleans())
-    def confirm_everything(self, data: st.DataObject, ack: bool) -> None:  # noqa: FBT001
-        epoch = self._any_channel(data)
-        if self.rig.broker.owes(epoch):
-            self.rig.broker.confirm(epoch, 0, multiple=True, ack=ack)
-            self.rig.hear()
+    @precondition(has_channel)
+    @rule(data=st.data(), multiple=st.booleans(), ack=st.booleans())
+    def confirm_without_a_tag(self, data: st.DataObject, multiple: bool, ack: bool) -> None:  # noqa: FBT001
+        self.rig.broker.confirm(self._any_channel(data), 0, multiple=multiple, ack=ack)
+
+    @precondition(has_channel)
+    @rule(data=st.data())
+    def lose_the_header_of_a_return(self, data: st.DataObject) -> None:
+        self.rig.broker.channels[self._any_channel(data)].strips_headers = True
+        self.rig.submit(unroutable=True)
+        self.rig.write()
+        self.work(20)
+
+    @precondition(has_channel)
+    @rule(data=st.data())
+    def return_what_was_never_sent(self, data: st.DataObject) -> None:
+        self.rig.broker.return_what_was_never_sent(self._any_channel(data))
 
     @precondition(has_channel)
     @rule(data=st.data())

@@ -24,7 +24,7 @@ def drain(w: World) -> None:
         w.turn(is_flushing=True)
         if w.relay.lowest_open() is None:
             return
-        w.ack(0, multiple=True)
+        w.ack_all()
     raise AssertionError("it never ran empty")
 
 
@@ -58,7 +58,7 @@ def test_memory_holds_no_more_bytes_than_it_may(world: Build) -> None:
     for _ in range(200):
         w.turn(is_flushing=True)
         assert w.in_memory[1] <= 10_000
-        w.ack(0, multiple=True)
+        w.ack_all()
     assert w.sent == MANY
 
 
