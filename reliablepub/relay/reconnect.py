@@ -18,8 +18,8 @@ _STABLE_S: Final = 10.0
 class Reconnect:
     """The wait before the next attempt to connect.
 
-    It grows while connections fail, and also while they open and are lost at once; one that lived
-    for a while starts it afresh.
+    It grows while connections fail, and also while they open and are lost at once; one that
+    confirmed something, or lived for a while, starts it afresh.
 
     Args:
         now: monotonic seconds; the first attempt is due at once.
@@ -37,6 +37,10 @@ class Reconnect:
     def connected(self, now: float) -> None:
         """It succeeded."""
         self._connected_at = now
+
+    def proved(self) -> None:
+        """The broker confirmed something: the connection is worth having."""
+        self._failures = 0
 
     def lost(self, now: float) -> None:
         """It failed, or what it had made is lost."""

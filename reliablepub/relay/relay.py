@@ -17,7 +17,8 @@ What must hold between the lines:
 
 - A message is sent only after the commit that holds it and its tag. When the commit fails, the tags
   are taken back: the sequence has not moved.
-- An entry is in memory at most once, and leaves it only after the commit that settles or postpones it.
+- An entry is in memory at most once, and leaves it only after the commit that settles or postpones
+  it.
 - When the store cannot commit, nothing more is sent, so that what awaits a commit stays bounded.
 """
 
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from reliablepub._core.events import (
+    Acked,
     Batch,
     CloseChannel,
     Connected,
@@ -158,6 +160,8 @@ class Relay:
                 case ConnectionLost(reason):
                     self._lost_reason = reason
                     self._reconnect.lost(now)
+                case Acked():
+                    self._reconnect.proved()
             self._session.handle(event, now)
 
     def drain(self) -> None:
@@ -213,7 +217,7 @@ class Relay:
             self._refusal = None
 
     def _take_in(self, wall: float) -> list[_TakenIn]:
-        """New chunks become entries; those, and what is read, go to the session if memory allows."""
+        """New chunks become entries; those, and what is read, go on if memory allows."""
         if self._is_draining:
             return []
         for entry in self._loaded.read(wall):
@@ -273,7 +277,7 @@ class Relay:
             self._no_commit_until = now + COMMIT_RETRY_S
 
     def _must_commit(self, turn: Turn, now: float, *, is_flushing: bool) -> bool:
-        """Confirms alone may wait a moment: to lose one costs a duplicate, to wait costs nothing."""
+        """Confirms alone may wait a moment: to lose one costs a duplicate, to wait nothing."""
         if turn.new or turn.sent or turn.parked or turn.rescheduled:
             return True
         if not (turn.confirmed or turn.finished):
@@ -327,7 +331,7 @@ class Relay:
             self._verdicts.written(batch.epoch, sent)
 
     def _refuse(self, entry: Entry, epoch: int, problem: str, wall: float) -> None:
-        """A message that cannot be written to this broker has no tag, and no confirm to wait for."""
+        """A message that cannot be written to this broker has no tag and awaits no confirm."""
         self._session.withdraw({entry})
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
         self._verdicts.decide(Settlement(entry, epoch, 0, outcome), wall)

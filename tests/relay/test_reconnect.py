@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliablepub._core.events import Connected, ConnectionLost
+from reliablepub._core.events import ChannelClosed, Connected, ConnectionLost
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.reconnect import Reconnect
@@ -48,6 +48,41 @@ def test_connections_that_are_lost_at_once_do_not_start_them_afresh() -> None:
         reconnect.connected(0.0)
         reconnect.lost(1.0)
     assert reconnect.due_at == 16.0
+
+
+@pytest.mark.usefixtures("full_waits")
+def test_a_connection_that_confirmed_something_starts_the_waits_afresh() -> None:
+    reconnect = Reconnect(0.0)
+    for _ in range(12):
+        reconnect.lost(0.0)
+    reconnect.connected(0.0)
+    reconnect.proved()
+    reconnect.lost(1.0)
+    assert reconnect.due_at is not None
+    assert reconnect.due_at - 1.0 < 0.5
+
+
+@pytest.mark.usefixtures("full_waits")
+@pytest.mark.parametrize(("acked", "connects"), [([1], 1), ([], 0)])
+def test_a_broker_that_closes_every_channel_is_asked_less_and_less_until_it_confirms(
+    store: Store, acked: list[int], connects: int
+) -> None:
+    w = World(store)
+    w.connect()
+    for _ in range(8):
+        w.relay.handle([ChannelClosed(w.epoch, 541, "INTERNAL_ERROR", by_publish=False)])
+        w.turn()
+        assert w.log[-1] == "disconnect"
+        w.lose_connection("channel closed")
+        w.reconnect()
+    w.hand_over("a")
+    w.turn()
+    for tag in acked:
+        w.ack(tag)
+    w.lose_connection()
+    before = w.log.count("connect")
+    w.turn(after_s=0.5)
+    assert w.log.count("connect") - before == connects
 
 
 def test_one_attempt_to_connect_is_under_way_at_a_time(store: Store) -> None:
