@@ -6,46 +6,25 @@ does.
 
 from __future__ import annotations
 
-import atexit
 import os
 import ssl
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from reliablepub._core.session import Session
-from reliablepub.errors import (
-    ConfigurationError,
-    OutboxFull,
-    PublisherClosed,
-    PublisherForked,
-)
+from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.message import FieldValue, Message
-from reliablepub.outbox.entry import Entry, Store, Waiter
-from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.caller import Handover, cut, new_id
 from reliablepub.relay.handover import Stream
-from reliablepub.relay.limits import limits
 from reliablepub.relay.status import Status
-from reliablepub.relay.thread import Parts, RelayThread
-from reliablepub.transport.address import parse_addresses
-from reliablepub.transport.pika import PikaTransport
 
-CHUNKS_UNDER_WAY: Final = 3
-"""Chunks of `Publisher.publish_many` handed over ahead of the one it waits for."""
 MIB: Final = 1024 * 1024
-_LOOK_S: Final = 0.05
-"""How often a caller who waits for its commit looks whether the outbox is full."""
 
 
 class Publisher:
@@ -97,44 +76,22 @@ class Publisher:
         close_timeout_s: float = 10.0,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
-        addresses = parse_addresses(url)
-        for name, value in (
-            ("window_max", window_max),
-            ("window_bytes_max", window_bytes_max),
-            ("confirm_timeout_s", confirm_timeout_s),
-            ("heartbeat_s", heartbeat_s),
-        ):
-            if value <= 0:
-                msg = f"{name} is {value}; it must be more than 0"
-                raise ConfigurationError(msg)
-        self._limits = limits(
-            open_messages_max,
-            open_bytes_max,
+        parts = put_together(
+            url,
+            outbox=outbox,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
-            is_durable=outbox is not None,
+            confirm_timeout_s=confirm_timeout_s,
+            heartbeat_s=heartbeat_s,
+            retry=retry,
+            open_messages_max=open_messages_max,
+            open_bytes_max=open_bytes_max,
+            ssl_context=ssl_context,
         )
-        self._full_timeout_s = full_timeout_s
-        self._close_timeout_s = close_timeout_s
         self._closing = threading.Lock()
-        self._is_closed = False
-        self._pid = os.getpid()
-        self._relay = RelayThread(
-            Parts(
-                open_store=lambda: _open_store(outbox),
-                open_transport=lambda run: PikaTransport(
-                    addresses, run=run, heartbeat_s=heartbeat_s, ssl_context=ssl_context
-                ),
-                open_session=lambda: Session[Entry](
-                    window_max=window_max,
-                    window_bytes_max=window_bytes_max,
-                    confirm_timeout_s=confirm_timeout_s,
-                ),
-                policy=retry or RetryPolicy(),
-                limits=self._limits,
-            )
-        )
-        _not_closed.add(self)
+        self._door = Door(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
+        self._door.open()
+        self._door.relay.wait_started()
 
     # ------------------------------------------------------------------ publishing
 
@@ -191,8 +148,8 @@ class Publisher:
             app_id=app_id,
         )
         assert message.message_id is not None
-        receipt = Receipt(message.message_id, self._relay)
-        self._wait_stored(self._hand_over([message], receipt, None))
+        receipt = Receipt(message.message_id, self._door.relay)
+        self._wait_stored(self._door.hand_over([message], receipt, threading.Event()))
         return receipt
 
     def publish_many(
@@ -213,12 +170,22 @@ class Publisher:
             OutboxDiskFull: likewise.
             PublisherClosed: likewise.
         """
-        receipt = BatchReceipt(self._relay)
-        under_way: deque[Handover] = deque()
+        door, receipt = self._door, BatchReceipt(self._door.relay)
+        under_way: deque[Handover[threading.Event]] = deque()
         stream = Stream()
         try:
-            for chunk in cut(messages, self._limits):
-                under_way.append(self._hand_over(chunk, receipt, source, receipt.accepted, stream))
+            for chunk in cut(messages, door.limits):
+                done = threading.Event()
+                under_way.append(
+                    door.hand_over(
+                        chunk,
+                        receipt,
+                        done,
+                        source=source,
+                        on_stored=receipt.accepted,
+                        stream=stream,
+                    )
+                )
                 if len(under_way) > CHUNKS_UNDER_WAY:
                     self._wait_stored(under_way.popleft())
             while under_way:
@@ -228,7 +195,7 @@ class Publisher:
                 under_way[-1].done.wait(1.0)
             stream.error = stream.error or error  # what the relay has not taken, it leaves alone
             for handover in under_way:  # so that the note tells the truth about them too
-                while not (handover.done.wait(_LOOK_S) or self._relay.is_ended):
+                while not (handover.done.wait(LOOK_S) or door.relay.is_ended):
                     pass
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
@@ -239,7 +206,7 @@ class Publisher:
     @property
     def status(self) -> Status:
         """The connection, what is open and in flight, the ledger: as of the relay's last turn."""
-        return self._relay.status
+        return self._door.status
 
     def flush(self, timeout: float | None = None) -> Status:
         """Wait until nothing is open of all that the outbox holds now.
@@ -253,10 +220,10 @@ class Publisher:
         Raises:
             PublisherClosed: the publisher has failed.
         """
-        self._check_process()
-        self._relay.flush(timeout)
-        self._check_alive()
-        return self._relay.status
+        self._door.check_process()
+        self._door.relay.flush(timeout)
+        self._door.check_alive()
+        return self._door.status
 
     def close(self, timeout: float | None = None) -> Status:
         """Accept nothing more, publish what is open until the time is up, and let go of everything.
@@ -269,12 +236,11 @@ class Publisher:
         Returns:
             where things stand; ``open`` is what was left.
         """
-        self._check_process()
+        self._door.check_process()
         with self._closing:
-            self._is_closed = True
-            self._relay.close(self._close_timeout_s if timeout is None else timeout)
-            _not_closed.discard(self)
-        return self._relay.status
+            self._door.begin_close(timeout)
+            self._door.end_close()
+        return self._door.status
 
     def __enter__(self) -> Self:
         """Use it in a ``with`` block, to be closed at its end."""
@@ -291,69 +257,18 @@ class Publisher:
 
     def __repr__(self) -> str:
         """Tell the state without addresses or credentials."""
-        status = self._relay.status
+        status = self._door.status
         return f"<Publisher {status.link}, {status.open} open, {status.in_flight} in flight>"
 
     # ------------------------------------------------------------------ inside
 
-    def _hand_over(
-        self,
-        messages: Sequence[Message],
-        waiter: Waiter,
-        source: str | None,
-        on_stored: Callable[[int], None] | None = None,
-        stream: Stream | None = None,
-    ) -> Handover:
-        self._check_process()
-        self._check_alive()
-        handover = Handover(messages, waiter, source, on_stored, stream)
-        if handover.chunk.size > self._limits.bytes_max:
-            msg = f"{handover.chunk.size} bytes never fit into {self._limits.bytes_max}"
-            raise OutboxFull(msg)
-        self._relay.inbox.put(handover.chunk)
-        return handover
-
-    def _wait_stored(self, handover: Handover) -> None:
-        """Wait for the commit; for room too, if the outbox is full, but only as long as asked."""
-        since = time.monotonic()
-        while not handover.done.wait(_LOOK_S):
-            if self._relay.is_ended and not handover.done.is_set():
-                self._check_alive()
+    def _wait_stored(self, handover: Handover[threading.Event]) -> None:
+        """Wait for the commit; for room too, if the outbox is full, but not longer than asked."""
+        door, since = self._door, time.monotonic()
+        while not handover.done.wait(LOOK_S):
+            if door.relay.is_ended and not handover.done.is_set():
+                door.check_alive()
             waited_s = time.monotonic() - since
-            is_late = self._full_timeout_s is not None and waited_s >= self._full_timeout_s
-            if is_late and self._limits.is_full(self._relay.status.counters, handover.chunk):
-                self._relay.inbox.withdraw(handover.chunk)
-        if handover.error is not None:
-            raise copy(handover.error) from handover.error  # others of its turn raise it too
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            msg = (
-                f"this publisher belongs to process {self._pid}; open one in this process "
-                f"({os.getpid()}), after the fork"
-            )
-            raise PublisherForked(msg)
-
-    def _check_alive(self) -> None:
-        failure = self._relay.failure
-        if failure is not None:
-            msg = f"the publisher has failed and takes no more messages: {failure}"
-            raise PublisherClosed(msg) from failure
-        if self._is_closed:
-            msg = "the publisher is closed"
-            raise PublisherClosed(msg)
-
-
-def _open_store(outbox: str | os.PathLike[str] | None) -> Store:
-    return MemoryStore() if outbox is None else SqliteStore(Path(outbox))
-
-
-_not_closed: Final[weakref.WeakSet[Publisher]] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_at_exit() -> None:
-    """The interpreter ends: give open messages their last chance; the outbox keeps the rest."""
-    for publisher in list(_not_closed):
-        if os.getpid() == publisher._pid:  # noqa: SLF001 - our own
-            publisher.close()
+            if door.full_timeout_s is not None and waited_s >= door.full_timeout_s:
+                door.withdraw_if_full(handover)
+        door.check_stored(handover)

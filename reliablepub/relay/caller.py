@@ -1,14 +1,13 @@
-"""The caller's side of a handover: cutting a stream into chunks, and waiting for one to be stored.
+"""The caller's side of a handover: cutting a stream into chunks, and learning that one is stored.
 
-Knows: messages, limits, threads that wait. Must never know: what the relay does with a chunk.
+Knows: messages, limits. Must never know: how a caller waits, what the relay does with a chunk.
 """
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
@@ -20,11 +19,22 @@ CHUNK_MESSAGES_MAX: Final = 500
 CHUNK_BYTES_MAX: Final = 1024 * 1024
 
 
-class Handover:
+class Flag(Protocol):
+    """Something that is set once, and that somebody waits for, in a way of their own."""
+
+    def set(self) -> None:
+        """Set it, on the relay's thread."""
+
+
+FlagT = TypeVar("FlagT", bound=Flag)
+
+
+class Handover(Generic[FlagT]):
     """A chunk on its way into the store, and whoever waits for it.
 
     Args:
         messages: each with a ``message_id``.
+        done: set when they are stored, or have failed.
         waiter: told of each message's outcome.
         source: as in `Chunk`.
         stream: likewise.
@@ -33,7 +43,7 @@ class Handover:
 
     Attributes:
         chunk: what is handed over.
-        done: set when it is stored, or has failed.
+        done: as given.
         error: why it failed.
     """
 
@@ -42,13 +52,15 @@ class Handover:
     def __init__(
         self,
         messages: Sequence[Message],
+        done: FlagT,
         waiter: Waiter,
+        *,
         source: str | None = None,
         on_stored: Callable[[int], None] | None = None,
         stream: Stream | None = None,
     ) -> None:
         self.chunk = Chunk(messages, self, waiter, source, stream)
-        self.done = threading.Event()
+        self.done = done
         self.error: BaseException | None = None
         self._on_stored = on_stored
 
@@ -76,24 +88,49 @@ def new_id() -> str:
     return str(uuid.uuid4())
 
 
+class Cutter:
+    """Cuts a stream into pieces that are handed over and stored together, and that limits allow."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._messages_max = min(CHUNK_MESSAGES_MAX, limits.messages_max)
+        self._bytes_max = min(CHUNK_BYTES_MAX, limits.bytes_max)
+        self._chunk: list[Message] = []
+        self._size = 0
+
+    def add(self, message: Message) -> list[Message] | None:
+        """Add the next message of the stream.
+
+        Returns:
+            the piece before it, where it is the first of another one.
+
+        Raises:
+            InvalidMessage: it is something else.
+        """
+        if not isinstance(message, Message):
+            raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
+        size = self._size + message.size
+        if self._chunk and (len(self._chunk) >= self._messages_max or size > self._bytes_max):
+            chunk, self._chunk, self._size = self._chunk, [minted(message)], message.size
+            return chunk
+        self._chunk.append(minted(message))
+        self._size = size
+        return None
+
+    def rest(self) -> list[Message]:
+        """The last piece, which may be empty."""
+        return self._chunk
+
+
 def cut(messages: Iterable[Message], limits: Limits) -> Iterator[list[Message]]:
-    """Cut a stream into pieces that are handed over and stored together, and that the limits allow.
+    """Cut a whole stream.
 
     Raises:
         InvalidMessage: the stream holds something else.
     """
-    messages_max = min(CHUNK_MESSAGES_MAX, limits.messages_max)
-    bytes_max = min(CHUNK_BYTES_MAX, limits.bytes_max)
-    chunk: list[Message] = []
-    size = 0
+    cutter = Cutter(limits)
     for message in messages:
-        if not isinstance(message, Message):
-            raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
-        ready = minted(message)  # first: its id counts, too
-        if chunk and (len(chunk) >= messages_max or size + ready.size > bytes_max):
+        chunk = cutter.add(message)
+        if chunk is not None:
             yield chunk
-            chunk, size = [], 0
-        chunk.append(ready)
-        size += ready.size
-    if chunk:
-        yield chunk
+    if cutter.rest():
+        yield cutter.rest()

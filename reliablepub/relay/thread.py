@@ -13,13 +13,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from reliablepub._core.session import Session
 from reliablepub.errors import PublisherClosed
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
+from reliablepub.relay.caller import Flag
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Inbox
 from reliablepub.relay.limits import Limits
@@ -52,21 +53,36 @@ class Parts:
 
 
 @dataclass(slots=True, eq=False)
-class _Flush:
-    """Somebody who waits until nothing up to an id is open."""
+class Flush:
+    """Somebody who waits until nothing up to an id is open.
 
+    Attributes:
+        done: set when that is so.
+        upto: the id, once the relay has heard of the wait.
+    """
+
+    done: Flag
     upto: int | None = None
-    done: threading.Event = field(default_factory=threading.Event)
+
+
+class Observer:
+    """Somebody who is told how far the relay is, on its thread. This one does not mind."""
+
+    def started(self) -> None:
+        """It takes turns from now on."""
+
+    def turned(self) -> None:
+        """It has taken a turn."""
+
+    def ended(self) -> None:
+        """It takes no more turns, and has let go of everything; or it never came to start."""
 
 
 class RelayThread:
-    """Runs a relay until it is closed, or fails.
+    """Runs a relay until it is closed, or fails. Nothing happens before `start`.
 
     Args:
         parts: what to run.
-
-    Raises:
-        ReliablePubError: the outbox cannot be opened; nothing is left behind.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -74,17 +90,29 @@ class RelayThread:
         self._started = threading.Event()
         self._ended = threading.Event()
         self._failure: BaseException | None = None
-        self._flushes: list[_Flush] = []
+        self._observer = Observer()
+        self._flushes: list[Flush] = []
         self._flushes_lock = threading.Lock()
         self._close_at: float | None = None
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
-        self.inbox = Inbox(lambda: self._wake())
+        self.inbox = Inbox(lambda: self._wake())  # noqa: PLW0108 - it is replaced later
         self.final_status: Status = Status()
         # A daemon, so that a publisher nobody closed cannot keep the interpreter; what it has not
         # published by then is in the outbox.
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
+
+    def start(self, observer: Observer | None = None) -> None:
+        """Begin; whether that succeeds, `wait_started` tells, or the observer."""
+        self._observer = observer or self._observer
         self._thread.start()
+
+    def wait_started(self) -> None:
+        """Wait until the relay takes turns.
+
+        Raises:
+            ReliablePubError: the outbox cannot be opened; nothing is left behind.
+        """
         self._started.wait()
         if self._relay is None:
             self._thread.join()
@@ -116,27 +144,47 @@ class RelayThread:
         Returns:
             whether that came true in time.
         """
-        flush = _Flush()
-        with self._flushes_lock:
-            self._flushes.append(flush)
-        self._wake()
+        done = threading.Event()
+        flush = self.begin_flush(done)
         try:
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            while not flush.done.is_set() and not self.is_ended:
+            while not done.is_set() and not self.is_ended:
                 left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
                 if left <= 0:
                     break
-                flush.done.wait(left)
-            return flush.done.is_set()
+                done.wait(left)
+            return done.is_set()
         finally:
-            with self._flushes_lock, contextlib.suppress(ValueError):
-                self._flushes.remove(flush)
+            self.end_flush(flush)
+
+    def begin_flush(self, done: Flag) -> Flush:
+        """Have a flag set when nothing is open of what is in the store now, until `end_flush`."""
+        flush = Flush(done)
+        with self._flushes_lock:
+            self._flushes.append(flush)
+        self._wake()
+        return flush
+
+    def end_flush(self, flush: Flush) -> None:
+        """Nobody waits for it any more."""
+        with self._flushes_lock, contextlib.suppress(ValueError):
+            self._flushes.remove(flush)
 
     def close(self, timeout_s: float) -> None:
         """Go on until nothing is open or the time is up, then end; waits for it."""
-        self._close_at = time.monotonic() + timeout_s
+        self.begin_close(timeout_s)
+        self.join()
+
+    def begin_close(self, timeout_s: float) -> None:
+        """Go on until nothing is open or the time is up, then end; the earliest time counts."""
+        close_at = time.monotonic() + timeout_s
+        self._close_at = close_at if self._close_at is None else min(self._close_at, close_at)
         self._wake()
-        self._thread.join()
+
+    def join(self) -> None:
+        """Wait until the thread is gone, if it ever was there."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
     # ------------------------------------------------------------------ on the thread
 
@@ -160,6 +208,7 @@ class RelayThread:
                 self._wake = transport.wake
                 self._relay = relay
                 self._started.set()
+                self._observer.started()
                 try:
                     self._run(relay, transport)
                 except BaseException as error:
@@ -170,6 +219,7 @@ class RelayThread:
         finally:
             self._ended.set()
             self._started.set()
+            self._observer.ended()
 
     def _run(self, relay: Relay, transport: Transport) -> None:
         last: tuple[Link, str] | None = None
@@ -178,6 +228,7 @@ class RelayThread:
             wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
             last = self._report(relay.status, last)
             self._answer_flushes(relay)
+            self._observer.turned()
             if is_closing and self._is_done(relay):
                 break
             relay.handle(transport.listen(self._wait_s(wait_s)))

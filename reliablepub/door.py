@@ -1,0 +1,233 @@
+"""What both front doors are made of: arguments checked, a relay put together, chunks handed in.
+
+Knows: arguments, processes, the relay's thread. Must never know: how a caller waits, pika, SQL.
+
+`Publisher` and `AsyncPublisher` differ in one thing only, which is how a caller waits. Everything
+that does not depend on it is here, once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import ssl
+import weakref
+from collections.abc import Callable, Sequence
+from copy import copy
+from pathlib import Path
+from typing import Final
+
+from reliablepub._core.session import Session
+from reliablepub.errors import (
+    ConfigurationError,
+    OutboxFull,
+    PublisherClosed,
+    PublisherForked,
+)
+from reliablepub.message import Message
+from reliablepub.outbox.entry import Entry, Store, Waiter
+from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.policy import RetryPolicy
+from reliablepub.relay.caller import FlagT, Handover
+from reliablepub.relay.handover import Stream
+from reliablepub.relay.limits import limits
+from reliablepub.relay.status import Status
+from reliablepub.relay.thread import Observer, Parts, RelayThread
+from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.pika import PikaTransport
+
+CHUNKS_UNDER_WAY: Final = 3
+"""Chunks of ``publish_many`` handed over ahead of the one it waits for."""
+LOOK_S: Final = 0.05
+"""How often a caller who waits for its commit looks whether it should rather not."""
+
+
+def put_together(
+    url: str | Sequence[str],
+    *,
+    outbox: str | os.PathLike[str] | None,
+    window_max: int,
+    window_bytes_max: int,
+    confirm_timeout_s: float,
+    heartbeat_s: int,
+    retry: RetryPolicy | None,
+    open_messages_max: int | None,
+    open_bytes_max: int | None,
+    ssl_context: ssl.SSLContext | None,
+) -> Parts:
+    """The parts of a relay that has a connection of its own. The arguments are `Publisher`'s.
+
+    Raises:
+        ConfigurationError: an argument cannot be used.
+    """
+    addresses = parse_addresses(url)
+    for name, value in (
+        ("window_max", window_max),
+        ("window_bytes_max", window_bytes_max),
+        ("confirm_timeout_s", confirm_timeout_s),
+        ("heartbeat_s", heartbeat_s),
+    ):
+        if value <= 0:
+            msg = f"{name} is {value}; it must be more than 0"
+            raise ConfigurationError(msg)
+    return Parts(
+        open_store=lambda: _open_store(outbox),
+        open_transport=lambda run: PikaTransport(
+            addresses, run=run, heartbeat_s=heartbeat_s, ssl_context=ssl_context
+        ),
+        open_session=lambda: Session[Entry](
+            window_max=window_max,
+            window_bytes_max=window_bytes_max,
+            confirm_timeout_s=confirm_timeout_s,
+        ),
+        policy=retry or RetryPolicy(),
+        limits=limits(
+            open_messages_max,
+            open_bytes_max,
+            window_max=window_max,
+            window_bytes_max=window_bytes_max,
+            is_durable=outbox is not None,
+        ),
+    )
+
+
+class Door:
+    """Lets messages in to a relay on a thread of its own.
+
+    Args:
+        parts: what the relay is made of.
+        full_timeout_s: how long a caller waits for room; None as long as it takes.
+        close_timeout_s: how long `close` lets the relay go on, unless told otherwise.
+
+    Attributes:
+        relay: runs from `open` on.
+        limits: what it may hold.
+        full_timeout_s: as given.
+        is_closed: whether it lets nothing in any more.
+    """
+
+    def __init__(
+        self, parts: Parts, *, full_timeout_s: float | None, close_timeout_s: float
+    ) -> None:
+        self.relay = RelayThread(parts)
+        self.limits = parts.limits
+        self.full_timeout_s = full_timeout_s
+        self.is_closed = False
+        self._close_timeout_s = close_timeout_s
+        self._pid = os.getpid()
+
+    @property
+    def status(self) -> Status:
+        """The picture the relay made in its last turn."""
+        return self.relay.status
+
+    def open(self, observer: Observer | None = None) -> None:
+        """Start the relay; whether it comes up, `RelayThread.wait_started` tells."""
+        self.relay.start(observer)
+        _not_closed.add(self)
+
+    def hand_over(
+        self,
+        messages: Sequence[Message],
+        waiter: Waiter,
+        done: FlagT,
+        *,
+        source: str | None = None,
+        on_stored: Callable[[int], None] | None = None,
+        stream: Stream | None = None,
+    ) -> Handover[FlagT]:
+        """Put messages into the relay's inbox; the arguments are `Handover`'s.
+
+        Raises:
+            OutboxFull: they never fit.
+            PublisherClosed: nothing is let in any more.
+            PublisherForked: this process did not open the publisher.
+        """
+        self.check_process()
+        self.check_alive()
+        handover = Handover(
+            messages, done, waiter, source=source, on_stored=on_stored, stream=stream
+        )
+        if handover.chunk.size > self.limits.bytes_max:
+            msg = f"{handover.chunk.size} bytes never fit into {self.limits.bytes_max}"
+            raise OutboxFull(msg)
+        self.relay.inbox.put(handover.chunk)
+        return handover
+
+    def withdraw_if_full(self, handover: Handover[FlagT]) -> None:
+        """The caller has waited long enough for room.
+
+        Raises:
+            OutboxFull: the outbox is full, and the relay has not taken the messages: it never will.
+        """
+        if self.limits.is_full(self.relay.status.counters, handover.chunk):
+            self.relay.inbox.withdraw(handover.chunk)
+
+    def check_stored(self, handover: Handover[FlagT]) -> None:
+        """The wait for a commit is over.
+
+        Raises:
+            OutboxError: why the messages were not stored.
+            PublisherClosed: likewise.
+        """
+        if handover.error is not None:
+            raise copy(handover.error) from handover.error  # others of its turn raise it too
+
+    def check_process(self) -> None:
+        """A forked child touches nothing of its parent's.
+
+        Raises:
+            PublisherForked: this process did not open the publisher.
+        """
+        if not self.is_ours:
+            msg = (
+                f"this publisher belongs to process {self._pid}; open one in this process "
+                f"({os.getpid()}), after the fork"
+            )
+            raise PublisherForked(msg)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process opened it."""
+        return os.getpid() == self._pid
+
+    def check_alive(self) -> None:
+        """Messages are let in as long as somebody takes them.
+
+        Raises:
+            PublisherClosed: nobody does, or will.
+        """
+        failure = self.relay.failure
+        if failure is not None:
+            msg = f"the publisher has failed and takes no more messages: {failure}"
+            raise PublisherClosed(msg) from failure
+        if self.is_closed:
+            msg = "the publisher is closed"
+            raise PublisherClosed(msg)
+
+    def begin_close(self, timeout_s: float | None) -> None:
+        """Let nothing in, and have the relay end when nothing is open or the time is up."""
+        self.is_closed = True
+        self.relay.begin_close(self._close_timeout_s if timeout_s is None else timeout_s)
+
+    def end_close(self) -> None:
+        """Wait until the relay's thread is gone."""
+        self.relay.join()
+        _not_closed.discard(self)
+
+
+def _open_store(outbox: str | os.PathLike[str] | None) -> Store:
+    return MemoryStore() if outbox is None else SqliteStore(Path(outbox))
+
+
+_not_closed: Final[weakref.WeakSet[Door]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    """The interpreter ends: give open messages their last chance; the outbox keeps the rest."""
+    for door in list(_not_closed):
+        if door.is_ours:
+            door.begin_close(None)
+            door.end_close()
