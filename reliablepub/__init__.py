@@ -4,6 +4,8 @@ When ``publish()`` returns, the message is on disk. From then on it is published
 has taken responsibility for it, or it is parked with a reason a person can read and undo.
 """
 
+from reliablepub.async_publisher import AsyncPublisher
+from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
 from reliablepub.errors import (
     ConfigurationError,
     Expired,
@@ -23,6 +25,7 @@ from reliablepub.errors import (
     ReliablePubError,
     StillOpen,
     Unroutable,
+    WrongEventLoop,
 )
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, OutboxStatus
@@ -33,6 +36,9 @@ from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.status import Link, Status
 
 __all__ = [
+    "AsyncBatchReceipt",
+    "AsyncPublisher",
+    "AsyncReceipt",
     "BatchReceipt",
     "ConfigurationError",
     "Confirmed",
@@ -65,4 +71,5 @@ __all__ = [
     "Status",
     "StillOpen",
     "Unroutable",
+    "WrongEventLoop",
 ]

@@ -14,6 +14,7 @@ clocks.
     ├── StillOpen             the wait ended first; the message is not lost, and not yet confirmed
     ├── PublisherClosed       this publisher takes no more messages
     ├── PublisherForked       this process did not open the publisher
+    ├── WrongEventLoop        this event loop did not open the publisher
     └── OutboxError           the outbox on disk
         ├── OutboxFull        its limit in messages or bytes is reached
         ├── OutboxDiskFull    the disk is full
@@ -151,6 +152,10 @@ class PublisherClosed(ReliablePubError):
 
 class PublisherForked(ReliablePubError):
     """A publisher cannot be used in a child process; open one there, after the fork."""
+
+
+class WrongEventLoop(ReliablePubError, RuntimeError):
+    """The publisher was opened in another event loop; open one in this loop."""
 
 
 class OutboxError(ReliablePubError):
