@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from math import isfinite
 from typing import Final, TypeAlias
 
 from reliablepub.errors import InvalidMessage
@@ -256,12 +257,8 @@ def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
             copy, size = None, 1
         case bool():
             copy, size = value, 2
-        case int():
-            if not _INT64_MIN <= value <= _INT64_MAX:
-                raise InvalidMessage(path, "does not fit 64 bits")
-            copy, size = int(value), 9  # of an IntEnum, its number
-        case float():
-            copy, size = value, 9
+        case int() | float():
+            copy, size = _checked_number(path, value), 9
         case bytes():
             copy, size = value, 5 + len(value)
         case Decimal():
@@ -271,6 +268,16 @@ def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
         case _:
             raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
     return copy, size
+
+
+def _checked_number(path: str, value: float) -> float:
+    if isinstance(value, int):
+        if not _INT64_MIN <= value <= _INT64_MAX:
+            raise InvalidMessage(path, "does not fit 64 bits")
+        return int(value)  # of an IntEnum, its number
+    if not isfinite(value):
+        raise InvalidMessage(path, f"is {value}; many clients cannot read such a number")
+    return value
 
 
 def _checked_decimal(path: str, value: Decimal) -> Decimal:

@@ -148,7 +148,7 @@ class Session(Generic[K]):
         try:
             self._OF_A_CHANNEL[type(event)](self, lane, event, now)
         except EpochUntrusted as violation:
-            self._retire(lane, str(violation), now)
+            self._begin_anew(lane, str(violation))
 
     def handle_timeout(self, now: float) -> None:
         """Retire every channel whose oldest confirm, or whose opening, is overdue."""
@@ -185,10 +185,8 @@ class Session(Generic[K]):
         if event.by_publish:
             self._isolate(lane, event)
             self._open_lanes(now)
-        else:  # not our doing, so a new channel may fare alike: begin anew, after a wait
-            reason = f"channel closed: {event.reply_code} {event.reply_text}"
-            self._send_again(lane, reason)
-            self._disconnect(reason)
+        else:
+            self._begin_anew(lane, f"channel closed: {event.reply_code} {event.reply_text}")
 
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, _now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
@@ -343,10 +341,15 @@ class Session(Generic[K]):
             self._close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
-        """Leave a channel that still exists: its verdicts are overdue, or not to be believed."""
+        """Leave a channel whose verdicts are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
         self._send_again(lane, reason)
         self._open_lanes(now)
+
+    def _begin_anew(self, lane: Lane[K], reason: str) -> None:
+        """Not our doing, so a new channel may fare alike: connect again, which takes its time."""
+        self._send_again(lane, reason)
+        self._disconnect(reason)
 
     def _send_again(self, lane: Lane[K], reason: str) -> None:
         """Everything in flight is uncertain and goes first on the next epoch."""

@@ -2,15 +2,13 @@
 
 Knows: which properties a `Message` has, and JSON. Must never know: tables, AMQP's own encoding.
 
-Only what is set is written, so an ordinary message has ``{}``. JSON has no bytes, decimals, times
-or NaN: these become objects with one telling key, ``{"$bytes": "..."}``. A header table of the user
+Only what is set is written, so an ordinary message has ``{}``. JSON has no bytes, decimals or
+times: these become objects with one telling key, ``{"$bytes": "..."}``. A header table of the user
 that happens to look like such an object is wrapped, as ``{"$table": {...}}``: nothing is ambiguous.
 """
 
 from __future__ import annotations
 
-import math
-import struct
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -98,7 +96,7 @@ def _with_headers(found: dict[str, Any], headers: Mapping[str, FieldValue]) -> s
         text = _encode(found)
         if _TAGGED not in text:
             return text
-    except (TypeError, ValueError):  # bytes, Decimal, datetime; NaN
+    except TypeError:  # bytes, Decimal, datetime
         pass
     found["headers"] = {name: _tagged(value) for name, value in headers.items()}
     return _encode(found)
@@ -108,8 +106,6 @@ def _tagged(value: FieldValue) -> Any:  # noqa: ANN401 - whatever JSON has
     """The value as JSON has it, or as an object with one telling key."""
     result: Any = value
     match value:
-        case float() if not math.isfinite(value):
-            result = {"$float": _float_text(value)}
         case bytes():
             result = {"$bytes": b64encode(value).decode()}
         case Decimal():
@@ -141,27 +137,9 @@ def _untagged_table(table: dict[str, Any]) -> dict[str, Any]:
     return {name: _untagged(inner) for name, inner in table.items()}
 
 
-def _float_text(value: float) -> str:
-    """Infinities and the usual NaN by name; any other NaN by its bits."""
-    name = repr(value)
-    return name if _bits(value) == _bits(float(name)) else _bits(value).hex()
-
-
-def _float_value(text: str) -> float:
-    if text in ("nan", "inf", "-inf"):
-        return float(text)
-    (value,) = struct.unpack(">d", bytes.fromhex(text))
-    return float(value)
-
-
-def _bits(value: float) -> bytes:
-    return struct.pack(">d", value)
-
-
 _UNTAG: Final[dict[str, Callable[[Any], Any]]] = {
     "$bytes": partial(b64decode, validate=True),
     "$decimal": Decimal,
     "$datetime": datetime.fromisoformat,
-    "$float": _float_value,
     "$table": _untagged_table,
 }

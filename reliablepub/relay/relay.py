@@ -29,7 +29,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from reliablepub._core.events import (
-    Acked,
     Batch,
     CloseChannel,
     Connected,
@@ -138,6 +137,8 @@ class Relay:
         self._obey()
         for settlement in self._session.poll_settlements():
             self._verdicts.judge(settlement, wall)
+        if self._verdicts.turn.confirmed:
+            self._reconnect.proved()
         self._look_elsewhere(now, wall)
         self._turn_away(now)
         if self._no_commit_until is not None and now >= self._no_commit_until:
@@ -160,8 +161,6 @@ class Relay:
                 case ConnectionLost(reason):
                     self._lost_reason = reason
                     self._reconnect.lost(now)
-                case Acked():
-                    self._reconnect.proved()
             self._session.handle(event, now)
 
     def drain(self) -> None:

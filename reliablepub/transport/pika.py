@@ -219,10 +219,7 @@ class PikaTransport:
         encoded = []
         for index, message in enumerate(messages):
             name = attempt_name(self._run, epoch, first_tag + index)
-            try:
-                properties = encode_properties(message, name)
-            except ValueError as error:
-                raise CannotEncode(index, str(error)) from None
+            properties = encode_properties(message, name)
             if len(properties) + HEADER_OVERHEAD > frame_max:
                 problem = (
                     f"its properties take {len(properties)} bytes, "

@@ -199,6 +199,7 @@ def test_a_confirm_that_never_comes_retires_the_channel_and_confirms_nothing_lat
         [DuplicateConfirm(share=0.2)],
         [StrayAck(tag=1, keep=True)],
         [StrayAck(beyond=5, nth=300)],
+        [StrayAck(tag=0, multiple=True, nth=300)],
         [DropConfirm(nth=100)],
         [Nack(share=0.1), Return(share=0.1), ShuffleConfirms()],
         [DropConnection(nth=200, accepted=True), DropConnection(nth=700)],

@@ -251,7 +251,8 @@ def test_violations_are_counted_over_all_epochs() -> None:
     client.writes()
     client.hears(Acked(1, 1, multiple=True), Acked(1, 1, multiple=True))
     client.hears(ConnectionLost("reset"), Connected(), ChannelOpened(2))
-    client.hears(Nacked(2, 0, multiple=True), ChannelOpened(3))
+    client.hears(Nacked(2, 0, multiple=True))
+    client.hears(ConnectionLost("no sense"), Connected(), ChannelOpened(3))
     client.submits("b")
     client.writes()
     client.hears(Nacked(3, 1, multiple=False), Nacked(3, 1, multiple=False))
@@ -278,18 +279,19 @@ UNKNOWN = "the broker returned an unknown message (312 NO_ROUTE)"
         (Returned(1, 4, 312, "NO_ROUTE"), UNKNOWN, Violation.RETURN_UNKNOWN),
     ],
 )
-def test_what_cannot_be_matched_retires_the_channel(
+def test_what_cannot_be_matched_ends_the_connection(
     words: Event, reason: str, violation: Violation
 ) -> None:
     client = connected()
     client.submits("abc")
     client.writes()
     client.hears(Acked(1, 1, multiple=False), words)
-    assert client.took() == [CloseChannel(1, reason), OpenChannel(2)]
+    assert client.took() == [Disconnect(reason)]
     assert client.ended[-1] == ("c", Outcome(UNCERTAIN, 0, reason))
     assert client.kinds() == "a:confirmed b:uncertain c:uncertain"
     assert client.session.violations == {violation: 1}
-    client.hears(Acked(1, 3, multiple=True), ChannelOpened(2))
+    client.hears(Acked(1, 3, multiple=True))
+    client.hears(ConnectionLost(reason), Connected(), ChannelOpened(2))
     assert client.kinds() == ""
     assert client.session.stale == 1
     assert client.writes() == "2.1:bc"
@@ -301,7 +303,7 @@ def test_a_message_returned_without_its_header_is_not_confirmed_by_the_ack_that_
     client.writes()
     client.hears(Returned(1, 0, 312, "NO_ROUTE"), Acked(1, 1, multiple=False))
     assert client.kinds() == "a:uncertain"
-    client.hears(ChannelOpened(2))
+    client.hears(ConnectionLost("no sense"), Connected(), ChannelOpened(2))
     assert client.writes() == "2.1:a"
     client.hears(Returned(2, 1, 312, "NO_ROUTE"), Acked(2, 1, multiple=False))
     assert client.kinds() == "a:returned"

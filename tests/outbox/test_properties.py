@@ -1,5 +1,4 @@
 import json
-import math
 import struct
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
@@ -79,7 +78,7 @@ def round_trip(message: Message) -> Message:
 @example({"x": {"$table": {"$table": 1}}})
 @example({"x": {"$unknown": 1}})
 @example({"x": '{"$bytes":"aGk="}'})
-@example({"x": [float("nan"), -0.0, float("inf"), {"$float": "nan"}]})
+@example({"x": [-0.0, {"$decimal": "1"}]})
 def test_headers_come_back_to_the_bit(headers: dict[str, FieldValue]) -> None:
     message = Message(b"", headers=headers)
     assert same(round_trip(message).headers, message.headers)
@@ -119,7 +118,6 @@ def test_an_ordinary_message_has_no_properties() -> None:
         ({"trace": "é", "n": 1}, '{"headers":{"trace":"é","n":1}}'),
         ({"raw": b"hi"}, '{"headers":{"raw":{"$bytes":"aGk="}}}'),
         ({"price": Decimal("1.50")}, '{"headers":{"price":{"$decimal":"1.50"}}}'),
-        ({"worst": math.inf}, '{"headers":{"worst":{"$float":"inf"}}}'),
     ],
 )
 def test_people_can_read_it(headers: dict[str, FieldValue], text: str) -> None:

@@ -79,6 +79,7 @@ def test_a_broker_that_closes_every_channel_is_asked_less_and_less_until_it_conf
     w.turn()
     for tag in acked:
         w.ack(tag)
+    w.turn()
     w.lose_connection()
     before = w.log.count("connect")
     w.turn(after_s=0.5)

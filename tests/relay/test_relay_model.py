@@ -206,7 +206,7 @@ class RelayMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         assert self.store is not None
         self.is_disk_full = False
-        for _ in range(300):
+        for _ in range(5_000):  # each poisoned one costs several channels
             self.turn(7.0, is_flushing=True)
             self.broker.accept()
             self.broker.open_channels()

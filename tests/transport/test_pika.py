@@ -209,18 +209,6 @@ def test_a_return_is_understood_whatever_its_headers_hold(wire: Connect, value: 
     assert w.until(Returned, ConnectionLost) == Returned(1, 1, 312, "NO_ROUTE")
 
 
-@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_what_pika_could_not_read_in_a_return_is_refused_before_it_is_written(
-    wire: Connect, fake_broker: FakeBroker, value: float
-) -> None:
-    w = wire()
-    with pytest.raises(CannotEncode, match="not finite") as raised:
-        w.send(1, to("nowhere"), to("nowhere", headers={"k": value}))
-    assert raised.value.index == 1
-    assert w.transport.listen(0.05) == []
-    assert fake_broker.published_count == 0
-
-
 def test_headers_beyond_the_negotiated_frame_are_refused_before_anything_is_written() -> None:
     with FakeBroker(options=NodeOptions(frame_max=8192)) as broker:
         w = Wire(broker.url)

@@ -41,6 +41,7 @@ DECIMALS = st.builds(
 )
 MOMENTS = st.datetimes(min_value=datetime(1970, 1, 2), timezones=st.just(UTC))  # noqa: DTZ001
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
+PAMQP_FLOAT_MAX: Final = 3e38  # it writes 32 bits
 COMMON = (
     st.none()
     | st.booleans()
@@ -73,7 +74,7 @@ def test_no_table_is_larger_for_our_encoder(table: dict[str, Any]) -> None:
     assert len(properties) - flags - mode - attempt <= size
 
 
-@given(tables(COMMON | st.floats(width=32)))
+@given(tables(COMMON | FINITE.filter(lambda value: abs(value) < PAMQP_FLOAT_MAX)))
 def test_no_table_is_larger_for_pamqp(table: dict[str, Any]) -> None:
     copy, size = checked(table)
     assert len(encode.field_table(copy)) <= size
