@@ -4,12 +4,13 @@ from reliablepub.testing import faults
 from reliablepub.testing.broker import FakeBroker
 from reliablepub.testing.faults import load_faults
 from reliablepub.testing.history import Fate, Published, StoredMessage
-from reliablepub.testing.node import NodeOptions
+from reliablepub.testing.options import NodeOptions, Permissions
 
 __all__ = [
     "FakeBroker",
     "Fate",
     "NodeOptions",
+    "Permissions",
     "Published",
     "StoredMessage",
     "faults",

@@ -6,6 +6,7 @@ into it from a test's thread. It must never know frames or sockets; `server` mov
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import threading
 from time import monotonic
@@ -15,9 +16,10 @@ from urllib.parse import quote
 from reliablepub.testing.declaring import frozen_arguments
 from reliablepub.testing.faults import Crash, Freeze
 from reliablepub.testing.history import Published, StoredMessage
-from reliablepub.testing.node import Node, NodeOptions
+from reliablepub.testing.node import Node
+from reliablepub.testing.options import NodeOptions
 from reliablepub.testing.queues import Queue
-from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
+from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange, VirtualHost
 from reliablepub.testing.server import Server
 
 if TYPE_CHECKING:
@@ -72,6 +74,13 @@ class FakeBroker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    async def __aenter__(self) -> Self:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)  # it may wait for a client of this very loop
+
     @property
     def port(self) -> int:
         """The port; 0 before the first start."""
@@ -80,20 +89,26 @@ class FakeBroker:
     @property
     def url(self) -> str:
         """`amqp://guest:guest@127.0.0.1:PORT/%2F`; `amqps://` with TLS."""
-        user, password = next(iter(self._options.users.items()))
+        return self.url_of(next(iter(self._options.users)))
+
+    def url_of(self, user: str, virtual_host: str | None = None) -> str:
+        """The URL for a user and a virtual host, by default the first.
+
+        Raises:
+            KeyError: Nobody is called so.
+        """
+        password = self._options.users[user]
         credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
         host = f"[{self._host}]" if ":" in self._host else self._host
-        vhost = quote(self._options.virtual_host, safe="")
         scheme = "amqp" if self._tls is None else "amqps"
+        vhost = quote(virtual_host or self._options.virtual_hosts[0], safe="")
         return f"{scheme}://{credentials}@{host}:{self._port}/{vhost}"
 
     def start(self) -> None:
         """Serve; after a crash or a stop, on the same port. Does nothing when it is up."""
         with self._changed:
             if self._server is None:
-                self._server = Server(
-                    self._node, self._changed, self._host, self._port, self._tls
-                )
+                self._server = Server(self._node, self._changed, self._host, self._port, self._tls)
                 self._port = self._server.port
             elif not self._server.is_up:
                 self._server.listen()
@@ -172,6 +187,7 @@ class FakeBroker:
         durable: bool = True,
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
+        virtual_host: str | None = None,
     ) -> None:
         """exchange.declare, replacing nothing that exists."""
         if type not in EXCHANGE_TYPES:
@@ -180,17 +196,23 @@ class FakeBroker:
             name, type, durable=durable, internal=internal, arguments=dict(arguments or {})
         )
         with self._changed:
-            if name not in self._node.vhost.exchanges:
-                self._node.vhost.add_exchange(exchange)
+            vhost = self._vhost(virtual_host)
+            if name not in vhost.exchanges:
+                vhost.add_exchange(exchange)
 
     def declare_queue(
-        self, name: str, *, durable: bool = True, arguments: Mapping[str, Any] | None = None
+        self,
+        name: str,
+        *,
+        durable: bool = True,
+        arguments: Mapping[str, Any] | None = None,
+        virtual_host: str | None = None,
     ) -> None:
         """queue.declare, replacing nothing that exists."""
         with self._changed:
-            if name not in self._node.vhost.queues:
-                queue = Queue(name, durable=durable, arguments=dict(arguments or {}))
-                self._node.vhost.add_queue(queue)
+            vhost = self._vhost(virtual_host)
+            if name not in vhost.queues:
+                vhost.add_queue(Queue(name, durable=durable, arguments=dict(arguments or {})))
 
     def bind(
         self,
@@ -199,6 +221,7 @@ class FakeBroker:
         routing_key: str = "",
         *,
         arguments: Mapping[str, Any] | None = None,
+        virtual_host: str | None = None,
     ) -> None:
         """queue.bind.
 
@@ -207,24 +230,25 @@ class FakeBroker:
         """
         binding = Binding(queue, False, routing_key, frozen_arguments(dict(arguments or {})))  # noqa: FBT003
         with self._changed:
-            self._node.vhost.queues[queue]
-            self._node.vhost.bind(exchange, binding)
+            vhost = self._vhost(virtual_host)
+            vhost.queues[queue]
+            vhost.bind(exchange, binding)
 
-    def delete_queue(self, name: str) -> None:
+    def delete_queue(self, name: str, *, virtual_host: str | None = None) -> None:
         """queue.delete; publishes still outstanding there are confirmed, as by RabbitMQ."""
-        self._act(lambda: self._node.remove_queue(name))
+        self._act(lambda: self._node.remove_queue(self._vhost(virtual_host), name))
 
-    def delete_exchange(self, name: str) -> None:
+    def delete_exchange(self, name: str, *, virtual_host: str | None = None) -> None:
         """exchange.delete."""
         with self._changed:
-            self._node.vhost.remove_exchange(name)
+            self._vhost(virtual_host).remove_exchange(name)
 
     # ------------------------------------------------------------------ looking
 
-    def messages(self, queue: str) -> tuple[StoredMessage, ...]:
+    def messages(self, queue: str, *, virtual_host: str | None = None) -> tuple[StoredMessage, ...]:
         """What is ready in a queue, the head first."""
         with self._changed:
-            found = self._node.vhost.queues[queue]
+            found = self._vhost(virtual_host).queues[queue]
             found.expire(monotonic())
             return tuple(
                 StoredMessage(
@@ -275,12 +299,16 @@ class FakeBroker:
                     f"not within {timeout_s} s; publishes: {tally}, connections: {self.connections}"
                 )
 
-    # ------------------------------------------------------------------
+    # ------------------------------------------------------------------ inside
+
+    def _vhost(self, name: str | None) -> VirtualHost:
+        return self._node.vhost if name is None else self._node.vhosts[name]
 
     def _act(self, action: Callable[[], None]) -> None:
         with self._changed:
             self._node.now = monotonic()
             action()
+            self._node.flush()
             if self._server is not None:
                 self._server.wake()
             self._changed.notify_all()

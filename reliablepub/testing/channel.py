@@ -14,8 +14,10 @@ from pamqp import commands
 from reliablepub.testing import declaring, decoding, encoding, wire
 from reliablepub.testing.consuming import Consuming
 from reliablepub.testing.history import Publish
+from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.publishing import Publishing, oversize
 from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.transactions import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,7 @@ class Channel:
         self.is_awaiting_close_ok = False
         self.last_queue = ""
         """The queue that an empty name means: the last one declared here."""
+        self.transaction: Transaction | None = None
         self.publishing = Publishing(self)
         self.consuming = Consuming(self)
         self._method: tuple[str, str, bool, bool] | None = None
@@ -106,7 +109,8 @@ class Channel:
             # without keeping it.
             self._body.clear()
             return
-        self._body.append(payload)
+        if payload:  # empty ones are legal, and any number of them
+            self._body.append(payload)
         if not self._missing:
             self._complete()
 
@@ -185,17 +189,35 @@ class Channel:
         if self.is_open:
             self.is_open = False
             self._method, self._header, self._body = None, None, []
+            if self.transaction is not None:
+                self.transaction.release()
             self.consuming.close()
 
     # ------------------------------------------------------------------------------ look-ups
 
-    def queue_or_last(self, name: str) -> Queue:
-        """The queue, where an empty name means the last one declared on this channel."""
-        return self.queue(name or self.last_queue)
+    def check_access(self, right: str, what: str, name: str) -> None:
+        """403 unless the user has the right to `configure`, `write` or `read` it."""
+        if not self.connection.permissions.allow(right, name or "amq.default"):
+            place, user = self.place(what, name or "amq.default"), self.connection.user
+            raise AmqpError(403, f"access to {place} refused for user '{user}'")
 
-    def exchange(self, name: str) -> Exchange:
-        """The exchange, or 404."""
-        exchange = self.connection.node.vhost.exchanges.get(name)
+    def name_or_last(self, name: str) -> str:
+        """The name, where an empty one means the last queue declared on this channel."""
+        if not name and not self.last_queue:
+            raise AmqpError(404, "no previously declared queue")
+        return name or self.last_queue
+
+    def queue_or_last(self, name: str, right: str) -> Queue:
+        """The queue, where an empty name means the last one declared on this channel."""
+        name = self.name_or_last(name)
+        self.check_access(right, "queue", name)
+        return self.queue(name)
+
+    def exchange(self, name: str, right: str) -> Exchange:
+        """The exchange, or 403 without the right to it, or 404."""
+        if self.connection.permissions is not EVERYTHING:
+            self.check_access(right, "exchange", name)
+        exchange = self.connection.vhost.exchanges.get(name)
         if exchange is None:
             explanation = f"no {self.place('exchange', name)}"
             raise AmqpError(404, explanation)
@@ -203,7 +225,7 @@ class Channel:
 
     def queue(self, name: str) -> Queue:
         """The queue, or 404, or 405 if it is exclusive to another connection."""
-        queue = self.connection.node.vhost.queues.get(name)
+        queue = self.connection.vhost.queues.get(name)
         if queue is None:
             explanation = f"no {self.place('queue', name)}"
             raise AmqpError(404, explanation)
@@ -222,7 +244,7 @@ class Channel:
 
     def place(self, what: str, name: str) -> str:
         """`queue 'q' in vhost '/'`, as in RabbitMQ's texts (rabbit_misc:rs)."""
-        return f"{what} '{name}' in vhost '{self.connection.node.options.virtual_host}'"
+        return f"{what} '{name}' in vhost '{self.connection.vhost.name}'"
 
 
 def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
@@ -231,14 +253,16 @@ def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
 
 
 def _tx_select(channel: Channel, _: commands.Tx.Select) -> None:
-    channel.publishing.tx_select()
+    if channel.publishing.ledger is not None:
+        raise AmqpError(406, "cannot switch from confirm to tx mode")
+    channel.transaction = channel.transaction or Transaction(channel)
     channel.reply(commands.Tx.SelectOk())
 
 
-def _tx_end(channel: Channel, _: commands.Tx.Commit | commands.Tx.Rollback) -> None:
-    if not channel.publishing.is_tx:
+def _transaction(channel: Channel) -> Transaction:
+    if channel.transaction is None:
         raise AmqpError(406, "channel is not transactional")
-    raise AmqpError(540, "transactions are not implemented")
+    return channel.transaction
 
 
 def _flow(channel: Channel, method: commands.Channel.Flow) -> None:
@@ -247,11 +271,14 @@ def _flow(channel: Channel, method: commands.Channel.Flow) -> None:
     channel.reply(commands.Channel.FlowOk(active=True))
 
 
-def _recover(channel: Channel, method: commands.Basic.Recover) -> None:
+def _recover(
+    channel: Channel, method: commands.Basic.Recover | commands.Basic.RecoverAsync
+) -> None:
     if not method.requeue:
         raise AmqpError(540, "requeue=false")
+    if isinstance(method, commands.Basic.Recover):
+        channel.reply(commands.Basic.RecoverOk())
     channel.consuming.recover()
-    channel.reply(commands.Basic.RecoverOk())
 
 
 _HANDLERS: dict[type[Frame], Callable[[Channel, Any], None]] = {
@@ -264,6 +291,7 @@ _HANDLERS: dict[type[Frame], Callable[[Channel, Any], None]] = {
     ),
     commands.Basic.Qos: lambda c, m: c.consuming.qos(m),
     commands.Basic.Recover: _recover,
+    commands.Basic.RecoverAsync: _recover,
     commands.Basic.Reject: lambda c, m: c.consuming.reject(
         m.delivery_tag, multiple=False, requeue=m.requeue
     ),
@@ -278,7 +306,7 @@ _HANDLERS: dict[type[Frame], Callable[[Channel, Any], None]] = {
     commands.Queue.Delete: declaring.delete_queue,
     commands.Queue.Purge: declaring.purge_queue,
     commands.Queue.Unbind: declaring.unbind_queue,
-    commands.Tx.Commit: _tx_end,
-    commands.Tx.Rollback: _tx_end,
+    commands.Tx.Commit: lambda c, _: _transaction(c).commit(),
+    commands.Tx.Rollback: lambda c, _: _transaction(c).rollback(),
     commands.Tx.Select: _tx_select,
 }

@@ -13,7 +13,7 @@ import click
 
 from reliablepub.testing.broker import FakeBroker
 from reliablepub.testing.faults import FaultFileError, load_faults
-from reliablepub.testing.node import NodeOptions
+from reliablepub.testing.options import NodeOptions
 
 
 @click.command()

@@ -8,15 +8,17 @@ It must never know a socket or a thread, nor what a message means.
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from pamqp import commands
 
 from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.channel import Channel
+from reliablepub.testing.ending import Ending
 from reliablepub.testing.faults import ConnectionFault, CutStream, HandshakeFault, RefuseHandshake
 from reliablepub.testing.handshake import Handshake, SilentlyRefused, start
+from reliablepub.testing.options import EVERYTHING
+from reliablepub.testing.output import Output
 from reliablepub.testing.replies import AmqpError, frame_error, reply_text, unexpected_frame
 
 if TYPE_CHECKING:
@@ -37,29 +39,6 @@ _STEPS: dict[type[Frame], str] = {
 }
 
 
-class Ending(enum.Enum):
-    """How the server shall end the socket."""
-
-    FLUSH = "flush"
-    """Send what is left, then FIN."""
-    FLUSH_RESET = "flush, reset"
-    """Send what is left, then RST."""
-    FIN = "fin"
-    """FIN at once."""
-    RESET = "reset"
-    """RST at once."""
-
-    @property
-    def flushes(self) -> bool:
-        """Whether what is left is sent first."""
-        return self in (Ending.FLUSH, Ending.FLUSH_RESET)
-
-    @property
-    def resets(self) -> bool:
-        """Whether it is RST."""
-        return self in (Ending.RESET, Ending.FLUSH_RESET)
-
-
 class Connection:
     """One client."""
 
@@ -69,17 +48,19 @@ class Connection:
         self.ending: Ending | None = None
         self.unsent_bytes = 0
         """What the socket has not taken yet; the server keeps it up to date."""
+        self.vhost = node.vhost
+        self.permissions = EVERYTHING
         self._handshake = Handshake(node.options)
-        self._handshake_fault = next((one for one in faults if isinstance(one, HandshakeFault)), None)
+        self._handshake_fault = next(
+            (one for one in faults if isinstance(one, HandshakeFault)), None
+        )
         self._frames = wire.FrameBuffer()
         self._has_protocol = False
         self._is_closing = False
         self._is_released = False
         self._is_mute = False
         self._channels: dict[int, Channel] = {}
-        self._output: list[bytes] = []
-        self._output_bytes = 0
-        self._left_to_send: int | None = None
+        self._output = Output()
         self._left_to_hear: int | None = None
         self._is_cut_by_reset = False
         self._withheld: tuple[Channel, Publish] | None = None
@@ -116,12 +97,12 @@ class Connection:
     @property
     def is_congested(self) -> bool:
         """Whether the client must read before it is sent more."""
-        return self.unsent_bytes + self._output_bytes > OUTPUT_MAX_BYTES
+        return self.unsent_bytes + self._output.size > OUTPUT_MAX_BYTES
 
     @property
     def has_output(self) -> bool:
         """Whether `poll_transmit` has something."""
-        return bool(self._output)
+        return self._output.size > 0
 
     @property
     def deadline(self) -> float | None:
@@ -156,7 +137,7 @@ class Connection:
         self._frames.feed(data)
         self._run()
         if self._left_to_hear == 0:
-            self._end(Ending.FLUSH_RESET if self._is_cut_by_reset else Ending.FLUSH)
+            self._end_cut()
 
     def handle_timeout(self) -> None:
         """Time has passed: speak, or give up on a client that does not."""
@@ -203,19 +184,13 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Queue bytes for the client; nothing follows the end."""
         if self.ending is None and not self._is_mute:
-            self._output.append(data)
-            self._output_bytes += len(data)
+            self._output.add(data)
 
     def poll_transmit(self) -> bytes:
         """What is to be written, in one piece."""
-        data = b"".join(self._output)
-        self._output.clear()
-        self._output_bytes = 0
-        if self._left_to_send is not None:
-            data = data[: self._left_to_send]
-            self._left_to_send -= len(data)
-            if not self._left_to_send:
-                self._end(Ending.FLUSH_RESET if self._is_cut_by_reset else Ending.FLUSH)
+        data = self._output.take()
+        if self._output.is_cut:
+            self._end_cut()
         if data:
             self._spoke_at = self.node.now
         return data
@@ -242,7 +217,8 @@ class Connection:
 
     def cut(self, *, sent: int | None = None, received: int | None = None, reset: bool) -> None:
         """End without a word after so many more bytes in one direction."""
-        self._left_to_send = sent
+        if sent is not None:
+            self._output.cut_after(sent)
         self._left_to_hear = received
         self._is_cut_by_reset = reset
 
@@ -266,7 +242,7 @@ class Connection:
             self._fail(error)
         except SilentlyRefused:
             self._end(Ending.FLUSH)
-        self.node.flush_confirms()
+        self.node.flush()
 
     def _resume(self) -> None:
         if self._withheld is None:
@@ -337,8 +313,16 @@ class Connection:
         answer = self._handshake.handle(method)
         if isinstance(method, commands.Connection.TuneOk):
             self._frames.frame_max = self._handshake.frame_max
+        if isinstance(method, commands.Connection.Open):
+            self._enter(method.virtual_host)
         if answer is not None:
             self.send(encoding.encode_method(0, answer))
+
+    def _enter(self, virtual_host: str) -> None:
+        permissions = self.node.options.permissions_of(self.user, virtual_host)
+        assert permissions is not None
+        self.vhost = self.node.vhosts[virtual_host]
+        self.permissions = permissions
 
     def _goes_wrong_at(self, step: str) -> bool:
         """Whether a fault answers this step of the handshake, or leaves it without an answer."""
@@ -391,6 +375,9 @@ class Connection:
 
     # ------------------------------------------------------------------------------ the end
 
+    def _end_cut(self) -> None:
+        self._end(Ending.FLUSH_RESET if self._is_cut_by_reset else Ending.FLUSH)
+
     def _end(self, ending: Ending) -> None:
         self._release()
         if self.ending is None:
@@ -408,4 +395,4 @@ class Connection:
         if self._withheld is not None:
             self._withheld[1].mark_lost()
             self._withheld = None
-        self.node.delete_exclusive_queues(self.number)
+        self.node.delete_exclusive_queues(self.vhost, self.number)

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 from pamqp.commands import Basic
 
 from reliablepub.testing import encoding
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, field_type
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from reliablepub.testing.channel import Channel
     from reliablepub.testing.queues import Entry, Queue
 
@@ -29,6 +31,7 @@ class Consumer:
     no_ack: bool
     exclusive: bool
     prefetch: int
+    priority: int = 0
     unacked: int = 0
 
     def has_credit(self) -> bool:
@@ -50,12 +53,14 @@ class Delivery:
 
 
 def deliver(queue: Queue, now: float) -> None:
-    """Hand out what is ready, to consumers in turn (rabbit_queue_consumers:deliver)."""
+    """Hand out what is ready, to consumers in turn, those of the highest priority first."""
     if not queue.consumers:
         return
-    queue.expire(now)
+    if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 is enough to be delivered
+        queue.expire(now)
     while queue.ready:
-        consumer = next((one for one in queue.consumers if one.has_credit()), None)
+        free = (one for one in queue.consumers if one.has_credit())
+        consumer = max(free, key=lambda one: one.priority, default=None)  # of equals the first
         if consumer is None:
             return
         queue.consumers.remove(consumer)
@@ -96,17 +101,21 @@ class Consuming:
 
     def consume(self, method: Basic.Consume) -> None:
         """basic.consume."""
-        queue = self._channel.queue_or_last(method.queue)
+        queue = self._channel.queue_or_last(method.queue, "read")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
         if tag in self.consumers:
             explanation = f"attempt to reuse consumer tag '{tag}'"
             raise AmqpError(530, explanation)
         if queue.consumers and (method.exclusive or queue.consumers[0].exclusive):
-            vhost = self._node.options.virtual_host
-            explanation = f"queue '{queue.name}' in vhost '{vhost}' in exclusive use"
+            explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
             raise AmqpError(403, explanation)
+        priority = (method.arguments or {}).get("x-priority", 0)
+        if type(priority) is not int:
+            where = self._channel.place("queue", queue.name)
+            reason = f'"expected integer, got {field_type(priority)}"'
+            raise AmqpError(406, f"invalid arg 'x-priority' for {where}: {reason}")
         consumer = Consumer(
-            self, tag, queue, method.no_ack, method.exclusive, self._prefetch_consumer
+            self, tag, queue, method.no_ack, method.exclusive, self._prefetch_consumer, priority
         )
         self.consumers[tag] = consumer
         queue.consumers.append(consumer)
@@ -123,12 +132,14 @@ class Consuming:
 
     def get(self, method: Basic.Get) -> None:
         """basic.get."""
-        queue = self._channel.queue_or_last(method.queue)
+        queue = self._channel.queue_or_last(method.queue, "read")
+        self._node.keep_while_used(self._channel.connection.vhost, queue)
         queue.expire(self._node.now)
         if not queue.ready:
             self._channel.reply(Basic.GetEmpty())
             return
         entry = queue.take()
+        queue.expire(self._node.now)  # before it is counted what is left
         tag = self._open(Delivery(entry, queue, None), no_ack=method.no_ack)
         publish = entry.publish
         payload = encoding.encode_get_ok(
@@ -157,23 +168,38 @@ class Consuming:
 
     def acknowledge(self, tag: int, *, multiple: bool) -> None:
         """basic.ack."""
-        queues = {delivery.queue for delivery in self._close(tag, multiple=multiple)}
-        for queue in [*queues, *self._queues()]:
-            deliver(queue, self._node.now)
+        self._settle_or_hold(self._close(tag, multiple=multiple), None)
 
     def reject(self, tag: int, *, multiple: bool, requeue: bool) -> None:
         """basic.nack and basic.reject."""
-        deliveries = self._close(tag, multiple=multiple)
-        if requeue:
-            _requeue(deliveries, self._node.now)
-        for queue in self._queues():
-            deliver(queue, self._node.now)
+        self._settle_or_hold(self._close(tag, multiple=multiple), requeue)
 
     def recover(self) -> None:
         """basic.recover with requeue."""
-        deliveries = list(self._unacked.values())
-        self._forget(deliveries)
-        _requeue(deliveries, self._node.now)
+        deliveries, self._unacked = self._unacked, {}
+        self.settle(deliveries, requeue=True)
+
+    def _settle_or_hold(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
+        if self._channel.transaction is None:
+            self.settle(deliveries, requeue)
+        else:
+            self._channel.transaction.add_settlement(deliveries, requeue)
+
+    def settle(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
+        """Deliveries are acked (None), requeued, or rejected and dropped."""
+        for delivery in deliveries.values():
+            if delivery.consumer is not None:
+                delivery.consumer.unacked -= 1
+            if requeue is False:
+                delivery.queue.bury(delivery.entry.publish, "rejected")
+        if requeue:
+            _requeue(deliveries.values(), self._node.now)
+        for queue in {delivery.queue for delivery in deliveries.values()} | self._queues():
+            deliver(queue, self._node.now)
+
+    def reopen(self, deliveries: dict[int, Delivery]) -> None:
+        """A transaction is rolled back: they are not acknowledged after all."""
+        self._unacked = dict(sorted((self._unacked | deliveries).items()))
 
     def handle_queue_deleted(self, consumer: Consumer) -> None:
         """The queue is gone: basic.cancel, where the client announced that it understands it."""
@@ -191,9 +217,8 @@ class Consuming:
         for consumer in self.consumers.values():
             consumer.queue.consumers.remove(consumer)
         gone, self.consumers = self.consumers, {}
-        deliveries = list(self._unacked.values())
-        self._unacked = {}
-        _requeue(deliveries, self._node.now)
+        deliveries, self._unacked = self._unacked, {}
+        _requeue(deliveries.values(), self._node.now)
         for consumer in gone.values():
             self._delete_if_unused(consumer.queue)
 
@@ -205,8 +230,10 @@ class Consuming:
         self._delete_if_unused(consumer.queue)
 
     def _delete_if_unused(self, queue: Queue) -> None:
+        vhost = self._channel.connection.vhost
+        self._node.keep_while_used(vhost, queue)
         if queue.auto_delete and not queue.consumers and not queue.is_deleted:
-            self._node.vhost.remove_queue(queue.name)
+            vhost.remove_queue(queue.name)
 
     def _open(self, delivery: Delivery, *, no_ack: bool) -> int:
         self._last_tag += 1
@@ -214,7 +241,7 @@ class Consuming:
             self._unacked[self._last_tag] = delivery
         return self._last_tag
 
-    def _close(self, tag: int, *, multiple: bool) -> list[Delivery]:
+    def _close(self, tag: int, *, multiple: bool) -> dict[int, Delivery]:
         if multiple:
             tags = [one for one in self._unacked if tag in (0, one) or one < tag]
         else:
@@ -222,24 +249,10 @@ class Consuming:
         if not tags and not (multiple and tag == 0):
             explanation = f"unknown delivery tag {tag}"
             raise AmqpError(406, explanation)
-        deliveries = [self._unacked[one] for one in tags]
-        for one in tags:
-            del self._unacked[one]
-        _return_credit(deliveries)
-        return deliveries
-
-    def _forget(self, deliveries: list[Delivery]) -> None:
-        self._unacked = {}
-        _return_credit(deliveries)
+        return {one: self._unacked.pop(one) for one in tags}
 
 
-def _return_credit(deliveries: list[Delivery]) -> None:
-    for delivery in deliveries:
-        if delivery.consumer is not None:
-            delivery.consumer.unacked -= 1
-
-
-def _requeue(deliveries: list[Delivery], now: float) -> None:
+def _requeue(deliveries: Iterable[Delivery], now: float) -> None:
     entries: dict[Queue, list[Entry]] = {}
     for delivery in deliveries:
         entries.setdefault(delivery.queue, []).append(delivery.entry)

@@ -12,23 +12,27 @@ from pamqp.commands import Exchange as ExchangeMethods
 from pamqp.commands import Queue as QueueMethods
 
 from reliablepub.testing import encoding
+from reliablepub.testing.queue_arguments import check_queue_arguments
 from reliablepub.testing.queues import Queue
-from reliablepub.testing.replies import AmqpError, field_type
+from reliablepub.testing.replies import AmqpError, erlang_binary, field_type
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel import Channel
 
-_COUNTS = ("x-max-length", "x-max-length-bytes", "x-message-ttl")
-
 
 def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
     """exchange.declare."""
-    vhost = channel.connection.node.vhost
+    vhost = channel.connection.vhost
     name, arguments = method.exchange, dict(method.arguments or {})
     _check_not_default(name)
+    if not method.passive:
+        channel.check_access("configure", "exchange", name)
+        _check_onward(channel, "exchange", name, arguments.get("alternate-exchange"))
     if method.passive:
-        channel.exchange(name)
+        if name not in vhost.exchanges:
+            explanation = f"no {channel.place('exchange', name)}"
+            raise AmqpError(404, explanation)
     elif name not in vhost.exchanges:
         _check_name(name, "exchange")
         if method.exchange_type not in EXCHANGE_TYPES:
@@ -57,8 +61,9 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
 
 def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
     """exchange.delete: of one that does not exist is no error."""
-    vhost = channel.connection.node.vhost
+    vhost = channel.connection.vhost
     name = method.exchange
+    channel.check_access("configure", "exchange", name)
     _check_not_default(name)
     if name.startswith("amq."):
         explanation = f"deletion of system {channel.place('exchange', name)} not allowed"
@@ -74,39 +79,43 @@ def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
 def bind_exchange(channel: Channel, method: ExchangeMethods.Bind) -> None:
     """exchange.bind: from `source` to `destination`."""
     source, binding = _exchange_binding(channel, method)
-    channel.connection.node.vhost.bind(source, binding)
+    channel.connection.vhost.bind(source, binding)
     channel.reply(ExchangeMethods.BindOk(), nowait=method.nowait)
 
 
 def unbind_exchange(channel: Channel, method: ExchangeMethods.Unbind) -> None:
     """exchange.unbind."""
     source, binding = _exchange_binding(channel, method)
-    channel.connection.node.vhost.unbind(source, binding)
+    channel.connection.vhost.unbind(source, binding)
     channel.reply(ExchangeMethods.UnbindOk(), nowait=method.nowait)
 
 
 def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
     """queue.declare; an empty name asks the server for one."""
     connection = channel.connection
-    node = connection.node
+    node, vhost = connection.node, connection.vhost
     arguments = dict(method.arguments or {})
-    name = method.queue
-    if method.passive or (name and name in node.vhost.queues):
+    name = method.queue if method.queue or method.passive else node.generated_name("amq.gen-")
+    if not method.passive:
+        channel.check_access("configure", "queue", name)
+        _check_onward(channel, "queue", name, arguments.get("x-dead-letter-exchange"))
+    if method.passive or name in vhost.queues:
         queue = channel.queue(name)
         if not method.passive:
             _check_same_queue(channel, queue, method, arguments)
     else:
-        _check_name(name, "queue")
-        _check_counts(arguments, channel.place("queue", name))
+        _check_name(method.queue, "queue")
+        check_queue_arguments(arguments, channel.place("queue", name))
         queue = Queue(
-            name or node.generated_name("amq.gen-"),
+            name,
             durable=method.durable,
             auto_delete=method.auto_delete,
             owner=connection.number if method.exclusive else None,
             arguments=arguments,
         )
-        node.vhost.add_queue(queue)
+        vhost.add_queue(queue)
     channel.last_queue = queue.name
+    node.keep_while_used(vhost, queue)
     if not method.nowait:
         queue.expire(node.now)
         counts = (len(queue.ready), len(queue.consumers))
@@ -115,10 +124,11 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
 
 def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
     """queue.delete: what is outstanding there is confirmed, not nacked; unknown is no error."""
-    node = channel.connection.node
-    name = method.queue or channel.last_queue
+    vhost = channel.connection.vhost
+    name = channel.name_or_last(method.queue)
+    channel.check_access("configure", "queue", name)
     count = 0
-    if name in node.vhost.queues:
+    if name in vhost.queues:
         queue = channel.queue(name)
         if method.if_unused and queue.consumers:
             explanation = f"{channel.place('queue', name)} in use"
@@ -126,36 +136,43 @@ def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
         if method.if_empty and queue.ready:
             explanation = f"{channel.place('queue', name)} not empty"
             raise AmqpError(406, explanation)
-        node.remove_queue(name)
-        count = queue.purge()
-    channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
+        count = len(queue.ready)
+        channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
+        channel.connection.node.remove_queue(vhost, name)
+        queue.purge()
+    else:
+        channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
 
 
 def purge_queue(channel: Channel, method: QueueMethods.Purge) -> None:
     """queue.purge."""
-    count = channel.queue_or_last(method.queue).purge()
+    count = channel.queue_or_last(method.queue, "read").purge()
     channel.reply(QueueMethods.PurgeOk(count), nowait=method.nowait)
 
 
 def bind_queue(channel: Channel, method: QueueMethods.Bind) -> None:
     """queue.bind."""
     binding = _queue_binding(channel, method)
-    channel.connection.node.vhost.bind(method.exchange, binding)
+    channel.connection.vhost.bind(method.exchange, binding)
     channel.reply(QueueMethods.BindOk(), nowait=method.nowait)
 
 
 def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
     """queue.unbind: of what does not exist is no error, and it has no nowait."""
-    vhost = channel.connection.node.vhost
-    if (method.queue or channel.last_queue) in vhost.queues and method.exchange in vhost.exchanges:
+    vhost = channel.connection.vhost
+    name = channel.name_or_last(method.queue)
+    channel.check_access("write", "queue", name)
+    if name in vhost.queues and method.exchange in vhost.exchanges:
         vhost.unbind(method.exchange, _queue_binding(channel, method))
     channel.reply(QueueMethods.UnbindOk())
 
 
 def _queue_binding(channel: Channel, method: QueueMethods.Bind | QueueMethods.Unbind) -> Binding:
-    queue = channel.queue_or_last(method.queue)
+    queue = channel.queue_or_last(method.queue, "write")
     _check_not_default(method.exchange)
-    channel.exchange(method.exchange)
+    exchange = channel.exchange(method.exchange, "read")
+    if exchange.type == "headers":
+        _check_match((method.arguments or {}).get("x-match", "all"))
     key = method.routing_key or ("" if method.queue else queue.name)
     return Binding(queue.name, False, key, frozen_arguments(method.arguments))  # noqa: FBT003
 
@@ -163,9 +180,10 @@ def _queue_binding(channel: Channel, method: QueueMethods.Bind | QueueMethods.Un
 def _exchange_binding(
     channel: Channel, method: ExchangeMethods.Bind | ExchangeMethods.Unbind
 ) -> tuple[str, Binding]:
-    for name in (method.source, method.destination):
+    for name, right in ((method.destination, "write"), (method.source, "read")):
+        channel.check_access(right, "exchange", name)
         _check_not_default(name)
-        channel.exchange(name)
+        channel.exchange(name, right)
     arguments = frozen_arguments(method.arguments)
     binding = Binding(method.destination, True, method.routing_key or "", arguments)  # noqa: FBT003
     return method.source, binding
@@ -190,18 +208,18 @@ def _check_name(name: str, what: str) -> None:
         raise AmqpError(403, explanation)
 
 
-def _check_counts(arguments: dict[str, Any], where: str) -> None:
-    for name in _COUNTS:
-        value = arguments.get(name)
-        if value is None:
-            continue
-        if type(value) is not int:
-            reason = f'"expected integer, got {field_type(value)}"'
-        elif value < 0:
-            reason = f"{{value_negative,{value}}}"
-        else:
-            continue
-        raise AmqpError(406, f"invalid arg '{name}' for {where}: {reason}")
+def _check_onward(channel: Channel, what: str, name: str, onward: object) -> None:
+    """Who sends messages on must be allowed to read them here and to write them there."""
+    if isinstance(onward, str):
+        channel.check_access("read", what, name)
+        channel.check_access("write", "exchange", onward)
+
+
+def _check_match(mode: object) -> None:
+    if mode not in ("all", "any", "all-with-x", "any-with-x"):
+        shown = erlang_binary(str(mode).encode())
+        explanation = f"Invalid x-match field value {shown}; expected all, any, all-with-x, "
+        raise AmqpError(406, f"{explanation}or any-with-x")
 
 
 def _check_same_queue(

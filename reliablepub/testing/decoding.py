@@ -36,7 +36,7 @@ class MalformedError(Exception):
     """Bytes that are not what they should be; who asked for them knows which reply that is."""
 
 
-class _Reader:
+class Reader:
     """Reads the fields of one payload, or raises `MalformedError`."""
 
     __slots__ = ("at", "data", "end")
@@ -47,6 +47,7 @@ class _Reader:
         self.end = len(data)
 
     def take(self, size: int) -> bytes:
+        """Exactly so many bytes."""
         start = self.at
         self.at = start + size
         if self.at > self.end:
@@ -54,9 +55,11 @@ class _Reader:
         return self.data[start : self.at]
 
     def number(self, size: int, *, signed: bool = False) -> int:
+        """An integer of so many bytes."""
         return int.from_bytes(self.take(size), "big", signed=signed)
 
     def shortstr(self) -> str:
+        """A short string."""
         text = self.take(self.take(1)[0])
         try:
             return text.decode()
@@ -64,6 +67,7 @@ class _Reader:
             raise MalformedError("a short string is not UTF-8") from None
 
     def longstr(self) -> str | bytes:
+        """A long string; as bytes when it is not UTF-8."""
         text = self.take(self.number(4))
         try:
             return text.decode()
@@ -71,6 +75,7 @@ class _Reader:
             return text
 
     def timestamp(self) -> datetime | int:
+        """A timestamp."""
         seconds = self.number(8)
         try:
             return datetime.fromtimestamp(seconds, tz=UTC)
@@ -78,10 +83,12 @@ class _Reader:
             return seconds  # beyond the year 9999: legal on the wire, not in a datetime
 
     def decimal(self) -> Decimal:
+        """A decimal."""
         scale = self.number(1)
         return Decimal(self.number(4, signed=True)).scaleb(-scale)
 
     def table(self, depth: int = 0) -> dict[str, Any]:
+        """A field table with its length in front."""
         end = self._nested_end(depth)
         table = {}
         while self.at < end:
@@ -91,6 +98,7 @@ class _Reader:
         return table
 
     def array(self, depth: int) -> list[Any]:
+        """A field array."""
         end = self._nested_end(depth)
         items = []
         while self.at < end:
@@ -99,6 +107,7 @@ class _Reader:
         return items
 
     def value(self, depth: int) -> Any:  # noqa: ANN401 - a field value is of any type
+        """A field value with its type in front."""
         kind = self.take(1)
         if kind == b"F":
             return self.table(depth + 1)
@@ -123,7 +132,7 @@ class _Reader:
 
 
 # The type letters RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
-_FIELD_READERS: dict[bytes, Callable[[_Reader], Any]] = {
+_FIELD_READERS: dict[bytes, Callable[[Reader], Any]] = {
     b"t": lambda r: bool(r.number(1)),
     b"b": lambda r: r.number(1, signed=True),
     b"B": lambda r: r.number(1),
@@ -135,22 +144,22 @@ _FIELD_READERS: dict[bytes, Callable[[_Reader], Any]] = {
     b"L": lambda r: r.number(8, signed=True),
     b"f": lambda r: struct.unpack(">f", r.take(4))[0],
     b"d": lambda r: struct.unpack(">d", r.take(8))[0],
-    b"D": _Reader.decimal,
-    b"S": _Reader.longstr,
-    b"T": _Reader.timestamp,
+    b"D": Reader.decimal,
+    b"S": Reader.longstr,
+    b"T": Reader.timestamp,
     b"V": lambda _: None,
     b"x": lambda r: bytearray(r.take(r.number(4))),
 }
 
-_ARGUMENT_READERS: dict[str, Callable[[_Reader], Any]] = {
+_ARGUMENT_READERS: dict[str, Callable[[Reader], Any]] = {
     "octet": lambda r: r.number(1),
     "short": lambda r: r.number(2),
     "long": lambda r: r.number(4),
     "longlong": lambda r: r.number(8),
-    "shortstr": _Reader.shortstr,
-    "longstr": _Reader.longstr,
-    "table": _Reader.table,
-    "timestamp": _Reader.timestamp,
+    "shortstr": Reader.shortstr,
+    "longstr": Reader.longstr,
+    "table": Reader.table,
+    "timestamp": Reader.timestamp,
 }
 
 
@@ -163,7 +172,7 @@ def decode_method(payload: bytes) -> Frame:
     """The method of a method frame; 501 for malformed arguments, 503 for a method unknown."""
     if len(payload) < _IDS_SIZE:
         raise frame_error(METHOD, payload, "unknown_frame")
-    reader = _Reader(payload)
+    reader = Reader(payload)
     index = reader.number(_IDS_SIZE)
     kind: type[Frame] | None = commands.INDEX_MAPPING.get(index)
     if kind is None:
@@ -179,7 +188,7 @@ def _undecodable(payload: bytes) -> AmqpError:
     return AmqpError(501, f"cannot decode {erlang_binary(payload[_IDS_SIZE:])}")
 
 
-def _read_method(kind: type[Frame], reader: _Reader) -> Frame:
+def _read_method(kind: type[Frame], reader: Reader) -> Frame:
     method: Frame = kind.__new__(
         kind
     )  # __init__ warns of deprecated methods; a client may send them
@@ -199,7 +208,7 @@ def _read_method(kind: type[Frame], reader: _Reader) -> Frame:
 
 def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
     """The exchange, routing key, mandatory and immediate of a basic.publish."""
-    reader = _Reader(payload, _IDS_SIZE + 2)  # behind the ticket
+    reader = Reader(payload, _IDS_SIZE + 2)  # behind the ticket
     try:
         exchange = reader.shortstr()
         routing_key = reader.shortstr()
@@ -217,10 +226,11 @@ def decode_header(payload: bytes) -> tuple[int, int, int]:
     return class_id, body_size, flags
 
 
-_PROPERTIES = tuple(
+PROPERTIES = tuple(
     (flag, name, _ARGUMENT_READERS[commands.Basic.Properties.amqp_type(name)])
     for name, flag in commands.Basic.Properties.flags.items()
 )
+"""The properties of basic in their order on the wire: flag, name, reader."""
 
 
 def decode_properties(payload: bytes) -> commands.Basic.Properties:
@@ -233,8 +243,8 @@ def decode_properties(payload: bytes) -> commands.Basic.Properties:
     if flags & 3:  # continuation and reserved bits: basic has 14 properties only
         raise MalformedError("unknown property flags")
     properties = commands.Basic.Properties()
-    reader = _Reader(payload, _CONTENT.size)
-    for flag, name, read in _PROPERTIES:
+    reader = Reader(payload, _CONTENT.size)
+    for flag, name, read in PROPERTIES:
         if flags & flag:
             setattr(properties, name, read(reader))
     if reader.at != reader.end:
@@ -248,4 +258,4 @@ def decode_table(data: bytes) -> dict[str, Any]:
     Raises:
         MalformedError: It is not a table.
     """
-    return _Reader(len(data).to_bytes(4, "big") + data).table()
+    return Reader(len(data).to_bytes(4, "big") + data).table()

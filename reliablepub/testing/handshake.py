@@ -17,7 +17,7 @@ from reliablepub.testing.replies import AmqpError
 if TYPE_CHECKING:
     from pamqp.base import Frame
 
-    from reliablepub.testing.node import NodeOptions
+    from reliablepub.testing.options import NodeOptions
 
 _CAPABILITIES = (
     "authentication_failure_close",
@@ -92,8 +92,12 @@ class Handshake:
             self._expected = Methods.Open
             return None
         assert isinstance(method, Methods.Open)
-        if method.virtual_host != self._options.virtual_host:
-            raise AmqpError(530, f"vhost {method.virtual_host} not found", _OPEN_IDS)
+        vhost = method.virtual_host
+        if vhost not in self._options.virtual_hosts:
+            raise AmqpError(530, f"vhost {vhost} not found", _OPEN_IDS)
+        if self._options.permissions_of(self.user, vhost) is None:
+            explanation = f"access to vhost '{vhost}' refused for user '{self.user}'"
+            raise AmqpError(530, explanation, _OPEN_IDS)
         self._expected = Methods.Close
         return Methods.OpenOk()
 

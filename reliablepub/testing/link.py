@@ -13,7 +13,7 @@ import ssl
 import struct
 from typing import TYPE_CHECKING
 
-from reliablepub.testing.connection import Ending
+from reliablepub.testing.ending import Ending
 from reliablepub.testing.flow import READ_MAX_BYTES, Flow
 
 if TYPE_CHECKING:

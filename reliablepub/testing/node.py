@@ -1,6 +1,6 @@
 """The broker itself, without sockets: what all connections share.
 
-This module knows the virtual host, the disk (which persistent messages are not written yet), the
+This module knows the virtual hosts, the disk (which persistent messages are not written yet), the
 resource alarm, the fault script and the history. Time comes in with every input as `now`.
 It must never know bytes or sockets; a crash or a freeze is only announced here, for the server to
 carry out.
@@ -9,48 +9,23 @@ carry out.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from random import Random
+from time import time
 from typing import TYPE_CHECKING
 
+from reliablepub.testing.consuming import deliver
+from reliablepub.testing.dead_letters import destinations, died
 from reliablepub.testing.faults import Block, Crash, FaultScript, Freeze, HoldConfirms
 from reliablepub.testing.history import History
 from reliablepub.testing.routing import VirtualHost
+from reliablepub.testing.timers import Timers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from reliablepub.testing.connection import Connection
     from reliablepub.testing.history import Publish
+    from reliablepub.testing.options import NodeOptions
     from reliablepub.testing.publishing import Publishing
-    from reliablepub.testing.queues import Entry
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeOptions:
-    """What rabbitmq.conf would say.
-
-    Attributes:
-        users: Names and passwords that may log in.
-        virtual_host: The one virtual host.
-        heartbeat_s: Proposed in connection.tune; 0 is none.
-        channel_max: Channels a connection may have open.
-        frame_max: Proposed in connection.tune.
-        max_message_size: Bytes a body may have; above it is 406.
-        flush_delay_s: How long persistent messages gather before they are written together.
-        history_max: How many publishes are remembered.
-        seed: Of everything random.
-    """
-
-    users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
-    virtual_host: str = "/"
-    heartbeat_s: int = 60
-    channel_max: int = 2047
-    frame_max: int = 131_072
-    max_message_size: int = 16 * 1024 * 1024
-    flush_delay_s: float = 0.002
-    history_max: int = 100_000
-    seed: int = 0
+    from reliablepub.testing.queues import Buried, Entry, Queue
 
 
 class Node:
@@ -59,48 +34,60 @@ class Node:
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
         self.now = 0.0
-        self.vhost = VirtualHost()
+        self.vhosts = {name: VirtualHost(name) for name in options.virtual_hosts}
         self.script = FaultScript(options.seed)
         self.history = History(options.history_max)
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Connection] = {}
         self.alarm: str | None = None
+        self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
-        self._alarm_ends_at: float | None = None
-        self._unwritten: list[tuple[Entry, Publish, Publishing]] = []
-        self._write_at: float | None = None
+        self._alarms = 0
+        self._unwritten: list[tuple[Entry, Publish, Publishing | None]] = []
         self._held: list[tuple[Publish, Publishing]] = []
         self._settled: dict[Publishing, None] = {}
         self._names = 0
         self._connections_seen = 0
 
     @property
-    def deadline(self) -> float | None:
-        """When `handle_timeout` has something to do."""
-        times = [time for time in (self._write_at, self._alarm_ends_at) if time is not None]
-        return min(times, default=None)
+    def vhost(self) -> VirtualHost:
+        """The first virtual host."""
+        return self.vhosts[self.options.virtual_hosts[0]]
 
     def handle_timeout(self) -> None:
-        """Write what has gathered; end an alarm whose time is over."""
-        if self._write_at is not None and self.now >= self._write_at:
-            self._write()
-        if self._alarm_ends_at is not None and self.now >= self._alarm_ends_at:
-            self.unblock()
+        """Do what is due by now."""
+        self.timers.fire(self.now)
+        self.flush()
 
-    def write_later(self, entry: Entry, publish: Publish, publishing: Publishing) -> None:
-        """Put a persistent message into the batch that is written next."""
-        self._unwritten.append((entry, publish, publishing))
-        if self._write_at is None:
-            self._write_at = self.now + self.options.flush_delay_s
+    # ------------------------------------------------------------------ messages
+
+    def enqueue(self, queue: Queue, publish: Publish, publishing: Publishing | None) -> bool:
+        """Put a publish into a queue; False when the queue refuses it.
+
+        A persistent one is not confirmed before it is written; `publishing` hears of that.
+        """
+        entry = queue.offer(publish, self.now)
+        if entry is None:
+            return False
+        self._expire_later(queue, entry)
+        if queue.durable and publish.is_persistent:
+            publish.waiting += 1
+            if not self._unwritten:
+                self.timers.at(self.now + self.options.flush_delay_s, self._write)
+            self._unwritten.append((entry, publish, publishing))
+        return True
+
+    def _expire_later(self, queue: Queue, entry: Entry) -> None:
+        if entry.expires_at is not None:
+            self.timers.at(entry.expires_at, lambda: queue.expire(self.now))
 
     def _write(self) -> None:
-        batch, self._unwritten, self._write_at = self._unwritten, [], None
+        batch, self._unwritten = self._unwritten, []
         for entry, publish, publishing in batch:
             entry.written = True
             publish.waiting -= 1
-            if not publish.waiting and not publish.rejected:
+            if publishing is not None and not publish.waiting and not publish.rejected:
                 publishing.settle(publish)
-        self.flush_confirms()
 
     def write_now(self, publish: Publish) -> None:
         """Write one publish at once: the fault says that the broker has taken it."""
@@ -108,15 +95,29 @@ class Node:
             if owner is publish:
                 entry.written = True
 
-    def settled(self, publishing: Publishing) -> None:
-        """A channel has verdicts to send."""
-        self._settled[publishing] = None
+    def flush(self) -> None:
+        """Nothing more has come in: move the dead, and send the verdicts that gathered.
 
-    def flush_confirms(self) -> None:
-        """Send the verdicts that gathered: the channel's mailbox is empty (noreply_coalesce)."""
+        RabbitMQ does the latter when a channel's mailbox is empty (noreply_coalesce).
+        """
+        for vhost in self.vhosts.values():
+            while vhost.dead:
+                self._bury(vhost, vhost.dead.popleft())
         while self._settled:
             publishing, _ = self._settled.popitem()
             publishing.send_confirms()
+
+    def _bury(self, vhost: VirtualHost, buried: Buried) -> None:
+        publish = died(buried, int(time()))
+        for queue in destinations(vhost, publish, buried.reason):
+            self.enqueue(queue, publish, None)
+            deliver(queue, self.now)
+
+    # ------------------------------------------------------------------ verdicts
+
+    def settled(self, publishing: Publishing) -> None:
+        """A channel has verdicts to send."""
+        self._settled[publishing] = None
 
     def hold(self, publish: Publish, publishing: Publishing) -> None:
         """Keep a verdict back until `release_confirms`."""
@@ -127,17 +128,27 @@ class Node:
         self.script.remove(HoldConfirms)
         held, self._held = self._held, []
         for publish, publishing in held:
-            publishing.release(publish)
-        self.flush_confirms()
+            publishing.release(publish, HoldConfirms)
+        self.flush()
+
+    # ------------------------------------------------------------------ the whole broker
 
     def block(self, reason: str, for_s: float | None = None) -> None:
         """Raise a resource alarm; connections hear of it when they publish."""
         self.alarm = reason
-        self._alarm_ends_at = None if for_s is None else self.now + for_s
+        self._alarms += 1
+        number = self._alarms
+        if for_s is not None:
+            self.timers.at(self.now + for_s, lambda: self._unblock_if(number))
+
+    def _unblock_if(self, number: int) -> None:
+        if number == self._alarms:
+            self.unblock()
 
     def unblock(self) -> None:
         """End the alarm: tell who was told, and process what was withheld, in order."""
-        self.alarm = self._alarm_ends_at = None
+        self.alarm = None
+        self._alarms += 1
         for connection in list(self.connections.values()):
             connection.handle_unblocked()
 
@@ -148,6 +159,11 @@ class Node:
         else:
             self.triggered.append(fault)
 
+    def thaw(self) -> None:
+        """The freeze is over: what was withheld by it is processed."""
+        for connection in list(self.connections.values()):
+            connection.handle_thawed()
+
     def restart(self, *, keep_unwritten: bool) -> None:
         """The node went down: connections are gone, and what is not on disk is forgotten.
 
@@ -155,27 +171,46 @@ class Node:
         """
         for connection in list(self.connections.values()):
             connection.handle_lost()
-        self.vhost.restart(keep_unwritten=keep_unwritten)
-        self._unwritten, self._held, self._write_at = [], [], None
+        self._unwritten, self._held = [], []
         self._settled.clear()
-        self.alarm = self._alarm_ends_at = None
+        self.timers.clear()
+        self.alarm = None
         self.triggered.clear()
+        for vhost in self.vhosts.values():
+            vhost.restart(keep_unwritten=keep_unwritten)
+            for queue in vhost.queues.values():
+                self.keep_while_used(vhost, queue)
+                for entry in queue.ready:
+                    self._expire_later(queue, entry)
 
-    def remove_queue(self, name: str) -> None:
+    # ------------------------------------------------------------------ queues
+
+    def remove_queue(self, vhost: VirtualHost, name: str) -> None:
         """Delete a queue and tell its consumers."""
-        for consumer in self.vhost.remove_queue(name).consumers:
+        for consumer in vhost.remove_queue(name).consumers:
             consumer.consuming.handle_queue_deleted(consumer)
 
-    def delete_exclusive_queues(self, owner: int) -> None:
+    def delete_exclusive_queues(self, vhost: VirtualHost, owner: int) -> None:
         """A connection is gone, and its exclusive queues with it."""
-        for queue in list(self.vhost.queues.values()):
+        for queue in list(vhost.queues.values()):
             if queue.owner == owner:
-                self.remove_queue(queue.name)
+                self.remove_queue(vhost, queue.name)
 
-    def thaw(self) -> None:
-        """The freeze is over: what was withheld by it is processed."""
-        for connection in list(self.connections.values()):
-            connection.handle_thawed()
+    def keep_while_used(self, vhost: VirtualHost, queue: Queue) -> None:
+        """A queue was used: with `x-expires` it is deleted when that does not happen again."""
+        expires_ms = queue.arguments.get("x-expires")
+        if expires_ms is None:
+            return
+        queue.uses += 1
+        uses = queue.uses
+
+        def expire() -> None:
+            if queue.uses == uses and not queue.consumers and not queue.is_deleted:
+                self.remove_queue(vhost, queue.name)
+
+        self.timers.at(self.now + expires_ms / 1000, expire)
+
+    # ------------------------------------------------------------------ names
 
     def next_connection_number(self) -> int:
         """Connections are counted from 1, over restarts."""

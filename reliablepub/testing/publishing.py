@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from reliablepub.testing import encoding, faults
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
 from reliablepub.testing.consuming import deliver
+from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.history import Fate
 from reliablepub.testing.replies import AmqpError, field_type, reply_text
 
@@ -31,22 +32,15 @@ class Publishing:
 
     def __init__(self, channel: Channel) -> None:
         self.ledger: ConfirmLedger | None = None
-        self.is_tx = False
         self._channel = channel
         self._node = channel.connection.node
         self._late_returns: list[Publish] = []
 
     def confirm_select(self) -> None:
         """confirm.select: idempotent, and never resets the delivery tags."""
-        if self.is_tx:
+        if self._channel.transaction is not None:
             raise AmqpError(406, "cannot switch from tx to confirm mode")
         self.ledger = self.ledger or ConfirmLedger()
-
-    def tx_select(self) -> None:
-        """tx.select: refused on a channel in confirm mode."""
-        if self.ledger is not None:
-            raise AmqpError(406, "cannot switch from confirm to tx mode")
-        self.is_tx = True
 
     def publish(self, publish: Publish) -> None:
         """A whole message has arrived."""
@@ -69,29 +63,27 @@ class Publishing:
                 publish.fate = Fate.REFUSED if is_close else Fate.LOST
                 self._end(fault)
                 return
+        if faults.DeleteExchange in _kinds(publish):
+            self._channel.connection.vhost.remove_exchange(publish.exchange)
         publish.fate = Fate.REFUSED
         self._check(publish)
-        self._take(publish)
+        if self._channel.transaction is None:
+            self.take(publish)
+        else:
+            publish.fate = Fate.WITHHELD
+            self._channel.transaction.add_publish(publish)
         for fault in endings:
             self._node.write_now(publish)
             self._end(fault)
             return
 
     def _check(self, publish: Publish) -> None:
-        vhost, options = self._node.vhost, self._node.options
-        size = len(publish.body)
-        if size > options.max_message_size:
-            raise AmqpError(406, oversize(size, options.max_message_size))
-        exchange = vhost.exchanges.get(publish.exchange)
-        if exchange is None:
-            explanation = f"no exchange '{publish.exchange}' in vhost '{options.virtual_host}'"
-            raise AmqpError(404, explanation)
-        if exchange.internal:
-            explanation = (
-                f"cannot publish to internal exchange '{publish.exchange}' "
-                f"in vhost '{options.virtual_host}'"
-            )
-            raise AmqpError(403, explanation)
+        size_max = self._node.options.max_message_size
+        if len(publish.body) > size_max:
+            raise AmqpError(406, oversize(len(publish.body), size_max))
+        if self._channel.exchange(publish.exchange, "write").internal:
+            explanation = "cannot publish to internal "
+            raise AmqpError(403, explanation + self._channel.place("exchange", publish.exchange))
         self._check_properties(publish)
 
     def _check_properties(self, publish: Publish) -> None:
@@ -113,11 +105,16 @@ class Publishing:
                 reason = f'{{unacceptable_type_in_header,"{name}",{field_type(copies)}}}'
                 raise AmqpError(406, f"invalid message: {reason}")
 
-    def _take(self, publish: Publish) -> None:
+    def take(self, publish: Publish) -> None:
+        """Route a publish that passed its checks."""
         if self.ledger is not None:
             publish.delivery_tag = self.ledger.open_tag()
-        kinds = {type(fault) for fault in publish.faults}
-        queues = [] if faults.Return in kinds else self._node.vhost.route(publish)
+        kinds = _kinds(publish)
+        vhost = self._channel.connection.vhost
+        queues = [] if faults.Return in kinds else vhost.route(publish)
+        headers = publish.properties.headers
+        if headers and headers.pop("BCC", None) is not None:  # blind: nobody shall see it
+            publish.header = rewritten(publish.header, drop=("BCC",))
         if faults.Nack in kinds:
             publish.rejected = True
             publish.fate = Fate.NACKED
@@ -126,7 +123,7 @@ class Publishing:
             self._enqueue(publish, queues)
         elif publish.mandatory:
             publish.fate = Fate.RETURNED
-            self._send_return(publish)
+            self._return(publish)
             self.settle(publish)
         else:
             publish.fate = Fate.UNROUTABLE
@@ -135,29 +132,44 @@ class Publishing:
     def _enqueue(self, publish: Publish, queues: list[Queue]) -> None:
         publish.fate = Fate.ACCEPTED
         for queue in queues:
-            entry = queue.offer(publish, self._node.now)
-            if entry is None:
+            if not self._node.enqueue(queue, publish, self):
                 # One queue that refuses makes it a nack; the others keep their copy.
                 publish.rejected = True
                 publish.fate = Fate.NACKED
-            elif queue.durable and publish.is_persistent:
-                publish.waiting += 1
-                self._node.write_later(entry, publish, self)
         if publish.rejected or not publish.waiting:
             self.settle(publish)
         for queue in queues:
             deliver(queue, self._node.now)
+        for fault in publish.faults:
+            if isinstance(fault, faults.DeleteQueue):
+                self._delete(queues if fault.queue is None else fault.queue)
+
+    def _delete(self, doomed: list[Queue] | str) -> None:
+        vhost = self._channel.connection.vhost
+        names = [doomed] if isinstance(doomed, str) else [queue.name for queue in doomed]
+        for name in names:
+            if name in vhost.queues:
+                self._node.remove_queue(vhost, name)
 
     def settle(self, publish: Publish) -> None:
         """The verdict on a publish is known; faults may keep it from being told."""
-        if self.ledger is None or not self._channel.is_open:
+        if not self._channel.is_open:
             return
-        kinds = {type(fault) for fault in publish.faults}
+        if self._channel.transaction is not None:
+            self._channel.transaction.handle_settled(publish)
+        if self.ledger is None:
+            return
+        kinds = _kinds(publish)
         if faults.DropConfirm in kinds:
             return  # stays unconfirmed, so that no multiple ack covers it
         if faults.HoldConfirms in kinds:
             self._node.hold(publish, self)
             return
+        for fault in publish.faults:
+            if isinstance(fault, faults.DelayConfirm):
+                due = self._node.now + fault.for_s
+                self._node.timers.at(due, lambda: self.release(publish, faults.DelayConfirm))
+                return
         tag, nack = publish.delivery_tag, publish.rejected
         if faults.ShuffleConfirms in kinds:
             self.ledger.settle_shuffled(tag, nack=nack)
@@ -167,11 +179,9 @@ class Publishing:
             self._add_extra(fault, publish)
         self._node.settled(self)
 
-    def release(self, publish: Publish) -> None:
-        """Settle a publish whose verdict was held back."""
-        publish.faults = tuple(
-            fault for fault in publish.faults if not isinstance(fault, faults.HoldConfirms)
-        )
+    def release(self, publish: Publish, held_by: type[faults.Fault]) -> None:
+        """Settle a publish whose verdict was held back by a kind of fault."""
+        publish.faults = tuple(one for one in publish.faults if not isinstance(one, held_by))
         self.settle(publish)
 
     def _add_extra(self, fault: faults.Fault, publish: Publish) -> None:
@@ -200,7 +210,19 @@ class Publishing:
         for publish in late:
             self._send_return(publish)
 
+    def _return(self, publish: Publish) -> None:
+        for fault in publish.faults:
+            if isinstance(fault, faults.DropReturn):
+                return
+            if isinstance(fault, faults.DelayReturn):
+                due = self._node.now + fault.for_s
+                self._node.timers.at(due, lambda: self._send_return(publish))
+                return
+        self._send_return(publish)
+
     def _send_return(self, publish: Publish) -> None:
+        if not self._channel.is_open:
+            return
         method = encoding.encode_return(publish.exchange, publish.routing_key)
         self._channel.send_content(method, publish)
 
@@ -211,10 +233,19 @@ class Publishing:
         elif isinstance(fault, faults.CloseConnection):
             connection.close(fault.code, reply_text(fault.code, fault.text), _PUBLISH_IDS)
         elif isinstance(fault, faults.DropConnection):
-            connection.drop(reset=fault.reset)
+            if fault.after_bytes:
+                connection.cut(sent=fault.after_bytes, reset=fault.reset)
+            else:
+                connection.drop(reset=fault.reset)
+        elif isinstance(fault, faults.HalfOpen):
+            connection.go_mute()
         elif isinstance(fault, faults.Crash):
             self._node.trigger(fault)
             connection.drop(reset=True)
+
+
+def _kinds(publish: Publish) -> set[type[faults.Fault]]:
+    return {type(fault) for fault in publish.faults}
 
 
 def oversize(size: int, size_max: int) -> str:

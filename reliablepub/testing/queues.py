@@ -1,12 +1,13 @@
 """One queue: what is ready in it, what its limits refuse or drop, and what survives a crash.
 
 This module knows queue arguments (`x-max-length`, `x-max-length-bytes`, `x-overflow`,
-`x-message-ttl`, `expiration`) and the order of messages. Time is an argument.
-It must never know exchanges, channels or how a consumer is told.
+`x-message-ttl`, `x-max-priority`), `expiration`, and the order of messages. Time is an argument.
+It must never know exchanges, channels, how a consumer is told, or where a dead letter goes.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,22 @@ class Entry:
     written: bool = False
     """Whether it would survive a crash."""
     redelivered: bool = False
+    priority: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its place in the queue."""
+        return -self.priority, self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """A message that a queue has dropped and a dead letter exchange awaits."""
+
+    queue: Queue
+    publish: Publish
+    reason: str
+    """`rejected`, `expired` or `maxlen`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,22 +60,45 @@ class Queue:
     is_deleted: bool = False
     ready: deque[Entry] = field(default_factory=deque)
     ready_bytes: int = 0
+    dead: deque[Buried] = field(default_factory=deque)
+    """Where dead letters go; shared by the queues of a virtual host."""
+    uses: int = 0
+    """Counts what keeps a queue with `x-expires` alive."""
     _position: int = 0
 
     def offer(self, publish: Publish, now: float) -> Entry | None:
         """Take a publish, or refuse it with None when the queue is full and rejects."""
         if self.arguments:
             self.expire(now)
-            if self._is_full(len(publish.body)) and self.arguments.get("x-overflow") in REJECTING:
+            overflow = self.arguments.get("x-overflow")
+            if overflow in REJECTING and self._is_full(len(publish.body)):
+                if overflow == "reject-publish-dlx":
+                    self.bury(publish, "maxlen")
                 return None
         self._position += 1
         entry = Entry(publish, self._position, self._expiry(publish, now))
-        self.ready.append(entry)
         self.ready_bytes += len(publish.body)
-        if self.arguments:
-            while self.ready and self._is_full(0, room=-1):
-                self.take()
+        if not self.arguments:
+            self.ready.append(entry)
+            return entry
+        entry.priority = min(publish.properties.priority or 0, self.priority_max)
+        if self.ready and self.ready[-1].place > entry.place:
+            insort(self.ready, entry, key=lambda one: one.place)
+        else:
+            self.ready.append(entry)
+        while self.ready and self._is_full(0, room=-1):
+            self.bury(self.take().publish, "maxlen")
         return entry
+
+    @property
+    def priority_max(self) -> int:
+        """`x-max-priority`; 0 is a queue without priorities."""
+        return int(self.arguments.get("x-max-priority") or 0)
+
+    def bury(self, publish: Publish, reason: str) -> None:
+        """A message has died here; without a dead letter exchange that is all."""
+        if "x-dead-letter-exchange" in self.arguments:
+            self.dead.append(Buried(self, publish, reason))
 
     def take(self) -> Entry:
         """Remove and return the head; the queue must not be empty."""
@@ -73,7 +113,7 @@ class Queue:
         for entry in entries:
             entry.redelivered = True
             self.ready_bytes += len(entry.publish.body)
-        self.ready = deque(sorted([*self.ready, *entries], key=lambda entry: entry.position))
+        self.ready = deque(sorted([*self.ready, *entries], key=lambda entry: entry.place))
 
     def expire(self, now: float) -> None:
         """Drop expired messages from the head, as a classic queue does."""
@@ -81,7 +121,7 @@ class Queue:
             expires_at = self.ready[0].expires_at
             if expires_at is None or expires_at > now:
                 return
-            self.take()
+            self.bury(self.take().publish, "expired")
 
     def purge(self) -> int:
         """Drop everything that is ready; the number dropped."""

@@ -7,10 +7,11 @@ restart. It must never know channels, frames, time or who is connected.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing.queues import Queue
+from reliablepub.testing.queues import Buried, Queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -99,11 +100,14 @@ def headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> b
 class VirtualHost:
     """Everything that is declared in one virtual host."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead: deque[Buried] = deque()
+        """What its queues have dropped for a dead letter exchange."""
         self.exchanges: dict[str, Exchange] = {"": Exchange("", "direct", durable=True)}
         self.queues: dict[str, Queue] = {}
-        for name, kind in _PREDECLARED.items():
-            self.exchanges[name] = Exchange(name, kind, durable=True)
+        for predeclared, kind in _PREDECLARED.items():
+            self.exchanges[predeclared] = Exchange(predeclared, kind, durable=True)
 
     def add_exchange(self, exchange: Exchange) -> None:
         """Declare an exchange that does not exist yet."""
@@ -111,6 +115,7 @@ class VirtualHost:
 
     def add_queue(self, queue: Queue) -> None:
         """Declare a queue that does not exist yet."""
+        queue.dead = self.dead
         self.queues[queue.name] = queue
 
     def remove_exchange(self, name: str) -> None:

@@ -219,7 +219,7 @@ class Server:
     def _wait_s(self) -> float | None:
         times: list[float | None] = [self._resumes_at]
         if not self.is_frozen:
-            times.append(self._node.deadline)
+            times.append(self._node.timers.deadline)
             times += [link.deadline(self._node.now) for link in self._links.values()]
         soonest = min((time for time in times if time is not None), default=None)
         return None if soonest is None else max(0.0, soonest - monotonic())

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 from pamqp import body, commands, frame, header
 
 from reliablepub.testing.connection import Connection
-from reliablepub.testing.node import Node, NodeOptions
+from reliablepub.testing.node import Node
+from reliablepub.testing.options import NodeOptions
 
 if TYPE_CHECKING:
     from pamqp.base import Frame

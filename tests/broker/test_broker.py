@@ -161,7 +161,7 @@ def test_a_wrong_password_and_a_wrong_vhost(fake_broker: FakeBroker) -> None:
 
 
 def test_other_users_and_vhosts_are_in_the_url() -> None:
-    options = NodeOptions(users={"app user": "p/w:@"}, virtual_host="a/b")
+    options = NodeOptions(users={"app user": "p/w:@"}, virtual_hosts=("a/b",))
     with FakeBroker(options=options) as broker:
         assert broker.url == f"amqp://app%20user:p%2Fw%3A%40@127.0.0.1:{broker.port}/a%2Fb"
         with channel_of(broker) as channel:

@@ -8,7 +8,7 @@ import pytest
 from pamqp import body, commands, frame, header
 
 from reliablepub.testing.history import Fate
-from reliablepub.testing.node import NodeOptions
+from reliablepub.testing.options import NodeOptions
 from tests.broker.sans_io import TRANSIENT, Client, Properties, encode_publish, node_with_queue
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ def publish(
 
 
 def vhost_with(*queues: str, **exchanges: str) -> VirtualHost:
-    vhost = VirtualHost()
+    vhost = VirtualHost("/")
     for name in queues:
         vhost.add_queue(Queue(name, durable=True))
     for name, kind in exchanges.items():

@@ -34,7 +34,9 @@ class _Rule:
 
     def draw(self) -> Fault:
         """The fault that acts."""
-        return self._random.choice(self.fault.faults) if isinstance(self.fault, AnyOf) else self.fault
+        return (
+            self._random.choice(self.fault.faults) if isinstance(self.fault, AnyOf) else self.fault
+        )
 
     @property
     def is_spent(self) -> bool:

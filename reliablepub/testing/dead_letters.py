@@ -1,0 +1,99 @@
+"""Dead-lettering: where a message goes that a queue drops, and what is written on it.
+
+This module knows rabbit_dead_letter: `x-death` and its kin, the routing key it keeps or gets, and
+which cycles are broken. It must never know why a queue drops, nor who consumes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from reliablepub.testing import decoding
+from reliablepub.testing.content_header import rewritten
+
+if TYPE_CHECKING:
+    from reliablepub.testing.history import Publish
+    from reliablepub.testing.queues import Buried, Queue
+    from reliablepub.testing.routing import VirtualHost
+
+
+def died(buried: Buried, time_s: int) -> Publish:
+    """The message that is published to the dead letter exchange.
+
+    Args:
+        buried: What died, where and why.
+        time_s: The time of day.
+    """
+    publish, queue = buried.publish, buried.queue
+    key = queue.arguments.get("x-dead-letter-routing-key")
+    headers = dict(publish.properties.headers or {})
+    add: dict[str, Any] = {"x-death": _deaths(publish, buried, time_s)}
+    if "x-first-death-queue" not in headers:
+        add |= {
+            "x-first-death-exchange": publish.exchange,
+            "x-first-death-queue": queue.name,
+            "x-first-death-reason": buried.reason,
+        }
+    drop = () if key is None else ("CC",)
+    header = rewritten(publish.header, drop=drop, add=add, keep_expiration=False)
+    return dataclasses.replace(
+        publish,
+        exchange=queue.arguments["x-dead-letter-exchange"],
+        routing_key=publish.routing_key if key is None else key,
+        header=header,
+        properties=decoding.decode_properties(header),
+        waiting=0,
+        faults=(),
+    )
+
+
+def destinations(vhost: VirtualHost, publish: Publish, reason: str) -> list[Queue]:
+    """The queues that a dead letter reaches, without those that would go on for ever."""
+    queues = vhost.route(publish)
+    if reason == "rejected":  # somebody decides each time
+        return queues
+    deaths = _known_deaths(publish)
+    return [queue for queue in queues if not _is_cycle(queue.name, deaths)]
+
+
+def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any]]:
+    """The `x-death` table: one entry a queue and reason, the latest first, with its count."""
+    deaths = _known_deaths(publish)
+    same = [one for one in deaths if _place(one) == (buried.queue.name, buried.reason)]
+    others = [one for one in deaths if _place(one) != (buried.queue.name, buried.reason)]
+    if same:
+        count = same[0].get("count")
+        return [{**same[0], "count": count + 1 if isinstance(count, int) else 1}, *others]
+    copies = (publish.properties.headers or {}).get("CC")
+    death = {
+        "count": 1,
+        "reason": buried.reason,
+        "queue": buried.queue.name,
+        "time": datetime.fromtimestamp(time_s, UTC),
+        "exchange": publish.exchange,
+        "routing-keys": [publish.routing_key, *(copies if isinstance(copies, list) else ())],
+    }
+    if publish.properties.expiration is not None:
+        death["original-expiration"] = publish.properties.expiration
+    return [death, *others]
+
+
+def _known_deaths(publish: Publish) -> list[dict[str, Any]]:
+    known = (publish.properties.headers or {}).get("x-death")
+    return [one for one in known if isinstance(one, dict)] if isinstance(known, list) else []
+
+
+def _place(death: dict[str, Any]) -> tuple[Any, Any]:
+    return death.get("queue"), death.get("reason")
+
+
+def _is_cycle(name: str, deaths: list[dict[str, Any]]) -> bool:
+    """Whether a message has been in the queue before, and nobody has rejected it since."""
+    since: list[Any] = []
+    for death in deaths:
+        since.append(death.get("reason"))
+        if death.get("queue") == name:
+            return "rejected" not in since
+    return False

@@ -1,0 +1,85 @@
+"""tx.select, tx.commit and tx.rollback on one channel.
+
+This module knows what a transaction holds back: publishes that passed their checks, and
+acknowledgements; and that commit-ok waits for the disk as a confirm does.
+It must never know how a message is routed or a delivery settled.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pamqp import commands
+
+from reliablepub.testing.replies import AmqpError
+
+if TYPE_CHECKING:
+    from reliablepub.testing.channel import Channel
+    from reliablepub.testing.consuming import Delivery
+    from reliablepub.testing.history import Publish
+
+
+class Transaction:
+    """The open transaction of a channel; the next one begins where it ends."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._publishes: list[Publish] = []
+        self._settlements: list[tuple[dict[int, Delivery], bool | None]] = []
+        self._committing: set[Publish] = set()
+        self._has_failed = False
+
+    def add_publish(self, publish: Publish) -> None:
+        """A publish that takes place with the commit."""
+        self._publishes.append(publish)
+
+    def add_settlement(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
+        """Deliveries that are acked (None), requeued or dropped with the commit."""
+        self._settlements.append((deliveries, requeue))
+
+    def commit(self) -> None:
+        """tx.commit."""
+        publishes, self._publishes = self._publishes, []
+        settlements, self._settlements = self._settlements, []
+        self._has_failed = False
+        self._committing = set(publishes)
+        for publish in publishes:
+            self._channel.publishing.take(publish)
+        for deliveries, requeue in settlements:
+            self._channel.consuming.settle(deliveries, requeue)
+        if not publishes:
+            self._complete()
+
+    def rollback(self) -> None:
+        """tx.rollback: publishes are forgotten, deliveries are open again."""
+        for publish in self._publishes:
+            publish.mark_lost()
+        self._publishes = []
+        settlements, self._settlements = self._settlements, []
+        for deliveries, _ in settlements:
+            self._channel.consuming.reopen(deliveries)
+        self._channel.reply(commands.Tx.RollbackOk())
+
+    def release(self) -> None:
+        """The channel is gone: what was not committed never happened."""
+        for publish in self._publishes:
+            publish.mark_lost()
+        for deliveries, _ in self._settlements:
+            self._channel.consuming.reopen(deliveries)
+        self._publishes, self._settlements = [], []
+
+    def handle_settled(self, publish: Publish) -> None:
+        """A publish of the commit is on disk, or refused by a queue."""
+        if publish not in self._committing:
+            return
+        self._committing.discard(publish)
+        self._has_failed = self._has_failed or publish.rejected
+        if not self._committing:
+            self._complete()
+
+    def _complete(self) -> None:
+        if self._has_failed:
+            error = AmqpError(406, "partial tx completion")
+            self._channel.close(error.code, error.reply_text, (90, 20))
+        else:
+            self._channel.reply(commands.Tx.CommitOk())
