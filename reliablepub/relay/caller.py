@@ -108,11 +108,12 @@ class Cutter:
         """
         if not isinstance(message, Message):
             raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
+        message = minted(message)  # the id counts too
         size = self._size + message.size
         if self._chunk and (len(self._chunk) >= self._messages_max or size > self._bytes_max):
-            chunk, self._chunk, self._size = self._chunk, [minted(message)], message.size
+            chunk, self._chunk, self._size = self._chunk, [message], message.size
             return chunk
-        self._chunk.append(minted(message))
+        self._chunk.append(message)
         self._size = size
         return None
 

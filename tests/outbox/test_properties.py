@@ -30,7 +30,7 @@ SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(2**63), 2**63 - 1),
-    st.floats(),
+    st.floats(allow_nan=False, allow_infinity=False),
     st.just(NAN_WITH_PAYLOAD),
     TEXT,
     st.binary(max_size=20),
