@@ -12,7 +12,7 @@ from pamqp.commands import Exchange as ExchangeMethods
 from pamqp.commands import Queue as QueueMethods
 
 from reliablepub.testing import encoding
-from reliablepub.testing.queue_arguments import check_queue_arguments
+from reliablepub.testing.queue_arguments import COMPARED, check_queue_arguments
 from reliablepub.testing.queues import Queue
 from reliablepub.testing.replies import AmqpError, erlang_binary, field_type
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
@@ -230,8 +230,7 @@ def _check_same_queue(
     _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
     if method.exclusive != (queue.owner is not None):
         raise channel.locked(queue.name)
-    names = tuple(sorted(arguments.keys() | queue.arguments.keys()))
-    _check_same_arguments(names, arguments, queue.arguments, where)
+    _check_same_arguments(COMPARED, arguments, queue.arguments, where)
 
 
 def _check_same(name: str, received: object, current: object, where: str) -> None:

@@ -89,3 +89,6 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "x-single-active-consumer": _flag,
     "x-queue-type": _type,
 }
+
+COMPARED = ("x-dead-letter-exchange", *_CHECKS)
+"""What a second declaration must say as the first did; other arguments are not looked at."""
