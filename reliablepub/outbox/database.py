@@ -14,7 +14,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +63,22 @@ def check_file(path: Path) -> bool:
             f"{os.geteuid()}; run it as the owner, so that both can go on writing"
         )
     return True
+
+
+def check_database(path: Path) -> None:
+    """Refuse what cannot be an outbox, and leave nothing beside it.
+
+    Raises:
+        NotAnOutbox: it exists, and is no SQLite database.
+        OutboxError: it cannot be used.
+    """
+    if not check_file(path):
+        return
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+            connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.Error as error:
+        raise outbox_error(path, error) from error
 
 
 def open_writer(path: Path, *, checkpoints: bool) -> sqlite3.Connection:

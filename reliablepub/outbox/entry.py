@@ -168,9 +168,11 @@ class Store(Protocol):
         """
 
     def read_due(
-        self, now: float, *, limit: int, loaded: Container[int]
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first.
+
+        At least one, where there is any, even if it is larger than ``bytes_max``.
 
         Returns:
             the entries, and when the next one falls due (None: none is waiting).

@@ -86,12 +86,13 @@ class MemoryStore:
         return entries
 
     def read_due(
-        self, now: float, *, limit: int, loaded: Container[int]
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first."""
         entries: list[Entry] = []
         keep: list[tuple[float, int]] = []
         next_due_at: float | None = None
+        size = 0
         while self._waiting:
             due_at, id_ = heapq.heappop(self._waiting)
             entry = self._open.get(id_)
@@ -100,7 +101,8 @@ class MemoryStore:
             keep.append((due_at, id_))
             if id_ in loaded:
                 continue
-            if due_at > now or len(entries) >= limit:
+            size += entry.message.size
+            if due_at > now or len(entries) >= limit or (entries and size > bytes_max):
                 next_due_at = due_at
                 break
             entries.append(entry)

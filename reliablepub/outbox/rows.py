@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry
+from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outbox.properties import from_text, to_text
 
 
@@ -82,3 +82,24 @@ def id_runs(ids: list[int]) -> list[list[int]]:
             runs.append([id_, 1])
         next_id = id_ + 1
     return runs
+
+
+def schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, int]:
+    """What changes when an entry is postponed or uncertain."""
+    return entry.due_at, entry.nacked, entry.returned, entry.refused, entry.uncertain, entry.id
+
+
+def attempt_of(attempt: Attempt) -> tuple[int, str | None, float, str, int, str, int, str, str]:
+    """One line of an entry's history."""
+    entry, outcome = attempt.entry, attempt.outcome
+    return (
+        entry.id,
+        entry.message.message_id,
+        attempt.at,
+        attempt.epoch,
+        attempt.tag,
+        outcome.kind.value,
+        outcome.reply_code,
+        outcome.reply_text,
+        outcome.persistence.value,
+    )

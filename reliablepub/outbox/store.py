@@ -24,15 +24,23 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxInUse,
+    OutboxLocked,
     OutboxUnsure,
     PublisherForked,
 )
 from reliablepub.outbox.ballast import Ballast
-from reliablepub.outbox.database import absolute, open_writer, transaction
+from reliablepub.outbox.database import absolute, check_database, open_writer, transaction
 from reliablepub.outbox.entry import Attempt, Counters, Entry, Sent, Snapshot, Turn
 from reliablepub.outbox.failures import outbox_error
 from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.rows import Unreadable, entry_of, id_runs, row_of
+from reliablepub.outbox.rows import (
+    Unreadable,
+    attempt_of,
+    entry_of,
+    id_runs,
+    row_of,
+    schedule_of,
+)
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outcome import OutcomeKind
 
@@ -61,6 +69,7 @@ class SqliteStore:
         self._clock = clock
         self._pid = os.getpid()
         self._broken: str | None = None
+        check_database(self.path)  # no lease, and so no lock file, beside what is no outbox
         self._lease = Lease(self.path)
         try:
             self._connection = open_writer(self.path, checkpoints=True)
@@ -150,38 +159,51 @@ class SqliteStore:
         return entries
 
     def read_due(
-        self, now: float, *, limit: int, loaded: Container[int]
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first.
 
         Entries in ``loaded`` do not count as waiting: their owner knows when they are due.
         """
-        due: list[int] = []
-        next_due_at: float | None = None
+        due, next_due_at = self._due(now, limit, loaded)
         entries: list[Entry] = []
         damaged: dict[int, str] = {}
+        size = 0
         with self._reading() as connection:
-            cursor = connection.execute(QUERIES["waiting"])
-            try:
-                for id_, due_at in cursor:  # index only; a row is read when it is taken
-                    if id_ in loaded:
-                        continue
-                    if due_at > now or len(due) >= limit:
-                        next_due_at = due_at
-                        break
-                    due.append(id_)
-            finally:
-                cursor.close()
-            for id_ in due:
+            for due_at, id_ in due:
                 row = connection.execute(QUERIES["message"], (id_,)).fetchone()
                 if row is None:
                     continue  # another process took it away in between
                 try:
-                    entries.append(entry_of(row))
+                    entry = entry_of(row)
                 except Unreadable as error:
                     damaged[id_] = str(error)
+                    continue
+                size += entry.message.size
+                if entries and size > bytes_max:
+                    next_due_at = due_at
+                    break
+                entries.append(entry)
         self._park_unreadable(damaged)
         return entries, next_due_at
+
+    def _due(
+        self, now: float, limit: int, loaded: Container[int]
+    ) -> tuple[list[tuple[float, int]], float | None]:
+        """Due times and ids from the index alone, and the first due time that is not among them."""
+        due: list[tuple[float, int]] = []
+        with self._reading() as connection:
+            cursor = connection.execute(QUERIES["waiting"])
+            try:
+                for id_, due_at in cursor:
+                    if id_ in loaded:
+                        continue
+                    if due_at > now or len(due) >= limit:
+                        return due, due_at
+                    due.append((due_at, id_))
+            finally:
+                cursor.close()
+        return due, None
 
     def lowest_open(self) -> int | None:
         """Lowest id that is still open, or None."""
@@ -260,9 +282,9 @@ class SqliteStore:
         confirmed, confirmed_bytes = self._remove([entry.id for entry in turn.confirmed])
         parked, expired, parked_bytes = self._park(turn.parked)
         if turn.rescheduled:
-            connection.executemany(QUERIES["reschedule"], map(_schedule_of, turn.rescheduled))
+            connection.executemany(QUERIES["reschedule"], map(schedule_of, turn.rescheduled))
         if turn.attempts:
-            connection.executemany(QUERIES["insert_attempt"], map(_attempt_of, turn.attempts))
+            connection.executemany(QUERIES["insert_attempt"], map(attempt_of, turn.attempts))
         if turn.finished:
             keys = ((sent.epoch, sent.first_tag) for sent in turn.finished)
             connection.executemany(QUERIES["delete_in_flight"], keys)
@@ -324,6 +346,10 @@ class SqliteStore:
         """Put rows that are not what was stored where a person sees them, and nobody sends them."""
         if not damaged:
             return
+        with suppress(OutboxDiskFull, OutboxLocked):  # then they stay where they are, unsent
+            self._park_damaged(damaged)
+
+    def _park_damaged(self, damaged: dict[int, str]) -> None:
         connection = self._connection
         with transaction(connection, self.path):
             self._check_owner()
@@ -366,22 +392,3 @@ class SqliteStore:
     def _version_of_data(self) -> int:
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         return int(version)
-
-
-def _schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, int]:
-    return entry.due_at, entry.nacked, entry.returned, entry.refused, entry.uncertain, entry.id
-
-
-def _attempt_of(attempt: Attempt) -> tuple[int, str | None, float, str, int, str, int, str, str]:
-    entry, outcome = attempt.entry, attempt.outcome
-    return (
-        entry.id,
-        entry.message.message_id,
-        attempt.at,
-        attempt.epoch,
-        attempt.tag,
-        outcome.kind.value,
-        outcome.reply_code,
-        outcome.reply_text,
-        outcome.persistence.value,
-    )

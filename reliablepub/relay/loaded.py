@@ -111,7 +111,9 @@ class Loaded:
     def _read_due(self, wall: float) -> list[Entry]:
         if self._next_due is None or self._next_due > wall:
             return []
-        entries, self._next_due = self._store.read_due(wall, limit=PAGE, loaded=self._due)
+        entries, self._next_due = self._store.read_due(
+            wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=self._due
+        )
         for entry in entries:
             entry.waiter = self._waiters.pop(entry.id, None)
             self._due.add(entry.id)

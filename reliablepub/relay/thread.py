@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -89,6 +90,7 @@ class RelayThread:
         self._parts = parts
         self._started = threading.Event()
         self._ended = threading.Event()
+        self._pid = os.getpid()
         self._failure: BaseException | None = None
         self._observer = Observer()
         self._flushes: list[Flush] = []
@@ -131,8 +133,8 @@ class RelayThread:
 
     @property
     def is_ended(self) -> bool:
-        """Whether the relay takes no more turns."""
-        return self._ended.is_set()
+        """Whether the relay takes no more turns; a forked child has no relay at all."""
+        return self._ended.is_set() or os.getpid() != self._pid
 
     def wait_ended(self, timeout_s: float) -> bool:
         """Wait for the relay to end."""

@@ -62,6 +62,7 @@ def test_something_else_is_not_an_outbox(path: Path) -> None:
         with pytest.raises(NotAnOutbox, match="not a SQLite database"):
             use(path)
     assert path.read_bytes() == b"hello " * 1000
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_folder_a_link_and_a_pipe_are_refused(path: Path) -> None:

@@ -283,7 +283,7 @@ def test_parking_can_be_undone(path: Path, entry: Make) -> None:
             assert [p.id for p in outbox.parked(limit=1)] == [2]
             assert outbox.retry([3, 99, 3]) == 1
             assert store.changed_elsewhere()
-            (again,), _ = store.read_due(2e9, limit=9, loaded=())
+            (again,), _ = store.read_due(2e9, limit=9, bytes_max=1 << 30, loaded=())
             assert (again.id, again.message) == (3, new[2].message)
             assert (again.returned, again.uncertain) == (0, 2)
             assert store.snapshot().counters.parked == 2
@@ -294,7 +294,7 @@ def test_parking_can_be_undone(path: Path, entry: Make) -> None:
             assert outbox.retry() == 0
             assert outbox.parked() == []
         assert store.snapshot().counters.open == 4
-        assert len(store.read_due(2e9, limit=9, loaded=())[0]) == 3
+        assert len(store.read_due(2e9, limit=9, bytes_max=1 << 30, loaded=())[0]) == 3
 
 
 def test_it_shows_where_it_is(path: Path) -> None:

@@ -75,19 +75,30 @@ def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> 
         one.nacked = 2
     any_store.commit(Turn(rescheduled=new))
     assert ids(any_store.read_ready(1, 4, **ALL)) == [2]
-    assert any_store.read_due(29.9, limit=9, loaded=()) == ([], 30.0)
+    assert any_store.read_due(29.9, limit=9, bytes_max=1 << 30, loaded=()) == ([], 30.0)
     for _ in range(2):  # taking is only a read
-        due, next_due_at = any_store.read_due(40.0, limit=9, loaded=())
+        due, next_due_at = any_store.read_due(40.0, limit=9, bytes_max=1 << 30, loaded=())
         assert (ids(due), next_due_at) == ([3, 4], 50.0)
         assert [e.nacked for e in due] == [2, 2]
-    due, next_due_at = any_store.read_due(60.0, limit=9, loaded={4})
+    due, next_due_at = any_store.read_due(60.0, limit=9, bytes_max=1 << 30, loaded={4})
     assert (ids(due), next_due_at) == ([3, 1], None)
-    due, next_due_at = any_store.read_due(60.0, limit=1, loaded=())
+    due, next_due_at = any_store.read_due(60.0, limit=1, bytes_max=1 << 30, loaded=())
     assert (ids(due), next_due_at) == ([3], 40.0)
     new[2].due_at = None
     any_store.commit(Turn(rescheduled=[new[2]]))
     assert ids(any_store.read_ready(1, 4, **ALL)) == [2, 3]
-    assert ids(any_store.read_due(60.0, limit=9, loaded=())[0]) == [4, 1]
+    assert ids(any_store.read_due(60.0, limit=9, bytes_max=1 << 30, loaded=())[0]) == [4, 1]
+
+
+def test_reading_what_is_due_stops_at_a_limit_in_bytes(any_store: Store, entry: Make) -> None:
+    new = [entry() for _ in range(3)]
+    for one in new:
+        one.due_at = 10.0
+    any_store.commit(Turn(new=new))
+    size = new[0].message.size
+    for bytes_max, found in ((0, [1]), (2 * size, [1, 2]), (2 * size - 1, [1])):
+        due, next_due_at = any_store.read_due(60.0, limit=9, bytes_max=bytes_max, loaded=())
+        assert (ids(due), next_due_at) == (found, 10.0)
 
 
 def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> None:
@@ -119,7 +130,7 @@ def test_an_empty_store(any_store: Store) -> None:
     assert (snapshot.last_id, snapshot.counters) == (0, Counters())
     assert any_store.commit(Turn()) == snapshot
     assert any_store.lowest_open() is None
-    assert any_store.read_due(1e12, limit=9, loaded=()) == ([], None)
+    assert any_store.read_due(1e12, limit=9, bytes_max=1 << 30, loaded=()) == ([], None)
     assert any_store.read_ready(0, 10**9, **ALL) == []
     assert any_store.run == 1
     assert not any_store.changed_elsewhere()
@@ -151,7 +162,7 @@ def test_entries_survive_and_ids_are_never_given_twice(path: Path, entry: Make) 
         store.commit(Turn(rescheduled=[new[1]], confirmed=[new[0]]))
     with closing(SqliteStore(path)) as store:
         assert store.run == 2
-        (found,), _ = store.read_due(80.0, limit=1, loaded=())
+        (found,), _ = store.read_due(80.0, limit=1, bytes_max=1 << 30, loaded=())
         assert (found.id, found.message, found.due_at, found.uncertain) == (
             2,
             new[1].message,
@@ -386,7 +397,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
     if due_at is None:
         found = store.read_ready(1, 9, limit=2, bytes_max=10**9)
     else:
-        found, _ = store.read_due(9.0, limit=9, loaded=())
+        found, _ = store.read_due(9.0, limit=9, bytes_max=1 << 30, loaded=())
     assert ids(found) == [1, 3]
     counters = store.snapshot().counters
     assert (counters.stored, counters.parked, counters.open) == (3, 1, 2)
@@ -394,6 +405,22 @@ def test_a_damaged_row_is_parked_and_never_sent(
     (parked,) = Outbox(store.path).parked()
     assert parked.id == 2
     assert "checksum" in parked.reply_text
+
+
+def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
+    store: SqliteStore, entry: Make
+) -> None:
+    store.commit(Turn(new=[entry(), entry()]))
+    with closing(sqlite3.connect(store.path)) as other:
+        other.execute("UPDATE reliablepub_messages SET exchange = 'other' WHERE id = 1")
+        other.commit()
+        store._connection.execute("PRAGMA busy_timeout = 10")
+        other.execute("BEGIN IMMEDIATE")
+        assert ids(store.read_ready(1, 9, **ALL)) == [2]
+        other.rollback()
+    assert store.snapshot().counters.parked == 0
+    assert ids(store.read_ready(1, 9, **ALL)) == [2]
+    assert store.snapshot().counters.parked == 1
 
 
 def test_a_row_that_is_no_message_is_parked_too(
@@ -421,7 +448,7 @@ def test_reading_what_is_due_does_not_read_what_waits(store: SqliteStore, entry:
         return 0
 
     store._connection.set_progress_handler(count, 10)
-    due, next_due_at = store.read_due(1000.0, limit=100, loaded=())
+    due, next_due_at = store.read_due(1000.0, limit=100, bytes_max=1 << 30, loaded=())
     store._connection.set_progress_handler(None, 0)
     assert (ids(due), next_due_at) == ([1], 1001.0)
     assert steps < 20

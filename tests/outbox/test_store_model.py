@@ -141,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
         waiting = sorted((r.due_at, n) for n, r in self.rows.items() if r.due_at is not None)
         loaded = {n for n in self.rows if n % 3 == 0}
         waiting = [(due_at, n) for due_at, n in waiting if n not in loaded]
-        due, next_due_at = self.store.read_due(4, limit=2, loaded=loaded)
+        due, next_due_at = self.store.read_due(4, limit=2, bytes_max=1 << 30, loaded=loaded)
         now = [n for due_at, n in waiting if due_at <= 4][:2]
         assert [e.id for e in due] == now
         assert next_due_at == (waiting[len(now)][0] if len(waiting) > len(now) else None)
@@ -162,7 +162,7 @@ class FileMachine(StoreMachine):
         self.run += 1
         assert self.store.run == self.run
         ready = self.store.read_ready(1, self.last_id, limit=1000, bytes_max=10**9)
-        due, _ = self.store.read_due(1e12, limit=1000, loaded=())
+        due, _ = self.store.read_due(1e12, limit=1000, bytes_max=1 << 30, loaded=())
         assert {e.id for e in (*ready, *due)} == set(self.rows)
         self.entries |= {e.id: e for e in (*ready, *due)}
 
@@ -185,7 +185,7 @@ class FileMachine(StoreMachine):
             assert outbox.retry(ids) == len(parked.keys() & set(ids))
         for n in parked.keys() & set(ids):
             self.counts[parked[n].state] -= 1
-            found, _ = self.store.read_due(1e12, limit=1000, loaded=())
+            found, _ = self.store.read_due(1e12, limit=1000, bytes_max=1 << 30, loaded=())
             (entry,) = (e for e in found if e.id == n)
             assert entry.nacked == 0
             self.entries[n] = entry

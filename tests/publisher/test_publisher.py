@@ -30,6 +30,7 @@ from reliablepub import (
 )
 from reliablepub.outbox.entry import Turn
 from reliablepub.outbox.store import SqliteStore
+from reliablepub.receipt import Receipt
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 
@@ -145,11 +146,15 @@ def test_a_closed_publisher_accepts_nothing(publisher: Publisher) -> None:
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> None:
+    waiting = Receipt("m", publisher._relay)
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(PublisherForked):
             publisher.publish(b"x")
             os._exit(1)
+        with contextlib.suppress(PublisherClosed):
+            waiting.result()  # nobody will ever settle it here
+            os._exit(2)
         os._exit(42)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
     publisher.publish(b"x", routing_key="q").result(5)
