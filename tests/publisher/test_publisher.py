@@ -146,7 +146,7 @@ def test_a_closed_publisher_accepts_nothing(publisher: Publisher) -> None:
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> None:
-    waiting = Receipt("m", publisher._relay)
+    waiting = Receipt("m", publisher._door.relay)
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(PublisherForked):
