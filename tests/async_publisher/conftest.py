@@ -1,0 +1,43 @@
+"""Event loops to run tests in: asyncio's own, and uvloop's where it is installed."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from reliablepub.testing import FakeBroker
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, T]], T]
+
+
+def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
+    if name == "asyncio":
+        return asyncio.new_event_loop
+    uvloop = pytest.importorskip("uvloop", reason="an event loop of others; optional")
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Iterator[Run[Any]]:
+    """Runs a coroutine; whatever goes wrong unseen in its loop fails the test."""
+    complaints: list[dict[str, Any]] = []
+    with asyncio.Runner(loop_factory=loop_factory(request.param)) as runner:
+        loop = runner.get_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        yield runner.run
+    assert complaints == []
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@pytest.fixture
+def broker(fake_broker: FakeBroker) -> FakeBroker:
+    fake_broker.declare_queue("q")
+    return fake_broker

@@ -1,0 +1,490 @@
+"""The asynchronous front door: what tasks get, whatever happens behind it."""
+
+import asyncio
+import gc
+import inspect
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub import (
+    AsyncPublisher,
+    InvalidMessage,
+    Message,
+    Nacked,
+    NotAnOutbox,
+    Outbox,
+    OutboxDiskFull,
+    OutboxFull,
+    Publisher,
+    PublisherClosed,
+    PublisherForked,
+    Refused,
+    Retries,
+    RetryPolicy,
+    StillOpen,
+    Unroutable,
+    WrongEventLoop,
+)
+from reliablepub.outbox.entry import Turn
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.relay.relay import Relay
+from reliablepub.testing import FakeBroker, faults
+from tests.async_publisher.conftest import Run
+from tests.async_publisher.lag import LagMeter
+
+ONCE = RetryPolicy(*(Retries(1, lambda _: 0.0) for _ in range(3)))
+AWAY = "amqp://127.0.0.1:1/"
+
+
+def messages(count: int) -> list[Message]:
+    return [Message(b"x", routing_key="q") for _ in range(count)]
+
+
+def relay_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "reliablepub-relay"]
+
+
+# -------------------------------------------------------------------- mirrors
+
+
+@pytest.mark.parametrize("verb", ["__init__", "publish", "flush"])
+def test_arguments_are_those_of_publisher(verb: str) -> None:
+    ours = inspect.signature(getattr(AsyncPublisher, verb))
+    theirs = inspect.signature(getattr(Publisher, verb))
+    assert ours.parameters == theirs.parameters
+
+
+# -------------------------------------------------------------------- receipts
+
+
+def test_a_receipt_is_awaited_as_often_as_one_likes(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(broker.url, outbox=path) as publisher:
+            receipt = await publisher.publish(b"x", routing_key="q")
+            assert Outbox(path).status().stored == 1
+            first, second = await asyncio.gather(receipt, receipt.result(5))
+            assert first == second == await receipt
+            assert first.message_id == receipt.message_id
+            assert receipt.is_settled
+            assert repr(receipt) == f"<AsyncReceipt {receipt.message_id} confirmed>"
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("fault", "exchange", "error"),
+    [(None, "missing", Refused), (faults.Nack(), "", Nacked), (faults.Return(), "", Unroutable)],
+)
+def test_a_receipt_raises_what_the_broker_said(  # noqa: PLR0917 - fixtures and parameters
+    run: Run[None],
+    broker: FakeBroker,
+    path: Path,
+    fault: Any,
+    exchange: str,
+    error: type[Exception],
+) -> None:
+    async def main() -> None:
+        if fault is not None:
+            broker.inject(fault)
+        async with AsyncPublisher(broker.url, outbox=path, retry=ONCE) as publisher:
+            receipt = await publisher.publish(b"x", exchange=exchange, routing_key="q")
+            for _ in range(2):
+                with pytest.raises(error):
+                    await receipt
+
+    run(main())
+
+
+def test_a_wait_that_ends_first_says_that_it_is_still_open(run: Run[None], path: Path) -> None:
+    async def main() -> None:
+        publisher = await AsyncPublisher(AWAY, outbox=path).open()
+        receipt = await publisher.publish(b"x", message_id="m")
+        with pytest.raises(StillOpen, match=r"message m is still open after 0.05 s"):
+            await receipt.result(0.05)
+        with pytest.raises(StillOpen):
+            await receipt.result(0)
+        batch = await publisher.publish_many(messages(3))
+        with pytest.raises(StillOpen, match="a batch"):
+            await batch.wait(0.05)
+        assert (await publisher.flush(0.05)).open == 4
+        waiting = asyncio.create_task(receipt.result())
+        await asyncio.sleep(0)
+        assert (await publisher.aclose(0)).open == 4
+        with pytest.raises(PublisherClosed, match="ended before the outcome of message m"):
+            await waiting
+        with pytest.raises(PublisherClosed):
+            await receipt
+        with pytest.raises(PublisherClosed):
+            await batch
+
+    run(main())
+
+
+# -------------------------------------------------------------------- many
+
+
+def test_many_messages_from_every_kind_of_iterable(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def rows(count: int) -> AsyncIterator[Message]:
+        for message in messages(count):
+            await asyncio.sleep(0)
+            yield message
+
+    async def main() -> None:
+        async with AsyncPublisher(broker.url, outbox=path) as publisher:
+            for batch, expected in [
+                (await publisher.publish_many(messages(1_200)), 1_200),
+                (await publisher.publish_many(iter(messages(7))), 7),
+                (await publisher.publish_many(rows(1_200), source="rows"), 1_200),
+                (await publisher.publish_many([]), 0),
+            ]:
+                assert (await batch).confirmed == batch.stored == expected
+            assert (await publisher.flush()).open == 0
+        assert Outbox(path).position("rows") == 1_200
+
+    run(main())
+
+
+def test_a_stream_that_breaks_says_how_much_of_it_is_stored(run: Run[None], path: Path) -> None:
+    def broken() -> Iterator[Message]:
+        yield from messages(1_100)
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+            with pytest.raises(ZeroDivisionError) as caught:
+                await publisher.publish_many(broken(), source="s")
+            assert caught.value.__notes__ == ["1000 messages before it are stored"]
+            strange: Any = [*messages(1), b"not a message"]
+            with pytest.raises(InvalidMessage, match="hold a bytes"):
+                await publisher.publish_many(strange)
+        assert Outbox(path).position("s") == Outbox(path).status().stored == 1_000
+
+    run(main())
+
+
+def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
+    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = SqliteStore.commit
+
+    def slowly(store: SqliteStore, turn: Turn) -> Any:
+        time.sleep(0.2)
+        return commit(store, turn)
+
+    taken = 0
+
+    def counted() -> Iterator[Message]:
+        nonlocal taken
+        for message in messages(20_000):
+            taken += 1
+            yield message
+
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+            monkeypatch.setattr(SqliteStore, "commit", slowly)
+            async with LagMeter() as lag:
+                task = asyncio.create_task(publisher.publish_many(counted()))
+                await asyncio.sleep(0.15)
+            assert taken <= 5 * 500 + 1
+            assert lag.percentile_ms(90) < 50  # the disk alone would make it 200
+            task.cancel()
+            await asyncio.wait([task])
+
+    run(main())
+
+
+# -------------------------------------------------------------------- a full outbox
+
+
+@pytest.mark.parametrize("full_timeout_s", [0, 0.1])
+def test_a_full_outbox_raises_in_time(run: Run[None], path: Path, full_timeout_s: float) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(
+            AWAY, outbox=path, open_messages_max=1, full_timeout_s=full_timeout_s
+        )
+        async with publisher:
+            await publisher.publish(b"x")
+            with pytest.raises(OutboxFull):
+                await publisher.publish(b"x")
+            assert (await publisher.aclose(0)).open == 1
+
+    run(main())
+
+
+def test_a_message_that_never_fits_is_turned_away(run: Run[None]) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=None, open_bytes_max=1_000) as publisher:
+            with pytest.raises(OutboxFull, match="never fit"):
+                await publisher.publish(b"x" * 2_000)
+
+    run(main())
+
+
+def test_a_full_outbox_holds_back_until_there_is_room(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def main() -> None:
+        broker.inject(faults.HoldConfirms())
+        async with AsyncPublisher(broker.url, outbox=path, open_messages_max=1) as publisher:
+            await publisher.publish(b"x", routing_key="q")
+            second = asyncio.create_task(publisher.publish(b"x", routing_key="q"))
+            await asyncio.sleep(0.2)
+            assert not second.done()
+            broker.release_confirms()
+            await (await second)
+
+    run(main())
+
+
+def test_a_full_disk_is_told_to_each_caller(
+    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(store: SqliteStore, turn: Turn) -> Any:
+        raise OutboxDiskFull("no space left")
+
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+            with monkeypatch.context() as patch:
+                patch.setattr(SqliteStore, "commit", full)
+                errors = await asyncio.gather(
+                    *(publisher.publish(b"x") for _ in range(3)), return_exceptions=True
+                )
+            assert [type(error) for error in errors] == [OutboxDiskFull] * 3
+            assert len({id(error) for error in errors}) == 3
+
+    run(main())
+
+
+# -------------------------------------------------------------------- opening and closing
+
+
+def test_opening_what_is_no_outbox_fails_and_leaves_nothing(run: Run[None], path: Path) -> None:
+    path.write_bytes(b"not an outbox" * 100)
+
+    async def main() -> None:
+        publisher = AsyncPublisher(AWAY, outbox=path)
+        with pytest.raises(NotAnOutbox):
+            await publisher.open()
+        assert relay_threads() == []
+        with pytest.raises(PublisherClosed, match="has failed"):
+            await publisher.publish(b"x")
+
+    run(main())
+
+
+def test_it_must_be_opened_first_and_not_used_after(run: Run[None], path: Path) -> None:
+    async def main() -> None:
+        publisher = AsyncPublisher(AWAY, outbox=path)
+        with pytest.raises(PublisherClosed, match="not open"):
+            await publisher.publish(b"x")
+        assert not path.exists()  # noqa: ASYNC240 - nothing else goes on here
+        async with publisher:
+            assert await publisher.open() is publisher
+        with pytest.raises(PublisherClosed, match="is closed"):
+            await publisher.publish(b"x")
+        assert (await publisher.aclose()).open == 0
+        assert (await AsyncPublisher(AWAY, outbox=path).aclose()).open == 0
+        assert relay_threads() == []
+
+    run(main())
+
+
+def test_closing_waits_for_confirms_and_several_may_close_at_once(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def main() -> None:
+        publisher = await AsyncPublisher(broker.url, outbox=path).open()
+        receipt = await publisher.publish_many(messages(100))
+        first, second = await asyncio.gather(publisher.aclose(), publisher.aclose())
+        assert first.open == second.open == 0
+        assert receipt.confirmed == 100
+
+    run(main())
+
+
+def test_opening_and_closing_do_not_hold_up_the_loop(
+    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot, close = SqliteStore.snapshot, SqliteStore.close
+
+    def slow_snapshot(store: SqliteStore) -> Any:
+        time.sleep(0.3)
+        return snapshot(store)
+
+    def slow_close(store: SqliteStore) -> None:
+        time.sleep(0.3)
+        close(store)
+
+    monkeypatch.setattr(SqliteStore, "snapshot", slow_snapshot)
+    monkeypatch.setattr(SqliteStore, "close", slow_close)
+
+    async def main() -> None:
+        async with LagMeter() as lag, AsyncPublisher(AWAY, outbox=path):
+            pass
+        assert lag.worst_ms < 200
+
+    run(main())
+
+
+def test_opening_that_is_cancelled_closes_again(
+    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    snapshot = SqliteStore.snapshot
+
+    def slow_snapshot(store: SqliteStore) -> Any:
+        time.sleep(0.1)
+        return snapshot(store)
+
+    monkeypatch.setattr(SqliteStore, "snapshot", slow_snapshot)
+
+    async def main() -> None:
+        opening = asyncio.create_task(AsyncPublisher(AWAY, outbox=path).open())
+        await asyncio.sleep(0.02)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        while relay_threads():  # noqa: ASYNC110 - it has no event
+            await asyncio.sleep(0.01)
+        async with AsyncPublisher(AWAY, outbox=path):  # nobody else has the outbox
+            pass
+
+    run(main())
+
+
+def test_closing_that_is_cancelled_goes_on_closing(run: Run[None], path: Path) -> None:
+    async def main() -> None:
+        publisher = await AsyncPublisher(AWAY, outbox=path).open()
+        await publisher.publish(b"x")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await publisher.aclose(0.3)
+        assert (await publisher.aclose()).open == 1
+        assert relay_threads() == []
+
+    run(main())
+
+
+def test_a_relay_that_dies_is_told_to_everybody(
+    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = Relay.turn
+    is_dying = threading.Event()
+
+    def dying(relay: Relay, *, is_flushing: bool = False) -> float | None:
+        if is_dying.is_set():
+            raise OSError(5, "the disk is gone")
+        return turn(relay, is_flushing=is_flushing)
+
+    monkeypatch.setattr(Relay, "turn", dying)
+
+    async def main() -> None:
+        publisher = await AsyncPublisher(AWAY, outbox=path).open()
+        receipt = await publisher.publish(b"x")
+        waiting = [asyncio.create_task(receipt.result()), asyncio.create_task(publisher.flush())]
+        await asyncio.sleep(0.01)
+        is_dying.set()
+        with pytest.raises(PublisherClosed, match="the disk is gone"):
+            await publisher.publish(b"y")
+        for task in waiting:
+            with pytest.raises(PublisherClosed):
+                await task
+        with pytest.raises(PublisherClosed, match="the disk is gone"):
+            await publisher.publish(b"z")
+        await publisher.aclose()
+
+    run(main())
+
+
+# -------------------------------------------------------------------- loops and processes
+
+
+def test_it_belongs_to_the_loop_that_opened_it(run: Run[Any], path: Path) -> None:
+    publisher = AsyncPublisher(AWAY, outbox=path)
+    run(publisher.open())
+    receipt = run(publisher.publish(b"x"))
+
+    async def elsewhere() -> None:
+        for verb in (
+            publisher.publish(b"y"),
+            publisher.publish_many([]),
+            publisher.flush(),
+            publisher.open(),
+            publisher.aclose(),
+            receipt.result(),
+        ):
+            with pytest.raises(WrongEventLoop):
+                await verb
+
+    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    thread.join()
+    assert run(publisher.aclose(0)).open == 1
+
+
+def test_a_loop_that_closes_under_it_harms_nothing(broker: FakeBroker, path: Path) -> None:
+    publisher = AsyncPublisher(broker.url, outbox=path)
+
+    async def main() -> None:
+        await publisher.open()
+        broker.inject(faults.HoldConfirms(times=10))
+        receipts = [await publisher.publish(b"x", routing_key="q") for _ in range(10)]
+        abandoned = asyncio.gather(*receipts)
+        await asyncio.sleep(0)
+        assert not abandoned.done()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.set_exception_handler(lambda *_: None)  # the loop complains of tasks that are pending
+    loop.close()
+    broker.release_confirms()
+    deadline = time.monotonic() + 5
+    while publisher.status.open:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    [relay] = relay_threads()
+    assert relay.is_alive()
+    publisher._door.begin_close(0)  # as at the end of the interpreter
+    publisher._door.end_close()
+
+
+def in_the_child(publisher: AsyncPublisher, said: Any) -> None:
+    async def main() -> None:
+        for verb in (publisher.publish(b"x"), publisher.flush(), publisher.aclose()):
+            try:
+                await verb
+            except PublisherForked:
+                said.send("forked")
+        os.kill(os.getpid(), signal.SIGKILL)  # without the finalizers of pytest
+
+    asyncio.run(main())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_refused(path: Path) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+            here, there = multiprocessing.Pipe()
+            child = multiprocessing.get_context("fork").Process(
+                target=in_the_child, args=(publisher, there)
+            )
+            child.start()
+            said = [await asyncio.to_thread(here.recv) for _ in range(3)]
+            child.join()
+            assert said == ["forked"] * 3
+            await publisher.publish(b"x")
+
+    asyncio.run(main())
+    gc.collect()
+    assert Outbox(path).status().open == 1
