@@ -64,7 +64,7 @@ class Publishing:
                 self._end(fault)
                 return
         if faults.DeleteExchange in _kinds(publish):
-            self._channel.connection.vhost.remove_exchange(publish.exchange)
+            self._delete_exchange(publish.exchange)
         publish.fate = Fate.REFUSED
         self._check(publish)
         if self._channel.transaction is None:
@@ -142,9 +142,14 @@ class Publishing:
             deliver(queue, self._node.now)
         for fault in publish.faults:
             if isinstance(fault, faults.DeleteQueue):
-                self._delete(queues if fault.queue is None else fault.queue)
+                self._delete_queues(queues if fault.queue is None else fault.queue)
 
-    def _delete(self, doomed: list[Queue] | str) -> None:
+    def _delete_exchange(self, name: str) -> None:
+        vhost = self._channel.connection.vhost
+        if name and name in vhost.exchanges:  # the default exchange cannot be deleted
+            vhost.remove_exchange(name)
+
+    def _delete_queues(self, doomed: list[Queue] | str) -> None:
         vhost = self._channel.connection.vhost
         names = [doomed] if isinstance(doomed, str) else [queue.name for queue in doomed]
         for name in names:
