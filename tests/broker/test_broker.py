@@ -480,3 +480,17 @@ def test_a_consumer_that_does_not_read_gets_no_more(fake_broker: FakeBroker) -> 
         while fake_broker.messages("q") and time.monotonic() < deadline:
             consumer.connection.process_data_events(0.01)
         assert not fake_broker.messages("q")
+
+
+def test_an_async_context_manager() -> None:
+    async def publish() -> FakeBroker:
+        async with FakeBroker() as broker:
+            broker.declare_queue("q")
+            async with await aio_pika.connect(broker.url) as connection:
+                channel = await connection.channel()
+                await channel.default_exchange.publish(aio_pika.Message(b"one"), "q")
+            await asyncio.to_thread(broker.wait_for, 1)
+        return broker
+
+    with pytest.raises(RuntimeError, match="not running"):
+        asyncio.run(publish()).crash()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import struct
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pamqp import body, commands, frame, header
@@ -478,3 +479,109 @@ def test_exchange_to_exchange_over_the_wire(node: Node, client: Client) -> None:
     client.call(Queue.Unbind(queue="q", exchange="amq.fanout"), Queue.UnbindOk)
     client.publish("any", exchange="amq.topic")
     assert fates(node) == [Fate.ACCEPTED, Fate.RETURNED]
+
+
+# ----------------------------------------------------- manners seen on RabbitMQ 3.10.8
+
+
+def consume(client: Client, tag: str, **arguments: Any) -> None:
+    table = {key.replace("_", "-"): value for key, value in arguments.items()}
+    client.send(commands.Basic.Consume(queue="q", consumer_tag=tag, arguments=table))
+
+
+def test_recover_answers_before_it_redelivers(client: Client) -> None:
+    client.publish()
+    consume(client, "c")
+    client.frames.clear()
+    client.send(commands.Basic.Recover(requeue=True))
+    assert client.names()[:2] == ["Basic.RecoverOk", "Basic.Deliver"]
+    assert client.only(commands.Basic.Deliver).redelivered
+
+
+def test_recover_async_does_not_answer(client: Client) -> None:
+    client.publish()
+    consume(client, "c")
+    client.frames.clear()
+    client.write(struct.pack(">BHI", 1, 1, 5) + b"\x00\x3c\x00\x64\x01\xce")
+    assert client.names()[0] == "Basic.Deliver"
+    client.write(struct.pack(">BHI", 1, 1, 5) + b"\x00\x3c\x00\x64\x00\xce")
+    close = client.only(commands.Connection.Close)
+    assert (close.reply_code, close.reply_text) == (540, "NOT_IMPLEMENTED - requeue=false")
+    assert (close.class_id, close.method_id) == (60, 100)
+
+
+def test_consumers_of_a_higher_priority_are_served_first(client: Client) -> None:
+    consume(client, "low")
+    consume(client, "high", x_priority=5)
+    for _ in range(2):
+        client.publish()
+    assert [one.consumer_tag for one in client.of(commands.Basic.Deliver)] == ["high", "high"]
+
+
+def test_a_consumer_priority_is_a_number(client: Client) -> None:
+    consume(client, "c", x_priority="a")
+    assert client.only(commands.Channel.Close).reply_text == (
+        "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'q' in vhost '/': "
+        '"expected integer, got longstr"'
+    )
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        commands.Queue.Delete(),
+        commands.Queue.Purge(),
+        commands.Queue.Bind(exchange="amq.direct"),
+        commands.Queue.Unbind(exchange="amq.direct"),
+        commands.Basic.Get(),
+        commands.Basic.Consume(),
+    ],
+)
+def test_an_empty_name_needs_a_queue_declared_before(node: Node, method: Frame) -> None:
+    client = Client(node).open()
+    close = client.call(method, commands.Channel.Close)
+    assert close.reply_text == "NOT_FOUND - no previously declared queue"
+
+
+def test_the_last_queue_declared_has_no_need_of_its_name(client: Client) -> None:
+    name = client.call(commands.Queue.Declare(), commands.Queue.DeclareOk).queue
+    client.call(commands.Queue.Bind(exchange="amq.fanout"), commands.Queue.BindOk)
+    client.publish("", exchange="amq.fanout")
+    client.frames.clear()
+    got = client.call(commands.Basic.Get(no_ack=True), commands.Basic.GetOk)
+    assert (got.exchange, got.message_count) == ("amq.fanout", 0)
+    assert str(name).startswith("amq.gen-")
+
+
+def test_a_headers_binding_says_how_it_matches(client: Client) -> None:
+    method = commands.Queue.Bind(queue="q", exchange="amq.headers", arguments={"x-match": "some"})
+    assert client.call(method, commands.Channel.Close).reply_text == (
+        'PRECONDITION_FAILED - Invalid x-match field value <<"some">>; '
+        "expected all, any, all-with-x, or any-with-x"
+    )
+
+
+def test_a_queue_that_is_deleted_says_so_before_it_cancels(client: Client) -> None:
+    consume(client, "c")
+    client.frames.clear()
+    client.send(commands.Queue.Delete(queue="q"))
+    assert client.names() == ["Queue.DeleteOk", "Basic.Cancel"]
+
+
+def test_if_empty_looks_only_at_what_is_ready(client: Client) -> None:
+    for _ in range(2):
+        client.publish()
+    client.send(commands.Basic.Get(queue="q"))
+    client.frames.clear()
+    client.send(commands.Basic.Get(queue="q"))
+    assert (
+        client.call(
+            commands.Queue.Delete(queue="q", if_empty=True), commands.Queue.DeleteOk
+        ).message_count
+        == 0
+    )
+
+
+def test_update_secret_is_taken(client: Client) -> None:
+    client.send(commands.Connection.UpdateSecret("other", "reason"), 0)
+    client.only(commands.Connection.UpdateSecretOk)
