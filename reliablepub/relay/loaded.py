@@ -61,12 +61,19 @@ class Loaded:
     def _is_low(self) -> bool:
         return self._messages <= self._messages_max // 2 and self._bytes <= self._bytes_max // 2
 
+    @property
+    def room(self) -> int:
+        """How many messages may be added."""
+        return self._messages_max - self._messages
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes may be added."""
+        return self._bytes_max - self._bytes
+
     def fits(self, messages: int, bytes_: int) -> bool:
         """Whether so much may be added."""
-        return (
-            self._messages + messages <= self._messages_max
-            and self._bytes + bytes_ <= self._bytes_max
-        )
+        return messages <= self.room and bytes_ <= self.room_bytes
 
     def add(self, entry: Entry) -> None:
         """An entry is in memory now."""

@@ -55,6 +55,8 @@ from reliablepub.transport.base import CannotEncode, Transport
 TURN_MESSAGES_MAX: Final = 2_000
 LAZY_COMMIT_S: Final = 0.02
 """How long confirms may wait for a commit that carries something else too."""
+FLOW_S: Final = 0.1
+"""How long after a confirm the next ones are counted on to make room in memory."""
 POLL_S: Final = 0.05
 """How often the store is asked whether other processes have written to it."""
 COMMIT_RETRY_S: Final = 0.25
@@ -116,6 +118,7 @@ class Relay:
         self._refusal: OutboxError | None = None
         self._refuse_until = 0.0
         self._is_draining = False
+        self._flowing_until = 0.0
         self._connects = 0
         self._lost_reason = ""
         self.status = Status(counters=self._snapshot.counters)
@@ -139,12 +142,13 @@ class Relay:
             self._verdicts.judge(settlement, wall)
         if self._verdicts.turn.confirmed:
             self._reconnect.proved()
+            self._flowing_until = now + FLOW_S
         self._look_elsewhere(now, wall)
         self._turn_away(now)
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
         if self._no_commit_until is None:
-            taken_in = self._take_in(wall)
+            taken_in = self._take_in(now, wall)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
         self.status = self._picture()
         return self._wait_s()
@@ -215,7 +219,7 @@ class Relay:
         else:
             self._refusal = None
 
-    def _take_in(self, wall: float) -> list[_TakenIn]:
+    def _take_in(self, now: float, wall: float) -> list[_TakenIn]:
         """New chunks become entries; those, and what is read, go on if memory allows."""
         if self._is_draining:
             return []
@@ -224,7 +228,7 @@ class Relay:
         taken_in: list[_TakenIn] = []
         turn = self._verdicts.turn
         is_in_turn = not self._loaded.has_backlog
-        for chunk in self._inbox.take(self._room()):
+        for chunk in self._inbox.take(self._room(now)):
             entries = [Entry(message, wall) for message in chunk.messages]
             turn.new += entries
             if chunk.source is not None:
@@ -238,12 +242,19 @@ class Relay:
                     self._session.submit(entry, entry.message.size)
         return taken_in
 
-    def _room(self) -> Room:
+    def _room(self, now: float) -> Room:
+        """For what there is room in the store; and in memory too, while confirms make some.
+
+        What is stored beyond that is only read back a moment later. But nobody waits for a broker
+        that does not confirm: then only the store counts.
+        """
         counters = self._snapshot.counters
-        return Room(
-            min(self._limits.messages_max - counters.open, TURN_MESSAGES_MAX),
-            self._limits.bytes_max - counters.open_bytes,
-        )
+        messages = min(self._limits.messages_max - counters.open, TURN_MESSAGES_MAX)
+        bytes_ = self._limits.bytes_max - counters.open_bytes
+        if now < self._flowing_until and not self._loaded.has_backlog:
+            messages = min(messages, self._loaded.room)
+            bytes_ = min(bytes_, self._loaded.room_bytes)
+        return Room(messages, bytes_)
 
     # ------------------------------------------------------------------ commit, send
 
@@ -364,12 +375,14 @@ class Relay:
         now, wall = self._clock.monotonic(), self._clock.wall()
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
-        if takes_in and (self._loaded.wants_more or self._inbox.is_ready(self._room())):
+        if takes_in and (self._loaded.wants_more or self._inbox.is_ready(self._room(now))):
             return 0.0
         deadlines = [self._poll_at, self._session.poll_timeout(), self._reconnect.due_at]
         deadlines += [self._no_commit_until if is_held_up else self._commit_by]
         if self._refusal is not None:
             deadlines.append(self._refuse_until)
+        if self._inbox and now < self._flowing_until:
+            deadlines.append(self._flowing_until)
         if self._loaded.next_due is not None and takes_in:
             deadlines.append(now + self._loaded.next_due - wall)
         return max(0.0, min(at for at in deadlines if at is not None) - now)
