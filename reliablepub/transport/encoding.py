@@ -31,6 +31,7 @@ _TIMESTAMP = Struct(">Q")
 
 _INT32 = range(-(2**31), 2**31)
 _HEADERS_AND_DELIVERY_MODE = 1 << 13 | 1 << 12
+_ATTEMPT = _OCTET.pack(len(ATTEMPT_HEADER)) + ATTEMPT_HEADER.encode() + b"S"
 _TRANSIENT, _PERSISTENT = b"\x01", b"\x02"
 
 
@@ -48,7 +49,7 @@ def encode_properties(message: Message, attempt: str) -> bytes:
     out: list[bytes] = [b""]
     flags |= _add_short_string(out, message.content_type, 1 << 15)
     flags |= _add_short_string(out, message.content_encoding, 1 << 14)
-    out.append(_table({**(message.headers or {}), ATTEMPT_HEADER: attempt}))
+    out.append(_headers(message.headers, attempt))
     out.append(_PERSISTENT if message.persistent else _TRANSIENT)
     if message.priority is not None:
         flags |= 1 << 11
@@ -88,14 +89,26 @@ def _add_short_string(out: list[bytes], value: str | None, flag: int) -> int:
     return flag
 
 
+def _headers(headers: Mapping[str, FieldValue] | None, attempt: str) -> bytes:
+    """The header table, the attempt at its end; for most messages it is the only one."""
+    name = attempt.encode()
+    ours = _ATTEMPT + _LENGTH.pack(len(name)) + name
+    body = _entries(headers) + ours if headers else ours
+    return _LENGTH.pack(len(body)) + body
+
+
 def _table(table: Mapping[str, FieldValue]) -> bytes:
+    body = _entries(table)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _entries(table: Mapping[str, FieldValue]) -> bytes:
     pieces: list[bytes] = []
     for name, value in table.items():
         encoded = name.encode()
         pieces.append(_OCTET.pack(len(encoded)) + encoded)
         _add_value(pieces, value)
-    body = b"".join(pieces)
-    return _LENGTH.pack(len(body)) + body
+    return b"".join(pieces)
 
 
 def _add_value(out: list[bytes], value: FieldValue) -> None:
