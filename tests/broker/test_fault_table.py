@@ -1,0 +1,38 @@
+"""The page that lists the faults lists all of them, with their fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from reliablepub.testing import faults
+
+PAGE = Path(__file__).parents[2] / "docs" / "fake-broker.md"
+RULE = {"nth", "times", "share", "keep", "routing_key"}
+FAULTS = PAGE.read_text().partition("### At a publish")[2].partition("## Where it differs")[0]
+ROW = re.compile(r"^\| `(?P<kind>[a-z_]+)` \|(?P<fields>[^|]*)\|", re.MULTILINE)
+ROWS = {
+    found["kind"]: set(re.findall(r"`([a-z_]+)`", found["fields"]))
+    for found in ROW.finditer(FAULTS)
+    if found["kind"] != "kind"  # the head of a table
+}
+
+
+@pytest.mark.parametrize("kind", sorted(faults.KINDS))
+def test_a_fault_has_its_row(kind: str) -> None:
+    fields = {field.name for field in dataclasses.fields(faults.KINDS[kind])} - RULE
+    assert fields <= ROWS[kind]
+
+
+def test_no_row_is_without_its_fault() -> None:
+    assert ROWS.keys() <= faults.KINDS.keys()
+
+
+def test_the_toml_of_the_page_can_be_loaded(tmp_path: Path) -> None:
+    for number, found in enumerate(re.finditer(r"```toml\n(.*?)```", FAULTS, re.DOTALL)):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(found[1])
+        assert len(faults.load_faults(path)) == 3
