@@ -15,11 +15,11 @@ from pamqp import commands
 from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.channel import Channel
 from reliablepub.testing.ending import Ending
-from reliablepub.testing.faults import ConnectionFault, CutStream, HandshakeFault, RefuseHandshake
-from reliablepub.testing.handshake import Handshake, SilentlyRefused, start
+from reliablepub.testing.faults import ConnectionFault, CutStream
+from reliablepub.testing.handshake import Handshake, ScriptedRefusal, SilentlyRefused, Stalled
 from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.output import Output
-from reliablepub.testing.replies import AmqpError, frame_error, reply_text, unexpected_frame
+from reliablepub.testing.replies import AmqpError, frame_error, unexpected_frame
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
@@ -32,11 +32,6 @@ CLOSING_TIMEOUT_S = 5.0
 _ACCESS_REFUSED = 403
 OUTPUT_MAX_BYTES = 4 * 1024 * 1024
 """Above this much unread output a client gets no deliveries, and is not read."""
-_STEPS: dict[type[Frame], str] = {
-    commands.Connection.StartOk: "start_ok",
-    commands.Connection.TuneOk: "tune_ok",
-    commands.Connection.Open: "open",
-}
 
 
 class Connection:
@@ -50,10 +45,7 @@ class Connection:
         """What the socket has not taken yet; the server keeps it up to date."""
         self.vhost = node.vhost
         self.permissions = EVERYTHING
-        self._handshake = Handshake(node.options)
-        self._handshake_fault = next(
-            (one for one in faults if isinstance(one, HandshakeFault)), None
-        )
+        self._handshake = Handshake(node.options, faults)
         self._frames = wire.FrameBuffer()
         self._has_protocol = False
         self._is_closing = False
@@ -242,6 +234,8 @@ class Connection:
             self._fail(error)
         except SilentlyRefused:
             self._end(Ending.FLUSH)
+        except Stalled:
+            self.go_mute()
         self.node.flush()
 
     def _resume(self) -> None:
@@ -260,7 +254,8 @@ class Connection:
 
     def _fail(self, error: AmqpError) -> None:
         # RabbitMQ tells a client that it does not know yet only that the login is wrong.
-        is_said = self._handshake.is_tuned or error.code == _ACCESS_REFUSED
+        is_scripted = isinstance(error, ScriptedRefusal)
+        is_said = self._handshake.is_tuned or error.code == _ACCESS_REFUSED or is_scripted
         if self._is_closing or not is_said:
             self._end(Ending.FLUSH)
         else:
@@ -272,8 +267,7 @@ class Connection:
             return
         if header == wire.PROTOCOL_HEADER:
             self._has_protocol = True
-            if not self._goes_wrong_at("protocol_header"):
-                self.send(start())
+            self.send(self._handshake.start())
         else:
             self.send(wire.PROTOCOL_HEADER)
             self._end(Ending.FLUSH)
@@ -308,34 +302,14 @@ class Connection:
             raise AmqpError(504, explanation, decoding.ids_of(payload))
 
     def _open(self, method: Frame) -> None:
-        if self._goes_wrong_at(_STEPS.get(type(method), "")):
-            return
         answer = self._handshake.handle(method)
         if isinstance(method, commands.Connection.TuneOk):
             self._frames.frame_max = self._handshake.frame_max
         if isinstance(method, commands.Connection.Open):
-            self._enter(method.virtual_host)
+            self.vhost = self.node.vhosts[method.virtual_host]
+            self.permissions = self._handshake.permissions
         if answer is not None:
             self.send(encoding.encode_method(0, answer))
-
-    def _enter(self, virtual_host: str) -> None:
-        permissions = self.node.options.permissions_of(self.user, virtual_host)
-        assert permissions is not None
-        self.vhost = self.node.vhosts[virtual_host]
-        self.permissions = permissions
-
-    def _goes_wrong_at(self, step: str) -> bool:
-        """Whether a fault answers this step of the handshake, or leaves it without an answer."""
-        fault = self._handshake_fault
-        if fault is None or fault.at != step:
-            return False
-        if not isinstance(fault, RefuseHandshake):
-            self.go_mute()
-        elif fault.code is None:
-            self._end(Ending.FLUSH)
-        else:
-            self.close(fault.code, reply_text(fault.code, fault.text))
-        return True
 
     def _handle_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
         if not self._handshake.is_open:

@@ -12,9 +12,13 @@ from typing import TYPE_CHECKING, Any
 from pamqp.commands import Connection as Methods
 
 from reliablepub.testing import decoding, encoding, wire
+from reliablepub.testing.faults import ConnectionFault, HandshakeFault, RefuseHandshake
+from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pamqp.base import Frame
 
     from reliablepub.testing.options import NodeOptions
@@ -30,29 +34,32 @@ _CAPABILITIES = (
     "publisher_confirms",
 )
 _OPEN_IDS = (10, 40)
+_STEPS: dict[type[Frame], str] = {
+    Methods.StartOk: "start_ok",
+    Methods.TuneOk: "tune_ok",
+    Methods.Open: "open",
+}
 
 
 class SilentlyRefused(Exception):
     """The client is not told why: the socket is closed."""
 
 
-def start() -> bytes:
-    """connection.start with the server properties."""
-    properties: dict[str, Any] = {
-        "capabilities": dict.fromkeys(_CAPABILITIES, True),
-        "product": "RabbitMQ",
-        "platform": "reliablepub fake broker",
-        "version": "3.13.7",
-    }
-    method = Methods.Start(server_properties=properties, mechanisms="PLAIN AMQPLAIN")
-    return encoding.encode_method(0, method)
+class Stalled(Exception):
+    """A fault: the client is not answered."""
+
+
+class ScriptedRefusal(AmqpError):
+    """A fault: the client is told whatever RabbitMQ would tell it."""
 
 
 class Handshake:
     """What has been agreed with one client so far."""
 
-    def __init__(self, options: NodeOptions) -> None:
+    def __init__(self, options: NodeOptions, faults: Iterable[ConnectionFault] = ()) -> None:
         self._options = options
+        self._fault = next((one for one in faults if isinstance(one, HandshakeFault)), None)
+        self.permissions = EVERYTHING
         self._expected: type[Frame] = Methods.StartOk
         self.user = ""
         self.capabilities: frozenset[str] = frozenset()
@@ -70,13 +77,27 @@ class Handshake:
         """Whether connection.tune-ok has come: from now on a client is told what is wrong."""
         return self._expected in (Methods.Open, Methods.Close)
 
+    def start(self) -> bytes:
+        """connection.start, the answer to the protocol header; raises as `handle` does."""
+        self._go_wrong_at("protocol_header")
+        properties: dict[str, Any] = {
+            "capabilities": dict.fromkeys(_CAPABILITIES, True),
+            "product": "RabbitMQ",
+            "platform": "reliablepub fake broker",
+            "version": "3.13.7",
+        }
+        method = Methods.Start(server_properties=properties, mechanisms="PLAIN AMQPLAIN")
+        return encoding.encode_method(0, method)
+
     def handle(self, method: Frame) -> Frame | None:
         """The answer to the next method of the handshake.
 
         Raises:
             AmqpError: The client is refused in words.
             SilentlyRefused: It is refused, and does not understand or deserve a word.
+            Stalled: It waits for ever.
         """
+        self._go_wrong_at(_STEPS.get(type(method)))
         if type(method) is not self._expected:
             if not self.is_tuned:
                 raise SilentlyRefused
@@ -95,11 +116,23 @@ class Handshake:
         vhost = method.virtual_host
         if vhost not in self._options.virtual_hosts:
             raise AmqpError(530, f"vhost {vhost} not found", _OPEN_IDS)
-        if self._options.permissions_of(self.user, vhost) is None:
+        permissions = self._options.permissions_of(self.user, vhost)
+        if permissions is None:
             explanation = f"access to vhost '{vhost}' refused for user '{self.user}'"
             raise AmqpError(530, explanation, _OPEN_IDS)
+        self.permissions = permissions
         self._expected = Methods.Close
         return Methods.OpenOk()
+
+    def _go_wrong_at(self, step: str | None) -> None:
+        fault = self._fault
+        if fault is None or fault.at != step:
+            return
+        if not isinstance(fault, RefuseHandshake):
+            raise Stalled
+        if fault.code is None:
+            raise SilentlyRefused
+        raise ScriptedRefusal(fault.code, fault.text, (0, 0))
 
     def _log_in(self, method: Methods.StartOk) -> None:
         announced = method.client_properties.get("capabilities")
