@@ -213,9 +213,9 @@ class Channel:
         self.check_access(right, "queue", name)
         return self.queue(name)
 
-    def exchange(self, name: str, right: str) -> Exchange:
-        """The exchange, or 403 without the right to it, or 404."""
-        if self.connection.permissions is not EVERYTHING:
+    def exchange(self, name: str, right: str | None) -> Exchange:
+        """The exchange, or 403 without the right to it (asking needs none), or 404."""
+        if right is not None and self.connection.permissions is not EVERYTHING:
             self.check_access(right, "exchange", name)
         exchange = self.connection.vhost.exchanges.get(name)
         if exchange is None:

@@ -30,9 +30,7 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
         channel.check_access("configure", "exchange", name)
         _check_onward(channel, "exchange", name, arguments.get("alternate-exchange"))
     if method.passive:
-        if name not in vhost.exchanges:
-            explanation = f"no {channel.place('exchange', name)}"
-            raise AmqpError(404, explanation)
+        channel.exchange(name, None)
     elif name not in vhost.exchanges:
         _check_name(name, "exchange")
         if method.exchange_type not in EXCHANGE_TYPES:

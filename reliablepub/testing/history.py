@@ -23,7 +23,7 @@ class Fate(enum.StrEnum):
     """What became of a publish that reached the broker whole."""
 
     WITHHELD = "withheld"
-    """Not processed yet: a resource alarm or a freeze holds it back."""
+    """Not processed yet: an alarm or a freeze holds it back, or a transaction that is open."""
     ACCEPTED = "accepted"
     """At least one queue took it."""
     RETURNED = "returned"

@@ -179,6 +179,7 @@ class Node:
         for vhost in self.vhosts.values():
             vhost.restart(keep_unwritten=keep_unwritten)
             for queue in vhost.queues.values():
+                queue.used_at = None
                 self.keep_while_used(vhost, queue)
                 for entry in queue.ready:
                     self._expire_later(queue, entry)
@@ -198,17 +199,24 @@ class Node:
 
     def keep_while_used(self, vhost: VirtualHost, queue: Queue) -> None:
         """A queue was used: with `x-expires` it is deleted when that does not happen again."""
-        expires_ms = queue.arguments.get("x-expires")
-        if expires_ms is None:
+        if "x-expires" in queue.arguments:
+            is_watched = queue.used_at is not None
+            queue.used_at = self.now
+            if not is_watched:
+                self._delete_unused(vhost, queue)
+
+    def _delete_unused(self, vhost: VirtualHost, queue: Queue) -> None:
+        """Delete a queue whose time is over, or look again when it may be."""
+        assert queue.used_at is not None
+        if queue.is_deleted:
             return
-        queue.uses += 1
-        uses = queue.uses
-
-        def expire() -> None:
-            if queue.uses == uses and not queue.consumers and not queue.is_deleted:
-                self.remove_queue(vhost, queue.name)
-
-        self.timers.at(self.now + expires_ms / 1000, expire)
+        if queue.consumers:
+            queue.used_at = self.now
+        expires_at = queue.used_at + queue.arguments["x-expires"] / 1000
+        if self.now >= expires_at:
+            self.remove_queue(vhost, queue.name)
+        else:
+            self.timers.at(expires_at, lambda: self._delete_unused(vhost, queue))
 
     # ------------------------------------------------------------------ names
 

@@ -62,8 +62,8 @@ class Queue:
     ready_bytes: int = 0
     dead: deque[Buried] = field(default_factory=deque)
     """Where dead letters go; shared by the queues of a virtual host."""
-    uses: int = 0
-    """Counts what keeps a queue with `x-expires` alive."""
+    used_at: float | None = None
+    """When something last kept a queue with `x-expires` alive."""
     _position: int = 0
 
     def offer(self, publish: Publish, now: float) -> Entry | None:

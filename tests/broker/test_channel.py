@@ -585,3 +585,53 @@ def test_if_empty_looks_only_at_what_is_ready(client: Client) -> None:
 def test_update_secret_is_taken(client: Client) -> None:
     client.send(commands.Connection.UpdateSecret("other", "reason"), 0)
     client.only(commands.Connection.UpdateSecretOk)
+
+
+@pytest.mark.parametrize(
+    ("method", "text"),
+    [
+        (
+            commands.Exchange.Declare(exchange="x", passive=True),
+            "NOT_FOUND - no exchange 'x' in vhost '/'",
+        ),
+        (
+            commands.Exchange.Declare(exchange="amq.direct", exchange_type="fanout"),
+            (
+                "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'amq.direct' "
+                "in vhost '/': received 'fanout' but current is 'direct'"
+            ),
+        ),
+        (
+            commands.Exchange.Delete(exchange="amq.direct"),
+            ("ACCESS_REFUSED - deletion of system exchange 'amq.direct' in vhost '/' not allowed"),
+        ),
+        (
+            commands.Queue.Bind(queue="nope", exchange="amq.direct"),
+            "NOT_FOUND - no queue 'nope' in vhost '/'",
+        ),
+        (
+            commands.Queue.Bind(queue="q", exchange="nope"),
+            "NOT_FOUND - no exchange 'nope' in vhost '/'",
+        ),
+        (
+            commands.Queue.Declare(queue="", passive=True),
+            "NOT_FOUND - no queue '' in vhost '/'",
+        ),
+    ],
+)
+def test_what_is_not_there_or_not_so(client: Client, method: Frame, text: str) -> None:
+    assert client.call(method, commands.Channel.Close).reply_text == text
+
+
+def test_unbinding_what_is_not_there_is_no_error(client: Client) -> None:
+    for queue, exchange in (("q", "nope"), ("nope", "amq.direct")):
+        client.call(commands.Queue.Unbind(queue=queue, exchange=exchange), commands.Queue.UnbindOk)
+
+
+def test_an_exchange_in_use_is_kept_when_told_so(client: Client) -> None:
+    client.send(commands.Exchange.Declare(exchange="x"))
+    client.send(commands.Queue.Bind(queue="q", exchange="x"))
+    close = client.call(
+        commands.Exchange.Delete(exchange="x", if_unused=True), commands.Channel.Close
+    )
+    assert close.reply_text == "PRECONDITION_FAILED - exchange 'x' in vhost '/' in use"

@@ -186,3 +186,11 @@ def test_many_openings_at_once(fake_broker: FakeBroker) -> None:
             stack.enter_context(connected(fake_broker)).sendall(OPENING)
         fake_broker.wait_for(lambda: fake_broker.connections == 50)
     fake_broker.wait_for(lambda: fake_broker.connections == 0)
+
+
+def test_connections_are_counted(fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reliablepub.testing.server.CONNECTIONS_MAX", 2)
+    with opened(fake_broker), opened(fake_broker):
+        with connected(fake_broker) as third:
+            assert third.recv(1) == b""
+        assert fake_broker.connections == 2
