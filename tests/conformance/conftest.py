@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 
 from reliablepub import Publisher
 from reliablepub.testing import FakeBroker, NodeOptions
+from tests.conformance.driven import DrivenPublisher, LoopThread
 from tests.conformance.rig import FakeRig, RealRig, Rig
 
 MAX_MESSAGE_SIZE = 1024 * 1024
+
+FrontDoor = Callable[..., Publisher]
+"""Opens a publisher; for asyncio it is a `DrivenPublisher`, which has the same verbs."""
 
 
 @pytest.fixture
@@ -33,10 +38,22 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     rig.probe.close()
 
 
-@pytest.fixture(autouse=True, params=["hooked", "public"])
-def way_through_pika(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The short way through pika, and its public one: what holds, holds on both."""
-    monkeypatch.setattr("reliablepub.transport.pika.IS_HOOKED", request.param == "hooked")
+@pytest.fixture(autouse=True, params=["threads", "threads, pika's public way", "asyncio"])
+def front_door(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FrontDoor]:
+    """Both front doors, and the short and the public way through pika: what holds, holds for all.
+
+    The public way is taken by the relay, which is the same behind both doors; once is enough.
+    """
+    is_hooked = request.param != "threads, pika's public way"
+    monkeypatch.setattr("reliablepub.transport.pika.IS_HOOKED", is_hooked)
+    if request.param != "asyncio":
+        yield Publisher
+        return
+    loop = LoopThread()
+    yield partial(DrivenPublisher, loop)  # type: ignore[misc]
+    loop.close()
 
 
 @pytest.fixture
@@ -47,7 +64,7 @@ def outbox(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["durable", "in memory"])
 def open_publisher(
-    request: pytest.FixtureRequest, outbox: Path
+    request: pytest.FixtureRequest, outbox: Path, front_door: FrontDoor
 ) -> Iterator[Callable[..., Publisher]]:
     """Opens publishers that are closed at the end: with an outbox, and without."""
     with ExitStack() as stack:
@@ -55,6 +72,6 @@ def open_publisher(
         def open_(url: str, **options: Any) -> Publisher:
             path = outbox if request.param == "durable" else None
             options.setdefault("close_timeout_s", 0.2)
-            return stack.enter_context(Publisher(url, outbox=path, **options))
+            return stack.enter_context(front_door(url, outbox=path, **options))
 
         yield open_

@@ -33,6 +33,7 @@ from reliablepub.testing.faults import (
     StrayAck,
 )
 from tests.amqp_probe import AmqpProbe
+from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
 
 WINDOW = 200
@@ -59,11 +60,11 @@ def numbered(count: int, queue: str, first: int = 0) -> list[Message]:
 
 
 def test_messages_accepted_while_the_broker_is_away_are_published_when_it_comes(
-    rig: Rig, outbox: Path
+    rig: Rig, outbox: Path, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     rig.kill()
-    with Publisher(rig.url, outbox=outbox) as publisher:
+    with front_door(rig.url, outbox=outbox) as publisher:
         receipt = publisher.publish_many(numbered(3_000, queue))
         assert receipt.stored == 3_000
         with pytest.raises(StillOpen):
@@ -75,10 +76,12 @@ def test_messages_accepted_while_the_broker_is_away_are_published_when_it_comes(
     assert_all_arrived(rig.probe, queue, 3_000, duplicates_max=0)
 
 
-def test_a_connection_lost_in_flight_loses_nothing(rig: Rig, outbox: Path) -> None:
+def test_a_connection_lost_in_flight_loses_nothing(
+    rig: Rig, outbox: Path, front_door: FrontDoor
+) -> None:
     queue = rig.probe.declare_queue()
     count = 0
-    with Publisher(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
+    with front_door(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
         publisher.publish_many(numbered(10, queue)).wait(10)
         count = 10
         cutting = threading.Thread(target=rig.drop_connections)
@@ -92,9 +95,11 @@ def test_a_connection_lost_in_flight_loses_nothing(rig: Rig, outbox: Path) -> No
     assert_all_arrived(rig.probe, queue, count, duplicates_max=2 * WINDOW)
 
 
-def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(rig: Rig, outbox: Path) -> None:
+def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(
+    rig: Rig, outbox: Path, front_door: FrontDoor
+) -> None:
     queue = rig.probe.declare_queue()
-    with Publisher(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
+    with front_door(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
         receipt = publisher.publish_many(numbered(4_000, queue))
         wait_until(lambda: receipt.confirmed > 500)
         rig.kill()
@@ -105,9 +110,11 @@ def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(rig: Rig, out
     assert_all_arrived(rig.probe, queue, 4_500, duplicates_max=WINDOW)
 
 
-def test_a_blocked_broker_stops_sending_but_not_accepting(rig: Rig, outbox: Path) -> None:
+def test_a_blocked_broker_stops_sending_but_not_accepting(
+    rig: Rig, outbox: Path, front_door: FrontDoor
+) -> None:
     queue = rig.probe.declare_queue()
-    with Publisher(rig.url, outbox=outbox, confirm_timeout_s=0.5) as publisher:
+    with front_door(rig.url, outbox=outbox, confirm_timeout_s=0.5) as publisher:
         publisher.publish(b"0", routing_key=queue).result(10)
         rig.block()
         first = publisher.publish(b"1", routing_key=queue)
@@ -123,16 +130,18 @@ def test_a_blocked_broker_stops_sending_but_not_accepting(rig: Rig, outbox: Path
     assert_all_arrived(rig.probe, queue, 1_002, duplicates_max=0)
 
 
-def test_what_is_open_at_close_is_published_by_the_next_publisher(rig: Rig, outbox: Path) -> None:
+def test_what_is_open_at_close_is_published_by_the_next_publisher(
+    rig: Rig, outbox: Path, front_door: FrontDoor
+) -> None:
     queue = rig.probe.declare_queue()
     rig.kill()
-    publisher = Publisher(rig.url, outbox=outbox)
+    publisher = front_door(rig.url, outbox=outbox)
     receipt = publisher.publish_many(numbered(100, queue))
     assert publisher.close(timeout=0).open == 100
     with pytest.raises(PublisherClosed):
         receipt.wait(5)
     rig.start()
-    with Publisher(rig.url, outbox=outbox) as publisher:
+    with front_door(rig.url, outbox=outbox) as publisher:
         assert publisher.flush(20).open == 0
     assert_all_arrived(rig.probe, queue, 100, duplicates_max=0)
 
@@ -150,13 +159,29 @@ PUBLISHES_UNTIL_KILLED = """
             print(n + 50, flush=True)
 """
 
+AWAITS_UNTIL_KILLED = """
+    import asyncio, itertools, sys
+    from reliablepub import AsyncPublisher, Message
+
+    async def main(url, outbox, queue):
+        async with AsyncPublisher(url, outbox=outbox, window_max=200) as publisher:
+            for n in itertools.count(step=50):
+                await publisher.publish_many(
+                    Message(b"%d" % i, routing_key=queue) for i in range(n, n + 50)
+                )
+                print(n + 50, flush=True)
+
+    asyncio.run(main(*sys.argv[1:]))
+"""
+
 
 @pytest.mark.parametrize("after", [50, 1_000, 3_000])
 def test_a_publisher_killed_at_any_time_loses_nothing_it_accepted(
-    rig: Rig, outbox: Path, after: int
+    rig: Rig, outbox: Path, front_door: FrontDoor, after: int
 ) -> None:
     queue = rig.probe.declare_queue()
-    script = textwrap.dedent(PUBLISHES_UNTIL_KILLED)
+    is_sync = front_door is Publisher
+    script = textwrap.dedent(PUBLISHES_UNTIL_KILLED if is_sync else AWAITS_UNTIL_KILLED)
     command = [sys.executable, "-c", script, rig.url, str(outbox), queue]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
@@ -165,17 +190,17 @@ def test_a_publisher_killed_at_any_time_loses_nothing_it_accepted(
         accepted = max([accepted, *map(int, child.stdout.read().split())])
     stored = Outbox(outbox).status().stored
     assert stored >= accepted
-    with Publisher(rig.url, outbox=outbox) as publisher:
+    with front_door(rig.url, outbox=outbox) as publisher:
         assert publisher.flush(20).open == 0
     assert_all_arrived(rig.probe, queue, stored, duplicates_max=WINDOW)
 
 
 def test_a_confirm_that_never_comes_retires_the_channel_and_confirms_nothing_later(
-    fake: FakeBroker, outbox: Path
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor
 ) -> None:
     fake.declare_queue("q")
     fake.inject(HoldConfirms(times=10))
-    with Publisher(fake.url, outbox=outbox, confirm_timeout_s=0.3) as publisher:
+    with front_door(fake.url, outbox=outbox, confirm_timeout_s=0.3) as publisher:
         receipt = publisher.publish_many(numbered(10, "q"))
         wait_until(lambda: publisher.status.in_flight == 10)
         receipt.wait(10)
@@ -214,12 +239,12 @@ def test_a_confirm_that_never_comes_retires_the_channel_and_confirms_nothing_lat
     ids=lambda faults: "+".join(type(fault).kind for fault in faults),
 )
 def test_no_fault_of_the_broker_loses_a_message_or_confirms_one_falsely(
-    fake: FakeBroker, outbox: Path, faults: list[Fault]
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor, faults: list[Fault]
 ) -> None:
     fake.declare_queue("q", durable=True)
     fake.inject(*faults)
     messages = [Message(b"x", routing_key="q", message_id=str(n)) for n in range(2_000)]
-    with Publisher(fake.url, outbox=outbox, window_max=WINDOW, confirm_timeout_s=1.0) as publisher:
+    with front_door(fake.url, outbox=outbox, window_max=WINDOW, confirm_timeout_s=1.0) as publisher:
         receipt = publisher.publish_many(messages).wait(60)
         counters = publisher.flush(10).counters
     arrived = {message.properties.message_id for message in fake.messages("q")}

@@ -1,0 +1,100 @@
+"""An `AsyncPublisher` that can be used like a `Publisher`: its event loop has a thread of its own.
+
+So one suite says what holds for both. It knows asyncio and both front doors' verbs; it must never
+know brokers.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from reliablepub import AsyncPublisher, Confirmed, Message, Status
+from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop, and a way to wait for what is run in it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="driven")
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class DrivenReceipt:
+    """An `AsyncReceipt`, waited for by a thread."""
+
+    def __init__(self, receipt: AsyncReceipt, loop: LoopThread) -> None:
+        self._receipt = receipt
+        self._loop = loop
+
+    def result(self, timeout: float | None = None) -> Confirmed:
+        return self._loop.run(self._receipt.result(timeout))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receipt, name)
+
+
+class DrivenBatchReceipt:
+    """An `AsyncBatchReceipt`, waited for by a thread."""
+
+    def __init__(self, receipt: AsyncBatchReceipt, loop: LoopThread) -> None:
+        self._receipt = receipt
+        self._loop = loop
+
+    def wait(self, timeout: float | None = None) -> Self:
+        self._loop.run(self._receipt.wait(timeout))
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._receipt, name)
+
+
+class DrivenPublisher:
+    """An `AsyncPublisher`, opened and used by threads, in a loop of the test's."""
+
+    def __init__(self, loop: LoopThread, url: str, **options: Any) -> None:
+        self._loop = loop
+        self._publisher = AsyncPublisher(url, **options)
+        loop.run(self._publisher.open())
+
+    def publish(self, body: bytes, **properties: Any) -> DrivenReceipt:
+        receipt = self._loop.run(self._publisher.publish(body, **properties))
+        return DrivenReceipt(receipt, self._loop)
+
+    def publish_many(self, messages: Iterable[Message]) -> DrivenBatchReceipt:
+        receipt = self._loop.run(self._publisher.publish_many(messages))
+        return DrivenBatchReceipt(receipt, self._loop)
+
+    @property
+    def status(self) -> Status:
+        return self._publisher.status
+
+    def flush(self, timeout: float | None = None) -> Status:
+        return self._loop.run(self._publisher.flush(timeout))
+
+    def close(self, timeout: float | None = None) -> Status:
+        return self._loop.run(self._publisher.aclose(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
