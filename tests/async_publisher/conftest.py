@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
@@ -41,3 +42,12 @@ def path(tmp_path: Path) -> Path:
 def broker(fake_broker: FakeBroker) -> FakeBroker:
     fake_broker.declare_queue("q")
     return fake_broker
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
+def probe(request: pytest.FixtureRequest, fake_broker: FakeBroker) -> AmqpProbe:
+    """A look into the fake broker, then into the real one."""
+    if request.param == "real":
+        real: AmqpProbe = request.getfixturevalue("rabbitmq")
+        return real
+    return AmqpProbe(fake_broker.url)
