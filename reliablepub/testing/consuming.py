@@ -58,13 +58,16 @@ def deliver(queue: Queue, now: float) -> None:
         return
     if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 is enough to be delivered
         queue.expire(now)
+    is_single = queue.arguments.get("x-single-active-consumer") is True
     while queue.ready:
-        free = (one for one in queue.consumers if one.has_credit())
+        active = queue.consumers[:1] if is_single else queue.consumers
+        free = (one for one in active if one.has_credit())
         consumer = max(free, key=lambda one: one.priority, default=None)  # of equals the first
         if consumer is None:
             return
-        queue.consumers.remove(consumer)
-        queue.consumers.append(consumer)
+        if not is_single:
+            queue.consumers.remove(consumer)
+            queue.consumers.append(consumer)
         consumer.consuming.send(consumer, queue.take())
 
 
@@ -220,16 +223,18 @@ class Consuming:
         deliveries, self._unacked = self._unacked, {}
         _requeue(deliveries.values(), self._node.now)
         for consumer in gone.values():
-            self._delete_if_unused(consumer.queue)
+            self._hand_over(consumer.queue)
 
     def _queues(self) -> set[Queue]:
         return {consumer.queue for consumer in self.consumers.values()}
 
     def _leave(self, consumer: Consumer) -> None:
         consumer.queue.consumers.remove(consumer)
-        self._delete_if_unused(consumer.queue)
+        self._hand_over(consumer.queue)
 
-    def _delete_if_unused(self, queue: Queue) -> None:
+    def _hand_over(self, queue: Queue) -> None:
+        """A consumer is gone: the others take its turn, or the queue goes with the last one."""
+        deliver(queue, self._node.now)
         vhost = self._channel.connection.vhost
         self._node.keep_while_used(vhost, queue)
         if queue.auto_delete and not queue.consumers and not queue.is_deleted:

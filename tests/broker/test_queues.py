@@ -308,3 +308,27 @@ def test_a_dead_letter_exchange_is_a_name(client: Client) -> None:
 def test_arguments_that_rabbitmq_does_not_know_may_differ(client: Client) -> None:
     declare(client, "free", x_max_length=5)
     declare(client, "free", x_max_length=5, foo=1)
+
+
+def test_one_consumer_at_a_time(client: Client) -> None:
+    declare(client, "single", x_single_active_consumer=True)
+    for tag in ("first", "second"):
+        client.send(commands.Basic.Consume(queue="single", consumer_tag=tag))
+    for _ in range(2):
+        client.publish("single")
+    assert [one.consumer_tag for one in client.of(commands.Basic.Deliver)] == ["first"] * 2
+    client.send(commands.Basic.Cancel("first"))
+    client.publish("single")
+    assert client.only(commands.Basic.Deliver).consumer_tag == "second"
+
+
+def test_the_next_consumer_gets_what_the_active_one_could_not_take(client: Client) -> None:
+    declare(client, "single", x_single_active_consumer=True)
+    client.send(commands.Basic.Qos(prefetch_count=1))
+    for tag in ("first", "second"):
+        client.send(commands.Basic.Consume(queue="single", consumer_tag=tag))
+    for _ in range(2):
+        client.publish("single")
+    assert client.only(commands.Basic.Deliver).consumer_tag == "first"
+    client.send(commands.Basic.Cancel("first"))
+    assert client.only(commands.Basic.Deliver).consumer_tag == "second"
