@@ -72,6 +72,8 @@ class Link:
     def read(self, now: float) -> bool:
         """Hand on what has arrived; False when the client is gone."""
         room = None if self._in is None else self._in.room(now)
+        if room == 0:
+            return True
         try:
             data = self.sock.recv(READ_MAX_BYTES if room is None else room)
         except BlockingIOError:
