@@ -91,7 +91,7 @@ def test_the_file_map_shows_every_module_and_no_other() -> None:
     package = ""
     for line in file_map.splitlines():
         for word in re.split(r"\s{2,}", line):
-            if re.fullmatch(r"[a-z_]+/", word):
+            if re.fullmatch(r"[a-z_/]+/", word):
                 package = "" if word == "reliablepub/" else word
             elif re.fullmatch(r"[a-z_]+", word):
                 shown.add(package + word)
