@@ -1,0 +1,93 @@
+"""A FastStream consumer that acts once, fed by `AsyncPublisher`.
+
+reliablepub only publishes. On the other side any client will do; what matters is that a message may
+arrive more than once, always under the same ``message_id``, so the consumer keeps the ids it has
+handled, in the transaction in which it acts.
+
+Run it; it needs faststream[rabbit], and brings a broker along::
+
+    python examples/faststream_consumer.py
+
+It prints::
+
+    more deliveries than invoices: True
+    invoices written: 20
+"""
+
+import asyncio
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from faststream.rabbit import RabbitBroker, RabbitMessage, RabbitQueue
+
+from reliablepub import AsyncPublisher, Message
+from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import DropConnection
+
+
+class Invoices:
+    """The consumer's database."""
+
+    def __init__(self, path: Path) -> None:
+        self.deliveries = 0
+        self._written = asyncio.Event()
+        self._db = sqlite3.connect(path)
+        self._db.execute("CREATE TABLE handled (message_id TEXT PRIMARY KEY)")
+        self._db.execute("CREATE TABLE invoices (body BLOB)")
+
+    def write(self, message_id: str, body: bytes) -> None:
+        """Write an invoice, unless this very message has been handled before."""
+        self.deliveries += 1
+        with self._db:  # one transaction: both or neither
+            cursor = self._db.execute("INSERT OR IGNORE INTO handled VALUES (?)", (message_id,))
+            if cursor.rowcount:
+                self._db.execute("INSERT INTO invoices VALUES (?)", (body,))
+        self._written.set()
+
+    def count(self) -> int:
+        """How many there are."""
+        (count,) = self._db.execute("SELECT count(*) FROM invoices").fetchone()
+        return int(count)
+
+    async def until(self, count: int) -> None:
+        """Wait until there are so many."""
+        while self.count() < count:
+            self._written.clear()
+            await self._written.wait()
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._db.close()
+
+
+async def main() -> None:
+    """Consume what is published through a connection that breaks."""
+    with tempfile.TemporaryDirectory() as folder, FakeBroker() as fake:
+        fake.declare_queue("invoices", durable=True)
+        fake.declare_queue("amq.rabbitmq.reply-to")  # FastStream looks for it; RabbitMQ has it
+        # The broker has taken the tenth message, and the connection breaks before it says so.
+        fake.inject(DropConnection(nth=10, accepted=True))
+        invoices = Invoices(Path(folder) / "invoices.db")
+        broker = RabbitBroker(fake.url, logger=None)
+
+        @broker.subscriber(RabbitQueue("invoices", declare=False))
+        async def handle(message: RabbitMessage) -> None:
+            invoices.write(message.message_id, message.body)
+
+        async with AsyncPublisher(fake.url, outbox=Path(folder) / "outbox.db") as publisher:
+            orders = [Message(b"%d" % n, routing_key="invoices") for n in range(20)]
+            receipt = await publisher.publish_many(orders)
+            await receipt.wait(timeout=30)
+
+        async with broker:
+            await broker.start()
+            async with asyncio.timeout(30):
+                await invoices.until(len(orders))
+        print("more deliveries than invoices:", invoices.deliveries > invoices.count())
+        print("invoices written:", invoices.count())
+        invoices.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
