@@ -197,7 +197,8 @@ def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
             async with LagMeter() as lag:
                 task = asyncio.create_task(publisher.publish_many(counted()))
                 await asyncio.sleep(0.15)
-            assert taken <= 5 * 500 + 1
+                assert taken <= 5 * 500 + 1
+                await asyncio.sleep(1)
             assert lag.percentile_ms(90) < 50  # the disk alone would make it 200
             task.cancel()
             await asyncio.wait([task])
@@ -320,11 +321,11 @@ def test_opening_and_closing_do_not_hold_up_the_loop(
     snapshot, close = SqliteStore.snapshot, SqliteStore.close
 
     def slow_snapshot(store: SqliteStore) -> Any:
-        time.sleep(0.3)
+        time.sleep(0.5)
         return snapshot(store)
 
     def slow_close(store: SqliteStore) -> None:
-        time.sleep(0.3)
+        time.sleep(0.5)
         close(store)
 
     monkeypatch.setattr(SqliteStore, "snapshot", slow_snapshot)
@@ -333,7 +334,7 @@ def test_opening_and_closing_do_not_hold_up_the_loop(
     async def main() -> None:
         async with LagMeter() as lag, AsyncPublisher(AWAY, outbox=path):
             pass
-        assert lag.worst_ms < 200
+        assert lag.worst_ms < 400
 
     run(main())
 
@@ -408,6 +409,30 @@ def test_a_relay_that_dies_is_told_to_everybody(
 
 
 # -------------------------------------------------------------------- loops and processes
+
+
+def test_anyio_s_cancel_scopes_are_as_harmless_as_any(broker: FakeBroker, path: Path) -> None:
+    anyio = pytest.importorskip("anyio", reason="comes with the examples' frameworks")
+
+    async def main() -> None:
+        broker.inject(faults.HoldConfirms(times=100))
+        async with AsyncPublisher(broker.url, outbox=path) as publisher:
+            receipt = await publisher.publish(b"x", routing_key="q")
+            with anyio.move_on_after(0.05) as scope:
+                await receipt
+            assert scope.cancelled_caught
+            async with anyio.create_task_group() as group:
+                for _ in range(20):
+                    group.start_soon(publisher.publish_many, messages(100))
+                await anyio.sleep(0.001)
+                group.cancel_scope.cancel()
+            broker.release_confirms()
+            await receipt
+            assert (await publisher.flush(10)).open == 0
+
+    anyio.run(main)
+    status = Outbox(path).status()
+    assert status.stored == status.confirmed == len(broker.messages("q"))
 
 
 def test_it_belongs_to_the_loop_that_opened_it(run: Run[Any], path: Path) -> None:

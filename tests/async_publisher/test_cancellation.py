@@ -1,8 +1,8 @@
 """Tasks cancelled anywhere: nothing wedges, nothing is lost, nobody gets another's verdict.
 
 Every publish has a `message_id` of its own, which the test keeps, so that afterwards each one can
-be accounted for: what was not stored did not arrive, what was confirmed did, and the unroutable ones
-were never called confirmed.
+be accounted for: what was not stored did not arrive, what was confirmed did, and the unroutable
+ones were never called confirmed.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ def test_every_await_of_every_verb_can_be_the_one_that_is_cancelled(
 
 
 @pytest.mark.parametrize(
-    "count", [1_500, pytest.param(100_000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+    "count", [1_500, pytest.param(30_000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
 )
 def test_cancelled_at_random_nothing_is_lost_wedged_or_mixed_up(
     run: Run[None], probe: AmqpProbe, path: Path, count: int
@@ -153,7 +153,8 @@ def test_cancelled_at_random_nothing_is_lost_wedged_or_mixed_up(
 
     run(main())
     parked = [m.message_id for m in Outbox(path).parked(limit=100_000)]
-    arrived = [p.message_id for _, p in probe.drain(queue, Outbox(path).status().confirmed)]
+    confirmed = Outbox(path).status().confirmed
+    arrived = [p.message_id for _, p in probe.drain(queue, confirmed, timeout_s=60)]
     for message_id, verdict in verdicts.items():
         assert verdict.message_id == message_id
         assert isinstance(verdict, Unroutable) == message_id.endswith("-bad")
