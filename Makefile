@@ -3,12 +3,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo lint format typecheck rabbitmq clean
+.PHONY: test demo soak bench lint format typecheck rabbitmq clean
 
 test: .venv/.installed rabbitmq lint typecheck
 	$(BIN)/coverage run -m pytest
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='reliablepub/_core/*' --fail-under=100
+
+# The long forms of what `test` runs in short.
+soak: .venv/.installed rabbitmq
+	$(BIN)/pytest -m soak --timeout=0
+
+# Us and our peers in one run, as ratios.
+bench: .venv/.installed rabbitmq
+	$(BIN)/pytest -m bench -s --timeout=0
 
 demo: .venv/.flights
 	$(BIN)/reliablepub demo $(if $(URL),--url=$(URL))
