@@ -47,8 +47,19 @@ def messages(count: int) -> list[Message]:
     return [Message(b"x", routing_key="q") for _ in range(count)]
 
 
+_of_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_threads_of_other_tests() -> None:
+    _of_others.clear()
+    _of_others.update(threading.enumerate())
+
+
 def relay_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "reliablepub-relay"]
+    """The relays that this test has started."""
+    threads = set(threading.enumerate()) - _of_others
+    return [thread for thread in threads if thread.name == "reliablepub-relay"]
 
 
 # -------------------------------------------------------------------- mirrors
