@@ -136,10 +136,6 @@ class RelayThread:
         """Whether the relay takes no more turns; a forked child has no relay at all."""
         return self._ended.is_set() or os.getpid() != self._pid
 
-    def wait_ended(self, timeout_s: float) -> bool:
-        """Wait for the relay to end."""
-        return self._ended.wait(timeout_s)
-
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until nothing is open of what is in the store now.
 
