@@ -8,15 +8,18 @@ from reliablepub.async_publisher import AsyncPublisher
 from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
 from reliablepub.errors import (
     ConfigurationError,
+    Damaged,
     Expired,
     InvalidMessage,
     Nacked,
     NotAnOutbox,
+    OutboxDiskFailed,
     OutboxDiskFull,
     OutboxError,
     OutboxFull,
     OutboxInUse,
     OutboxLocked,
+    OutboxSealed,
     OutboxUnsure,
     PublisherClosed,
     PublisherForked,
@@ -24,52 +27,75 @@ from reliablepub.errors import (
     Refused,
     ReliablePubError,
     StillOpen,
+    TopologyError,
     Unroutable,
+    Withdrawn,
     WrongEventLoop,
 )
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, OutboxStatus
+from reliablepub.outbox import Audit, HeldKey, Outbox, OutboxKeys, OutboxStatus, Salvaged
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
-from reliablepub.policy import Retries, RetryPolicy
+from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
+from reliablepub.provisioning import provision
 from reliablepub.publisher import Publisher
 from reliablepub.receipt import BatchReceipt, Receipt
-from reliablepub.relay.status import Link, Status
+from reliablepub.relay.status import Link, Paused, Status
+from reliablepub.topology import Binding, Exchange, Queue, Topology
 
 __all__ = [
     "AsyncBatchReceipt",
     "AsyncPublisher",
     "AsyncReceipt",
+    "Audit",
     "BatchReceipt",
+    "Binding",
+    "Breaker",
     "ConfigurationError",
     "Confirmed",
+    "Damaged",
+    "Exchange",
     "Expired",
+    "GiveUp",
+    "HeldKey",
     "InvalidMessage",
     "Link",
     "Message",
     "Nacked",
     "NotAnOutbox",
     "Outbox",
+    "OutboxDiskFailed",
     "OutboxDiskFull",
     "OutboxError",
     "OutboxFull",
     "OutboxInUse",
+    "OutboxKeys",
     "OutboxLocked",
+    "OutboxSealed",
     "OutboxStatus",
     "OutboxUnsure",
     "Outcome",
     "OutcomeKind",
+    "Paused",
     "Persistence",
     "PublishError",
     "Publisher",
     "PublisherClosed",
     "PublisherForked",
+    "Queue",
     "Receipt",
+    "Refusal",
     "Refused",
     "ReliablePubError",
     "Retries",
+    "RetryIn",
     "RetryPolicy",
+    "Salvaged",
     "Status",
     "StillOpen",
+    "Topology",
+    "TopologyError",
     "Unroutable",
+    "Withdrawn",
     "WrongEventLoop",
+    "provision",
 ]

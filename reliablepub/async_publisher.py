@@ -15,20 +15,24 @@ import ssl
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
 from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
-from reliablepub.errors import PublisherClosed
+from reliablepub.errors import PublisherClosed, WrongEventLoop
 from reliablepub.message import FieldValue, Message
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.bridge import Bridge, Signal
 from reliablepub.relay.caller import Cutter, Handover, new_id
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.limits import Limits
 from reliablepub.relay.status import Status
+from reliablepub.topology import Topology
+from reliablepub.transport.base import LentConnection
 
 MIB: Final = 1024 * 1024
 _BREATH_S: Final = 0.002
@@ -46,20 +50,29 @@ class AsyncPublisher:
     `aclose`. It belongs to the event loop that opens it, and is not for use after a fork. The loop
     is never blocked: disk and network are a thread's.
 
+    With ``connection`` it opens channels of its own on an aio-pika connection that the application
+    has, instead of connecting itself. It never closes that connection, and waits for it while it is
+    down: a robust one comes back by itself.
+
     Any ``await`` may be cancelled at any time. That ends the wait and nothing else: no message is
     lost, sent twice or given another's outcome. Only whether a cancelled `publish` has stored its
     message is not known; give it a ``message_id`` of your own if you mean to try again.
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
-        outbox: path of the outbox, made where there is none; None keeps messages in memory only,
-            so that what is not confirmed when the process ends is lost.
+        connection: of aio-pika's, instead of a URL; opened by the event loop that opens this.
+        outbox: path of the outbox, made where there is none; None keeps messages in memory only.
+        outbox_keys: encrypt bodies and properties in the outbox.
+        keep_confirmed_s: how long the outbox keeps messages that are confirmed, for people to look
+            at; 0 for not at all.
         window_max: most messages in flight.
         window_bytes_max: most bytes in flight; a larger message goes alone.
         confirm_timeout_s: how long a confirm may take before the channel is given up and the
             messages on it are sent again.
-        heartbeat_s: AMQP heartbeat; a dead broker is noticed within twice that.
+        heartbeat_s: noticing a dead broker takes twice that; a ``connection`` has its own.
         retry: what to do with messages the broker refuses.
+        hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.
+        topology: declared or checked on each connection, before anything is sent on it.
         open_messages_max: most open messages in the outbox.
         open_bytes_max: most bytes of open messages in the outbox.
         full_timeout_s: how long `publish` waits for room before it raises `OutboxFull`; None waits
@@ -74,14 +87,19 @@ class AsyncPublisher:
 
     def __init__(
         self,
-        url: str | Sequence[str],
+        url: str | Sequence[str] | None = None,
         *,
+        connection: LentConnection | None = None,
         outbox: str | os.PathLike[str] | None,
+        outbox_keys: OutboxKeys | None = None,
+        keep_confirmed_s: float = 0.0,
         window_max: int = 1_000,
         window_bytes_max: int = 16 * MIB,
         confirm_timeout_s: float = 30.0,
         heartbeat_s: int = 10,
         retry: RetryPolicy | None = None,
+        hooks: Sequence[object] = (),
+        topology: Topology | None = None,
         open_messages_max: int | None = None,
         open_bytes_max: int | None = None,
         full_timeout_s: float | None = None,
@@ -90,17 +108,23 @@ class AsyncPublisher:
     ) -> None:
         parts = put_together(
             url,
+            connection=connection,
             outbox=outbox,
+            outbox_keys=outbox_keys,
+            keep_confirmed_s=keep_confirmed_s,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,
             heartbeat_s=heartbeat_s,
             retry=retry,
+            hooks=hooks,
+            topology=topology,
             open_messages_max=open_messages_max,
             open_bytes_max=open_bytes_max,
             ssl_context=ssl_context,
         )
         self._door = Door(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
+        self._host = connection
         self._bridge: Bridge | None = None
 
     async def open(self) -> Self:
@@ -109,11 +133,15 @@ class AsyncPublisher:
         Raises:
             NotAnOutbox: the file is something else.
             OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
-            WrongEventLoop: another event loop has opened it.
+            WrongEventLoop: another event loop has opened it, or its ``connection``; or none of
+                asyncio's is running, as in trio.
         """
         self._door.check_process()
         if self._bridge is None:
-            self._bridge = Bridge(asyncio.get_running_loop())
+            loop = _running_loop()
+            if getattr(self._host, "loop", loop) is not loop:
+                raise WrongEventLoop("the connection belongs to another event loop; open one here")
+            self._bridge = Bridge(loop)
             self._door.open(self._bridge)
         try:
             await self._bridge.until_started()
@@ -144,6 +172,9 @@ class AsyncPublisher:
         type: str | None = None,  # noqa: A002 - AMQP's own name for it
         user_id: str | None = None,
         app_id: str | None = None,
+        expires_in_s: float | None = None,
+        not_before: datetime | None = None,
+        ordering_key: str | None = None,
     ) -> AsyncReceipt:
         """Store a message, to be published; it is on disk when this returns.
 
@@ -161,6 +192,7 @@ class AsyncPublisher:
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         bridge = self._check()
+        await bridge.admission()
         message = Message(
             body=body,
             exchange=exchange,
@@ -178,6 +210,9 @@ class AsyncPublisher:
             type=type,
             user_id=user_id,
             app_id=app_id,
+            expires_in_s=expires_in_s,
+            not_before=not_before,
+            ordering_key=ordering_key,
         )
         assert message.message_id is not None
         receipt = AsyncReceipt(message.message_id, bridge)
@@ -248,13 +283,15 @@ class AsyncPublisher:
         return self._door.status
 
     async def flush(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as `Publisher`
-        """Wait until nothing is open of all that the outbox holds now.
+        """Wait until nothing is open of all that the outbox holds now and may be sent now.
+
+        It does not wait for messages whose ``not_before`` has not come, nor does `aclose`.
 
         Args:
             timeout: seconds, or None to wait as long as it takes.
 
         Returns:
-            where things stand; ``open`` is what is still on its way.
+            where things stand: ``is_flushed`` tells whether it came true, ``open`` what is open.
 
         Raises:
             PublisherClosed: the publisher has failed.
@@ -263,11 +300,11 @@ class AsyncPublisher:
         done = Signal(self._check())
         flush = self._door.relay.begin_flush(done)
         try:
-            await done.wait(timeout)
+            is_flushed = await done.wait(timeout)
         finally:
             self._door.relay.end_flush(flush)
         self._door.check_alive()
-        return self._door.status
+        return replace(self._door.status, is_flushed=is_flushed)
 
     async def aclose(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as `Publisher`
         """Accept nothing more, publish what is open until the time is up, and let go of everything.
@@ -329,6 +366,16 @@ class AsyncPublisher:
             door.withdraw_if_full(handover)
             is_stored = await done.wait(LOOK_S)
         door.check_stored(handover)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise WrongEventLoop(
+            "no asyncio event loop runs here; in trio, use `Publisher` from threads: "
+            "await trio.to_thread.run_sync(...)"
+        ) from None
 
 
 async def _cut(

@@ -45,6 +45,7 @@ class AsyncReceipt(Verdict):
             Nacked: the broker refused it, as often as the policy allows.
             Refused: the broker closed a channel because of it.
             Expired: its own deadline passed first.
+            Damaged: its row in the outbox is not what was stored; it is parked.
             StillOpen: the wait ended first; it goes on being published.
             PublisherClosed: the publisher ended first; it is in the outbox, if there is one.
             WrongEventLoop: the publisher was opened in another event loop.

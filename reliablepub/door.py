@@ -14,6 +14,7 @@ import ssl
 import weakref
 from collections.abc import Callable, Sequence
 from copy import copy
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ from reliablepub.errors import (
     PublisherForked,
 )
 from reliablepub.message import Message
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, Store, Waiter
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
@@ -32,9 +34,13 @@ from reliablepub.policy import RetryPolicy
 from reliablepub.relay.caller import FlagT, Handover
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.limits import limits
+from reliablepub.relay.naming import names
+from reliablepub.relay.notices import calls_of
 from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Observer, Parts, RelayThread
+from reliablepub.topology import Topology
 from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.base import Transport
 from reliablepub.transport.pika import PikaTransport
 
 CHUNKS_UNDER_WAY: Final = 3
@@ -44,44 +50,55 @@ LOOK_S: Final = 0.05
 
 
 def put_together(
-    url: str | Sequence[str],
+    url: str | Sequence[str] | None,
     *,
+    connection: object = None,
     outbox: str | os.PathLike[str] | None,
+    outbox_keys: OutboxKeys | None,
+    keep_confirmed_s: float,
     window_max: int,
     window_bytes_max: int,
     confirm_timeout_s: float,
     heartbeat_s: int,
     retry: RetryPolicy | None,
+    hooks: Sequence[object],
+    topology: Topology | None,
     open_messages_max: int | None,
     open_bytes_max: int | None,
     ssl_context: ssl.SSLContext | None,
 ) -> Parts:
-    """The parts of a relay that has a connection of its own. The arguments are `Publisher`'s.
+    """The parts of a relay. The arguments are `Publisher`'s and `AsyncPublisher`'s.
 
     Raises:
         ConfigurationError: an argument cannot be used.
     """
-    addresses = parse_addresses(url)
+    open_transport = _transport(
+        url,
+        connection=connection,
+        heartbeat_s=heartbeat_s,
+        ssl_context=ssl_context,
+        topology=topology,
+    )
     for name, value in (
         ("window_max", window_max),
         ("window_bytes_max", window_bytes_max),
         ("confirm_timeout_s", confirm_timeout_s),
         ("heartbeat_s", heartbeat_s),
     ):
-        if value <= 0:
-            msg = f"{name} is {value}; it must be more than 0"
+        if not 0 < value < inf:  # nan compares false, and is refused as well
+            msg = f"{name} is {value}; it must be more than 0, and finite"
             raise ConfigurationError(msg)
     return Parts(
-        open_store=lambda: _open_store(outbox),
-        open_transport=lambda run: PikaTransport(
-            addresses, run=run, heartbeat_s=heartbeat_s, ssl_context=ssl_context
-        ),
+        open_store=lambda: _open_store(outbox, keep_confirmed_s, outbox_keys),
+        open_transport=open_transport,
         open_session=lambda: Session[Entry](
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,
+            is_named=names,
         ),
         policy=retry or RetryPolicy(),
+        hooks=calls_of(hooks),
         limits=limits(
             open_messages_max,
             open_bytes_max,
@@ -217,8 +234,40 @@ class Door:
         _not_closed.discard(self)
 
 
-def _open_store(outbox: str | os.PathLike[str] | None) -> Store:
-    return MemoryStore() if outbox is None else SqliteStore(Path(outbox))
+def _transport(
+    url: str | Sequence[str] | None,
+    *,
+    connection: object,
+    heartbeat_s: int,
+    ssl_context: ssl.SSLContext | None,
+    topology: Topology | None,
+) -> Callable[[int], Transport]:
+    """What opens the transport, given the number of the run."""
+    if connection is None and url is not None:
+        addresses = parse_addresses(url)
+        return lambda run: PikaTransport(
+            addresses,
+            run=run,
+            heartbeat_s=heartbeat_s,
+            ssl_context=ssl_context,
+            topology=topology,
+        )
+    if connection is None or url is not None or ssl_context is not None:
+        raise ConfigurationError("give either a URL or a connection, which has its own TLS")
+    if topology is not None:
+        raise ConfigurationError("declare the topology on the connection, which is yours")
+    from reliablepub.transport.aio_pika import AioPikaTransport, lent  # noqa: PLC0415 - optional
+
+    host = lent(connection)
+    return lambda run: AioPikaTransport(host, run=run)
+
+
+def _open_store(
+    outbox: str | os.PathLike[str] | None, keep_confirmed_s: float, keys: OutboxKeys | None
+) -> Store:
+    if outbox is None:
+        return MemoryStore()
+    return SqliteStore(Path(outbox), keep_confirmed_s=keep_confirmed_s, keys=keys)
 
 
 _not_closed: Final[weakref.WeakSet[Door]] = weakref.WeakSet()

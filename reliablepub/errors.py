@@ -6,11 +6,14 @@ clocks.
     ReliablePubError
     ├── InvalidMessage        the message could never be published; nothing was stored or sent
     ├── ConfigurationError    an option, an address or a policy is wrong
+    ├── TopologyError         exchanges or queues are not what the publisher counts on
     ├── PublishError          the final outcome of one message that was not confirmed
     │   ├── Unroutable        no queue wanted it (basic.return)
     │   ├── Nacked            the broker refused responsibility (basic.nack)
     │   ├── Refused           the broker closed the channel because of it, or it cannot be written
-    │   └── Expired           its deadline passed before it was confirmed
+    │   ├── Expired           its deadline passed before it was confirmed
+    │   ├── Damaged           its row in the outbox is not what was stored; it is parked, unsent
+    │   └── Withdrawn         a person parked or discarded it before it was confirmed
     ├── StillOpen             the wait ended first; the message is not lost, and not yet confirmed
     ├── PublisherClosed       this publisher takes no more messages
     ├── PublisherForked       this process did not open the publisher
@@ -18,8 +21,10 @@ clocks.
     └── OutboxError           the outbox on disk
         ├── OutboxFull        its limit in messages or bytes is reached
         ├── OutboxDiskFull    the disk is full
+        ├── OutboxDiskFailed  the disk cannot be read or written; nothing was stored
         ├── OutboxInUse       another process relays it
         ├── OutboxLocked      another process keeps it locked for too long
+        ├── OutboxSealed      a message is encrypted, and its key was not given
         ├── OutboxUnsure      the disk failed during a commit: it may or may not be stored
         └── NotAnOutbox       the file is something else, or of a newer version
 
@@ -28,7 +33,10 @@ Every error can be pickled (Spark sends them between processes); none holds a bo
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
+
+DISCARDED: Final = "it was discarded, as the retry policy says"
 
 
 class ReliablePubError(Exception):
@@ -72,6 +80,18 @@ class ConfigurationError(ReliablePubError, ValueError):
     """An option or an address cannot be used as it is."""
 
 
+class TopologyError(ReliablePubError):
+    """Exchanges, queues or permissions are not what the topology says.
+
+    Attributes:
+        problems: all of them, one line each.
+    """
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("the broker is not as the topology says: " + "; ".join(problems))
+        self.problems = tuple(problems)
+
+
 class PublishError(ReliablePubError):
     """A message that will not be sent again: what the broker said, and what to do.
 
@@ -81,7 +101,12 @@ class PublishError(ReliablePubError):
         routing_key: with which routing key.
         reply_code: the broker's code, 0 where it gave none.
         reply_text: the broker's words.
+        attempts: how often it was refused before it was given up; of an expired one, how often it
+            was sent.
+        may_have_arrived: whether a queue may hold it all the same: an attempt may have gone well
+            without our hearing of it.
         attempts: how often it was refused before it was given up.
+        is_kept: it is parked in the outbox, if there is one; otherwise the policy discarded it.
     """
 
     what: ClassVar[str] = "was not confirmed"
@@ -96,13 +121,15 @@ class PublishError(ReliablePubError):
         reply_code: int = 0,
         reply_text: str = "",
         attempts: int = 1,
+        may_have_arrived: bool = False,
+        is_kept: bool = True,
     ) -> None:
         words = f"{reply_code} {reply_text}" if reply_code else reply_text
         said = f" ({words})" if words else ""
         tried = f" after {attempts} attempts" if attempts > 1 else ""
         super().__init__(
             f"message {message_id} to exchange {exchange!r} with routing key {routing_key!r} "
-            f"{self.what}{said}{tried}; {self.remedy}"
+            f"{self.what}{said}{tried}; {self.remedy if is_kept else DISCARDED}"
         )
         self.message_id = message_id
         self.exchange = exchange
@@ -110,6 +137,8 @@ class PublishError(ReliablePubError):
         self.reply_code = reply_code
         self.reply_text = reply_text
         self.attempts = attempts
+        self.may_have_arrived = may_have_arrived
+        self.is_kept = is_kept
 
 
 class Unroutable(PublishError):
@@ -138,6 +167,20 @@ class Expired(PublishError):
 
     what = "expired before it was confirmed"
     remedy = "retry it if it is still wanted"
+
+
+class Damaged(PublishError):
+    """The message's row in the outbox is not what was stored, so it is parked and never sent."""
+
+    what = "was damaged on the disk before it was confirmed"
+    remedy = "see `reliablepub outbox salvage`, and check the disk"
+
+
+class Withdrawn(PublishError):
+    """A person parked or discarded the message before it was confirmed."""
+
+    what = "was withdrawn by a person before it was confirmed"
+    remedy = "`reliablepub outbox explain` tells by whom"
 
 
 class StillOpen(ReliablePubError, TimeoutError):
@@ -174,6 +217,12 @@ class OutboxDiskFull(OutboxError):
     retryable = True
 
 
+class OutboxDiskFailed(OutboxError):
+    """The disk cannot be read or written: this was not stored; what was accepted before stays."""
+
+    retryable = True
+
+
 class OutboxInUse(OutboxError):
     """Another process relays this outbox."""
 
@@ -188,6 +237,10 @@ class OutboxLocked(OutboxError):
 
 class OutboxUnsure(OutboxError):
     """The disk failed while a transaction was being committed: it may or may not be on it."""
+
+
+class OutboxSealed(OutboxError):
+    """A message is encrypted, and its key was not given, or is another one; it stays as it is."""
 
 
 class NotAnOutbox(OutboxError):

@@ -49,16 +49,18 @@ class Outcome:
         kind: which of the six.
         reply_code: the AMQP reply code (312 for a return, 404 for a missing exchange), or 0.
         reply_text: the broker's text, or ours where the broker said nothing.
+        known: where the message may be, if more is known than the kind says.
     """
 
     kind: OutcomeKind
     reply_code: int = 0
     reply_text: str = ""
+    known: Persistence | None = None
 
     @property
     def persistence(self) -> Persistence:
         """Whether a queue may hold the message after this attempt."""
-        return _PERSISTENCE[self.kind]
+        return self.known or _PERSISTENCE[self.kind]
 
 
 CONFIRMED = Outcome(OutcomeKind.CONFIRMED)

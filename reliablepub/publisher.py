@@ -6,23 +6,27 @@ does.
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.message import FieldValue, Message
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.caller import Handover, cut, new_id
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.status import Status
+from reliablepub.topology import Topology
 
 MIB: Final = 1024 * 1024
 
@@ -40,12 +44,18 @@ class Publisher:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         outbox: path of the outbox, made where there is none; None keeps messages in memory only,
             so that what is not confirmed when the process ends is lost.
+        outbox_keys: encrypt bodies and properties in the outbox.
+        keep_confirmed_s: how long the outbox keeps messages that are confirmed, for people to look
+            at; 0 for not at all.
         window_max: most messages in flight.
         window_bytes_max: most bytes in flight; a larger message goes alone.
         confirm_timeout_s: how long a confirm may take before the channel is given up and the
             messages on it are sent again.
         heartbeat_s: AMQP heartbeat; a dead broker is noticed within twice that.
         retry: what to do with messages the broker refuses.
+        hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.
+        topology: declared or checked on each connection, before anything is sent on it. While the
+            broker is not so, nothing is sent, and ``status.reason`` tells every problem.
         open_messages_max: most open messages in the outbox.
         open_bytes_max: most bytes of open messages in the outbox.
         full_timeout_s: how long `publish` waits for room before it raises `OutboxFull`; None waits
@@ -65,11 +75,15 @@ class Publisher:
         url: str | Sequence[str],
         *,
         outbox: str | os.PathLike[str] | None,
+        outbox_keys: OutboxKeys | None = None,
+        keep_confirmed_s: float = 0.0,
         window_max: int = 1_000,
         window_bytes_max: int = 16 * MIB,
         confirm_timeout_s: float = 30.0,
         heartbeat_s: int = 10,
         retry: RetryPolicy | None = None,
+        hooks: Sequence[object] = (),
+        topology: Topology | None = None,
         open_messages_max: int | None = None,
         open_bytes_max: int | None = None,
         full_timeout_s: float | None = None,
@@ -79,11 +93,15 @@ class Publisher:
         parts = put_together(
             url,
             outbox=outbox,
+            outbox_keys=outbox_keys,
+            keep_confirmed_s=keep_confirmed_s,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,
             heartbeat_s=heartbeat_s,
             retry=retry,
+            hooks=hooks,
+            topology=topology,
             open_messages_max=open_messages_max,
             open_bytes_max=open_bytes_max,
             ssl_context=ssl_context,
@@ -114,13 +132,17 @@ class Publisher:
         type: str | None = None,  # noqa: A002 - AMQP's own name for it
         user_id: str | None = None,
         app_id: str | None = None,
+        expires_in_s: float | None = None,
+        not_before: datetime | None = None,
+        ordering_key: str | None = None,
     ) -> Receipt:
         """Store a message, to be published; it is on disk when this returns.
 
         The arguments are those of `Message`.
 
         Returns:
-            a receipt; its ``result`` waits for the broker's confirm.
+            a receipt; its ``result`` waits for the broker's confirm. That may take as long as the
+            message waits for its ``not_before``, or for its turn in its ``ordering_key``.
 
         Raises:
             InvalidMessage: the broker would punish it; nothing was stored or sent.
@@ -146,6 +168,9 @@ class Publisher:
             type=type,
             user_id=user_id,
             app_id=app_id,
+            expires_in_s=expires_in_s,
+            not_before=not_before,
+            ordering_key=ordering_key,
         )
         assert message.message_id is not None
         receipt = Receipt(message.message_id, self._door.relay)
@@ -209,21 +234,23 @@ class Publisher:
         return self._door.status
 
     def flush(self, timeout: float | None = None) -> Status:
-        """Wait until nothing is open of all that the outbox holds now.
+        """Wait until nothing is open of all that the outbox holds now and may be sent now.
+
+        It does not wait for messages whose ``not_before`` has not come, nor does `close`.
 
         Args:
             timeout: seconds, or None to wait as long as it takes.
 
         Returns:
-            where things stand; ``open`` is what is still on its way.
+            where things stand: ``is_flushed`` tells whether it came true, ``open`` what is open.
 
         Raises:
             PublisherClosed: the publisher has failed.
         """
         self._door.check_process()
-        self._door.relay.flush(timeout)
+        is_flushed = self._door.relay.flush(timeout)
         self._door.check_alive()
-        return self._door.status
+        return replace(self._door.status, is_flushed=is_flushed)
 
     def close(self, timeout: float | None = None) -> Status:
         """Accept nothing more, publish what is open until the time is up, and let go of everything.
@@ -265,10 +292,13 @@ class Publisher:
     def _wait_stored(self, handover: Handover[threading.Event]) -> None:
         """Wait for the commit; for room too, if the outbox is full, but not longer than asked."""
         door, since = self._door, time.monotonic()
-        while not handover.done.wait(LOOK_S):
+        patience_s = left_s = math.inf if door.full_timeout_s is None else door.full_timeout_s
+        while True:
+            if left_s <= 0:
+                door.withdraw_if_full(handover)
+            if handover.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
+                break
             if door.relay.is_ended and not handover.done.is_set():
                 door.check_alive()
-            waited_s = time.monotonic() - since
-            if door.full_timeout_s is not None and waited_s >= door.full_timeout_s:
-                door.withdraw_if_full(handover)
+            left_s = patience_s - (time.monotonic() - since)
         door.check_stored(handover)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from reliablepub.errors import (
+    Damaged,
     Expired,
     Nacked,
     PublisherClosed,
@@ -21,9 +22,10 @@ from reliablepub.errors import (
     Refused,
     StillOpen,
     Unroutable,
+    Withdrawn,
 )
 from reliablepub.outbox.entry import Entry
-from reliablepub.outcome import Confirmed, Outcome, OutcomeKind
+from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 
 _ERRORS: Final[dict[OutcomeKind, type[PublishError]]] = {
     OutcomeKind.RETURNED: Unroutable,
@@ -46,13 +48,16 @@ class _Ending(Protocol):
 def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
     """The error that a final outcome other than confirmed is raised as."""
     message = entry.message
+    refusals = max(1, entry.nacked + entry.returned + entry.refused)
     return _ERRORS[outcome.kind](
         message_id=message.message_id or "",
         exchange=message.exchange,
         routing_key=message.routing_key,
         reply_code=outcome.reply_code,
         reply_text=outcome.reply_text,
-        attempts=max(1, entry.nacked + entry.returned + entry.refused),
+        attempts=entry.attempts if outcome.kind is OutcomeKind.EXPIRED else refusals,
+        may_have_arrived=entry.persistence is not Persistence.NOT_WRITTEN,
+        is_kept=not entry.is_discarded,
     )
 
 
@@ -125,6 +130,11 @@ class Verdict:
             self._result = publish_error(entry, outcome)
         self._tell()
 
+    def withdrawn(self, error: Withdrawn | Damaged) -> None:
+        """It was parked or discarded by a person, or for damage (called by the relay)."""
+        self._result = error
+        self._tell()
+
     def _tell(self) -> None:
         """Wake whoever waits for it."""
         raise NotImplementedError
@@ -177,11 +187,20 @@ class Counts:
         if outcome.kind is OutcomeKind.CONFIRMED:
             self.confirmed += 1
         else:
-            self.failed += 1
-            if len(self.failures) < FAILURES_KEPT:
-                self.failures.append(publish_error(entry, outcome))
+            self._given_up(publish_error(entry, outcome))
         if self.open == 0:
             self._tell()
+
+    def withdrawn(self, error: Withdrawn | Damaged) -> None:
+        """One of them was, likewise (called by the relay)."""
+        self._given_up(error)
+        if self.open == 0:
+            self._tell()
+
+    def _given_up(self, error: PublishError) -> None:
+        self.failed += 1
+        if len(self.failures) < FAILURES_KEPT:
+            self.failures.append(error)
 
     def _tell(self) -> None:
         """Wake whoever waits for the last of them."""
@@ -218,6 +237,8 @@ class Receipt(Verdict):
             Nacked: the broker refused it, as often as the policy allows.
             Refused: the broker closed a channel because of it.
             Expired: its own deadline passed first.
+            Withdrawn: a person parked or discarded it first.
+            Damaged: its row in the outbox is not what was stored; it is parked.
             StillOpen: the wait ended first; it goes on being published.
             PublisherClosed: the publisher ended first; it is in the outbox, if there is one.
         """

@@ -6,12 +6,15 @@ Knows: outcomes and numbers. Must never know: how the numbers came about (policy
     outcome    decision
     =========  ===========================================
     confirmed  remove it
-    uncertain  send it again, however often (rule: outages never spend the budget)
-    returned   retry after the wait while the budget lasts, then park
+    uncertain  send it again, however often (outages never spend the budget), unless it is late
+    returned   retry after the wait while the budget lasts, then park or discard; unless late
     nacked     likewise
     refused    likewise
-    expired    park
     =========  ===========================================
+
+*Late* is a message whose own deadline has passed: it expires instead of being sent again. A
+deadline decides nothing while an attempt is on the wire. The attempt's own end does: a confirm is a
+confirm, however late, and a refusal that is final is told as what it is.
 """
 
 from __future__ import annotations
@@ -40,31 +43,53 @@ class RetryAt:
 
 
 @dataclass(frozen=True, slots=True)
+class Expire:
+    """Its own deadline has passed: give it up as expired, and keep it for a person."""
+
+
+@dataclass(frozen=True, slots=True)
 class Park:
     """Give it up, and keep it for a person."""
 
 
-Decision: TypeAlias = Remove | SendAgain | RetryAt | Park
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Give it up, and keep nothing but its count."""
+
+
+Decision: TypeAlias = Remove | SendAgain | RetryAt | Expire | Park | Discard
 
 REFUSALS = frozenset({OutcomeKind.RETURNED, OutcomeKind.NACKED, OutcomeKind.REFUSED})
 
 
 def decide(
-    kind: OutcomeKind, *, refusals: int, attempts_max: int, wait_s: float, now: float
+    kind: OutcomeKind,
+    *,
+    is_spent: bool,
+    is_kept: bool,
+    wait_s: float,
+    now: float,
+    expires_at: float | None = None,
 ) -> Decision:
     """Decide on a message whose attempt has just ended.
 
     Args:
         kind: how it ended.
-        refusals: how often it has ended so, this time included.
-        attempts_max: the budget of refusals of this kind.
+        is_spent: whether the budget of refusals is.
+        is_kept: whether a person shall see it when it is.
         wait_s: seconds to wait before the next attempt, if there is one.
         now: seconds; `RetryAt` is on the same clock.
+        expires_at: the message's own deadline, on the same clock.
     """
     if kind is OutcomeKind.CONFIRMED:
         return Remove()
+    if kind in REFUSALS and is_spent:
+        return Park() if is_kept else Discard()
+    if expires_at is not None and expires_at <= now:
+        return Expire()
+    if kind in REFUSALS:
+        return RetryAt(now + wait_s)
     if kind is OutcomeKind.UNCERTAIN:
         return SendAgain()
-    if kind in REFUSALS and refusals < attempts_max:
-        return RetryAt(now + wait_s)
-    return Park()
+    msg = f"no attempt ends as {kind}"
+    raise ValueError(msg)

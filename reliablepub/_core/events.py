@@ -22,10 +22,31 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionClose:
+    """What the broker said when it closed the connection (``connection.close``).
+
+    Attributes:
+        reply_code: such as 320 or 540.
+        reply_text: the broker's words.
+        method: class and method that failed: (60, 40) is ``basic.publish``, (0, 0) none.
+    """
+
+    reply_code: int
+    reply_text: str
+    method: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection is gone, or could not be made; with it every channel."""
+    """The connection is gone, or could not be made; with it every channel.
+
+    Attributes:
+        reason: for people.
+        close: what the broker said, if it said anything.
+    """
 
     reason: str
+    close: ConnectionClose | None = None
 
 
 @dataclass(frozen=True, slots=True)

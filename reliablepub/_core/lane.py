@@ -7,6 +7,7 @@ is opened or closed (the session's), what a key means.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Collection, Iterator
 from enum import Enum, auto
 from typing import Generic, TypeVar
 
@@ -135,6 +136,16 @@ class Lane(Generic[K]):
         assert self.ledger is not None
         self.ledger.handle_return(tag, reply_code, reply_text)
 
+    def waiting_keys(self) -> Iterator[K]:
+        """What is not in flight."""
+        return (key for key, _ in self.buffer)
+
+    def withdraw(self, keys: Collection[K]) -> list[K]:
+        """Forget buffered messages, and tell which."""
+        withdrawn = [key for key, _ in self.buffer if key in keys]
+        self.buffer = without(keys, self.buffer)
+        return withdrawn
+
     def take_back(self, first_tag: int, count: int) -> None:
         """Undo the newest `transmit`."""
         assert self.ledger is not None
@@ -159,3 +170,8 @@ class Lane(Generic[K]):
         self._opening_since = None
         self._sent.clear()
         return settlements, uncertain
+
+
+def without(keys: Collection[K], items: deque[tuple[K, int]]) -> deque[tuple[K, int]]:
+    """The items that are not of these keys, in order."""
+    return deque(item for item in items if item[0] not in keys)

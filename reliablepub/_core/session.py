@@ -14,11 +14,12 @@ attempt is reported like any other, and the session itself sends the message aga
 a late confirm of the old one is recognised by its number and changes nothing. Words that cannot be
 matched with what was sent end the epoch in the same way.
 
-**Quarantine.** When the broker closes a channel because of a publish, everything in flight there is
-uncertain and one message is guilty, but the broker does not say which. Sending all again would
-close the next channel too. So the suspects go to a second channel, halved at every close, until one
-alone is in flight when it happens: that one is *refused*. The main channel reopens at once and
-carries fresh messages meanwhile. A window of n with k guilty ones costs O(k log n) channels.
+**Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second
+channel (`reliablepub._core.quarantine`) until the guilty one is alone, and *refused*. The main
+channel reopens at once and carries fresh messages meanwhile. When it was the whole connection that
+was closed, they wait: a suspect is then tried with nothing beside it. A connection that is lost
+without blame is an outage, unless it happens again and again before the broker has said anything of
+what was in flight: then the suspects are halved in the same way, but nobody is refused.
 
 **Blocked.** Nothing is sent into an alarm, and nothing times out in it: deadlines are kept on a
 clock that stands still meanwhile.
@@ -27,9 +28,10 @@ clock that stands still meanwhile.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
+from reliablepub._core.aftermath import Aftermath
 from reliablepub._core.clock import StoppableClock
 from reliablepub._core.confirms import EpochUntrusted, Violation
 from reliablepub._core.events import (
@@ -52,6 +54,7 @@ from reliablepub._core.events import (
     Unblocked,
 )
 from reliablepub._core.lane import ChannelState, Lane
+from reliablepub._core.quarantine import Quarantine
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 K = TypeVar("K")
@@ -67,9 +70,18 @@ class Session(Generic[K]):
         window_max: most messages in flight.
         window_bytes_max: most bytes in flight; one message may exceed it when it is alone.
         confirm_timeout_s: how long a confirm may take before the channel is retired.
+        is_named: whether the broker's words, when it closes a channel, name a message (by its
+            exchange, say); those are suspected first.
     """
 
-    def __init__(self, *, window_max: int, window_bytes_max: int, confirm_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        window_max: int,
+        window_bytes_max: int,
+        confirm_timeout_s: float,
+        is_named: Callable[[K, str], bool] = lambda _key, _words: False,
+    ) -> None:
         self._window_max = window_max
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
@@ -77,14 +89,12 @@ class Session(Generic[K]):
         self._is_draining = False
         self._last_epoch = 0
         self._main: Lane[K] = Lane()
-        self._quarantine: Lane[K] = Lane()
-        self._suspects: deque[deque[tuple[K, int]]] = deque()
+        self._quarantine: Quarantine[K] = Quarantine()
+        self._aftermath = Aftermath(self._main, self._quarantine, is_named)
         self._blocked_reason: str | None = None
         self._clock = StoppableClock()
         self._stale = 0
-        self._violations: Counter[Violation] = Counter()
         self._commands: deque[Command] = deque()
-        self._settlements: list[Settlement[K]] = []
 
     # ------------------------------------------------------------------ getters
 
@@ -106,8 +116,12 @@ class Session(Generic[K]):
     @property
     def buffered(self) -> int:
         """Messages waiting to be written, suspects included."""
-        waiting = len(self._main.buffer) + len(self._quarantine.buffer)
-        return waiting + sum(len(group) for group in self._suspects)
+        return len(self._main.buffer) + self._quarantine.waiting
+
+    def waiting(self) -> Iterator[K]:
+        """Each of them."""
+        yield from self._main.waiting_keys()
+        yield from self._quarantine.waiting_keys()
 
     @property
     def in_flight(self) -> int:
@@ -120,6 +134,11 @@ class Session(Generic[K]):
         return self._main.in_flight_bytes + self._quarantine.in_flight_bytes
 
     @property
+    def aside(self) -> int:
+        """Messages set aside: connections were lost over them, or so it looks."""
+        return self._quarantine.aside
+
+    @property
     def stale(self) -> int:
         """Events of old epochs that were ignored."""
         return self._stale
@@ -127,7 +146,7 @@ class Session(Generic[K]):
     @property
     def violations(self) -> Counter[Violation]:
         """What the broker said out of turn, over all epochs."""
-        return self._violations + self._main.violations + self._quarantine.violations
+        return self._aftermath.violations + self._main.violations + self._quarantine.violations
 
     # ------------------------------------------------------------------ inputs
 
@@ -152,6 +171,8 @@ class Session(Generic[K]):
 
     def handle_timeout(self, now: float) -> None:
         """Retire every channel whose oldest confirm, or whose opening, is overdue."""
+        self._quarantine.recall(self._clock.reading(now))
+        self._open_lanes(now)
         within = f"within {self._confirm_timeout_s:g} s"
         for lane in (self._main, self._quarantine):
             due = self._due(lane)
@@ -164,6 +185,7 @@ class Session(Generic[K]):
 
     def _connected(self, event: Connected, now: float) -> None:
         self._is_connected = True
+        self._aftermath.connected()
         self._unblocked(event, now)
         self._open_lanes(now)
 
@@ -171,8 +193,7 @@ class Session(Generic[K]):
         self._is_connected = False
         self._commands.clear()  # they were for the connection that is gone
         self._unblocked(event, now)
-        for lane in (self._main, self._quarantine):
-            self._send_again(lane, f"connection lost: {event.reason}")
+        self._aftermath.connection_lost(event, self._clock.reading(now))
 
     def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, now: float) -> None:
         if lane.state is not ChannelState.OPENING:
@@ -183,18 +204,20 @@ class Session(Generic[K]):
 
     def _channel_closed(self, lane: Lane[K], event: ChannelClosed, now: float) -> None:
         if event.by_publish:
-            self._isolate(lane, event)
+            self._aftermath.channel_closed(lane, event)
             self._open_lanes(now)
         else:
             self._begin_anew(lane, f"channel closed: {event.reply_code} {event.reply_text}")
 
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, _now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
-        self._settlements += lane.confirm(event.tag, verdict, multiple=event.multiple)
+        self._aftermath.heard()
+        self._aftermath.settlements += lane.confirm(event.tag, verdict, multiple=event.multiple)
         if lane is self._quarantine:
             self._next_suspects()
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
+        self._aftermath.heard()
         lane.note_return(event.tag, event.reply_code, event.reply_text)
 
     def _blocked(self, event: Blocked, now: float) -> None:
@@ -231,17 +254,18 @@ class Session(Generic[K]):
                 raise ValueError(msg)
             lane.take_back(batch.first_tag, len(batch.keys))
 
-    def withdraw(self, keys: Collection[K]) -> None:
+    def withdraw(self, keys: Collection[K]) -> list[K]:
         """Forget buffered messages, suspects included, as if they had never been submitted.
 
         Args:
             keys: best a set; keys that are not buffered are ignored.
+
+        Returns:
+            those that were buffered.
         """
-        for lane in (self._main, self._quarantine):
-            lane.buffer = _without(keys, lane.buffer)
-        groups = (_without(keys, group) for group in self._suspects)
-        self._suspects = deque(filter(None, groups))
+        withdrawn = self._quarantine.withdraw(keys) + self._main.withdraw(keys)
         self._next_suspects()
+        return withdrawn
 
     def drain(self) -> None:
         """Send nothing more; what is in flight is still settled."""
@@ -257,8 +281,13 @@ class Session(Generic[K]):
         """
         if not self._can_write or self._is_draining:
             return []
+        lanes: tuple[Lane[K], ...] = (self._quarantine, self._main)
+        if self._quarantine.is_alone:
+            lanes = () if self._main.in_flight else (self._quarantine,)
+            if not self.in_flight:
+                self._aftermath.nothing_heard()
         batches = []
-        for lane in (self._quarantine, self._main):
+        for lane in lanes:
             if lane.state is ChannelState.OPEN and lane.buffer:
                 batch = lane.transmit(
                     room=self._window_max - self.in_flight,
@@ -279,12 +308,12 @@ class Session(Generic[K]):
 
     def poll_settlements(self) -> list[Settlement[K]]:
         """Take the attempts that have ended since the last call, in order."""
-        settlements, self._settlements = self._settlements, []
+        settlements, self._aftermath.settlements = self._aftermath.settlements, []
         return settlements
 
     def poll_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (monotonic), or None."""
-        dues = (self._due(self._main), self._due(self._quarantine))
+        dues = (self._due(self._main), self._due(self._quarantine), self._due_aside())
         return min((due for due in dues if due is not None), default=None)
 
     # ------------------------------------------------------------------ inside
@@ -299,6 +328,11 @@ class Session(Generic[K]):
         if since is None or not self._can_write:
             return None
         return self._clock.due_at(since + self._confirm_timeout_s)
+
+    def _due_aside(self) -> float | None:
+        """When somebody who was set aside is due; without a connection that changes nothing."""
+        due = self._quarantine.due
+        return self._clock.due_at(due) if due is not None and self._can_write else None
 
     def _lane(self, epoch: int) -> Lane[K] | None:
         """The lane whose current epoch this is; None for epochs that are over."""
@@ -332,54 +366,20 @@ class Session(Generic[K]):
     def _next_suspects(self) -> None:
         """When a group is through: the next one, or no more need for the quarantine channel."""
         lane = self._quarantine
-        if lane.buffer or lane.in_flight:
-            return
-        if self._suspects:
-            lane.buffer = self._suspects.popleft()
-        elif lane.state is not ChannelState.CLOSED:
+        if not lane.advance() and lane.state is not ChannelState.CLOSED:
             self._order(CloseChannel(lane.epoch, "quarantine is empty"))
-            self._close(lane, Outcome(OutcomeKind.UNCERTAIN))
+            self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """Leave a channel whose verdicts are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
-        self._send_again(lane, reason)
+        self._aftermath.overdue(lane, reason)
         self._open_lanes(now)
 
     def _begin_anew(self, lane: Lane[K], reason: str) -> None:
         """Not our doing, so a new channel may fare alike: connect again, which takes its time."""
-        self._send_again(lane, reason)
+        self._aftermath.send_again(lane, reason)
         self._disconnect(reason)
-
-    def _send_again(self, lane: Lane[K], reason: str) -> None:
-        """Everything in flight is uncertain and goes first on the next epoch."""
-        uncertain = self._close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
-        lane.buffer.extendleft(reversed(uncertain))
-
-    def _isolate(self, lane: Lane[K], event: ChannelClosed) -> None:
-        """One of those in flight made the broker close the channel: find out which.
-
-        A returned message was routed, if to nowhere, so it is innocent. All suspects together would
-        surely close the next channel, so they are halved at once.
-        """
-        if lane.suspects == 1:
-            self._close(lane, Outcome(OutcomeKind.REFUSED, event.reply_code, event.reply_text))
-            return
-        reason = f"this message, or one in flight with it, closed the channel: {event.reply_text}"
-        suspects = self._close(lane, Outcome(OutcomeKind.UNCERTAIN, event.reply_code, reason))
-        if lane is self._quarantine and lane.buffer:  # not yet written: innocent of this close
-            self._suspects.appendleft(lane.buffer)
-            lane.buffer = deque()
-        half = (len(suspects) + 1) // 2
-        groups = (deque(suspects[:half]), deque(suspects[half:]))
-        self._suspects.extendleft(group for group in reversed(groups) if group)
-
-    def _close(self, lane: Lane[K], outcome: Outcome) -> list[tuple[K, int]]:
-        """End the lane's epoch; give back, in order, what is uncertain."""
-        self._violations += lane.violations
-        settlements, uncertain = lane.close(outcome)
-        self._settlements += settlements
-        return uncertain
 
     _OF_THE_CONNECTION: ClassVar[dict[type[Any], Callable[[Any, Any, float], None]]] = {
         Connected: _connected,
@@ -394,7 +394,3 @@ class Session(Generic[K]):
         Nacked: _confirmed,
         Returned: _returned,
     }
-
-
-def _without(keys: Collection[K], items: deque[tuple[K, int]]) -> deque[tuple[K, int]]:
-    return deque(item for item in items if item[0] not in keys)

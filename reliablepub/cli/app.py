@@ -11,39 +11,38 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Final, NoReturn
 
 import click
 
+from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, Failure, ask_for_command, exit_of
 from reliablepub.cli.output import print_error
 from reliablepub.errors import ReliablePubError
 
 PLUG_INS: Final = "reliablepub.commands"
 _BUILT_IN: Final = {
-    "outbox": "reliablepub.cli.outbox",
-    "publish": "reliablepub.cli.publish",
-    "relay": "reliablepub.cli.relay",
+    "doctor": "reliablepub.cli.doctor:doctor",
+    "outbox": "reliablepub.cli.outbox:outbox",
+    "publish": "reliablepub.cli.publish:publish",
+    "relay": "reliablepub.cli.relay:relay",
+    "topology": "reliablepub.cli.topology:topology",
 }
 
 
-class CommandLine(click.Group):
-    """Commands by name, loaded when asked for."""
+class CommandLine(LazyGroup):
+    """The built-in commands and the plug-ins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, sorted."""
-        del ctx
-        return sorted({*_BUILT_IN, *_plug_ins()})
+        return sorted({*super().list_commands(ctx), *_plug_ins()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Load one command; None where there is none of this name."""
-        del ctx
-        if cmd_name in _BUILT_IN:
-            command = getattr(import_module(_BUILT_IN[cmd_name]), cmd_name)
-            assert isinstance(command, click.Command)
-            return command
+        built_in = super().get_command(ctx, cmd_name)
+        if built_in is not None:
+            return built_in
         plug_in = _plug_ins().get(cmd_name)
         return None if plug_in is None else _load(plug_in)
 
@@ -127,6 +126,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 
 @click.command(
     cls=CommandLine,
+    table=_BUILT_IN,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

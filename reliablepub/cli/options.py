@@ -11,9 +11,14 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from reliablepub.cli.output import Form
+from reliablepub.outbox import OutboxKeys
+from reliablepub.outbox.database import absolute
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 OUTBOX_VARIABLE: Final = "RELIABLEPUB_OUTBOX"
+KEYS_VARIABLE: Final = "RELIABLEPUB_OUTBOX_KEYS"
 URL_VARIABLE: Final = "RELIABLEPUB_URL"
 
 
@@ -45,6 +50,38 @@ def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
     )
 
 
+def _keys(_ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> OutboxKeys | None:
+    return None if path is None else OutboxKeys.read(path)
+
+
+def keys_option(function: _F) -> _F:
+    """``--outbox-keys``."""
+    return click.option(
+        "--outbox-keys",
+        "outbox_keys",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        callback=_keys,
+        envvar=KEYS_VARIABLE,
+        help="Keys that encrypt messages in the outbox, a line each: a name and 64 hexadecimal "
+        f"digits. The first encrypts. Also from {KEYS_VARIABLE}.",
+    )(function)
+
+
+def inspected_option(function: _F) -> _F:
+    """``--outbox`` of the commands that look into one, or change what is in it."""
+    return click.option(
+        "--outbox",
+        "outbox_path",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        callback=lambda _context, _option, path: absolute(path),
+        required=True,
+        envvar=OUTBOX_VARIABLE,
+        help=f"The outbox. Also from {OUTBOX_VARIABLE}.",
+    )(function)
+
+
 def window_option(function: _F) -> _F:
     """``--window``."""
     return click.option(
@@ -63,3 +100,18 @@ def json_option(function: _F) -> _F:
     return click.option(
         "--json", "as_json", is_flag=True, help="Print the result as one JSON value on stdout."
     )(function)
+
+
+def form_option(function: _F) -> _F:
+    """``--json`` and ``--csv``; neither: a table."""
+    for form in (Form.CSV, Form.JSON):
+        words = {Form.JSON: "one JSON array", Form.CSV: "CSV with a line of titles"}[form]
+        function = click.option(
+            f"--{form.value}", "form", flag_value=form.value, help=f"Print {words}, on stdout."
+        )(function)
+    return function
+
+
+def as_form(value: str | None) -> Form:
+    """What was asked for."""
+    return Form(value or Form.TABLE)

@@ -6,10 +6,24 @@ words are about.
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Mapping
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
 
 import click
+
+
+class Form(StrEnum):
+    """How a list is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
 
 
 def print_result(text: str) -> None:
@@ -39,6 +53,46 @@ def print_table(values: Mapping[str, object]) -> None:
         click.echo(f"{name:<{width}}  {value}")
 
 
+def print_rows(
+    rows: Sequence[Mapping[str, Any]],
+    form: Form,
+    columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
+    *,
+    nothing: str,
+) -> None:
+    """A list of things: for machines with all their values, for people in a few columns.
+
+    Args:
+        rows: what was found; the same names in all.
+        form: how to print it.
+        columns: title of each column of the table, and how it is made from a row. The last one is
+            cut at the width of the terminal.
+        nothing: said to people when there is none.
+    """
+    if form is Form.JSON:
+        print_json(rows)
+    elif form is Form.CSV:
+        writer = csv.writer(sys.stdout, lineterminator="\n")
+        if rows:
+            writer.writerow(rows[0])
+            writer.writerows(row.values() for row in rows)
+    elif not rows:
+        print_result(nothing)
+    else:
+        _print_grid(list(columns), [[make(row) for make in columns.values()] for row in rows])
+
+
+def _print_grid(titles: Iterable[str], cells: list[list[object]]) -> None:
+    from tabulate import tabulate  # noqa: PLC0415 - only tables need it
+
+    texts = [["" if cell is None else one_line(str(cell)) for cell in row] for row in cells]
+    grid = tabulate(texts, titles, tablefmt="plain", disable_numparse=True)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in grid.splitlines():
+        is_cut = width is not None and len(line) > width
+        print_result(line[: width - 1] + "…" if is_cut and width else line.rstrip())
+
+
 def one_line(text: str) -> str:
     """The text without line ends, whatever a broker or a library put into it."""
     return " ".join(text.split())
@@ -58,3 +112,20 @@ def age(seconds: float) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
+
+
+def ago(at: float | None, now: float | None = None) -> str:
+    """How long ago a time was, or how far off it is; nothing where there is none."""
+    if at is None:
+        return ""
+    seconds = (time.time() if now is None else now) - at
+    return f"{age(seconds)} ago" if seconds >= 0 else f"in {age(-seconds)}"
+
+
+def size_of(count: float) -> str:
+    """Bytes, in the largest unit that leaves something before the point."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:  # noqa: PLR2004
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -6,13 +6,18 @@ Knows: rich, which is imported only for a terminal. Must never know: what is cou
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from reliablepub.cli.output import one_line, print_note
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+_PATIENCE_S: Final = 0.5
 
 
 class Bar:
@@ -58,6 +63,39 @@ class Bar:
             print_note(text)
         else:
             self._progress.console.print(one_line(text), markup=False, highlight=False)
+
+
+@contextmanager
+def patiently(text: str) -> Iterator[None]:
+    """Something whose end cannot be foretold; said only where it takes long enough to be seen.
+
+    SQLite lets go of the interpreter while it looks, so the line can be drawn meanwhile.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
+
+    status = Console(stderr=True).status(text)
+    timer = threading.Timer(_PATIENCE_S, status.start)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+@contextmanager
+def counting(total: int) -> Iterator[Callable[[int], None]]:
+    """One bar for something that is counted, where it takes long enough to be seen."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with _progress() as progress:
+        task = progress.add_task("done", total=total)
+        yield lambda done: progress.update(task, completed=done)
 
 
 def _progress() -> Progress:

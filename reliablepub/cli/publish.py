@@ -10,13 +10,20 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
 import click
 
 from reliablepub.cli.exits import Exit, Failure
-from reliablepub.cli.options import json_option, outbox_option, url_option, window_option
+from reliablepub.cli.options import (
+    json_option,
+    keys_option,
+    outbox_option,
+    url_option,
+    window_option,
+)
 from reliablepub.cli.output import print_error, print_json, print_note, print_result
 from reliablepub.cli.patience import Patience
 from reliablepub.cli.progress import Bar
@@ -27,7 +34,7 @@ from reliablepub.cli.source import Source
 from reliablepub.cli.summary import Summary
 from reliablepub.cli.template import Template, TemplateError
 from reliablepub.errors import OutboxError
-from reliablepub.outbox import Outbox
+from reliablepub.outbox import Outbox, OutboxKeys
 from reliablepub.publisher import Publisher
 
 _FORMATS = {"auto": None, "ndjson": True, "lines": False}
@@ -42,12 +49,26 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
         raise click.BadParameter(str(error), ctx, param) from None
 
 
+def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        problem = f"{text!r} is not a time with an offset, such as 2026-12-24T18:00:00+01:00"
+        raise click.BadParameter(problem, ctx, param)
+    return moment
+
+
 @dataclass(frozen=True, slots=True)
 class _Settings:
     """How to publish."""
 
     urls: tuple[str, ...]
     outbox: Path | None
+    outbox_keys: OutboxKeys | None
     window_max: int
     timeout_s: float
 
@@ -76,6 +97,27 @@ class _Settings:
     help="Under which message id, such as '{id}'. Without it each message gets a random one.",
 )
 @click.option(
+    "--ordering-key",
+    callback=_template,
+    metavar="TEMPLATE",
+    help="Messages of one key are sent one after the other, in the order of their records; such as "
+    "'{order}'.",
+)
+@click.option(
+    "--expires-in",
+    "expires_in_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Give a message up that is not confirmed so long after it was stored. Never, without it.",
+)
+@click.option(
+    "--not-before",
+    callback=_moment,
+    metavar="WHEN",
+    help="Send nothing before then, such as 2026-12-24T18:00:00+01:00. Needs --outbox, where the "
+    "messages wait; `reliablepub relay` publishes them.",
+)
+@click.option(
     "--format",
     "format_",
     type=click.Choice(list(_FORMATS)),
@@ -90,6 +132,7 @@ class _Settings:
     text="Store messages here first; what cannot be published now stays. "
     "Without it they are in memory only, and what is not confirmed at the end is not kept.",
 )
+@keys_option
 @window_option
 @click.option(
     "--timeout",
@@ -107,9 +150,13 @@ def publish(  # noqa: PLR0917 - one argument for each option
     exchange: Template,
     routing_key: Template,
     message_id: Template | None,
+    ordering_key: Template | None,
+    expires_in_s: float | None,
+    not_before: datetime | None,
     format_: str,
     urls: tuple[str, ...],
     outbox_path: Path | None,
+    outbox_keys: OutboxKeys | None,
     window_max: int,
     timeout_s: float,
     as_json: bool,  # noqa: FBT001 - click passes flags as arguments
@@ -138,10 +185,20 @@ def publish(  # noqa: PLR0917 - one argument for each option
     """  # noqa: D301 - click: keep these lines as they are
     if not exchange.text and not routing_key.text:
         raise click.UsageError("give --routing-key, --exchange or both")
-    recipe = Recipe(exchange, routing_key, message_id, _FORMATS[format_])
+    if not_before is not None and outbox_path is None:
+        raise click.UsageError("--not-before needs --outbox, where the messages wait")
+    recipe = Recipe(
+        exchange,
+        routing_key,
+        message_id,
+        _FORMATS[format_],
+        ordering_key,
+        expires_in_s,
+        not_before,
+    )
     if recipe.is_ndjson is False:
-        _refuse_fields(exchange, routing_key, message_id)
-    settings = _Settings(urls, outbox_path, window_max, timeout_s)
+        _refuse_fields(exchange, routing_key, message_id, ordering_key)
+    settings = _Settings(urls, outbox_path, outbox_keys, window_max, timeout_s)
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:
@@ -177,6 +234,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
     publisher = Publisher(
         settings.urls,
         outbox=settings.outbox,
+        outbox_keys=settings.outbox_keys,
         window_max=settings.window_max,
         # Room in memory is waited for here, where signals and the timeout are seen to.
         open_messages_max=open_messages_max,
@@ -201,6 +259,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
             stop=stop,
             bar=bar,
             patience=Patience(settings.timeout_s, begun),
+            not_before=recipe.not_before,
         )
         run.run(reader, recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
@@ -43,6 +44,7 @@ class Stopped(StrEnum):
     BAD_INPUT = "bad input"
     REFUSED = "refused"
     TIMEOUT = "timeout"
+    NOT_DUE = "not due"
     INTERRUPTED = "interrupted"
     OUTBOX = "outbox"
 
@@ -59,6 +61,7 @@ class Run:
         stop: the signals.
         bar: shows how far it is.
         patience: when to give up waiting.
+        not_before: before that the messages are not sent, and so not waited for; or None.
         tally: what became of the messages.
         stopped: why it ended early, or None.
         error: in one line.
@@ -72,6 +75,7 @@ class Run:
     stop: Stop
     bar: Bar
     patience: Patience
+    not_before: datetime | None = None
     tally: Tally = field(default_factory=Tally)
     stopped: Stopped | None = None
     error: str = ""
@@ -135,6 +139,8 @@ class Run:
             self._end(Stopped.INTERRUPTED)
 
     def _await_first_verdict(self) -> None:
+        if self._is_early():
+            return  # nothing is sent yet
         give_up_at = time.monotonic() + FIRST_VERDICT_S
         while time.monotonic() < give_up_at and self.tally.open and not self.stop.wait(0.005):
             self._look()
@@ -179,6 +185,9 @@ class Run:
             self._look()
             if not (self.tally.open or (self.resumes and self.publisher.status.open)):
                 return
+            if self._is_early():
+                self._end(Stopped.NOT_DUE)
+                return
             if self._is_wait_over():
                 return
             if self.stop.wait(0.02):
@@ -194,6 +203,9 @@ class Run:
             self._end(Stopped.TIMEOUT)
             return True
         return False
+
+    def _is_early(self) -> bool:
+        return self.not_before is not None and datetime.now(UTC) < self.not_before
 
     # ------------------------------------------------------------------ looking
 

@@ -13,6 +13,7 @@ import select
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, NoReturn
 
 from reliablepub.cli.signals import Stop
@@ -105,12 +106,18 @@ class Recipe:
         routing_key: with which routing key.
         message_id: under which id; None lets the publisher mint one.
         is_ndjson: the format; None until the first record has shown it.
+        ordering_key: messages of one key go one after the other; None for no key.
+        expires_in_s: given up so many seconds after they are stored; None for never.
+        not_before: they wait in the outbox until then.
     """
 
     exchange: Template
     routing_key: Template
     message_id: Template | None
     is_ndjson: bool | None
+    ordering_key: Template | None = None
+    expires_in_s: float | None = None
+    not_before: datetime | None = None
 
     def message(self, line: Line) -> Message:
         """Make the message.
@@ -126,13 +133,23 @@ class Recipe:
                 line.body,
                 exchange=self._fill(line, "--exchange", self.exchange, record),
                 routing_key=self._fill(line, "--routing-key", self.routing_key, record),
-                message_id=None
-                if self.message_id is None
-                else self._fill(line, "--message-id", self.message_id, record),
+                message_id=self._optional(line, "--message-id", self.message_id, record),
+                ordering_key=self._optional(line, "--ordering-key", self.ordering_key, record),
+                expires_in_s=self.expires_in_s,
+                not_before=self.not_before,
                 content_type="text/plain" if record is None else "application/json",
             )
         except InvalidMessage as error:
             raise BadRecord(line.number, str(error)) from None
+
+    def _optional(
+        self,
+        line: Line,
+        option: str,
+        template: Template | None,
+        record: dict[str, object] | None,
+    ) -> str | None:
+        return None if template is None else self._fill(line, option, template, record)
 
     def _fill(
         self, line: Line, option: str, template: Template, record: dict[str, object] | None

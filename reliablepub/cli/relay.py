@@ -13,10 +13,17 @@ import click
 
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.link import LinkNotes, describe
-from reliablepub.cli.options import json_option, outbox_option, url_option, window_option
+from reliablepub.cli.options import (
+    json_option,
+    keys_option,
+    outbox_option,
+    url_option,
+    window_option,
+)
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox
+from reliablepub.outbox import OutboxKeys
 from reliablepub.publisher import Publisher
 from reliablepub.relay.status import Status
 
@@ -27,15 +34,27 @@ _ALIVE_S: Final = 1.0
 @click.command()
 @url_option
 @outbox_option(required=True, text="The outbox; created if it is missing, but not with --drain.")
+@keys_option
 @window_option
+@click.option(
+    "--keep-confirmed",
+    "keep_confirmed_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="How long confirmed messages stay in the outbox, for people to look at.",
+)
 @click.option("--drain", is_flag=True, help="End once nothing is open, instead of going on.")
 @json_option
 def relay(
     urls: tuple[str, ...],
     outbox_path: Path,
+    outbox_keys: OutboxKeys | None,
     window_max: int,
-    drain: bool,  # noqa: FBT001 - click passes flags as arguments
-    as_json: bool,  # noqa: FBT001
+    keep_confirmed_s: float,
+    *,
+    drain: bool,
+    as_json: bool,
 ) -> int:
     """Publish what is in an outbox, now and whenever something is put in.
 
@@ -60,14 +79,21 @@ def relay(
     begun = time.monotonic()
     with (
         Stop() as stop,
-        Publisher(urls, outbox=outbox_path, window_max=window_max, close_timeout_s=0) as publisher,
+        Publisher(
+            urls,
+            outbox=outbox_path,
+            outbox_keys=outbox_keys,
+            keep_confirmed_s=keep_confirmed_s,
+            window_max=window_max,
+            close_timeout_s=0,
+        ) as publisher,
     ):
         before = publisher.status
         _watch(publisher, stop, is_draining=drain)
         last = publisher.status
         status = publisher.close(timeout=0)
     _report(outbox_path, before, status, last, time.monotonic() - begun, as_json=as_json)
-    if drain and status.open:
+    if drain and stop.is_set and status.open:
         print_error(f"interrupted; {_still_open(status)}")
         return Exit.OPEN
     return Exit.CONFIRMED
@@ -80,13 +106,14 @@ def _watch(publisher: Publisher, stop: Stop, *, is_draining: bool) -> None:
     while not stop.is_set:
         status = publisher.status
         notes.look(status)
-        if is_draining and not status.open:
+        if is_draining and (not status.open or publisher.flush(timeout=_LOOK_S).is_flushed):
             return
         now = time.monotonic()
         if now >= alive_at:
             alive_at = now + _ALIVE_S
             publisher.flush(timeout=0)  # raises if the publisher has failed
         stop.wait(_LOOK_S)
+    notes.look(publisher.status)  # the signal may have come before it was looked at
 
 
 def _report(
@@ -117,7 +144,7 @@ def _report(
         are = "is" if counters.parked == 1 else "are"
         print_note(
             f"{count_of(counters.parked, 'message')} {are} parked; "
-            f"see `reliablepub outbox parked --outbox {outbox}`"
+            f"see `reliablepub outbox list --state parked --outbox {outbox}`"
         )
 
 

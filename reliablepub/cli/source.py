@@ -82,9 +82,13 @@ class Source:
         return count
 
     def identity(self, recipe: Recipe) -> str:
-        """A name for this content published in this way; a changed file is another source."""
+        """A name for this content published in this way; a changed file is another source.
+
+        When to send, or to give up, is no part of it: with another time the same file goes on too.
+        """
         found = os.fstat(self.fd)
-        message_id = recipe.message_id.text if recipe.message_id is not None else None
+        optional = {"message_id": recipe.message_id, "ordering_key": recipe.ordering_key}
+        given = {name: template.text for name, template in optional.items() if template is not None}
         return json.dumps(
             {
                 "path": str(Path(self.name).resolve()),
@@ -92,7 +96,8 @@ class Source:
                 "mtime_ns": found.st_mtime_ns,
                 "exchange": recipe.exchange.text,
                 "routing_key": recipe.routing_key.text,
-                "message_id": message_id,
+                "message_id": None,  # what has none, and no key, is named as it always was
                 "is_ndjson": recipe.is_ndjson,
             }
+            | given
         )

@@ -221,12 +221,14 @@ class Summary:
             )
         if self.outbox is None:
             return line
-        return f"{line}; see `reliablepub outbox parked --outbox {self.outbox}`"
+        return f"{line}; see `reliablepub outbox list --state parked --outbox {self.outbox}`"
 
     def _still_open(self) -> str:
         open_ = count_of(self.open, "message")
         are = "is" if self.open == 1 else "are"
         why = self.reason or _WHY.get(self.stopped, "the broker has not confirmed them in time")
+        if self.stopped is Stopped.NOT_DUE:  # however the connection is
+            why = "their time has not come"
         if self.outbox is None:
             return (
                 f"{open_} {are} not confirmed ({why}), and there is no outbox to keep them: "

@@ -1,6 +1,9 @@
 """The durable table between the application and the broker."""
 
-from reliablepub.outbox.inspection import OutboxStatus
+from reliablepub.outbox.audit import Audit
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.inspection import HeldKey, OutboxStatus
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.salvage import BrokenRow, Salvaged
 
-__all__ = ["Outbox", "OutboxStatus"]
+__all__ = ["Audit", "BrokenRow", "HeldKey", "Outbox", "OutboxKeys", "OutboxStatus", "Salvaged"]

@@ -1,6 +1,6 @@
 """How an outbox file is created, opened and written to, so that nothing is lost on the way.
 
-Knows: paths, modes, pragmas and transactions. Must never know: messages.
+Knows: paths, modes and pragmas. Must never know: messages.
 
 The file is never opened by anything but SQLite while this process may have it open: closing any
 other descriptor would drop SQLite's locks, and the next process to close the database would then
@@ -10,25 +10,26 @@ looked at by name (``lstat``).
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked, OutboxUnsure
-from reliablepub.outbox.failures import is_io_error, os_error, outbox_error
+from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
+from reliablepub.outbox import checkpoints
+from reliablepub.outbox.failures import is_unfinished, os_error, outbox_error, reported
 from reliablepub.outbox.migrate import is_current, migrate, migrations, version_of
+from reliablepub.outbox.transactions import transaction
 
+LOGGER: Final = logging.getLogger("reliablepub")
 BUSY_TIMEOUT_S: Final = 5.0
-CHECKPOINT_PAGES: Final = 1_000
-"""4 MiB: larger ones were not measurably faster, and `ballast` must outweigh one checkpoint."""
-JOURNAL_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What a log that a stuck reader let grow is cut back to."""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -78,20 +79,21 @@ def check_database(path: Path) -> None:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
-        raise outbox_error(path, error) from error
+        if not is_unfinished(error):  # a database it is; whoever opens it to write undoes that
+            raise outbox_error(path, error) from error
 
 
-def open_writer(path: Path, *, checkpoints: bool) -> sqlite3.Connection:
+def open_writer(path: Path, *, is_relay: bool) -> sqlite3.Connection:
     """Open an outbox to write to it; create it, readable by its owner only, where there is none.
 
     Args:
         path: absolute.
-        checkpoints: only the relay moves the write-ahead log into the database: one process that
-            does it is enough, and two were the trigger of a rare corruption before SQLite 3.51.3.
+        is_relay: the one with the lease moves the log into the database, now and then.
     """
     if not check_file(path):
         _create(path)
-    try:
+    _warn_of_folder(path.parent)
+    with reported(path):
         # Used by one thread at a time, which the owner sees to; not always the same one.
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=rw",
@@ -100,13 +102,9 @@ def open_writer(path: Path, *, checkpoints: bool) -> sqlite3.Connection:
             isolation_level=None,
             check_same_thread=False,
         )
-    except sqlite3.Error as error:
-        raise outbox_error(path, error) from error
     try:
-        _prepare(connection, path, checkpoints=checkpoints)
-    except sqlite3.Error as error:
-        connection.close()
-        raise outbox_error(path, error) from error
+        with reported(path):
+            _prepare(connection, path, is_relay=is_relay)
     except BaseException:
         connection.close()
         raise
@@ -127,7 +125,8 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             )
         if version < len(migrations()):
             raise NotAnOutbox(
-                f"outbox {path} is of the older version {version}; the next relay updates it"
+                f"outbox {path} is of the older version {version}; the next relay updates it, "
+                "or `reliablepub outbox migrate`"
             )
         yield connection
 
@@ -143,7 +142,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     """
     if not path.is_file():
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
-    try:
+    with reported(path):
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )
@@ -154,45 +153,18 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
             yield connection, version_of(connection.cursor(), path)
         finally:
             connection.close()
-    except sqlite3.Error as error:
-        raise outbox_error(path, error) from error
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """One transaction, wholly or not at all; takes the write lock at once.
-
-    A transaction that begins by reading cannot wait for the lock later (SQLITE_BUSY_SNAPSHOT).
-
-    Raises:
-        OutboxUnsure: the commit itself failed on the disk; do not go on with this connection.
-        OutboxError: nothing was changed.
-    """
-    committing = False
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        committing = True
-        connection.execute("COMMIT")
-    except BaseException as error:
-        _roll_back(connection)
-        if committing and is_io_error(error):
-            raise OutboxUnsure(
-                f"outbox {path}: the disk failed during a commit, so what it holds is not known; "
-                f"open it again and look ({error})"
-            ) from error
-        if isinstance(error, sqlite3.Error):
-            raise outbox_error(path, error) from error
-        raise
-
-
-def _roll_back(connection: sqlite3.Connection) -> None:
-    """End the transaction if it is still open: some errors have ended it already."""
-    try:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-    except sqlite3.Error:
-        pass  # the error that brought us here says more
+@cache
+def _warn_of_folder(folder: Path) -> None:
+    """Once: it is not refused, because volumes of containers are often made so."""
+    mode = folder.stat().st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        LOGGER.warning(
+            "every user may replace the outbox in folder %s; take the right to write away from "
+            "others (chmod o-w)",
+            folder,
+        )
 
 
 def _create(path: Path) -> None:
@@ -206,13 +178,14 @@ def _create(path: Path) -> None:
         raise os_error(path, error) from error
 
 
-def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -> None:
+def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
     connection.execute("BEGIN")  # only to read: who finds it current waits for no writer
     try:
         is_ready = is_current(connection.cursor(), path)
     finally:
         connection.execute("ROLLBACK")
     if not is_ready:
+        _make_shrinkable(connection)
         with transaction(connection, path):
             migrate(connection.cursor(), path)
     retry_while_locked = Retrying(
@@ -223,24 +196,22 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, checkpoints: bool) -
     )
     retry_while_locked(_write_ahead, connection, path)
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
-    connection.execute("PRAGMA secure_delete = FAST")
-    connection.execute(f"PRAGMA journal_size_limit = {JOURNAL_BYTES_MAX:d}")
-    # The last connection to close moves the log whatever this says, but alone: SQLite does it under
-    # an exclusive lock on the database, so there is nobody to race with. It is not turned off
-    # (SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE): where no relay runs, nothing else would shorten the log,
-    # and each opening reads all of it. What is left before SQLite 3.51.3: in an application's own
-    # database its own connections checkpoint every 1000 pages, beside the relay, unless it sets
-    # `PRAGMA wal_autocheckpoint = 0` on them. They are not ours to set.
-    pages = CHECKPOINT_PAGES if checkpoints else 0
-    connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
+    connection.execute("PRAGMA secure_delete = ON")  # what is confirmed is in no free page either
+    connection.execute(f"PRAGMA journal_size_limit = {checkpoints.LOG_BYTES_KEPT:d}")
+    checkpoints.set_pages(connection, checkpoints.CHECKPOINT_PAGES if is_relay else 0)
+
+
+def _make_shrinkable(connection: sqlite3.Connection) -> None:
+    """Let a file of our own give free pages back; one that has pages is left as it is."""
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    if pages == 0:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
 
 
 def _write_ahead(connection: sqlite3.Connection, path: Path) -> None:
     """Switch to a write-ahead log: needs the file alone for a moment; SQLite does not wait."""
-    try:
+    with reported(path):
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-    except sqlite3.Error as error:
-        raise outbox_error(path, error) from error
     if mode != "wal":
         raise OutboxError(
             f"outbox {path} cannot have a write-ahead log (it stays in mode {mode!r}); "

@@ -9,19 +9,26 @@ verdict.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Final, Protocol
 
+from reliablepub.errors import Damaged, Withdrawn
 from reliablepub.message import Message
-from reliablepub.outcome import Outcome
+from reliablepub.outcome import Outcome, Persistence
+
+HELD: Final = float("inf")
+"""The ``due_at`` of an entry that waits until its destination is well."""
 
 
 class Waiter(Protocol):
     """Somebody who wants to know what becomes of an entry."""
 
     def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take the final outcome. Called once for each entry, from the relay's thread."""
+        """Take the final outcome, from the relay's thread; each entry ends in this or the next."""
+
+    def withdrawn(self, error: Withdrawn | Damaged) -> None:
+        """Learn that an entry was parked or discarded, and not by the relay's verdict."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +44,9 @@ class Entry:
         returned: how often it was unroutable.
         refused: how often the broker closed a channel because of it.
         uncertain: how often its fate was unknowable.
+        expires_at: wall clock time after which nobody wants it any more, or None.
+        refused_at: wall clock time when it was nacked, returned or refused first, or None.
+        is_discarded: in memory only: it is given up, and not parked.
         waiter: in memory only.
     """
 
@@ -48,7 +58,42 @@ class Entry:
     returned: int = 0
     refused: int = 0
     uncertain: int = 0
+    expires_at: float | None = None
+    refused_at: float | None = None
+    is_discarded: bool = False
     waiter: Waiter | None = None
+
+    @property
+    def is_for_now(self) -> bool:
+        """Whether it waits for nothing and can go from memory; others are found on disk."""
+        return self.due_at is None and self.message.ordering_key is None
+
+    def is_late(self, now: float) -> bool:
+        """Whether its deadline has passed."""
+        return self.expires_at is not None and self.expires_at <= now
+
+    @property
+    def attempts(self) -> int:
+        """How many attempts ended without a confirm."""
+        return self.nacked + self.returned + self.refused + self.uncertain
+
+    @property
+    def persistence(self) -> Persistence:
+        """Whether a queue may hold it after all these attempts."""
+        if self.nacked or self.uncertain:
+            return Persistence.POSSIBLY_PERSISTED
+        return Persistence.NOT_WRITTEN
+
+    @classmethod
+    def accepted(cls, message: Message, now: float) -> Entry:
+        """A message that is accepted now: from here on its times are those of the wall clock."""
+        entry = cls(message, now)
+        if message.not_before is not None:
+            due_at = message.not_before.timestamp()
+            entry.due_at = due_at if due_at > now else None
+        if message.expires_in_s is not None:
+            entry.expires_at = now + message.expires_in_s
+        return entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +124,71 @@ class Sent:
     entries: Sequence[Entry]
 
 
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What a person did to one message, beside the relay.
+
+    Attributes:
+        id: of the entry.
+        message_id: of the message.
+        exchange: where it was to go until then.
+        routing_key: with which routing key.
+        action: ``retry``, ``park``, ``discard`` or ``reroute``.
+        person: who it was.
+        note: why, in their words.
+        is_open: whether it is to be published still.
+    """
+
+    id: int
+    message_id: str
+    exchange: str
+    routing_key: str
+    action: str
+    person: str
+    note: str
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRow:
+    """A row that is not what was stored.
+
+    Attributes:
+        id: of the entry.
+        message_id: as far as it can be read, like the two that follow.
+        exchange: where the message was to go.
+        routing_key: with which routing key.
+        reason: what is wrong with it.
+    """
+
+    id: int
+    message_id: str
+    exchange: str
+    routing_key: str
+    reason: str
+
+
+class Intervened(Exception):
+    """People have changed messages that the relay may hold; `Store.touched` tells which."""
+
+
+@dataclass(slots=True)
+class Release:
+    """Entries that wait until their destination is well, and need wait no longer.
+
+    Attributes:
+        destination: exchange and routing key; None for every one.
+        limit: how many may go, lowest ids first.
+        at: their due time from now on.
+        count: how many there were; the commit fills it in.
+    """
+
+    destination: tuple[str, str] | None
+    limit: int
+    at: float
+    count: int = 0
+
+
 @dataclass(slots=True)
 class Turn:
     """Everything that one turn of the relay changes, committed in one transaction.
@@ -88,20 +198,29 @@ class Turn:
         sources: how many of the new entries came from which named source (see `Store.position`).
         confirmed: entries to remove: the broker has taken responsibility.
         parked: last attempts of entries that are given up, with the reason.
+        discarded: last attempts of entries that are given up and not kept.
         rescheduled: entries whose counts and ``due_at`` changed.
         attempts: ended attempts to keep as history (parked ones included).
         sent: tags about to be written to the wire.
         finished: earlier ``sent`` ranges of which no tag is outstanding any more.
+        released: which of those that are `HELD` are due now.
     """
 
     new: list[Entry] = field(default_factory=list)
     sources: dict[str, int] = field(default_factory=dict)
     confirmed: list[Entry] = field(default_factory=list)
     parked: list[Attempt] = field(default_factory=list)
+    discarded: list[Attempt] = field(default_factory=list)
     rescheduled: list[Entry] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
     sent: list[Sent] = field(default_factory=list)
     finished: list[Sent] = field(default_factory=list)
+    released: list[Release] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it changes nothing."""
+        return not any(getattr(self, name) for name in self.__dataclass_fields__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +232,7 @@ class Counters:
         confirmed: of those, confirmed.
         parked: of those, parked now.
         expired: of those, parked as expired now.
-        discarded: of those, thrown away by a person.
+        discarded: of those, thrown away by a person or the policy.
         open_bytes: `Message.size` of the open ones, summed.
     """
 
@@ -157,14 +276,31 @@ class Store(Protocol):
         """Make one turn durable, wholly or not at all.
 
         Raises:
+            Intervened: a person has changed messages since the last `touched`, so nothing of the
+                turn was stored: let go of them first.
             OutboxDiskFull: nothing of the turn was stored; the same turn may be tried again.
             OutboxError: the store cannot go on.
         """
 
-    def read_ready(self, first_id: int, last_id: int, *, limit: int, bytes_max: int) -> list[Entry]:
+    def read_ready(
+        self, first_id: int, last_id: int, *, limit: int, bytes_max: int
+    ) -> tuple[list[Entry], int]:
         """Entries with ``first_id <= id <= last_id`` that wait for nothing, lowest ids first.
 
-        At least one, where there is any, even if it is larger than ``bytes_max``.
+        Of those that share an ordering key, only one whose turn it is. At least one, even if it is
+        larger than ``bytes_max``, unless a page of others had to be passed over.
+
+        Returns:
+            the entries, and up to which id all have been read or passed over.
+        """
+
+    def read_first(
+        self, keys: Sequence[str], now: float, *, bytes_max: int
+    ) -> tuple[list[Entry], int]:
+        """The first open entry of each key, if it waits for nothing and its key is not held.
+
+        Returns:
+            the entries, and how many of the keys were looked at.
         """
 
     def read_due(
@@ -172,17 +308,47 @@ class Store(Protocol):
     ) -> tuple[list[Entry], float | None]:
         """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first.
 
-        At least one, where there is any, even if it is larger than ``bytes_max``.
+        At least one, where there is any, even if it is larger than ``bytes_max``. One with an
+        ordering key is left out unless its turn has come; from now on it waits for that alone.
 
         Returns:
             the entries, and when the next one falls due (None: none is waiting).
+
+        Raises:
+            Intervened: a person has changed messages since the last `touched`: let go of them
+                first, or one of these may be in memory twice.
         """
 
-    def lowest_open(self) -> int | None:
-        """Lowest id that is still open, or None."""
+    def read_expired(
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
+    ) -> tuple[list[Entry], float | None]:
+        """Entries whose ``expires_at`` has come and whose id is not in ``loaded``, likewise.
+
+        Returns:
+            the entries, and when the next one expires (None: none does).
+        """
+
+    def lowest_awaited(self, first_id: int, at: float) -> int | None:
+        """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None.
+
+        A message that its sender put off until later than ``at`` is not awaited, nor one that a
+        parked message of its key holds back; a retry is.
+        """
+
+    def has_held(self) -> bool:
+        """Whether any entry is `HELD`."""
 
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""
+
+    def show(self, picture: Mapping[str, object]) -> None:
+        """Let those who look at the store see how its relay is doing. Nothing depends on it."""
+
+    def touched(self) -> Sequence[Touched]:
+        """What people did to single messages since the last call, or since the store was opened."""
+
+    def damaged(self) -> Sequence[DamagedRow]:
+        """Rows that were parked since the last call, because they are not what was stored."""
 
     def position(self, source: str) -> int:
         """How many entries of a named source have ever been stored, in the same transactions."""

@@ -7,21 +7,50 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from reliablepub.errors import NotAnOutbox, OutboxDiskFull, OutboxError, OutboxLocked
+from reliablepub.errors import (
+    NotAnOutbox,
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+)
 
 _IOERR: Final = 10
+_CORRUPT: Final = 11
+_READONLY_ROLLBACK: Final = 8 | 3 << 8
 _PRIMARY_CODE: Final = 0xFF
 
-
-def is_io_error(error: BaseException) -> bool:
-    """Whether a read, a write or a sync failed: what is on disk is then not known."""
-    return isinstance(error, sqlite3.Error) and _code(error) == _IOERR
+_DECIDED: Final = frozenset({5, 6, 13, 19})
+"""SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that ends with one of these has not happened."""
 
 
-_LOCKED = (
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file is not what SQLite once wrote (SQLITE_CORRUPT)."""
+    return _code(error) == _CORRUPT
+
+
+def is_unfinished(error: sqlite3.Error) -> bool:
+    """Whether somebody who may write must first undo what another process has left half done.
+
+    Only before there is a write-ahead log: while the outbox is made, or in an application's file.
+    """
+    return getattr(error, "sqlite_errorcode", 0) == _READONLY_ROLLBACK
+
+
+def is_decided(error: sqlite3.Error) -> bool:
+    """Whether a commit that failed so is known to be undone.
+
+    After any other error (a write or a sync that failed) the disk may have all of it.
+    """
+    return _code(error) in _DECIDED
+
+
+_LOCKED: Final = (
     OutboxLocked,
     "is locked by another process for longer than we wait; nothing of this was stored; try again",
 )
@@ -30,14 +59,17 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     6: _LOCKED,  # SQLITE_LOCKED
     8: (OutboxError, "cannot be written; look at its owner and mode"),  # SQLITE_READONLY
     _IOERR: (
-        OutboxError,
-        "cannot be read or written by the operating system; look at the disk and the system's log",
+        OutboxDiskFailed,
+        (
+            "cannot be read or written by the operating system: nothing of this was stored; look "
+            "at the disk and the system's log"
+        ),
     ),
-    11: (  # SQLITE_CORRUPT
+    _CORRUPT: (
         OutboxError,
         (
-            "is damaged; stop its publishers, copy it and its -wal file, and recover the copy "
-            "with the .recover command of sqlite3"
+            "is damaged; stop what uses it, and copy every intact message into a new one with "
+            "`reliablepub outbox salvage`"
         ),
     ),
     13: (  # SQLITE_FULL
@@ -49,8 +81,12 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     ),
     14: (
         OutboxError,
-        "cannot be opened; look at the modes of it and its folder",
+        (
+            "cannot be opened; look at the modes of it and its folder, and whether the file "
+            "system is mounted read-only"
+        ),
     ),  # SQLITE_CANTOPEN
+    15: _LOCKED,  # SQLITE_PROTOCOL: too many others at the same lock, for seconds
     26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
 }
 
@@ -58,8 +94,19 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     """The error to raise for one of SQLite's."""
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
+    if is_unfinished(error):
+        meaning = "holds a transaction that was cut off; the next message or relay undoes it first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return kind(f"outbox {path} {meaning} (SQLite: {error}, {name})")
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Whatever SQLite raises in here is raised in our words."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise outbox_error(path, error) from error
 
 
 def os_error(path: Path, error: OSError) -> OutboxError:

@@ -7,15 +7,19 @@ Every look is one consistent read transaction of its own, on a connection that c
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from sqlite_utils import Database
+from typing import TYPE_CHECKING, Any
 
 from reliablepub.outbox.database import looking, reading
 from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.sql import QUERIES
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,9 @@ class OutboxStatus:
         confirmed: messages that the broker has taken responsibility for.
         parked: messages given up, kept for a person.
         expired: messages whose own deadline passed first, kept too.
-        discarded: messages thrown away by a person.
-        waiting: open messages that wait for a time to be sent again.
+        discarded: messages thrown away, by a person or by the retry policy.
+        waiting: open messages that wait for a time to be sent, or sent again.
+        held_keys: ordering keys that a parked message holds.
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970).
         relay: process that relays it now, or None.
         bytes_on_disk: the database and its write-ahead log.
@@ -45,6 +50,7 @@ class OutboxStatus:
     expired: int
     discarded: int
     waiting: int
+    held_keys: int
     oldest_open_at: float | None
     relay: int | None
     bytes_on_disk: int
@@ -83,6 +89,35 @@ class ParkedMessage:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A parked message that holds its ordering key: what was stored after it waits.
+
+    Attributes:
+        ordering_key: the key.
+        id: of the parked message's row.
+        message_id: under which consumers would see it.
+        exchange: where it was to go.
+        routing_key: with which routing key.
+        outcome: how its last attempt ended.
+        reply_code: the broker's code, 0 where it gave none.
+        reply_text: the broker's words, or ours.
+        parked_at: since when (seconds since 1970).
+        held_back: how many messages wait behind it.
+    """
+
+    ordering_key: str
+    id: int
+    message_id: str
+    exchange: str
+    routing_key: str
+    outcome: str
+    reply_code: int
+    reply_text: str
+    parked_at: float
+    held_back: int
+
+
 def read_status(path: Path) -> OutboxStatus:
     """Look at an outbox.
 
@@ -91,11 +126,12 @@ def read_status(path: Path) -> OutboxStatus:
     """
     relay = holder_pid(path)
     with reading(path) as connection:
-        database = Database(connection)
+        database = _tables(connection)
         ledger = _one(database, "ledger")
         settled = sum(ledger[name] for name in ("confirmed", "parked", "expired", "discarded"))
         in_flight = _one(database, "in_flight_count")["count(*)"] if relay is not None else 0
         waiting = _one(database, "waiting_count")["count(*)"]
+        held_keys = next(iter(_one(database, "held_key_count").values()))
         oldest = _one(database, "oldest_open_at")
     return OutboxStatus(
         stored=ledger["stored"],
@@ -106,6 +142,7 @@ def read_status(path: Path) -> OutboxStatus:
         expired=ledger["expired"],
         discarded=ledger["discarded"],
         waiting=waiting,
+        held_keys=held_keys,
         oldest_open_at=oldest.get("stored_at"),
         relay=relay,
         bytes_on_disk=_bytes_on_disk(path),
@@ -119,8 +156,60 @@ def read_parked(path: Path, *, limit: int) -> list[ParkedMessage]:
         NotAnOutbox: there is no outbox.
     """
     with reading(path) as connection:
-        rows = list(Database(connection).query(QUERIES["parked"], (limit,)))
+        rows = list(_tables(connection).query(QUERIES["parked"], (limit,)))
     return [ParkedMessage(**row) for row in rows]
+
+
+def read_held_keys(path: Path, *, limit: int) -> list[HeldKey]:
+    """Parked messages that hold their ordering keys, by key.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with reading(path) as connection:
+        rows = list(_tables(connection).query(QUERIES["held_keys"], (limit,)))
+    return [HeldKey(**row) for row in rows]
+
+
+def read_in_flight(path: Path, *, limit: int) -> list[dict[str, Any]]:
+    """Delivery tags that the running relay has sent and the broker has not answered.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    is_relayed = holder_pid(path) is not None
+    with reading(path) as connection:
+        values = {"id": None, "limit": limit if is_relayed else 0}
+        return list(_tables(connection).query(QUERIES["in_flight"], values))
+
+
+def read_ambiguous(path: Path, *, limit: int) -> list[dict[str, Any]]:
+    """Messages with an attempt after which nobody knew whether a queue had them, newest first.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with reading(path) as connection:
+        return list(_tables(connection).query(QUERIES["ambiguous"], (limit,)))
+
+
+def read_figures(path: Path, *, is_all: bool) -> dict[str, Counter[int]]:
+    """How many messages there are by age, attempts and size, in classes (see ``figures``).
+
+    Args:
+        path: the outbox.
+        is_all: those that were given up, too.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    counts: dict[str, Counter[int]] = {"age": Counter(), "attempts": Counter(), "size": Counter()}
+    with reading(path) as connection:
+        values = {"now": time.time(), "is_all": is_all}
+        for row in _tables(connection).query(QUERIES["figures"], values):
+            for name, found in counts.items():
+                found[row[name]] += row["messages"]
+    return counts
 
 
 def read_position(path: Path, source: str) -> int:
@@ -135,6 +224,12 @@ def read_position(path: Path, source: str) -> int:
         query = QUERIES["position"]
         row = connection.execute(query, (source,)).fetchone() if version else None
         return int(row[0]) if row else 0
+
+
+def _tables(connection: sqlite3.Connection) -> Database:
+    from sqlite_utils import Database  # noqa: PLC0415 - 50 ms that no producer should wait for
+
+    return Database(connection)
 
 
 def _one(database: Database, name: str) -> dict[str, Any]:

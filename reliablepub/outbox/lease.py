@@ -18,13 +18,15 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_exception_type, wait_fixed
 
 from reliablepub.errors import OutboxInUse
 from reliablepub.outbox.failures import os_error
 
 ACQUIRE_TIMEOUT_S = 1.0
 """A predecessor that was killed is given this long to be gone."""
+BORROWED_MAX_S = 30.0
+"""Who has borrowed the lease for a checkpoint is given this long."""
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()
@@ -42,6 +44,10 @@ def lock_path(outbox: Path) -> Path:
 class Lease:
     """The right to relay one outbox, from construction until `release` or the end of the process.
 
+    Args:
+        outbox: its path.
+        timeout_s: how long a relay that has it is waited for.
+
     Raises:
         OutboxInUse: another process (or publisher in this process) has it; says which.
         OutboxError: the lock file cannot be used.
@@ -52,7 +58,11 @@ class Lease:
         self._fd = -1
         attempts = Retrying(
             retry=retry_if_exception_type(_Taken),
-            stop=stop_after_delay(timeout_s),
+            # Who has it without a name has borrowed it, and will not be long.
+            stop=lambda state: (
+                (state.seconds_since_start or 0.0)
+                >= (BORROWED_MAX_S if _named_pid(self._path) is None else timeout_s)
+            ),
             wait=wait_fixed(0.02),
             reraise=True,
         )
@@ -73,6 +83,20 @@ class Lease:
             self.release()
             raise os_error(self._path, error) from error
         _held.add(self)
+
+    @classmethod
+    def borrow(cls, outbox: Path) -> Lease | None:
+        """Have it for a moment, without a name: who asks will see no relay. None if it is taken."""
+        lease = cls.__new__(cls)
+        lease._path, lease._fd = lock_path(outbox), -1  # noqa: SLF001 - same class
+        try:
+            lease._fd = _locked_fd(lock_path(outbox))  # noqa: SLF001
+            os.ftruncate(lease._fd, 0)  # noqa: SLF001 - a relay that was killed has left its name
+        except (_Taken, OSError):
+            lease._drop()  # noqa: SLF001
+            return None
+        _held.add(lease)
+        return lease
 
     @property
     def is_held(self) -> bool:

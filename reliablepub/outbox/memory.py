@@ -1,16 +1,74 @@
 """The store of a publisher without a disk: the same contract, and nothing survives the process.
 
+What was given up is gone for good, so it holds no ordering key: nobody could release it.
+
 Knows: the contract of `Store`. Must never know: SQL, files.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
+from typing import Final
 
-from reliablepub.outbox.entry import Counters, Entry, Snapshot, Turn
+from reliablepub.outbox.entry import (
+    HELD,
+    Counters,
+    DamagedRow,
+    Entry,
+    Release,
+    Snapshot,
+    Touched,
+    Turn,
+)
 from reliablepub.outcome import OutcomeKind
+
+_CROWDED_MIN: Final = 1_000
+
+
+class _Times:
+    """Which entry's time comes first; a time that its entry no longer has is stale.
+
+    Args:
+        time_of: the time of an entry as it is now, None also if the entry is gone.
+    """
+
+    def __init__(self, time_of: Callable[[int], float | None]) -> None:
+        self._time_of = time_of
+        self._heap: list[tuple[float, int]] = []
+        self._crowded_at = _CROWDED_MIN
+
+    def add(self, at: float, id_: int) -> None:
+        heapq.heappush(self._heap, (at, id_))
+        if len(self._heap) > self._crowded_at:
+            self._heap = [item for item in set(self._heap) if self._time_of(item[1]) == item[0]]
+            heapq.heapify(self._heap)
+            self._crowded_at = max(_CROWDED_MIN, 2 * len(self._heap))
+
+    def first(
+        self, now: float, limit: int, loaded: Container[int]
+    ) -> tuple[list[tuple[float, int]], float | None]:
+        """Times that have come and their ids, and the first time that is not among them."""
+        found: list[tuple[float, int]] = []
+        keep: list[tuple[float, int]] = []
+        next_at: float | None = None
+        while self._heap:
+            at, id_ = item = heapq.heappop(self._heap)
+            if self._time_of(id_) != at or (keep and keep[-1] == item):
+                continue
+            keep.append(item)
+            if id_ in loaded:
+                continue
+            if at > now or len(found) >= limit:
+                next_at = at
+                break
+            found.append(item)
+        for item in keep:
+            heapq.heappush(self._heap, item)
+        return found, next_at
 
 
 class MemoryStore:
@@ -18,8 +76,9 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._open: dict[int, Entry] = {}
-        # Times and ids; one that disagrees with its entry is stale, and skipped when it is met.
-        self._waiting: list[tuple[float, int]] = []
+        self._waiting = _Times(self._due_at)
+        self._expiring = _Times(self._expires_at)
+        self._by_key: dict[str, deque[int]] = {}
         self._positions: dict[str, int] = {}
         self._snapshot = Snapshot(0, Counters())
         self._lowest_id = 1
@@ -41,86 +100,184 @@ class MemoryStore:
             assert entry.id == 0, f"{entry.message!r} is stored already"
             last_id += 1
             entry.id = last_id
-            self._open[last_id] = entry
+            self._add(entry)
             size += entry.message.size
         for name, count in turn.sources.items():
             self._positions[name] = self.position(name) + count
-        confirmed = parked = expired = 0
-        for entry in turn.confirmed:
-            if self._open.pop(entry.id, None):
-                confirmed += 1
-                size -= entry.message.size
-        for attempt in turn.parked:
-            if self._open.pop(attempt.entry.id, None):
-                is_expired = attempt.outcome.kind is OutcomeKind.EXPIRED
-                expired += is_expired
-                parked += not is_expired
-                size -= attempt.entry.message.size
+        confirmed, confirmed_bytes = self._take_out(turn.confirmed)
+        is_expired = [attempt.outcome.kind is OutcomeKind.EXPIRED for attempt in turn.parked]
+        given_up = [attempt.entry for attempt in turn.parked]
+        expired, expired_bytes = self._take_out(compress(given_up, is_expired))
+        parked, parked_bytes = self._take_out(given_up)
+        discarded, discarded_bytes = self._take_out(gone.entry for gone in turn.discarded)
+        size -= confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
         for entry in (*turn.new, *turn.rescheduled):
             if entry.due_at is not None and entry.id in self._open:
-                heapq.heappush(self._waiting, (entry.due_at, entry.id))
+                self._waiting.add(entry.due_at, entry.id)
+        for release in turn.released:
+            self._release(release)
         counters = replace(
             counters,
             stored=counters.stored + len(turn.new),
             confirmed=counters.confirmed + confirmed,
             parked=counters.parked + parked,
             expired=counters.expired + expired,
+            discarded=counters.discarded + discarded,
             open_bytes=counters.open_bytes + size,
         )
         self._snapshot = Snapshot(last_id, counters)
         return self._snapshot
 
-    def read_ready(self, first_id: int, last_id: int, *, limit: int, bytes_max: int) -> list[Entry]:
+    def _release(self, release: Release) -> None:
+        """Those that were held are due."""
+        held = (
+            entry
+            for entry in self._open.values()
+            if entry.due_at == HELD
+            and release.destination in {None, (entry.message.exchange, entry.message.routing_key)}
+        )
+        chosen = sorted(held, key=lambda entry: entry.id)[: release.limit]
+        for entry in chosen:
+            entry.due_at = release.at
+            self._waiting.add(release.at, entry.id)
+        release.count = len(chosen)
+
+    def _take_out(self, entries: Iterable[Entry]) -> tuple[int, int]:
+        """How many of these were open until now, and their bytes."""
+        gone = [self._open.pop(entry.id, None) for entry in entries]
+        sizes = [entry.message.size for entry in gone if entry is not None]
+        return len(sizes), sum(sizes)
+
+    def read_ready(
+        self, first_id: int, last_id: int, *, limit: int, bytes_max: int
+    ) -> tuple[list[Entry], int]:
         """Entries with ``first_id <= id <= last_id`` that wait for nothing, lowest ids first."""
         entries: list[Entry] = []
         size = 0
-        first_id = max(first_id, self.lowest_open() or 1)
+        first_id = max(first_id, self._lowest_open())
         for id_ in range(first_id, min(last_id, self._snapshot.last_id) + 1):
             entry = self._open.get(id_)
-            if entry is None or entry.due_at is not None:
+            if entry is None or entry.due_at is not None or not self._is_first(entry):
                 continue
             size += entry.message.size
             if len(entries) >= limit or (entries and size > bytes_max):
-                break
+                return entries, id_ - 1
             entries.append(entry)
-        return entries
+        return entries, last_id
+
+    def read_first(
+        self, keys: Sequence[str], now: float, *, bytes_max: int
+    ) -> tuple[list[Entry], int]:
+        """The first open entry of each key, if it waits for nothing; nothing is held in memory."""
+        entries: list[Entry] = []
+        size = 0
+        for index, key in enumerate(keys):
+            entry = self._first_of(key)
+            if entry is None or (entry.due_at is not None and entry.due_at > now):
+                continue
+            size += entry.message.size
+            if entries and size > bytes_max:
+                return entries, index
+            entries.append(entry)
+        return entries, len(keys)
 
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first."""
-        entries: list[Entry] = []
-        keep: list[tuple[float, int]] = []
-        next_due_at: float | None = None
-        size = 0
-        while self._waiting:
-            due_at, id_ = heapq.heappop(self._waiting)
-            entry = self._open.get(id_)
-            if entry is None or entry.due_at != due_at or (keep and keep[-1] == (due_at, id_)):
-                continue
-            keep.append((due_at, id_))
-            if id_ in loaded:
-                continue
-            size += entry.message.size
-            if due_at > now or len(entries) >= limit or (entries and size > bytes_max):
-                next_due_at = due_at
-                break
-            entries.append(entry)
-        for item in keep:
-            heapq.heappush(self._waiting, item)
-        return entries, next_due_at
+        found, next_at = self._read_timed(self._waiting, now, limit, bytes_max, loaded)
+        entries = [entry for entry in found if self._is_first(entry)]
+        for entry in found:
+            if not self._is_first(entry):
+                entry.due_at = None
+        return entries, next_at
 
-    def lowest_open(self) -> int | None:
-        """Lowest id that is still open, or None."""
-        if not self._open:
-            return None
-        while self._lowest_id not in self._open:  # ids only grow, so this never looks back
-            self._lowest_id += 1
+    def read_expired(
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
+    ) -> tuple[list[Entry], float | None]:
+        """Entries whose ``expires_at`` has come and whose id is not in ``loaded``, likewise."""
+        return self._read_timed(self._expiring, now, limit, bytes_max, loaded)
+
+    def lowest_awaited(self, first_id: int, at: float) -> int | None:
+        """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
+        for id_ in range(max(first_id, self._lowest_open()), self._snapshot.last_id + 1):
+            entry = self._open.get(id_)
+            if entry is None:
+                continue
+            if entry.due_at is None or entry.due_at <= at or entry.due_at == HELD:
+                return id_
+            if entry.nacked or entry.returned or entry.refused:
+                return id_
+        return None
+
+    def _read_timed(
+        self, times: _Times, now: float, limit: int, bytes_max: int, loaded: Container[int]
+    ) -> tuple[list[Entry], float | None]:
+        found, next_at = times.first(now, limit, loaded)
+        entries: list[Entry] = []
+        size = 0
+        for at, id_ in found:
+            entry = self._open[id_]
+            size += entry.message.size
+            if entries and size > bytes_max:
+                return entries, at
+            entries.append(entry)
+        return entries, next_at
+
+    def _add(self, entry: Entry) -> None:
+        self._open[entry.id] = entry
+        if entry.expires_at is not None:
+            self._expiring.add(entry.expires_at, entry.id)
+        if entry.message.ordering_key is not None:
+            self._by_key.setdefault(entry.message.ordering_key, deque()).append(entry.id)
+
+    def _is_first(self, entry: Entry) -> bool:
+        key = entry.message.ordering_key
+        return key is None or self._first_of(key) is entry
+
+    def _first_of(self, key: str) -> Entry | None:
+        """The open entry of this key that was stored first."""
+        ids = self._by_key.get(key)
+        while ids:
+            entry = self._open.get(ids[0])
+            if entry is not None:
+                return entry
+            ids.popleft()
+        self._by_key.pop(key, None)
+        return None
+
+    def _due_at(self, id_: int) -> float | None:
+        entry = self._open.get(id_)
+        return None if entry is None else entry.due_at
+
+    def _expires_at(self, id_: int) -> float | None:
+        entry = self._open.get(id_)
+        return None if entry is None else entry.expires_at
+
+    def _lowest_open(self) -> int:
+        """Lowest id that is open, or one beyond the last."""
+        while self._lowest_id <= self._snapshot.last_id and self._lowest_id not in self._open:
+            self._lowest_id += 1  # ids only grow, so this never looks back
         return self._lowest_id
+
+    def has_held(self) -> bool:
+        """Whether any entry is `HELD`."""
+        return any(entry.due_at == HELD for entry in self._open.values())
 
     def changed_elsewhere(self) -> bool:
         """Never: nobody else can see it."""
         return False
+
+    def show(self, picture: Mapping[str, object]) -> None:
+        """Nobody can look."""
+
+    def damaged(self) -> list[DamagedRow]:
+        """Nothing: memory is not looked at twice."""
+        return []
+
+    def touched(self) -> list[Touched]:
+        """Nothing: nobody else can reach it."""
+        return []
 
     def position(self, source: str) -> int:
         """How many entries of a named source have been stored."""
@@ -129,4 +286,3 @@ class MemoryStore:
     def close(self) -> None:
         """Forget everything."""
         self._open.clear()
-        self._waiting.clear()

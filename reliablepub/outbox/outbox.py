@@ -1,7 +1,6 @@
 """The outbox for those who only put messages in, or look at it; somebody else relays them.
 
-Knows: how to enqueue, also within a transaction of the application's own. Must never know: the
-relay.
+Knows: its file, a connection of its own, and who answers what. Must never know: the relay.
 """
 
 from __future__ import annotations
@@ -10,30 +9,37 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self, TypeVar
 from uuid import uuid4
 
-from reliablepub.errors import ConfigurationError, OutboxError
+from reliablepub.errors import OutboxError, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.database import absolute, open_writer, reading, transaction
+from reliablepub.outbox.audit import Audit, audit
+from reliablepub.outbox.checkpoints import behind_commit_if_long
+from reliablepub.outbox.database import absolute, open_writer, reading
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.enqueuing import Enqueuing, OpenLimits, is_stored
 from reliablepub.outbox.entry import Entry
-from reliablepub.outbox.failures import outbox_error
 from reliablepub.outbox.inspection import (
+    HeldKey,
     OutboxStatus,
     ParkedMessage,
+    read_held_keys,
     read_parked,
     read_position,
     read_status,
 )
-from reliablepub.outbox.migrate import migrate
-from reliablepub.outbox.rows import row_of
+from reliablepub.outbox.interventions import Action, Intervention, change
+from reliablepub.outbox.salvage import Salvaged, salvage
 from reliablepub.outbox.sql import QUERIES
+from reliablepub.outbox.transactions import surely
+from reliablepub.outbox.views import read_view
 
-_NO_CHANGE: Final = {"stored": 0, "confirmed": 0, "parked": 0, "expired": 0, "open_bytes": 0}
+T = TypeVar("T")
+
 _inherited: list[sqlite3.Connection] = []
 """A parent process's connections: closing one here could remove its log, so none ever is."""
 
@@ -47,6 +53,13 @@ class Outbox:
     Args:
         path: the SQLite file, your application's own or another; the first message creates it, or
             adds the outbox to it.
+        keys: encrypt what is enqueued; whoever relays needs them too. Looking needs none.
+        open_messages_max: `enqueue` refuses a message when so many are open, whoever stored them.
+            None: as many as the disk takes.
+        open_bytes_max: likewise, the bytes of open messages (`Message.size`).
+
+    Raises:
+        ConfigurationError: with such a limit no message would ever fit.
 
     Example:
         The message exists if, and only if, the order does::
@@ -56,25 +69,46 @@ class Outbox:
                 Outbox("app.db").enqueue(Message(b"...", exchange="orders"), connection=db)
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keys: OutboxKeys | None = None,
+        open_messages_max: int | None = None,
+        open_bytes_max: int | None = None,
+    ) -> None:
         self.path: Final[Path] = absolute(path)
+        limits = OpenLimits(open_messages_max, open_bytes_max)
+        self._enqueuing = Enqueuing(self.path, keys, limits)
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
 
-    def enqueue(self, message: Message, *, connection: sqlite3.Connection | None = None) -> str:
+    def enqueue(
+        self,
+        message: Message,
+        *,
+        key: str | None = None,
+        connection: sqlite3.Connection | None = None,
+    ) -> str:
         """Store one message; the relay publishes it.
 
         Args:
             message: gets a ``message_id`` if it has none.
+            key: yours for this message, such as ``"order 17 created"``. A second message with the
+                same key is not stored, whichever process enqueues it; keys are remembered for 7
+                days, and as long as their message is open or parked.
             connection: yours, to the same database file. The message becomes part of its open
                 transaction, or of the one that it opens now and you commit. In autocommit mode the
                 message is stored at once. The first message adds the outbox to your database.
 
         Returns:
-            The ``message_id``. Without ``connection``, the message is on disk.
+            The ``message_id``; that of the first message, if the key was there already. Without
+            ``connection``, the message is on disk.
 
         Raises:
+            OutboxFull: a limit of this outbox is reached; it was not stored. A transaction of yours
+                stays open with what else is in it, and keeps the relay from making room.
             OutboxDiskFull: the disk is full; it was not stored.
             OutboxUnsure: the disk failed during the commit; look whether it was stored.
             ConfigurationError: the connection is to another file.
@@ -84,13 +118,13 @@ class Outbox:
         if message.message_id is None:
             message = message.with_message_id(str(uuid4()))
         assert message.message_id is not None
-        entry = Entry(message, time.time())
-        if connection is None:
-            with self._writing() as own:
-                _insert(own.cursor(), entry)
-        else:
-            self._enqueue_within(connection, entry)
-        return message.message_id
+        entry = Entry.accepted(message, time.time())
+        if connection is not None:
+            return self._enqueuing.within(connection, entry, key)
+        return self._write(
+            lambda own: self._enqueuing.insert(own.cursor(), entry, key),
+            lambda own: is_stored(own, entry),
+        )
 
     def status(self) -> OutboxStatus:
         """Look at the outbox, without disturbing anybody.
@@ -107,6 +141,45 @@ class Outbox:
             NotAnOutbox: there is no outbox at this path.
         """
         return read_parked(self.path, limit=limit)
+
+    def rows(self, view: str) -> Iterator[dict[str, object]]:
+        """Rows of a view, by column; taken a piece at a time, however many there are.
+
+        Bodies and headers are not among the columns; times are text, in UTC.
+
+        Args:
+            view: ``open``, ``parked``, ``confirmed`` (as long as they are kept) or ``audit``.
+
+        Raises:
+            ConfigurationError: there is no such view.
+            NotAnOutbox: there is no outbox at this path.
+        """
+        return read_view(self.path, view)
+
+    def audit(self) -> Audit:
+        """Recount the ledger, and compare each row with its checksum; disturbs nobody.
+
+        Raises:
+            NotAnOutbox: there is no outbox at this path.
+            OutboxError: it cannot be read.
+        """
+        return audit(self.path)
+
+    def salvage(self, damaged: str | os.PathLike[str]) -> Salvaged:
+        """Copy every intact message of a damaged outbox into this one, which must not exist yet.
+
+        The damaged file stays as it is. Its messages keep their ids; the history of attempts stays
+        behind. A message that was confirmed already may come back, where the damage hides that.
+
+        Args:
+            damaged: no process uses it, and this one has not since it began: the file is read
+                without SQLite, which would cost an open connection its locks.
+
+        Raises:
+            OutboxInUse: a relay still uses the damaged outbox.
+            OutboxError: it cannot be read, or this one exists already or cannot be written.
+        """
+        return salvage(absolute(damaged), self.path)
 
     def position(self, source: str) -> int:
         """How many messages of a named source are stored (see `Publisher.publish_many`).
@@ -127,14 +200,14 @@ class Outbox:
         """
         if not self.position(source):
             return
-        with self._writing() as connection:
-            connection.execute(QUERIES["forget_source"], (source,))
+        self._write(lambda own: own.execute(QUERIES["forget_source"], (source,)))
 
     def retry(self, ids: Iterable[int] | None = None) -> int:
         """Put parked messages back: they are due now, and their refusals are forgotten.
 
         Args:
-            ids: of `ParkedMessage`; None for all. One that is not parked is left alone.
+            ids: of `ParkedMessage`; None for all. One that is open and waits to be sent again is
+                due now too; any other is left alone.
 
         Returns:
             How many were put back.
@@ -145,21 +218,62 @@ class Outbox:
         """
         with reading(self.path):
             pass  # there is one: a retry must not add an outbox to a database
-        moved = 0
-        with self._writing() as connection:
-            if ids is None:
-                ids = [row[0] for row in connection.execute(QUERIES["parked_ids"])]
-            change = dict(_NO_CHANGE)
-            for id_ in ids:
-                connection.execute(QUERIES["unpark"], (time.time(), id_))
-                row = connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
-                if row is not None:
-                    state, size = row
-                    change[state] -= 1
-                    change["open_bytes"] += size
-                    moved += 1
-            connection.execute(QUERIES["change_ledger"], change).fetchone()
-        return moved
+        wanted = None if ids is None else list(dict.fromkeys(ids))
+        what = Intervention(Action.RETRY)
+
+        def put_back(own: sqlite3.Connection) -> int:
+            chosen = wanted
+            if chosen is None:
+                chosen = [row[0] for row in own.execute(QUERIES["parked_ids"])]
+            return change(own, self.path, chosen, what, time.time()).changed
+
+        return self._write(put_back)
+
+    def held_keys(self, limit: int = 100) -> list[HeldKey]:
+        """Parked messages that hold their ordering keys, with what waits behind each of them.
+
+        `resume_key` tries them again, `skip_key` lets the others go first.
+
+        Raises:
+            NotAnOutbox: there is no outbox at this path.
+        """
+        return read_held_keys(self.path, limit=limit)
+
+    def resume_key(self, ordering_key: str) -> int:
+        """Put back what holds a key: it is due now, and what waits behind it goes after it.
+
+        Returns:
+            How many messages were put back; 0 if nothing holds the key.
+
+        Raises:
+            NotAnOutbox: there is no outbox at this path.
+            OutboxError: nothing was put back.
+        """
+        return self.retry(self._holding(ordering_key))
+
+    def skip_key(self, ordering_key: str) -> int:
+        """Let a key go on without what holds it, which stays parked.
+
+        Should it be retried later, it is sent after what has gone before it meanwhile.
+
+        Returns:
+            How many messages hold the key no more; 0 if nothing did.
+
+        Raises:
+            NotAnOutbox: there is no outbox at this path.
+            OutboxError: the file cannot be written; the key is still held.
+        """
+        ids = self._holding(ordering_key)
+
+        def skip(own: sqlite3.Connection) -> int:
+            return sum(own.execute(QUERIES["skip"], (id_,)).rowcount for id_ in ids)
+
+        return self._write(skip) if ids else 0
+
+    def _holding(self, ordering_key: str) -> list[int]:
+        with reading(self.path) as connection:
+            rows = connection.execute(QUERIES["ids_holding_key"], (ordering_key,)).fetchall()
+        return [id_ for (id_,) in rows]
 
     def close(self) -> None:
         """Close the file, if it was opened; the outbox may be used again."""
@@ -184,21 +298,29 @@ class Outbox:
         """Name the file."""
         return f"Outbox({str(self.path)!r})"
 
-    @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction on our own connection, by one thread at a time."""
+    def _write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
+    ) -> T:
+        """A transaction on our own connection, by one thread at a time (see `surely`)."""
         with self._lock:
             self._forget_inherited()
             if self._connection is None:
-                self._connection = open_writer(self.path, checkpoints=False)
+                self._connection = open_writer(self.path, is_relay=False)
+            connection = self._connection
             try:
-                with transaction(self._connection, self.path):
-                    yield self._connection
-            except OutboxError:
-                # Open afresh next time: after a failed sync this connection must not be trusted,
-                # and after any other failure it costs nothing.
-                self._connection.close()
-                self._connection = None
+                with behind_commit_if_long(connection, self.path):
+                    return surely(
+                        connection,
+                        self.path,
+                        lambda: work(connection),
+                        lambda: is_there(connection),
+                    )
+            except OutboxError as error:
+                if not error.retryable and not isinstance(error, OutboxUnsure):
+                    self._connection = None  # look afresh next time: the file may be another one
+                    connection.close()
                 raise
 
     def _forget_inherited(self) -> None:
@@ -207,51 +329,3 @@ class Outbox:
                 _inherited.append(self._connection)
             self._connection = None
             self._pid = os.getpid()
-
-    def _enqueue_within(self, connection: sqlite3.Connection, entry: Entry) -> None:
-        """Insert into the caller's transaction, wholly or not at all."""
-        cursor = connection.cursor()
-        cursor.row_factory = None  # the caller's rows may be anything
-        try:
-            self._check_same_file(cursor)
-            if not connection.in_transaction and _is_autocommit(connection):
-                with transaction(connection, self.path):
-                    self._insert_beside_tables(cursor, entry)
-                return
-            if not connection.in_transaction:
-                cursor.execute("BEGIN IMMEDIATE")  # as their own INSERT would; theirs to commit
-            cursor.execute("SAVEPOINT reliablepub_enqueue")
-            try:
-                self._insert_beside_tables(cursor, entry)
-            except BaseException:
-                if connection.in_transaction:  # a full disk may have ended it
-                    cursor.execute("ROLLBACK TO reliablepub_enqueue")
-                    cursor.execute("RELEASE reliablepub_enqueue")
-                raise
-            cursor.execute("RELEASE reliablepub_enqueue")
-        except sqlite3.Error as error:
-            raise outbox_error(self.path, error) from error
-        finally:
-            cursor.close()
-
-    def _insert_beside_tables(self, cursor: sqlite3.Cursor, entry: Entry) -> None:
-        migrate(cursor, self.path)
-        _insert(cursor, entry)
-
-    def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
-        _, _, name = cursor.execute("PRAGMA database_list").fetchone()
-        if not name or not self.path.exists() or not self.path.samefile(name):
-            raise ConfigurationError(
-                f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
-                "be the same database, or the message would not be part of your transaction"
-            )
-
-
-def _insert(cursor: sqlite3.Cursor, entry: Entry) -> None:
-    cursor.execute(QUERIES["insert_message"], row_of(entry))
-    change = _NO_CHANGE | {"stored": 1, "open_bytes": entry.message.size}
-    cursor.execute(QUERIES["change_ledger"], change).fetchall()
-
-
-def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12
-    return connection.isolation_level is None or getattr(connection, "autocommit", False) is True

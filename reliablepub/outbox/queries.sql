@@ -10,7 +10,8 @@ SELECT coalesce(max(version), 0) FROM reliablepub_schema;
 INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
 
 -- name: owner
-SELECT id, pid FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
+SELECT id, pid, (SELECT coalesce(max(intervention), 0) FROM reliablepub_interventions)
+FROM reliablepub_runs ORDER BY id DESC LIMIT 1;
 
 -- name: last_id
 SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_messages';
@@ -18,23 +19,82 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_mess
 -- name: insert_message
 INSERT INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
-    nacked, returned, refused, uncertain, size, checksum, body
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_run
 DELETE FROM reliablepub_messages WHERE id BETWEEN ? AND ? RETURNING size;
 
+-- name: keep_confirmed
+INSERT OR IGNORE INTO reliablepub_confirmed (
+    id, confirmed_at, message_id, exchange, routing_key, ordering_key,
+    properties, stored_at, size, checksum, body
+)
+SELECT
+    id, ?, message_id, exchange, routing_key, ordering_key,
+    properties, stored_at, size, checksum, body
+FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
+
+-- name: prune_confirmed
+DELETE FROM reliablepub_confirmed WHERE id IN (
+    SELECT id FROM reliablepub_confirmed WHERE confirmed_at <= ? ORDER BY confirmed_at LIMIT ?
+);
+
+-- A key counts while it is remembered, and while its message is there.
+-- name: key
+SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (
+    kept_until >= :now
+    OR EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
+    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+);
+
+-- name: remember_key
+INSERT OR REPLACE INTO reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
+
+-- name: overdue_keys
+SELECT
+    key,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
+    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+FROM reliablepub_keys AS k WHERE kept_until < ? ORDER BY kept_until LIMIT ?;
+
+-- name: prolong_key
+UPDATE reliablepub_keys SET kept_until = ? WHERE key = ?;
+
+-- name: forget_key
+DELETE FROM reliablepub_keys WHERE key = ?;
+
 -- name: reschedule
 UPDATE reliablepub_messages
-SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ? WHERE id = ?;
+SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at = ? WHERE id = ?;
 
 -- name: park
-INSERT INTO reliablepub_parked
+INSERT INTO reliablepub_parked (
+    id, message_id, exchange, routing_key, properties, stored_at,
+    parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
+    size, checksum, body, expires_at, ordering_key
+)
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at,
     :at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
-    size, checksum, body
+    size, checksum, body, expires_at, ordering_key
 FROM reliablepub_messages WHERE id = :id;
+
+-- Those that wait until their destination is well have an infinite due time.
+-- name: release
+UPDATE reliablepub_messages SET due_at = :at WHERE id IN (
+    SELECT id FROM reliablepub_messages
+    WHERE due_at = 9e999
+    AND (:exchange IS NULL OR (exchange = :exchange AND routing_key = :routing_key))
+    ORDER BY id LIMIT :limit
+);
+
+-- name: parked_address
+SELECT CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB)
+FROM reliablepub_parked WHERE id = ?;
+
+-- name: held
+SELECT 1 FROM reliablepub_messages WHERE due_at = 9e999 LIMIT 1;
 
 -- name: insert_attempt
 INSERT INTO reliablepub_attempts (
@@ -58,8 +118,12 @@ UPDATE reliablepub_ledger SET
     confirmed = confirmed + :confirmed,
     parked = parked + :parked,
     expired = expired + :expired,
+    discarded = discarded + :discarded,
     open_bytes = open_bytes + :open_bytes
 RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
+
+-- name: touch_ledger
+UPDATE reliablepub_ledger SET stored = stored;
 
 -- name: ledger
 SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepub_ledger;
@@ -67,23 +131,95 @@ SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepu
 -- Reading. Text is read as bytes, so that a flipped bit in it is found by the checksum and not by the
 -- decoder; messages are read lazily, up to a limit in messages and bytes.
 
+-- A message with a key is first when no earlier one of its key is open, or is parked and holds it.
 -- name: ready
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body
-FROM reliablepub_messages WHERE id BETWEEN ? AND ? AND due_at IS NULL ORDER BY id;
+    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
+    iif(is_first, body, NULL), expires_at, CAST(ordering_key AS BLOB),
+    refused_at, is_first, size
+FROM (
+    SELECT m.*, m.ordering_key IS NULL OR (NOT EXISTS (
+        SELECT 1 FROM reliablepub_messages AS e
+        WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+    ) AND NOT EXISTS (
+        SELECT 1 FROM reliablepub_parked AS p
+        WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+        AND p.id < m.id
+    )) AS is_first
+    FROM reliablepub_messages AS m
+    WHERE m.id BETWEEN ? AND ? AND m.due_at IS NULL ORDER BY m.id
+);
+
+-- name: is_first_of_key
+SELECT 1 FROM reliablepub_messages AS m WHERE m.id = ? AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_messages AS e
+    WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+) AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+    AND p.id < m.id
+);
+
+-- name: first_of_key
+SELECT
+    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
+    expires_at, CAST(ordering_key AS BLOB), refused_at
+FROM reliablepub_messages AS m
+WHERE m.id = (SELECT min(id) FROM reliablepub_messages WHERE ordering_key = :key)
+AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = :key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
+);
+
+-- name: wait_for_turn
+UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ? AND (EXISTS (
+    SELECT 1 FROM reliablepub_messages AS e
+    WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+) OR EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+    AND p.id < m.id
+));
+
+-- Whoever comes after an open message that is taken away, by id: it may be the first of its key now.
+-- name: next_falls_due
+UPDATE reliablepub_messages SET due_at = stored_at
+WHERE due_at IS NULL AND id = (
+    SELECT min(n.id) FROM reliablepub_messages AS n, reliablepub_messages AS m
+    WHERE m.id = ? AND n.ordering_key = m.ordering_key AND n.id > m.id
+);
 
 -- name: message
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body
+    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
+    expires_at, CAST(ordering_key AS BLOB), refused_at
 FROM reliablepub_messages WHERE id = ?;
 
 -- name: waiting
 SELECT id, due_at FROM reliablepub_messages WHERE due_at IS NOT NULL ORDER BY due_at, id;
 
--- name: lowest_open
-SELECT min(id) FROM reliablepub_messages;
+-- name: expiring
+SELECT id, expires_at FROM reliablepub_messages WHERE expires_at IS NOT NULL ORDER BY expires_at, id;
+
+-- name: lowest_awaited
+SELECT m.id FROM reliablepub_messages AS m
+WHERE m.id >= :first_id
+AND (
+    m.due_at IS NULL OR m.due_at <= :at OR m.due_at = 9e999
+    OR m.nacked + m.returned + m.refused > 0
+)
+AND (m.ordering_key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+    AND p.id < m.id
+))
+ORDER BY m.id LIMIT 1;
+
+-- name: is_stored
+SELECT 1 FROM reliablepub_messages WHERE id = ? AND message_id = ? AND stored_at = ?;
 
 -- name: position
 SELECT position FROM reliablepub_sources WHERE name = ?;
@@ -91,12 +227,16 @@ SELECT position FROM reliablepub_sources WHERE name = ?;
 -- name: forget_source
 DELETE FROM reliablepub_sources WHERE name = ?;
 
--- name: park_unreadable
-INSERT INTO reliablepub_parked
+-- name: park_as_it_is
+INSERT INTO reliablepub_parked (
+    id, message_id, exchange, routing_key, properties, stored_at,
+    parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
+    size, checksum, body, expires_at, ordering_key
+)
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at,
-    :at, 'parked', 'refused', 0, :reply_text, nacked, returned, refused, uncertain,
-    size, checksum, body
+    :at, 'parked', :outcome, 0, :reply_text, nacked, returned, refused, uncertain,
+    size, checksum, body, expires_at, ordering_key
 FROM reliablepub_messages WHERE id = :id;
 
 -- The row cannot be trusted, so neither can its size: count the others afresh.
@@ -131,6 +271,61 @@ DELETE FROM reliablepub_attempts WHERE at < ?
 AND id NOT IN (SELECT id FROM reliablepub_messages)
 AND id NOT IN (SELECT id FROM reliablepub_parked);
 
+-- name: forget_old_interventions
+DELETE FROM reliablepub_interventions WHERE at < ?
+AND id NOT IN (SELECT id FROM reliablepub_messages)
+AND id NOT IN (SELECT id FROM reliablepub_parked);
+
+-- People step in, and the relay lets go.
+
+-- name: insert_intervention
+INSERT INTO reliablepub_interventions (
+    id, message_id, exchange, routing_key, at, action, person, note
+)
+SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: touched
+SELECT
+    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+FROM reliablepub_interventions AS i WHERE i.intervention > ? ORDER BY i.intervention;
+
+-- name: in_flight_ids
+SELECT DISTINCT id FROM reliablepub_in_flight_tags;
+
+-- name: state
+SELECT CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT state FROM reliablepub_parked WHERE id = :id;
+
+-- name: any_message
+SELECT
+    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
+    expires_at, CAST(ordering_key AS BLOB), refused_at, size
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), stored_at, NULL, nacked, returned, refused, uncertain, checksum, body,
+    expires_at, CAST(ordering_key AS BLOB), NULL, size
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: due_now
+UPDATE reliablepub_messages SET due_at = :at, nacked = 0, returned = 0, refused = 0, refused_at = NULL,
+    expires_at = NULL
+WHERE id = :id;
+
+-- name: reroute
+UPDATE reliablepub_messages SET
+    exchange = :exchange, routing_key = :routing_key, size = :size, checksum = :checksum
+WHERE id = :id;
+
 -- People ask, and change their mind.
 
 -- name: waiting_count
@@ -142,24 +337,262 @@ SELECT count(*) FROM reliablepub_in_flight_tags;
 -- name: oldest_open_at
 SELECT stored_at FROM reliablepub_messages ORDER BY id LIMIT 1;
 
+-- name: last_attempt
+SELECT outcome, reply_code, reply_text FROM reliablepub_attempts
+WHERE id = ? ORDER BY attempt DESC LIMIT 1;
+
+-- name: rows_of_message_id
+SELECT id FROM reliablepub_messages WHERE message_id = :message_id
+UNION
+SELECT id FROM reliablepub_parked WHERE message_id = :message_id;
+
+-- name: rows_once_of_message_id
+SELECT id FROM reliablepub_attempts WHERE message_id = :message_id
+UNION
+SELECT id FROM reliablepub_interventions WHERE message_id = :message_id;
+
+-- name: one_message
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties,
+    CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END AS state,
+    stored_at, nullif(due_at, 9e999) AS due_at, NULL AS parked_at, expires_at,
+    nacked, returned, refused, uncertain, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
+    size, length(body) AS body_bytes, due_at IS 9e999 AS is_held
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties, state,
+    stored_at, NULL, parked_at, expires_at,
+    nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
+    size, length(body), 0
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: attempts_of
+SELECT at, epoch, tag, outcome, reply_code, reply_text, persistence, message_id
+FROM reliablepub_attempts WHERE id = ? ORDER BY attempt;
+
+-- name: interventions_of
+SELECT at, action, person, note, exchange, routing_key, message_id
+FROM reliablepub_interventions WHERE id = ? ORDER BY intervention;
+
+-- name: in_flight
+SELECT
+    epoch, tag, id, message_id, exchange, routing_key, CAST(strftime('%s', sent_at) AS REAL) AS sent_at
+FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
+
+-- name: ready_before
+SELECT count(*) FROM (
+    SELECT 1 FROM reliablepub_messages WHERE id < ? AND due_at IS NULL LIMIT 100000
+);
+
+-- name: key_held_by
+SELECT id, message_id FROM reliablepub_parked
+WHERE ordering_key = :ordering_key AND state = 'parked' AND is_skipped = 0 AND id < :id
+UNION ALL
+SELECT id, message_id FROM reliablepub_messages WHERE ordering_key = :ordering_key AND id < :id
+ORDER BY id LIMIT 1;
+
+-- name: ambiguous
+SELECT
+    id, message_id, sum(persistence = 'possibly persisted') AS unsure,
+    max(persistence = 'persisted') AS is_confirmed, min(at) AS first_at, max(at) AS last_at
+FROM reliablepub_attempts WHERE persistence <> 'not written' GROUP BY id HAVING unsure > 0
+ORDER BY max(attempt) DESC LIMIT ?;
+
 -- name: parked
 SELECT
     id, message_id, exchange, routing_key, state, outcome, reply_code, reply_text,
     nacked + returned + refused + uncertain AS attempts, stored_at, parked_at, size
 FROM reliablepub_parked ORDER BY parked_at, id LIMIT ?;
 
+-- name: view_open
+SELECT * FROM reliablepub_open WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: view_parked
+SELECT * FROM reliablepub_parked_messages WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: view_confirmed
+SELECT * FROM reliablepub_confirmed_messages WHERE id > ? ORDER BY id LIMIT ?;
+
+-- name: view_audit
+SELECT * FROM reliablepub_audit WHERE ? = 0 LIMIT ?;
+
+-- name: audit
+SELECT open_difference, parked_difference, expired_difference, bytes_difference
+FROM reliablepub_audit;
+
+-- name: open_contents
+SELECT
+    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body, checksum
+FROM reliablepub_messages ORDER BY id;
+
+-- name: parked_contents
+SELECT
+    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body, checksum
+FROM reliablepub_parked ORDER BY id;
+
+-- name: open_columns
+SELECT name, dflt_value FROM pragma_table_info('reliablepub_messages') ORDER BY cid;
+
+-- name: parked_columns
+SELECT name, dflt_value FROM pragma_table_info('reliablepub_parked') ORDER BY cid;
+
+-- name: salvage_open
+INSERT OR IGNORE INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, properties, stored_at, due_at,
+    nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key, refused_at
+) VALUES (
+    :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :due_at,
+    :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
+    :refused_at
+);
+
+-- name: salvage_parked
+INSERT OR IGNORE INTO reliablepub_parked (
+    id, message_id, exchange, routing_key, properties, stored_at,
+    parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
+    size, checksum, body, expires_at, ordering_key, is_skipped
+) VALUES (
+    :id, :message_id, :exchange, :routing_key, :properties, :stored_at,
+    :parked_at, :state, :outcome, :reply_code, :reply_text,
+    :nacked, :returned, :refused, :uncertain,
+    :size, :checksum, :body, :expires_at, :ordering_key, :is_skipped
+);
+
+-- name: sources
+SELECT name, position FROM reliablepub_sources;
+
+-- name: held_keys
+SELECT
+    p.ordering_key, p.id, p.message_id, p.exchange, p.routing_key, p.outcome, p.reply_code,
+    p.reply_text, p.parked_at, (
+        SELECT count(*) FROM reliablepub_messages AS m
+        WHERE m.ordering_key = p.ordering_key AND m.id > p.id
+    ) AS held_back
+FROM reliablepub_parked AS p
+WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0
+ORDER BY p.ordering_key, p.id LIMIT ?;
+
+-- name: held_key_count
+SELECT count(DISTINCT ordering_key) FROM reliablepub_parked
+WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
+
+-- name: ids_holding_key
+SELECT id FROM reliablepub_parked
+WHERE ordering_key = ? AND state = 'parked' AND is_skipped = 0 ORDER BY id;
+
+-- name: skip
+UPDATE reliablepub_parked SET is_skipped = 1 WHERE id = ?;
+
 -- name: parked_ids
 SELECT id FROM reliablepub_parked ORDER BY id;
 
+-- The deadline is forgotten: whoever puts a message back still wants it.
 -- name: unpark
 INSERT INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
-    nacked, returned, refused, uncertain, size, checksum, body
+    nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key
 )
 SELECT
-    id, message_id, exchange, routing_key, properties, stored_at, ?,
-    0, 0, 0, uncertain, size, checksum, body
-FROM reliablepub_parked WHERE id = ?;
+    id, message_id, exchange, routing_key, properties, stored_at, :now,
+    0, 0, 0, uncertain, size, checksum, body, NULL, ordering_key
+FROM reliablepub_parked WHERE id = :id;
 
 -- name: delete_parked
 DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, size;
+
+-- Messages come and go as lines.
+
+-- name: export
+SELECT
+    CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END AS state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at, nullif(due_at, 9e999) AS due_at, expires_at,
+    refused_at, NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
+    nacked, returned, refused, uncertain, size, checksum, body
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
+    NULL, parked_at, outcome, reply_code, reply_text,
+    nacked, returned, refused, uncertain, size, checksum, body
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: remember_known
+CREATE TEMP TABLE reliablepub_known AS
+SELECT message_id, stored_at, checksum FROM reliablepub_messages
+UNION ALL
+SELECT message_id, stored_at, checksum FROM reliablepub_parked;
+
+-- name: index_known
+CREATE INDEX temp.reliablepub_known_index ON reliablepub_known (message_id);
+
+-- name: is_known
+SELECT 1 FROM temp.reliablepub_known
+WHERE message_id = :message_id AND stored_at = :stored_at AND checksum = :checksum;
+
+-- name: next_id
+SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';
+
+-- name: import_open
+INSERT INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, properties, stored_at, due_at,
+    nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key, refused_at
+) VALUES (
+    :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :due_at,
+    :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
+    :refused_at
+);
+
+-- name: import_given_up
+INSERT INTO reliablepub_parked (
+    id, message_id, exchange, routing_key, properties, stored_at,
+    parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
+    size, checksum, body, expires_at, ordering_key
+) VALUES (
+    :id, :message_id, :exchange, :routing_key, :properties, :stored_at,
+    :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
+    :size, :checksum, :body, :expires_at, :ordering_key
+);
+
+-- name: figures
+WITH everything AS (
+    SELECT :now - stored_at AS age, nacked + returned + refused + uncertain AS tries, size
+    FROM reliablepub_messages
+    UNION ALL
+    SELECT :now - stored_at, nacked + returned + refused + uncertain, size
+    FROM reliablepub_parked WHERE :is_all
+)
+SELECT
+    CASE
+        WHEN age < 1 THEN 0 WHEN age < 10 THEN 1 WHEN age < 60 THEN 2 WHEN age < 600 THEN 3
+        WHEN age < 3600 THEN 4 WHEN age < 21600 THEN 5 WHEN age < 86400 THEN 6
+        WHEN age < 604800 THEN 7 ELSE 8
+    END AS age,
+    CASE
+        WHEN tries < 3 THEN tries WHEN tries < 6 THEN 3 WHEN tries < 11 THEN 4 ELSE 5
+    END AS attempts,
+    CASE
+        WHEN size < 256 THEN 0 WHEN size < 1024 THEN 1 WHEN size < 4096 THEN 2
+        WHEN size < 16384 THEN 3 WHEN size < 65536 THEN 4 WHEN size < 262144 THEN 5
+        WHEN size < 1048576 THEN 6 ELSE 7
+    END AS size,
+    count(*) AS messages
+FROM everything GROUP BY 1, 2, 3;
+
+-- name: exchanges_named
+SELECT exchange FROM reliablepub_messages WHERE exchange <> ''
+UNION
+SELECT exchange FROM reliablepub_parked WHERE exchange <> ''
+LIMIT 100;
+
+-- name: queues_named
+SELECT routing_key FROM reliablepub_messages WHERE exchange = ''
+UNION
+SELECT routing_key FROM reliablepub_parked WHERE exchange = ''
+LIMIT 100;
+
+-- name: newest_stored_at
+SELECT stored_at FROM reliablepub_messages ORDER BY id DESC LIMIT 1;

@@ -12,6 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from reliablepub.message import Message
+from reliablepub.outbox.encryption import OutboxKeys, opened
 from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outbox.properties import from_text, to_text
 
@@ -20,11 +21,16 @@ class Unreadable(Exception):
     """A row that is not what was stored; the text says what is wrong with it."""
 
 
-def row_of(entry: Entry) -> tuple[Any, ...]:
-    """Parameters of ``insert_message``."""
+def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
+    """Parameters of ``insert_message``; with keys, the entry has its id already."""
     message = entry.message
-    properties = to_text(message)
+    properties, body = to_text(message), message.body
+    if keys is not None:
+        assert message.message_id is not None
+        properties, body = keys.seal(entry.id, message.message_id, properties, body)
     head = f"{message.message_id}\0{message.exchange}\0{message.routing_key}\0{properties}\0"
+    if message.ordering_key is not None:
+        head += f"{message.ordering_key}\0"
     return (
         entry.id or None,
         message.message_id,
@@ -38,37 +44,70 @@ def row_of(entry: Entry) -> tuple[Any, ...]:
         entry.refused,
         entry.uncertain,
         message.size,
-        crc32(message.body, crc32(head.encode())),
-        message.body,
+        crc32(body, crc32(head.encode())),
+        body,
+        entry.expires_at,
+        message.ordering_key,
     )
 
 
-def entry_of(row: tuple[Any, ...]) -> Entry:
-    """The entry in a row of ``ready`` or ``message``, whose texts are still bytes.
+def check(
+    texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: bytes, checksum: int
+) -> None:
+    """Compare a row with its checksum.
+
+    Args:
+        texts: message id, exchange, routing key, properties and ordering key, as they are stored.
+        body: likewise.
+        checksum: as it was stored.
 
     Raises:
         Unreadable: the row is not what was stored.
     """
-    id_, message_id, exchange, routing_key, properties = row[:5]
-    stored_at, due_at, nacked, returned, refused, uncertain, checksum, body = row[5:]
-    head = b"%b\0%b\0%b\0%b\0" % (message_id, exchange, routing_key, properties)
-    found = crc32(body, crc32(head))
+    found = checksum_of(texts, body)
     if found != checksum:
         raise Unreadable(
             f"the checksum is {found:08x} and was {checksum:08x} when it was stored: the file "
             "was damaged or edited, and what is left may not be what was accepted"
         )
+
+
+def checksum_of(texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: bytes) -> int:
+    """CRC-32 over what is stored (see `check`)."""
+    message_id, exchange, routing_key, properties, ordering_key = texts
+    head = b"%b\0%b\0%b\0%b\0" % (message_id, exchange, routing_key, properties)
+    if ordering_key is not None:
+        head += b"%b\0" % ordering_key
+    return crc32(body, crc32(head))
+
+
+def entry_of(row: tuple[Any, ...], keys: OutboxKeys | None = None) -> Entry:
+    """The entry in a row of ``ready`` or ``message``, whose texts are still bytes.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+        OutboxSealed: it is encrypted, and its key was not given.
+    """
+    id_, message_id, exchange, routing_key, properties = row[:5]
+    stored_at, due_at, nacked, returned, refused, uncertain, checksum, body = row[5:13]
+    expires_at, ordering_key, refused_at = row[13:16]
+    check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
     try:
+        name = message_id.decode()
+        text, body = opened(keys, id_, name, properties.decode(), body)
         message = Message(
             body,
             exchange.decode(),
             routing_key.decode(),
-            message_id=message_id.decode(),
-            **from_text(properties.decode()),
+            message_id=name,
+            ordering_key=None if ordering_key is None else ordering_key.decode(),
+            **from_text(text),
         )
     except (ValueError, TypeError, ArithmeticError, AttributeError) as error:  # or InvalidMessage
         raise Unreadable(f"the message cannot be rebuilt from its row: {error}") from error
-    return Entry(message, stored_at, id_, due_at, nacked, returned, refused, uncertain)
+    counts = (nacked, returned, refused, uncertain)
+    times = {"expires_at": expires_at, "refused_at": refused_at}
+    return Entry(message, stored_at, id_, due_at, *counts, **times)
 
 
 def id_runs(ids: list[int]) -> list[list[int]]:
@@ -84,9 +123,10 @@ def id_runs(ids: list[int]) -> list[list[int]]:
     return runs
 
 
-def schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, int]:
+def schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, float | None, int]:
     """What changes when an entry is postponed or uncertain."""
-    return entry.due_at, entry.nacked, entry.returned, entry.refused, entry.uncertain, entry.id
+    counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
+    return entry.due_at, *counts, entry.refused_at, entry.id
 
 
 def attempt_of(attempt: Attempt) -> tuple[int, str | None, float, str, int, str, int, str, str]:

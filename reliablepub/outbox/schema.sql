@@ -17,7 +17,7 @@ CREATE TABLE reliablepub_schema (
 
 -- Open messages. A row leaves only in the transaction of its verdict; what is in flight is not marked
 -- here. AUTOINCREMENT: ids must not be given out twice, though most rows are soon deleted. The body
--- is the last column, so that the others can be read without it.
+-- comes after the columns that are read without it; later ones are looked up by their indexes.
 CREATE TABLE reliablepub_messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     message_id TEXT NOT NULL,
@@ -32,11 +32,21 @@ CREATE TABLE reliablepub_messages (
     uncertain INTEGER NOT NULL DEFAULT 0,
     size INTEGER NOT NULL,
     checksum INTEGER NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    expires_at REAL,
+    ordering_key TEXT,
+    refused_at REAL
 ) STRICT;
 
 CREATE INDEX reliablepub_messages_waiting ON reliablepub_messages (due_at)
 WHERE due_at IS NOT NULL;
+
+CREATE INDEX reliablepub_messages_expiring ON reliablepub_messages (expires_at)
+WHERE expires_at IS NOT NULL;
+
+-- With the id, which every index ends with: in the order of their commits.
+CREATE INDEX reliablepub_messages_of_key ON reliablepub_messages (ordering_key)
+WHERE ordering_key IS NOT NULL;
 
 -- Messages that were given up, with the last thing that was said about them. They can be retried.
 CREATE TABLE reliablepub_parked (
@@ -57,8 +67,34 @@ CREATE TABLE reliablepub_parked (
     uncertain INTEGER NOT NULL,
     size INTEGER NOT NULL,
     checksum INTEGER NOT NULL,
-    body BLOB NOT NULL
+    body BLOB NOT NULL,
+    expires_at REAL,
+    ordering_key TEXT,
+    is_skipped INTEGER NOT NULL DEFAULT 0
 ) STRICT;
+
+-- A parked message holds its key: what was put in after it waits, until a person has decided.
+CREATE INDEX reliablepub_parked_holding ON reliablepub_parked (ordering_key)
+WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
+
+-- However a key is let go, its next message falls due, and so is found by the relay.
+CREATE TRIGGER reliablepub_key_skipped AFTER UPDATE OF is_skipped ON reliablepub_parked
+WHEN NEW.ordering_key IS NOT NULL AND NEW.is_skipped <> 0
+BEGIN
+    UPDATE reliablepub_messages SET due_at = stored_at
+    WHERE due_at IS NULL AND id = (
+        SELECT min(id) FROM reliablepub_messages WHERE ordering_key = NEW.ordering_key
+    );
+END;
+
+CREATE TRIGGER reliablepub_key_released AFTER DELETE ON reliablepub_parked
+WHEN OLD.ordering_key IS NOT NULL
+BEGIN
+    UPDATE reliablepub_messages SET due_at = stored_at
+    WHERE due_at IS NULL AND id = (
+        SELECT min(id) FROM reliablepub_messages WHERE ordering_key = OLD.ordering_key
+    );
+END;
 
 -- Every attempt that did not end in a confirm: the story of one message is read by `id`.
 CREATE TABLE reliablepub_attempts (
@@ -117,6 +153,52 @@ CREATE TABLE reliablepub_sources (
     position INTEGER NOT NULL CHECK (position >= 0)
 ) STRICT, WITHOUT ROWID;
 
+-- Messages that the broker has confirmed, where the relay was asked to keep them for a while; not a
+-- part of the ledger's sum. `confirmed_at` comes before the texts, so that no such row can be taken
+-- for an open message when a damaged file is salvaged.
+CREATE TABLE reliablepub_confirmed (
+    id INTEGER PRIMARY KEY,
+    confirmed_at REAL NOT NULL,
+    message_id TEXT NOT NULL,
+    exchange TEXT NOT NULL,
+    routing_key TEXT NOT NULL,
+    ordering_key TEXT,
+    properties TEXT NOT NULL,
+    stored_at REAL NOT NULL,
+    size INTEGER NOT NULL,
+    checksum INTEGER NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+
+CREATE INDEX reliablepub_confirmed_by_time ON reliablepub_confirmed (confirmed_at);
+
+-- Which message was enqueued under which key of the caller's: a second one is not stored.
+CREATE TABLE reliablepub_keys (
+    key TEXT PRIMARY KEY,
+    id INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    kept_until REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX reliablepub_keys_by_time ON reliablepub_keys (kept_until);
+
+-- What people did to single messages, with the address the message had until then. The relay reads
+-- what is new here before each commit, and lets go of these messages. AUTOINCREMENT: a number that
+-- it has seen must not come back.
+CREATE TABLE reliablepub_interventions (
+    intervention INTEGER PRIMARY KEY AUTOINCREMENT,
+    id INTEGER NOT NULL,
+    message_id TEXT NOT NULL,
+    exchange TEXT NOT NULL,
+    routing_key TEXT NOT NULL,
+    at REAL NOT NULL,
+    action TEXT NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute')),
+    person TEXT NOT NULL,
+    note TEXT NOT NULL
+) STRICT;
+
+CREATE INDEX reliablepub_interventions_of_message ON reliablepub_interventions (id);
+
 -- For people. ----------------------------------------------------------------------------------
 
 CREATE VIEW reliablepub_in_flight_tags AS
@@ -156,8 +238,10 @@ SELECT
     message_id,
     exchange,
     routing_key,
+    ordering_key,
     datetime(stored_at, 'unixepoch') AS stored_at,
     datetime(due_at, 'unixepoch') AS due_at,
+    datetime(expires_at, 'unixepoch') AS expires_at,
     nacked,
     returned,
     refused,
@@ -171,6 +255,7 @@ SELECT
     message_id,
     exchange,
     routing_key,
+    ordering_key,
     state,
     outcome,
     reply_code,
@@ -178,8 +263,35 @@ SELECT
     nacked + returned + refused + uncertain AS attempts,
     datetime(stored_at, 'unixepoch') AS stored_at,
     datetime(parked_at, 'unixepoch') AS parked_at,
+    datetime(expires_at, 'unixepoch') AS expires_at,
     size
 FROM reliablepub_parked;
+
+CREATE VIEW reliablepub_held_keys AS
+SELECT
+    p.ordering_key,
+    p.id,
+    p.message_id,
+    p.outcome,
+    p.reply_code,
+    p.reply_text,
+    datetime(p.parked_at, 'unixepoch') AS parked_at,
+    (SELECT count(*) FROM reliablepub_messages AS m WHERE m.ordering_key = p.ordering_key)
+        AS held_back
+FROM reliablepub_parked AS p
+WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0;
+
+CREATE VIEW reliablepub_confirmed_messages AS
+SELECT
+    id,
+    message_id,
+    exchange,
+    routing_key,
+    ordering_key,
+    datetime(stored_at, 'unixepoch') AS stored_at,
+    datetime(confirmed_at, 'unixepoch') AS confirmed_at,
+    size
+FROM reliablepub_confirmed;
 
 CREATE VIEW reliablepub_history AS
 SELECT

@@ -1,22 +1,19 @@
 """The durable store: one turn of the relay is one SQLite transaction.
 
-Knows: the named statements, and in which order they keep the promise. Must never know: AMQP, or why
-an entry is settled as it is.
+Knows: when a transaction begins, what is read, and who owns the outbox. Must never know: AMQP, or
+why an entry is settled as it is.
 
-Taking is only a read; a row leaves ``messages`` in the transaction of its verdict. The ledger is
-changed by what the statements really changed, never by what they were meant to, so that a verdict
-that comes twice counts once. Other processes may add rows at any time; ids are given out under the
-write lock.
+Taking is only a read; a row leaves ``messages`` in the transaction of its verdict. Other processes
+may add rows at any time; ids are given out under the write lock.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -25,24 +22,29 @@ from reliablepub.errors import (
     OutboxError,
     OutboxInUse,
     OutboxLocked,
-    OutboxUnsure,
     PublisherForked,
 )
 from reliablepub.outbox.ballast import Ballast
-from reliablepub.outbox.database import absolute, check_database, open_writer, transaction
-from reliablepub.outbox.entry import Attempt, Counters, Entry, Sent, Snapshot, Turn
-from reliablepub.outbox.failures import outbox_error
-from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.rows import (
-    Unreadable,
-    attempt_of,
-    entry_of,
-    id_runs,
-    row_of,
-    schedule_of,
+from reliablepub.outbox.checkpoints import behind_next_commit
+from reliablepub.outbox.database import absolute, check_database, open_writer
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import (
+    Counters,
+    DamagedRow,
+    Entry,
+    Intervened,
+    Snapshot,
+    Touched,
+    Turn,
 )
+from reliablepub.outbox.failures import reported
+from reliablepub.outbox.lease import Lease
+from reliablepub.outbox.picture import remove_picture, write_picture
+from reliablepub.outbox.reading import Page
+from reliablepub.outbox.retention import give_space_back, prune_confirmed
 from reliablepub.outbox.sql import QUERIES
-from reliablepub.outcome import OutcomeKind
+from reliablepub.outbox.transactions import surely, transaction
+from reliablepub.outbox.writing import park_damaged, write_turn
 
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
 """The history of a message that was confirmed in the end is kept this long."""
@@ -54,6 +56,8 @@ class SqliteStore:
 
     Args:
         path: the file; created when it is missing.
+        keep_confirmed_s: how long confirmed messages are kept, for people to look at; 0 for not.
+        keys: encrypt new messages, and decrypt those that are.
         clock: wall clock, seconds since 1970.
 
     Raises:
@@ -63,22 +67,28 @@ class SqliteStore:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time
+        self,
+        path: str | os.PathLike[str],
+        *,
+        keep_confirmed_s: float = 0.0,
+        keys: OutboxKeys | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.path = absolute(path)
+        self._keep_confirmed_s = keep_confirmed_s
+        self._keys = keys
         self._clock = clock
         self._pid = os.getpid()
-        self._broken: str | None = None
+        self._damaged: list[DamagedRow] = []
         check_database(self.path)  # no lease, and so no lock file, beside what is no outbox
         self._lease = Lease(self.path)
         try:
-            self._connection = open_writer(self.path, checkpoints=True)
+            self._connection = open_writer(self.path, is_relay=True)
         except BaseException:
             self._lease.release()
             raise
         try:
-            self._run = self._begin_run()
-            self._data_version = self._version_of_data()
+            self._run, self._seen, self._data_version = self._begin_run()
             self._ballast = Ballast(self.path)
         except BaseException:
             self._connection.close()
@@ -105,20 +115,15 @@ class SqliteStore:
         """Make one turn durable, wholly or not at all; new entries have their ids afterwards.
 
         Raises:
+            Intervened: a person has changed messages; nothing of the turn was stored.
             OutboxDiskFull: nothing of the turn was stored; the same turn may be tried again.
+            OutboxDiskFailed: likewise.
+            OutboxUnsure: the disk failed, twice: the turn may come to light later, if this process
+                ends before another commit succeeds. It may be tried again.
             OutboxInUse: another relay has taken this outbox over; this one must stop.
             OutboxError: the store cannot go on.
         """
-        if not (
-            turn.new
-            or turn.confirmed
-            or turn.parked
-            or turn.rescheduled
-            or turn.attempts
-            or turn.sent
-            or turn.finished
-            or turn.sources
-        ):
+        if turn.is_empty:
             return self.snapshot()
         self._check_usable()
         try:
@@ -127,36 +132,19 @@ class SqliteStore:
             # Even deleting writes to the log: what only settles may use the space kept for it.
             if turn.new or not self._ballast.release():
                 raise
-            with suppress(sqlite3.Error):  # the log, moved into the database, is space again
-                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            return self._commit(turn)
+            with behind_next_commit(self._connection):  # the log, once moved, is space again
+                return self._commit(turn)
         self._ballast.restore()
         return snapshot
 
-    def read_ready(self, first_id: int, last_id: int, *, limit: int, bytes_max: int) -> list[Entry]:
+    def read_ready(
+        self, first_id: int, last_id: int, *, limit: int, bytes_max: int
+    ) -> tuple[list[Entry], int]:
         """Entries with ``first_id <= id <= last_id`` that wait for nothing, lowest ids first."""
-        entries: list[Entry] = []
-        damaged: dict[int, str] = {}
-        size = 0
+        page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
-            cursor = connection.execute(QUERIES["ready"], (first_id, last_id))
-            try:
-                for row in cursor if limit > 0 else ():
-                    try:
-                        entry = entry_of(row)
-                    except Unreadable as error:
-                        damaged[row[0]] = str(error)
-                        continue
-                    size += entry.message.size
-                    if entries and size > bytes_max:
-                        break
-                    entries.append(entry)
-                    if len(entries) == limit:
-                        break
-            finally:
-                cursor.close()  # no read transaction may stay open: the log could not be moved
-        self._park_unreadable(damaged)
-        return entries
+            looked_at = page.read_ready(connection, first_id, last_id)
+        return self._readable(page), looked_at
 
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
@@ -164,58 +152,92 @@ class SqliteStore:
         """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first.
 
         Entries in ``loaded`` do not count as waiting: their owner knows when they are due.
+
+        Raises:
+            Intervened: a person has changed messages: one of these may be in memory already, under
+                an address that it no longer has.
         """
-        due, next_due_at = self._due(now, limit, loaded)
-        entries: list[Entry] = []
-        damaged: dict[int, str] = {}
-        size = 0
+        page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
-            for due_at, id_ in due:
-                row = connection.execute(QUERIES["message"], (id_,)).fetchone()
-                if row is None:
-                    continue  # another process took it away in between
-                try:
-                    entry = entry_of(row)
-                except Unreadable as error:
-                    damaged[id_] = str(error)
-                    continue
-                size += entry.message.size
-                if entries and size > bytes_max:
-                    next_due_at = due_at
+            next_at = page.read_timed(connection, "waiting", now, loaded, in_turn=True)
+            if self._owner()[2] != self._seen:
+                raise Intervened
+        return self._readable(page), next_at
+
+    def read_expired(
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
+    ) -> tuple[list[Entry], float | None]:
+        """Entries whose ``expires_at`` has come and whose id is not in ``loaded``, likewise."""
+        page = Page(limit, bytes_max, self._keys)
+        with self._reading() as connection:
+            next_at = page.read_timed(connection, "expiring", now, loaded, in_turn=False)
+            if self._owner()[2] != self._seen:
+                raise Intervened
+        return self._readable(page), next_at
+
+    def read_first(
+        self, keys: Sequence[str], now: float, *, bytes_max: int
+    ) -> tuple[list[Entry], int]:
+        """The first open entry of each key, if it waits for nothing and its key is not held."""
+        page = Page(len(keys), bytes_max, self._keys)
+        looked_at = 0
+        with self._reading() as connection:
+            for key in keys:
+                if not page.read_first(connection, key, now):
                     break
-                entries.append(entry)
-        self._park_unreadable(damaged)
-        return entries, next_due_at
+                looked_at += 1
+        return self._readable(page), looked_at
 
-    def _due(
-        self, now: float, limit: int, loaded: Container[int]
-    ) -> tuple[list[tuple[float, int]], float | None]:
-        """Due times and ids from the index alone, and the first due time that is not among them."""
-        due: list[tuple[float, int]] = []
-        with self._reading() as connection:
-            cursor = connection.execute(QUERIES["waiting"])
-            try:
-                for id_, due_at in cursor:
-                    if id_ in loaded:
-                        continue
-                    if due_at > now or len(due) >= limit:
-                        return due, due_at
-                    due.append((due_at, id_))
-            finally:
-                cursor.close()
-        return due, None
+    def _readable(self, page: Page) -> list[Entry]:
+        """What was read; what must not be read again like this is put where it belongs."""
+        if page.damaged or page.out_of_turn:
+            damaged: list[DamagedRow] = []
+            with (
+                suppress(OutboxDiskFull, OutboxLocked),  # then it stays where it is, unsent
+                transaction(self._connection, self.path),
+            ):
+                self._check_owner()
+                if page.damaged:
+                    damaged = park_damaged(self._connection, page.damaged, self._clock())
+                ids = ((id_,) for id_ in page.out_of_turn)
+                self._connection.executemany(QUERIES["wait_for_turn"], ids)
+            self._damaged += damaged
+        return page.entries
 
-    def lowest_open(self) -> int | None:
-        """Lowest id that is still open, or None."""
+    def lowest_awaited(self, first_id: int, at: float) -> int | None:
+        """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
         with self._reading() as connection:
-            (lowest,) = connection.execute(QUERIES["lowest_open"]).fetchone()
-            return None if lowest is None else int(lowest)
+            limits = {"first_id": first_id, "at": at}
+            row = connection.execute(QUERIES["lowest_awaited"], limits).fetchone()
+            return None if row is None else int(row[0])
+
+    def has_held(self) -> bool:
+        """Whether any entry is `HELD`."""
+        with self._reading() as connection:
+            return connection.execute(QUERIES["held"]).fetchone() is not None
 
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""
         with self._reading():
             before, self._data_version = self._data_version, self._version_of_data()
             return before != self._data_version
+
+    def show(self, picture: Mapping[str, object]) -> None:
+        """Let those who look at the outbox see how its relay is doing. Nothing depends on it."""
+        write_picture(self.path, picture)
+
+    def damaged(self) -> list[DamagedRow]:
+        """Rows that were parked since the last call, because they are not what was stored."""
+        rows, self._damaged = self._damaged, []
+        return rows
+
+    def touched(self) -> list[Touched]:
+        """What people did to single messages since the last call, or since the store was opened."""
+        with self._reading() as connection:
+            rows = connection.execute(QUERIES["touched"], (self._seen,)).fetchall()
+        if rows:
+            self._seen = rows[-1][0]
+        return [Touched(*row[1:]) for row in rows]
 
     def position(self, source: str) -> int:
         """How many entries of a named source have ever been stored, in the same transactions."""
@@ -235,141 +257,82 @@ class SqliteStore:
             ):  # only informs: a missing end is seen as one by the next run
                 self._connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._connection.close()
+            remove_picture(self.path)
         finally:
             self._lease.release()
 
-    def _begin_run(self) -> int:
-        """Become the owner; write down what the last owner left in flight, for people to see."""
+    def _begin_run(self) -> tuple[int, int, int]:
+        """Become the owner; write down what the last owner left in flight, for people to see.
+
+        Returns:
+            number of the run, of the newest intervention before it, and of the data.
+        """
         now = self._clock()
         connection = self._connection
-        with transaction(connection, self.path):
+        # The log may be all that a process has left that was killed while its disk failed: moved
+        # into the database, and synced there, it is worth what it says.
+        with behind_next_commit(connection), transaction(connection, self.path):
             connection.execute(QUERIES["count_left_in_flight"])
             left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
             connection.execute(QUERIES["remember_left_in_flight"], left)
             connection.execute(QUERIES["clear_in_flight"])
-            connection.execute(QUERIES["forget_old_attempts"], (now - ATTEMPTS_RETENTION_S,))
+            for kind in ("forget_old_attempts", "forget_old_interventions"):
+                connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
             names = (os.getpid(), socket.gethostname(), now)
-            (run,) = connection.execute(QUERIES["begin_run"], names).fetchone()
-        return int(run)
+            connection.execute(QUERIES["begin_run"], names)
+            run, _, seen = self._owner()
+        with reported(self.path):
+            return run, seen, self._version_of_data()
 
     def _commit(self, turn: Turn) -> Snapshot:
+        last: Entry | None = None
+        last_id = 0
+
+        def write() -> Snapshot:
+            nonlocal last, last_id
+            if self._check_owner() != self._seen:
+                raise Intervened
+            _forget_ids(turn)
+            now, keep_s = self._clock(), self._keep_confirmed_s
+            snapshot = write_turn(
+                self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
+            )
+            prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
+            give_space_back(self._connection)
+            if turn.new:
+                last, last_id = turn.new[-1], turn.new[-1].id
+            return snapshot
+
+        def is_there() -> bool:
+            """A turn without new entries may be written twice: its verdicts count once."""
+            if last is None:
+                return False
+            values = (last_id, last.message.message_id, last.stored_at)
+            return self._connection.execute(QUERIES["is_stored"], values).fetchone() is not None
+
         try:
-            with transaction(self._connection, self.path):
-                return self._write(turn)
-        except BaseException as error:
-            for entry in turn.new:
-                entry.id = 0
-            if isinstance(error, OutboxUnsure):
-                self._broken = str(
-                    error
-                )  # a failed sync must not be tried again on this connection
+            return surely(self._connection, self.path, write, is_there)
+        except BaseException:
+            _forget_ids(turn)
             raise
 
-    def _write(self, turn: Turn) -> Snapshot:
-        connection = self._connection
-        self._check_owner()
-        (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
-        stored_bytes = 0
-        for entry in turn.new:
-            assert entry.id == 0, f"{entry.message!r} is stored already"
-            last_id += 1
-            entry.id = last_id
-            stored_bytes += entry.message.size
-        if turn.new:
-            connection.executemany(QUERIES["insert_message"], map(row_of, turn.new))
-        if turn.sources:
-            connection.executemany(QUERIES["advance_source"], turn.sources.items())
-        confirmed, confirmed_bytes = self._remove([entry.id for entry in turn.confirmed])
-        parked, expired, parked_bytes = self._park(turn.parked)
-        if turn.rescheduled:
-            connection.executemany(QUERIES["reschedule"], map(schedule_of, turn.rescheduled))
-        if turn.attempts:
-            connection.executemany(QUERIES["insert_attempt"], map(attempt_of, turn.attempts))
-        if turn.finished:
-            keys = ((sent.epoch, sent.first_tag) for sent in turn.finished)
-            connection.executemany(QUERIES["delete_in_flight"], keys)
-        if turn.sent:
-            self._write_in_flight(turn.sent)
-        change = {
-            "stored": len(turn.new),
-            "confirmed": confirmed,
-            "parked": parked,
-            "expired": expired,
-            "open_bytes": stored_bytes - confirmed_bytes - parked_bytes,
-        }
-        row = connection.execute(QUERIES["change_ledger"], change).fetchone()
-        return Snapshot(last_id, Counters(*row))
+    def _check_owner(self) -> int:
+        """The lease says so already, unless somebody removed its file: then the newest run owns.
 
-    def _remove(self, ids: list[int]) -> tuple[int, int]:
-        """Delete open rows; how many there really were, and their bytes."""
-        count = size = 0
-        for first, length in id_runs(sorted(ids)):
-            rows = self._connection.execute(QUERIES["delete_run"], (first, first + length - 1))
-            sizes = [row[0] for row in rows]
-            count += len(sizes)
-            size += sum(sizes)
-        return count, size
-
-    def _park(self, attempts: list[Attempt]) -> tuple[int, int, int]:
-        """Move open rows to the parked ones; how many parked, how many expired, and their bytes."""
-        count = {"parked": 0, "expired": 0}
-        size = 0
-        for attempt in attempts:
-            entry, outcome = attempt.entry, attempt.outcome
-            state = "expired" if outcome.kind is OutcomeKind.EXPIRED else "parked"
-            row = {
-                "id": entry.id,
-                "at": attempt.at,
-                "state": state,
-                "outcome": outcome.kind.value,
-                "reply_code": outcome.reply_code,
-                "reply_text": outcome.reply_text,
-                "nacked": entry.nacked,
-                "returned": entry.returned,
-                "refused": entry.refused,
-                "uncertain": entry.uncertain,
-            }
-            self._connection.execute(QUERIES["park"], row)
-            moved, moved_bytes = self._remove([entry.id])
-            count[state] += moved
-            size += moved_bytes
-        return count["parked"], count["expired"], size
-
-    def _write_in_flight(self, ranges: list[Sent]) -> None:
-        now = self._clock()
-        for sent in ranges:
-            ids = json.dumps(id_runs([entry.id for entry in sent.entries]), separators=(",", ":"))
-            row = (sent.epoch, sent.first_tag, len(sent.entries), ids, now)
-            self._connection.execute(QUERIES["insert_in_flight"], row)
-
-    def _park_unreadable(self, damaged: dict[int, str]) -> None:
-        """Put rows that are not what was stored where a person sees them, and nobody sends them."""
-        if not damaged:
-            return
-        with suppress(OutboxDiskFull, OutboxLocked):  # then they stay where they are, unsent
-            self._park_damaged(damaged)
-
-    def _park_damaged(self, damaged: dict[int, str]) -> None:
-        connection = self._connection
-        with transaction(connection, self.path):
-            self._check_owner()
-            parked = 0
-            for id_, reason in damaged.items():
-                row = {"id": id_, "at": self._clock(), "reply_text": reason}
-                connection.execute(QUERIES["park_unreadable"], row)
-                moved, _ = self._remove([id_])
-                parked += moved
-            change = {"stored": 0, "confirmed": 0, "parked": parked, "expired": 0, "open_bytes": 0}
-            connection.execute(QUERIES["change_ledger"], change)
-            connection.execute(QUERIES["recount_open_bytes"])
-
-    def _check_owner(self) -> None:
-        """The lease says so already, unless somebody removed its file: then the newest run owns."""
-        run, pid = self._connection.execute(QUERIES["owner"]).fetchone()
+        Returns:
+            number of the newest intervention.
+        """
+        run, pid, newest = self._owner()
         if run != self._run:
             raise OutboxInUse(
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
+        return newest
+
+    def _owner(self) -> tuple[int, int, int]:
+        """The newest run, its process, and the newest intervention."""
+        run, pid, newest = self._connection.execute(QUERIES["owner"]).fetchone()
+        return run, pid, newest
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -378,17 +341,19 @@ class SqliteStore:
             )
         if not self._lease.is_held:
             raise OutboxError(f"outbox {self.path} is closed")
-        if self._broken:
-            raise OutboxError(self._broken)
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         self._check_usable()
-        try:
+        with reported(self.path):
             yield self._connection
-        except sqlite3.Error as error:
-            raise outbox_error(self.path, error) from error
 
     def _version_of_data(self) -> int:
         (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         return int(version)
+
+
+def _forget_ids(turn: Turn) -> None:
+    """What is not stored has no id."""
+    for entry in turn.new:
+        entry.id = 0

@@ -1,10 +1,11 @@
-"""Which stored entries have not been loaded yet: a short list of id ranges.
+"""Which stored entries have not been looked at yet: a short list of id ranges.
 
-Knows: ids, and who waits for them. Must never know: what is in a row.
+Knows: ids. Must never know: what is in a row.
 
 Entries that are stored while there is room go to the wire from memory. The rest, what other
 processes enqueue, and what an earlier run left, is on disk only; it is found by id, since ids only
-grow and become visible in their order (one writer at a time). So "not loaded" is a list of ranges.
+grow and become visible in their order (one writer at a time). So "not looked at" is a list of
+ranges.
 """
 
 from __future__ import annotations
@@ -12,16 +13,13 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from reliablepub.outbox.entry import Waiter
-
 
 @dataclass(slots=True)
 class IdRange:
-    """Ids ``first`` to ``last`` inclusive, and who waits for their outcome, if anybody."""
+    """Ids ``first`` to ``last`` inclusive."""
 
     first: int
     last: int
-    waiter: Waiter | None = None
 
 
 class Backlog:
@@ -41,20 +39,18 @@ class Backlog:
         return bool(self._ranges)
 
     def others(self, last_id: int) -> None:
-        """Ids up to this one exist; those we have not seen were stored by somebody else."""
-        if last_id > self._seen:
+        """Ids up to this one exist; those we have not seen are to be read when there is room."""
+        if last_id <= self._seen:
+            return
+        if self._ranges and self._ranges[-1].last == self._seen:
+            self._ranges[-1].last = last_id
+        else:
             self._ranges.append(IdRange(self._seen + 1, last_id))
-            self._seen = last_id
+        self._seen = last_id
 
     def loaded(self, first: int, last: int) -> None:
-        """These new ids are in memory already."""
+        """These new ids need not be read: in memory already, or to be found otherwise."""
         self.others(first - 1)
-        self._seen = last
-
-    def spilled(self, first: int, last: int, waiter: Waiter | None) -> None:
-        """These new ids are on disk only, to be read when there is room."""
-        self.others(first - 1)
-        self._ranges.append(IdRange(first, last, waiter))
         self._seen = last
 
     @property

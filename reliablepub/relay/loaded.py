@@ -1,18 +1,26 @@
 """Which entries are in memory, and which are still to be read: bounded, and nothing twice.
 
-Knows: ids, sizes, due times and waiters. Must never know: what becomes of an entry.
+Knows: ids, sizes, times and waiters. Must never know: what becomes of an entry.
 
 An entry is found in one of two ways. New ones by id: either they go into memory when they are
-stored, or their ids are remembered as backlog. Postponed ones by the time they fall due; their rows
-stay as they are when they are read, so the store is told which of them are in memory already.
+stored, or their ids are remembered as backlog. Those that are put off, by their sender or for a
+retry, by the time they fall due; their rows stay as they are when they are read, so the store is
+told which of them are in memory already. Whoever is too late on disk is read only to be given up.
+
+Those that share an ordering key come into memory one at a time (`reliablepub._core.turns`): when
+one has left, the store is asked for the next.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from reliablepub._core.turns import Turns
 from reliablepub.outbox.entry import Entry, Store, Waiter
 from reliablepub.relay.backlog import Backlog
+from reliablepub.relay.deadlines import Deadlines
+from reliablepub.relay.waiters import Waiters
 
 PAGE: Final = 500
 """Rows read at once: no long cursors, so that the write-ahead log can be reset behind us."""
@@ -40,7 +48,9 @@ class Loaded:
         self._backlog = Backlog(last_id)
         self._due: set[int] = set()
         self._next_due: float | None = wall
-        self._waiters: dict[int, Waiter] = {}
+        self._deadlines = Deadlines(wall)
+        self._turns = Turns()
+        self._waiters = Waiters()
 
     @property
     def has_backlog(self) -> bool:
@@ -53,9 +63,20 @@ class Loaded:
         return self._next_due if self._is_low else None
 
     @property
+    def next_late(self) -> float | None:
+        """When the next entry is too late (wall clock), or None."""
+        return self._deadlines.next_at
+
+    @property
     def wants_more(self) -> bool:
         """Whether there is something to read and room for a page of it."""
-        return bool(self._backlog) and self._is_low
+        return (bool(self._backlog) and self._is_low) or self._wants_turns
+
+    @property
+    def _wants_turns(self) -> bool:
+        """Those that follow others have room: it was left to them."""
+        has_room = self._messages < self._messages_max and self._bytes < self._bytes_max
+        return bool(self._turns.wanted) and has_room
 
     @property
     def _is_low(self) -> bool:
@@ -64,7 +85,7 @@ class Loaded:
     @property
     def room(self) -> int:
         """How many messages may be added."""
-        return self._messages_max - self._messages
+        return self._messages_max - self._messages - self._turns.wanted
 
     @property
     def room_bytes(self) -> int:
@@ -82,38 +103,128 @@ class Loaded:
 
     def drop(self, entry: Entry) -> None:
         """An entry has left the store, or never came into it."""
+        self._leave(entry, is_settled=True)
+
+    def _leave(self, entry: Entry, *, is_settled: bool) -> None:
         self._messages -= 1
         self._bytes -= entry.message.size
         self._due.discard(entry.id)
+        self._deadlines.forget(entry)
+        key = entry.message.ordering_key
+        if key is not None:
+            self._turns.leave(key, entry.id, is_settled=is_settled)
 
     def postpone(self, entry: Entry) -> None:
-        """An entry leaves memory until it falls due; its row says when."""
+        """An entry leaves memory until it falls due; its row says when. It is still its turn."""
+        self._leave(entry, is_settled=False)
+        if entry.waiter is not None:
+            self._waiters.put(entry.id, entry.waiter)
+        self._on_disk(entry)
+
+    def let_go(self, entry: Entry) -> None:
+        """An entry leaves memory; what the store says of it holds."""
         self.drop(entry)
         if entry.waiter is not None:
-            self._waiters[entry.id] = entry.waiter
-        if entry.due_at is not None:
-            self._next_due = min(entry.due_at, self._next_due or entry.due_at)
+            self._waiters.put(entry.id, entry.waiter)
+        self._deadlines.on_disk(entry.expires_at)
 
-    def stored(self, first: int, last: int, waiter: Waiter | None, *, is_loaded: bool) -> None:
-        """New ids: in memory already, or to be read later."""
+    def take_out(self, id_: int, *, is_open: bool) -> Waiter | None:
+        """An entry that is not in memory is due now, or was taken out of the store.
+
+        Returns:
+            who waits for it, if it is not open any more.
+        """
+        self._next_due = float("-inf")
+        waiter = self._waiters.take(id_)
+        if waiter is None or not is_open:
+            return waiter
+        self._waiters.put(id_, waiter)
+        return None
+
+    def stored(self, entries: Sequence[Entry], waiter: Waiter | None, *, is_loaded: bool) -> None:
+        """New entries of one waiter: in memory already, as far as they may go at once, or not."""
+        first, last = entries[0].id, entries[-1].id
         if is_loaded:
             self._backlog.loaded(first, last)
         else:
-            self._backlog.spilled(first, last, waiter)
+            self._backlog.others(last)
+        in_memory: set[int] = set()
+        for entry in entries:
+            if is_loaded and entry.is_for_now:
+                in_memory.add(entry.id)
+                self._deadlines.watch(entry)
+            else:
+                self._on_disk(entry)
+                if is_loaded and entry.message.ordering_key is not None:
+                    self._turns.want(entry.message.ordering_key)
+        if waiter is not None and len(in_memory) < len(entries):
+            self._waiters.stored(first, last, waiter, in_memory=in_memory)
+
+    def _on_disk(self, entry: Entry) -> None:
+        """An entry is to be found again by its times."""
+        self._deadlines.on_disk(entry.expires_at)
+        if entry.due_at is not None:
+            self._next_due = min(entry.due_at, self._next_due or entry.due_at)
 
     def others(self, last_id: int, wall: float) -> None:
-        """Another process has changed the store: new ids, or postponed entries made due."""
+        """Another process has changed the store: new ids, with or without times, or others due."""
         self._backlog.others(last_id)
+        self._next_due = wall
+        self._deadlines.on_disk(wall)
+
+    def due_now(self, wall: float) -> None:
+        """Entries on disk have been made due."""
         self._next_due = wall
 
     def read(self, wall: float) -> list[Entry]:
-        """Read a page of what is due and a page of what comes next, if memory is half empty."""
-        if not self._is_low:
-            return []
-        entries = self._read_due(wall) + self._read_backlog()
-        for entry in entries:
-            self.add(entry)
+        """Read what is due and what comes next, if memory is half empty; and whose turn it is.
+
+        Raises:
+            Intervened: as `Store.read_due`; nothing was read.
+        """
+        found: list[Entry] = []
+        if self._is_low:
+            found = self._read_due(wall) + self._read_backlog()
+        found += self._read_turns(wall)
+        late = self._deadlines.watched  # which may have been read already, only to be given up
+        entries = [entry for entry in found if entry.id not in late and self._is_admitted(entry)]
+        self._due.update(entry.id for entry in entries if entry.due_at is not None)
+        self._have_read(entries)
         return entries
+
+    def _is_admitted(self, entry: Entry) -> bool:
+        key = entry.message.ordering_key
+        return key is None or self._turns.admit(key, entry.id)
+
+    def _read_turns(self, wall: float) -> list[Entry]:
+        if not self._wants_turns:
+            return []
+        keys = self._turns.next_wanted(min(PAGE, self._messages_max - self._messages))
+        entries, looked_at = self._store.read_first(keys, wall, bytes_max=self.room_bytes)
+        for key in keys[looked_at:]:
+            self._turns.want(key)
+        return entries
+
+    def late(self, wall: float) -> list[Entry]:
+        """Entries in memory that are too late; perhaps not for the first time."""
+        return self._deadlines.late(wall)
+
+    def read_late(self, wall: float) -> list[Entry]:
+        """Read a page of those that are not; they count as being in memory until they are gone."""
+        if not self._deadlines.is_due_on_disk(wall):
+            return []
+        entries, next_at = self._store.read_expired(
+            wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=self._deadlines.watched
+        )
+        self._deadlines.read(next_at)
+        self._have_read(entries)
+        return entries
+
+    def _have_read(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            entry.waiter = self._waiters.take(entry.id)
+            self.add(entry)
+            self._deadlines.watch(entry)
 
     def _read_due(self, wall: float) -> list[Entry]:
         if self._next_due is None or self._next_due > wall:
@@ -121,19 +232,14 @@ class Loaded:
         entries, self._next_due = self._store.read_due(
             wall, limit=PAGE, bytes_max=self._bytes_max // 2, loaded=self._due
         )
-        for entry in entries:
-            entry.waiter = self._waiters.pop(entry.id, None)
-            self._due.add(entry.id)
         return entries
 
     def _read_backlog(self) -> list[Entry]:
         head = self._backlog.head
         if head is None:
             return []
-        entries = self._store.read_ready(
+        entries, looked_at = self._store.read_ready(
             head.first, head.last, limit=PAGE, bytes_max=self._bytes_max // 2
         )
-        for entry in entries:
-            entry.waiter = head.waiter
-        self._backlog.advance(entries[-1].id if entries else head.last)
+        self._backlog.advance(looked_at)
         return entries

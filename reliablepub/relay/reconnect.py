@@ -42,6 +42,11 @@ class Reconnect:
         """The broker confirmed something: the connection is worth having."""
         self._failures = 0
 
+    def closed_by_publish(self, now: float) -> None:
+        """It worked, and was closed because of a message: no reason to wait for long."""
+        self._connected_at = None
+        self.due_at = now + wait_s(_WAITS, 1)
+
     def lost(self, now: float) -> None:
         """It failed, or what it had made is lost."""
         if self._connected_at is not None and now - self._connected_at > _STABLE_S:

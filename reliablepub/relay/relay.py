@@ -24,52 +24,43 @@ What must hold between the lines:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from reliablepub._core.events import (
-    Batch,
-    CloseChannel,
-    Connected,
-    ConnectionLost,
-    Disconnect,
-    Event,
-    OpenChannel,
-    Settlement,
-)
+from reliablepub._core.decide import Expire
+from reliablepub._core.events import Batch, Event, Settlement
 from reliablepub._core.session import Session
-from reliablepub.errors import OutboxDiskFull, OutboxError, OutboxLocked
-from reliablepub.outbox.entry import Entry, Sent, Snapshot, Store, Turn
+from reliablepub.errors import (
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+    OutboxUnsure,
+)
+from reliablepub.outbox.entry import Entry, Intervened, Sent, Snapshot, Store, Turn
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.handover import Chunk, Inbox
-from reliablepub.relay.limits import Limits, Room
+from reliablepub.relay.guard import Guard
+from reliablepub.relay.handover import Inbox
+from reliablepub.relay.intake import Intake, TakenIn
+from reliablepub.relay.limits import Limits
 from reliablepub.relay.loaded import Loaded
-from reliablepub.relay.reconnect import Reconnect
-from reliablepub.relay.status import Link, Status
+from reliablepub.relay.notices import Calls, Notices
+from reliablepub.relay.pauses import Pauses
+from reliablepub.relay.ruling import Ruling
+from reliablepub.relay.status import Status
 from reliablepub.relay.verdicts import Verdicts
+from reliablepub.relay.wire import Wire
+from reliablepub.relay.withdrawal import let_go, tell_damaged
 from reliablepub.transport.base import CannotEncode, Transport
 
-TURN_MESSAGES_MAX: Final = 2_000
 LAZY_COMMIT_S: Final = 0.02
 """How long confirms may wait for a commit that carries something else too."""
-FLOW_S: Final = 0.1
-"""How long after a confirm the next ones are counted on to make room in memory."""
 POLL_S: Final = 0.05
 """How often the store is asked whether other processes have written to it."""
 COMMIT_RETRY_S: Final = 0.25
-"""How long a disk that is full, or a file that somebody else keeps locked, is left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class _TakenIn:
-    """A chunk of this turn, as entries."""
-
-    chunk: Chunk
-    entries: Sequence[Entry]
-    is_loaded: bool
+"""How long a disk that is full or fails, or a file that somebody keeps locked, is left alone."""
 
 
 class Relay:
@@ -83,6 +74,7 @@ class Relay:
         policy: how often refusals are tried again.
         limits: what may be held.
         clock: the time.
+        hooks: what the application wants to be told of.
     """
 
     def __init__(
@@ -95,12 +87,11 @@ class Relay:
         policy: RetryPolicy,
         limits: Limits,
         clock: Clock,
+        hooks: Calls,
     ) -> None:
         self._store = store
         self._transport = transport
         self._session = session
-        self._inbox = inbox
-        self._limits = limits
         self._clock = clock
         self._snapshot: Snapshot = store.snapshot()
         self._loaded = Loaded(
@@ -110,17 +101,18 @@ class Relay:
             bytes_max=limits.loaded_bytes_max,
             wall=clock.wall(),
         )
-        self._verdicts = Verdicts(policy, store.run)
-        self._reconnect = Reconnect(clock.monotonic())
+        self._guard = Guard()
+        self._notices = Notices(hooks, self._guard)
+        self._pauses = Pauses(policy.breaker, self._guard, self._notices, has_held=store.has_held())
+        self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
+        self._verdicts = Verdicts(
+            Ruling(policy, self._guard), self._pauses, self._notices, store.run
+        )
+        self._wire = Wire(transport, session, clock.monotonic())
         self._poll_at = clock.monotonic()
         self._commit_by: float | None = None
         self._no_commit_until: float | None = None
-        self._refusal: OutboxError | None = None
-        self._refuse_until = 0.0
         self._is_draining = False
-        self._flowing_until = 0.0
-        self._connects = 0
-        self._lost_reason = ""
         self.status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ for the shell
@@ -135,37 +127,27 @@ class Relay:
             seconds to listen at most before the next turn, None for no limit.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
-        self._keep_connected(now)
-        self._session.handle_timeout(now)
-        self._obey()
-        for settlement in self._session.poll_settlements():
-            self._verdicts.judge(settlement, wall)
+        self._wire.keep(now)
+        self._judge(now, wall)
         if self._verdicts.turn.confirmed:
-            self._reconnect.proved()
-            self._flowing_until = now + FLOW_S
+            self._wire.proved()
+            self._intake.confirms_flow(now)
         self._look_elsewhere(now, wall)
-        self._turn_away(now)
+        self._intake.turn_away(now)
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
         if self._no_commit_until is None:
+            self._give_up_late(wall)
             taken_in = self._take_in(now, wall)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
         self.status = self._picture()
+        if self._notices:
+            self._notices.deliver(self.status)
         return self._wait_s()
 
     def handle(self, events: Iterable[Event]) -> None:
         """Take in what the transport heard."""
-        now = self._clock.monotonic()
-        for event in events:
-            match event:
-                case Connected():
-                    self._connects += 1
-                    self._lost_reason = ""
-                    self._reconnect.connected(now)
-                case ConnectionLost(reason):
-                    self._lost_reason = reason
-                    self._reconnect.lost(now)
-            self._session.handle(event, now)
+        self._wire.handle(events, self._clock.monotonic())
 
     def drain(self) -> None:
         """Take nothing in and send nothing more; what is in flight is still settled."""
@@ -177,26 +159,35 @@ class Relay:
         """The highest id given so far."""
         return self._snapshot.last_id
 
-    def lowest_open(self) -> int | None:
-        """The lowest id that is still open, or None."""
-        return self._store.lowest_open()
+    def wall(self) -> float:
+        """The time in the outbox, seconds since 1970."""
+        return self._clock.wall()
 
-    # ------------------------------------------------------------------ the connection
+    def lowest_awaited(self, first_id: int, at: float) -> int | None:
+        """The lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
+        return self._store.lowest_awaited(first_id, at)
 
-    def _keep_connected(self, now: float) -> None:
-        if self._reconnect.due_at is not None and now >= self._reconnect.due_at:
-            self._reconnect.started()
-            self._transport.connect()
+    # ------------------------------------------------------------------ verdicts
 
-    def _obey(self) -> None:
-        for command in self._session.poll_commands():
-            match command:
-                case OpenChannel(epoch):
-                    self._transport.open_channel(epoch)
-                case CloseChannel(epoch):
-                    self._transport.close_channel(epoch)
-                case Disconnect(reason):
-                    self._transport.disconnect(reason)
+    def _judge(self, now: float, wall: float) -> None:
+        """Take in the attempts that have ended; the session sends no late one again."""
+        late = set()
+        for settlement in self._session.poll_settlements():
+            if isinstance(self._verdicts.judge(settlement, now, wall), Expire):
+                late.add(settlement.key)
+        if late:
+            self._session.withdraw(late)
+        for entry in self._pauses.withdrawn_from(self._session):
+            self._verdicts.hold(entry)
+
+    def _give_up_late(self, wall: float) -> None:
+        """What is too late expires, unless it is on the wire: then its attempt decides."""
+        late = self._loaded.late(wall)
+        if late:
+            for entry in self._session.withdraw(set(late)):
+                self._verdicts.expire(entry, wall)
+        for entry in self._reading(self._loaded.read_late, wall):
+            self._verdicts.expire(entry, wall)
 
     # ------------------------------------------------------------------ take in
 
@@ -208,61 +199,40 @@ class Relay:
         if self._store.changed_elsewhere():
             self._snapshot = self._store.snapshot()
             self._loaded.others(self._snapshot.last_id, wall)
+            let_go(self._store, self._session, self._loaded, self._verdicts)
 
-    def _turn_away(self, now: float) -> None:
-        """While the store has no room for new messages, their callers learn it at once."""
-        if self._refusal is None:
-            return
-        if now < self._refuse_until:
-            for chunk in self._inbox.take(lambda _: True):
-                chunk.on_stored.failed(self._refusal)
-        else:
-            self._refusal = None
-
-    def _take_in(self, now: float, wall: float) -> list[_TakenIn]:
+    def _take_in(self, now: float, wall: float) -> list[TakenIn]:
         """New chunks become entries; those, and what is read, go on if memory allows."""
         if self._is_draining:
             return []
-        for entry in self._loaded.read(wall):
-            self._session.submit(entry, entry.message.size)
-        taken_in: list[_TakenIn] = []
-        turn = self._verdicts.turn
-        is_in_turn = not self._loaded.has_backlog
-        for chunk in self._inbox.take(self._room(now)):
-            entries = [Entry(message, wall) for message in chunk.messages]
-            turn.new += entries
-            if chunk.source is not None:
-                turn.sources[chunk.source] = turn.sources.get(chunk.source, 0) + len(entries)
-            is_in_turn = is_in_turn and self._loaded.fits(len(entries), chunk.size)
-            taken_in.append(_TakenIn(chunk, entries, is_in_turn))
-            if is_in_turn:
-                for entry in entries:
-                    entry.waiter = chunk.waiter
-                    self._loaded.add(entry)
-                    self._session.submit(entry, entry.message.size)
-        return taken_in
+        for entry in self._reading(self._loaded.read, wall):
+            if entry.is_late(wall):
+                self._verdicts.expire(entry, wall)
+            elif not self._pauses.admits(entry):
+                self._verdicts.hold(entry)
+            else:
+                self._session.submit(entry, entry.message.size)
+        return self._intake.take(self._verdicts.turn, self._snapshot.counters, now, wall)
 
-    def _room(self, now: float) -> Room:
-        """For what there is room in the store; and in memory too, while confirms make some.
-
-        What is stored beyond that is only read back a moment later. But nobody waits for a broker
-        that does not confirm: then only the store counts.
-        """
-        counters = self._snapshot.counters
-        messages = min(self._limits.messages_max - counters.open, TURN_MESSAGES_MAX)
-        bytes_ = self._limits.bytes_max - counters.open_bytes
-        if now < self._flowing_until and not self._loaded.has_backlog:
-            messages = min(messages, self._loaded.room)
-            bytes_ = min(bytes_, self._loaded.room_bytes)
-        return Room(messages, bytes_)
+    def _reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
+        while True:
+            try:
+                entries = read(wall)
+            except Intervened:
+                let_go(self._store, self._session, self._loaded, self._verdicts)
+            else:
+                tell_damaged(self._store, self._loaded)
+                return entries
 
     # ------------------------------------------------------------------ commit, send
 
     def _commit_and_send(
-        self, taken_in: Sequence[_TakenIn], now: float, wall: float, *, is_flushing: bool
+        self, taken_in: Sequence[TakenIn], now: float, wall: float, *, is_flushing: bool
     ) -> None:
         batches = self._session.poll_transmit(now)
         turn = self._verdicts.turn
+        if self._session.is_ready and not self._is_draining:
+            self._pauses.release(turn, now, wall)
         turn.sent = [
             Sent(self._verdicts.epoch_name(batch.epoch), batch.first_tag, batch.keys)
             for batch in batches
@@ -271,24 +241,35 @@ class Relay:
             return
         try:
             self._snapshot = self._store.commit(turn)
-        except (OutboxDiskFull, OutboxLocked) as error:
-            self._undo(batches, taken_in, error)
+        except Intervened:
+            self._session.take_back(batches)
+            let_go(self._store, self._session, self._loaded, self._verdicts)
+            self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+            return
+        except (OutboxDiskFailed, OutboxDiskFull, OutboxLocked, OutboxUnsure) as error:
+            self._session.take_back(batches)
+            turn.sent = []
+            self._intake.undo(taken_in, turn, error)
             self._hold_back(now, error, is_full_of_new=bool(taken_in))
             return
-        self._committed(taken_in)
+        self._committed(taken_in, wall)
         self._send(batches, turn.sent, wall)
+        if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
+            self._intake.confirms_flow(now)
 
     def _hold_back(self, now: float, error: OutboxError, *, is_full_of_new: bool) -> None:
         """First accept nothing, so that what is there can drain; if that fails too, do nothing."""
         if is_full_of_new:
-            self._refusal, self._refuse_until = error, now + COMMIT_RETRY_S
+            self._intake.refuse(error, now + COMMIT_RETRY_S)
             self._commit_by = now
         else:
             self._no_commit_until = now + COMMIT_RETRY_S
 
     def _must_commit(self, turn: Turn, now: float, *, is_flushing: bool) -> bool:
         """Confirms alone may wait a moment: to lose one costs a duplicate, to wait nothing."""
-        if turn.new or turn.sent or turn.parked or turn.rescheduled:
+        if turn.new or turn.sent or turn.parked or turn.discarded or turn.rescheduled:
+            return True
+        if turn.released or self._verdicts.lets_others_go:
             return True
         if not (turn.confirmed or turn.finished):
             self._commit_by = None
@@ -297,21 +278,7 @@ class Relay:
             self._commit_by = now + LAZY_COMMIT_S
         return is_flushing or now >= self._commit_by
 
-    def _undo(
-        self, batches: Sequence[Batch[Entry]], taken_in: Sequence[_TakenIn], error: OutboxError
-    ) -> None:
-        """Nothing was stored: forget the new messages; the verdicts wait for the next commit."""
-        self._session.take_back(batches)
-        new = [entry for taken in taken_in if taken.is_loaded for entry in taken.entries]
-        self._session.withdraw(set(new))
-        for entry in new:
-            self._loaded.drop(entry)
-        turn = self._verdicts.turn
-        turn.new, turn.sources, turn.sent = [], {}, []
-        for taken in taken_in:
-            taken.chunk.on_stored.failed(error)
-
-    def _committed(self, taken_in: Sequence[_TakenIn]) -> None:
+    def _committed(self, taken_in: Sequence[TakenIn], wall: float) -> None:
         """What only memory knows follows the store; then whoever waits is told."""
         turn, postponed = self._verdicts.committed()
         self._commit_by = None
@@ -319,11 +286,13 @@ class Relay:
             self._loaded.drop(entry)
         for entry in postponed:
             self._loaded.postpone(entry)
-        for taken in taken_in:
-            first, last = taken.entries[0].id, taken.entries[-1].id
-            self._loaded.stored(first, last, taken.chunk.waiter, is_loaded=taken.is_loaded)
-            taken.chunk.on_stored.stored()
-        for attempt in turn.parked:
+        if self._pauses.released(turn):
+            self._loaded.due_now(wall)
+        self._intake.committed(taken_in)
+        if self._notices:
+            self._notices.stored(turn.new)
+            self._notices.given_up(turn.parked, turn.discarded)
+        for attempt in (*turn.parked, *turn.discarded):
             self._loaded.drop(attempt.entry)
             if attempt.entry.waiter is not None:
                 attempt.entry.waiter.settled(attempt.entry, attempt.outcome)
@@ -338,36 +307,33 @@ class Relay:
                 self._verdicts.unwritten(recorded[index:])
                 self._refuse(batch.keys[error.index], batch.epoch, error.problem, wall)
                 return
-            self._verdicts.written(batch.epoch, sent)
+            self._verdicts.written(batch.epoch, sent, self._clock.monotonic())
 
     def _refuse(self, entry: Entry, epoch: int, problem: str, wall: float) -> None:
         """A message that cannot be written to this broker has no tag and awaits no confirm."""
         self._session.withdraw({entry})
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
-        self._verdicts.decide(Settlement(entry, epoch, 0, outcome), wall)
-        self._commit_by = self._clock.monotonic()  # and send what came after it
+        now = self._clock.monotonic()
+        self._verdicts.unwritable(Settlement(entry, epoch, 0, outcome), now, wall)
+        self._commit_by = now  # and send what came after it
 
     # ------------------------------------------------------------------ outlook
 
     def _picture(self) -> Status:
         session = self._session
-        if session.blocked_reason is not None:
-            link, reason = Link.BLOCKED, session.blocked_reason
-        elif session.is_connected:
-            link, reason = Link.CONNECTED, ""
-        elif self._reconnect.due_at is None:
-            link, reason = Link.CONNECTING, self._lost_reason
-        else:
-            link, reason = Link.DISCONNECTED, self._lost_reason
+        link, reason = self._wire.link
         return Status(
             link=link,
             reason=reason,
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             buffered=session.buffered,
-            connects=self._connects,
+            connects=self._wire.connects,
             violations=session.violations.total(),
             stale=session.stale,
+            aside=session.aside,
+            callback_errors=self._guard.errors,
+            paused=self._pauses.shown(self._clock.monotonic()),
         )
 
     def _wait_s(self) -> float | None:
@@ -375,14 +341,17 @@ class Relay:
         now, wall = self._clock.monotonic(), self._clock.wall()
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
-        if takes_in and (self._loaded.wants_more or self._inbox.is_ready(self._room(now))):
+        if takes_in and (
+            self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
+        ):
             return 0.0
-        deadlines = [self._poll_at, self._session.poll_timeout(), self._reconnect.due_at]
+        deadlines = [self._poll_at, self._session.poll_timeout(), self._wire.due_at]
         deadlines += [self._no_commit_until if is_held_up else self._commit_by]
-        if self._refusal is not None:
-            deadlines.append(self._refuse_until)
-        if self._inbox and now < self._flowing_until:
-            deadlines.append(self._flowing_until)
+        deadlines.append(self._intake.next_look(now))
+        if self._session.is_ready and takes_in:
+            deadlines.append(self._pauses.poll_timeout())
         if self._loaded.next_due is not None and takes_in:
             deadlines.append(now + self._loaded.next_due - wall)
+        if self._loaded.next_late is not None and not is_held_up:
+            deadlines.append(now + self._loaded.next_late - wall)
         return max(0.0, min(at for at in deadlines if at is not None) - now)

@@ -21,6 +21,23 @@ class Link(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A destination that is paused.
+
+    Attributes:
+        exchange: of messages that wait.
+        routing_key: likewise.
+        refusals: so many in a row have paused it.
+        probe_in_s: seconds until the next message is tried there.
+    """
+
+    exchange: str
+    routing_key: str
+    refusals: int
+    probe_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """A publisher at one moment.
 
@@ -33,6 +50,11 @@ class Status:
         connects: connections made so far.
         violations: confirms and returns that made no sense.
         stale: events of channels that were over.
+        aside: messages set aside: every connection was lost while one of them was alone in flight,
+            and the broker blames none. They are tried again, alone, after waits up to a minute.
+        is_flushed: of a status that ``flush`` gives: whether all that it waits for is settled.
+        paused: destinations to which nothing is sent for now (`Breaker`); at most 100 of them.
+        callback_errors: how often a callback of the application's has raised.
     """
 
     link: Link = Link.DISCONNECTED
@@ -43,6 +65,10 @@ class Status:
     connects: int = 0
     violations: int = 0
     stale: int = 0
+    aside: int = 0
+    is_flushed: bool = False
+    paused: tuple[Paused, ...] = ()
+    callback_errors: int = 0
 
     @property
     def open(self) -> int:

@@ -11,20 +11,24 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from reliablepub._core.session import Session
 from reliablepub.errors import PublisherClosed
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
+from reliablepub.relay.beacon import Beacon
 from reliablepub.relay.caller import Flag
 from reliablepub.relay.clock import Clock
+from reliablepub.relay.flush import Flush
 from reliablepub.relay.handover import Inbox
 from reliablepub.relay.limits import Limits
+from reliablepub.relay.notices import Calls
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.status import Link, Status
 from reliablepub.transport.base import Transport
@@ -44,6 +48,7 @@ class Parts:
         open_session: likewise.
         policy: how often refusals are tried again.
         limits: what may be held.
+        hooks: what the application wants to be told of.
     """
 
     open_store: Callable[[], Store]
@@ -51,23 +56,15 @@ class Parts:
     open_session: Callable[[], Session[Entry]]
     policy: RetryPolicy
     limits: Limits
-
-
-@dataclass(slots=True, eq=False)
-class Flush:
-    """Somebody who waits until nothing up to an id is open.
-
-    Attributes:
-        done: set when that is so.
-        upto: the id, once the relay has heard of the wait.
-    """
-
-    done: Flag
-    upto: int | None = None
+    hooks: Calls = field(default_factory=dict)
 
 
 class Observer:
     """Somebody who is told how far the relay is, on its thread. This one does not mind."""
+
+    def handed_over(self, wake: Callable[[], None]) -> None:
+        """A caller has put something into an empty inbox: wake it. On that caller's thread."""
+        wake()
 
     def started(self) -> None:
         """It takes turns from now on."""
@@ -96,9 +93,10 @@ class RelayThread:
         self._flushes: list[Flush] = []
         self._flushes_lock = threading.Lock()
         self._close_at: float | None = None
+        self._last_flush = Flush(threading.Event(), sys.maxsize)  # for closing
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
-        self.inbox = Inbox(lambda: self._wake())  # noqa: PLW0108 - it is replaced later
+        self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
         self.final_status: Status = Status()
         # A daemon, so that a publisher nobody closed cannot keep the interpreter; what it has not
         # published by then is in the outbox.
@@ -160,7 +158,7 @@ class RelayThread:
         flush = Flush(done)
         with self._flushes_lock:
             self._flushes.append(flush)
-        self._wake()
+        self.wake()
         return flush
 
     def end_flush(self, flush: Flush) -> None:
@@ -179,6 +177,10 @@ class RelayThread:
         self._close_at = close_at if self._close_at is None else min(self._close_at, close_at)
         self._wake()
 
+    def wake(self) -> None:
+        """Have the relay look for what is new; from any thread, and at any time."""
+        self._wake()
+
     def join(self) -> None:
         """Wait until the thread is gone, if it ever was there."""
         if self._thread.ident is not None:
@@ -193,6 +195,7 @@ class RelayThread:
                 stack.callback(store.close)
                 transport = self._parts.open_transport(store.run)
                 stack.callback(transport.close)
+                clock = Clock()
                 relay = Relay(
                     store=store,
                     transport=transport,
@@ -200,7 +203,8 @@ class RelayThread:
                     inbox=self.inbox,
                     policy=self._parts.policy,
                     limits=self._parts.limits,
-                    clock=Clock(),
+                    hooks=self._parts.hooks,
+                    clock=clock,
                 )
                 stack.callback(self._detach)
                 self._wake = transport.wake
@@ -208,7 +212,8 @@ class RelayThread:
                 self._started.set()
                 self._observer.started()
                 try:
-                    self._run(relay, transport)
+                    beacon = Beacon(store.show, wall=clock.wall, monotonic=clock.monotonic)
+                    self._run(relay, transport, beacon)
                 except BaseException as error:
                     self._failure = error  # before those who wait are told that it is over
                     raise
@@ -219,12 +224,13 @@ class RelayThread:
             self._started.set()
             self._observer.ended()
 
-    def _run(self, relay: Relay, transport: Transport) -> None:
+    def _run(self, relay: Relay, transport: Transport, beacon: Beacon) -> None:
         last: tuple[Link, str] | None = None
         while True:
             is_closing = self._close_at is not None
             wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
             last = self._report(relay.status, last)
+            beacon.turned(relay.status)
             self._answer_flushes(relay)
             self._observer.turned()
             if is_closing and self._is_done(relay):
@@ -249,7 +255,7 @@ class RelayThread:
     def _is_done(self, relay: Relay) -> bool:
         """Whether a closing relay may end: nothing is open, or the time is up."""
         assert self._close_at is not None
-        if relay.lowest_open() is None:
+        if self._last_flush.look(relay):
             return True
         late_s = time.monotonic() - self._close_at
         if late_s < 0:
@@ -266,13 +272,9 @@ class RelayThread:
     def _answer_flushes(self, relay: Relay) -> None:
         if not self._flushes:
             return
-        lowest = relay.lowest_open()
         with self._flushes_lock:
             for flush in list(self._flushes):
-                if flush.upto is None:
-                    flush.upto = relay.last_id
-                if lowest is None or lowest > flush.upto:
-                    flush.done.set()
+                if flush.look(relay):
                     self._flushes.remove(flush)
 
     def _detach(self) -> None:

@@ -86,9 +86,9 @@ class Channel:
         handle(self, method)
 
     def _handle_header(self, payload: bytes) -> None:
+        class_id, size, _flags = decoding.decode_header(payload)
         if self._method is None or self._header is not None:
             raise self._interrupted()
-        class_id, size, _flags = decoding.decode_header(payload)
         if class_id != decoding.BASIC_CLASS:
             explanation = "expected content header for class 60, got one for class"
             raise AmqpError(505, f"{explanation} {class_id} instead")

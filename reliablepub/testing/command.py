@@ -25,15 +25,27 @@ from reliablepub.testing.options import NodeOptions
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A TOML file with [[fault]] tables.",
 )
+@click.option(
+    "--user",
+    "users",
+    multiple=True,
+    metavar="NAME:PASSWORD",
+    default=["guest:guest"],
+    show_default=True,
+    help="Who may log in; may be given several times.",
+)
 @click.option("--seed", default=0, show_default=True, help="Repeats what is random.")
-def broker(host: str, port: int, fault_file: Path | None, seed: int) -> None:
+def broker(
+    host: str, port: int, fault_file: Path | None, users: tuple[str, ...], seed: int
+) -> None:
     """Serve a fake RabbitMQ until SIGTERM or SIGINT; the first line printed is its URL."""
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
     try:
         faults = load_faults(fault_file) if fault_file is not None else ()
-        fake = FakeBroker(host=host, port=port, options=NodeOptions(seed=seed))
+        options = NodeOptions(seed=seed, users=dict(map(_credentials, users)))
+        fake = FakeBroker(host=host, port=port, options=options)
         fake.inject(*faults)
         fake.start()
     except (FaultFileError, ValueError, OSError) as error:
@@ -43,3 +55,10 @@ def broker(host: str, port: int, fault_file: Path | None, seed: int) -> None:
         stopped.wait()
     finally:
         fake.stop()
+
+
+def _credentials(text: str) -> tuple[str, str]:
+    name, colon, password = text.partition(":")
+    if not colon:
+        raise ValueError("--user takes NAME:PASSWORD")
+    return name, password

@@ -16,10 +16,15 @@ from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.channel import Channel
 from reliablepub.testing.ending import Ending
 from reliablepub.testing.faults import ConnectionFault, CutStream
-from reliablepub.testing.handshake import Handshake, ScriptedRefusal, SilentlyRefused, Stalled
+from reliablepub.testing.handshake import Handshake, ScriptedRefusal, Stalled
 from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.output import Output
-from reliablepub.testing.replies import AmqpError, frame_error, unexpected_frame
+from reliablepub.testing.replies import (
+    AmqpError,
+    SilentlyRefused,
+    frame_error,
+    unexpected_frame,
+)
 
 if TYPE_CHECKING:
     from pamqp.base import Frame
@@ -265,7 +270,7 @@ class Connection:
         header = self._frames.take(len(wire.PROTOCOL_HEADER))
         if header is None:
             return
-        if header == wire.PROTOCOL_HEADER:
+        if header in wire.PROTOCOL_HEADERS:
             self._has_protocol = True
             self.send(self._handshake.start())
         else:
@@ -273,7 +278,9 @@ class Connection:
             self._end(Ending.FLUSH)
 
     def _handle_frame(self, kind: int, number: int, payload: bytes) -> None:
-        if kind == wire.HEARTBEAT and not number and not payload:
+        if kind == wire.HEARTBEAT and not payload:
+            if number:
+                raise unexpected_frame(kind, payload)
             return
         is_known = kind == wire.METHOD or (number and kind in (wire.HEADER, wire.BODY))
         if not is_known:
@@ -345,7 +352,7 @@ class Connection:
             explanation = f"number of channels opened ({count}) has reached the negotiated "
             raise AmqpError(530, f"{explanation}channel_max ({count_max})")
         channel = self._channels[number] = Channel(self, number)
-        channel.reply(commands.Channel.OpenOk())
+        channel.send_method(encoding.CHANNEL_OPEN_OK)
 
     # ------------------------------------------------------------------------------ the end
 

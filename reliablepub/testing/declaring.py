@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from reliablepub.testing.channel import Channel
 
 
+_CLASSIC = frozenset({None, "classic"})
+"""A queue is of this type, whether it was said or not."""
+
+
 def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
     """exchange.declare."""
     vhost = channel.connection.vhost
@@ -244,6 +248,8 @@ def _check_same_arguments(
     names: tuple[str, ...], received: dict[str, Any], current: dict[str, Any], where: str
 ) -> None:
     for name in names:
+        if name == "x-queue-type" and not {received.get(name), current.get(name)} - _CLASSIC:
+            continue
         if name in received and name in current:
             _check_same(name, received[name], current[name], where)
         elif received.get(name) != current.get(name):

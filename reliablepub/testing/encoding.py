@@ -17,6 +17,9 @@ from reliablepub.testing.wire import BODY, FRAME_END, FRAME_OVERHEAD, HEADER, ME
 if TYPE_CHECKING:
     from pamqp.base import Frame
 
+CHANNEL_OPEN_OK: Final = b"\x00\x14\x00\x0b\x00\x00\x00\x00"
+"""The payload of channel.open-ok, with an empty channel id as from RabbitMQ; pamqp has none."""
+
 _REQUEUE_BIT: Final = 2
 
 _CONFIRM = struct.Struct(">BHIHHQBB")

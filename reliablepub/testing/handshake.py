@@ -14,7 +14,7 @@ from pamqp.commands import Connection as Methods
 from reliablepub.testing import decoding, encoding, wire
 from reliablepub.testing.faults import ConnectionFault, HandshakeFault, RefuseHandshake
 from reliablepub.testing.options import EVERYTHING
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, SilentlyRefused
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,6 +29,7 @@ _CAPABILITIES = (
     "connection.blocked",
     "consumer_cancel_notify",
     "consumer_priorities",
+    "direct_reply_to",
     "exchange_exchange_bindings",
     "per_consumer_qos",
     "publisher_confirms",
@@ -39,10 +40,6 @@ _STEPS: dict[type[Frame], str] = {
     Methods.TuneOk: "tune_ok",
     Methods.Open: "open",
 }
-
-
-class SilentlyRefused(Exception):
-    """The client is not told why: the socket is closed."""
 
 
 class Stalled(Exception):

@@ -62,6 +62,10 @@ class Publish:
         """Whether delivery_mode asks for the disk (rabbit_basic:is_message_persistent)."""
         return self.properties.delivery_mode == _PERSISTENT
 
+    def drop_faults(self, kind: type[Fault]) -> None:
+        """It has no fault of this kind any more."""
+        self.faults = tuple(fault for fault in self.faults if not isinstance(fault, kind))
+
     def mark_lost(self) -> None:
         """No queue has it any more, and nobody consumed it."""
         self.fate = Fate.LOST
@@ -97,16 +101,35 @@ class StoredMessage:
 
 
 class History:
-    """The last `size_max` publishes in the order they came, and how many there were."""
+    """The last publishes in the order they came, and how many there were.
 
-    def __init__(self, size_max: int) -> None:
+    Args:
+        size_max: How many are remembered.
+        bytes_max: How many bytes their bodies may have together.
+    """
+
+    def __init__(self, size_max: int, bytes_max: int) -> None:
         self.total = 0
-        self._publishes: deque[Publish] = deque(maxlen=size_max)
+        self._size_max = size_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._publishes: deque[Publish] = deque()
 
     def add(self, publish: Publish) -> None:
-        """Remember a publish; the oldest is forgotten when there is no room."""
+        """Remember a publish; the oldest are forgotten when there is no room."""
         self.total += 1
         self._publishes.append(publish)
+        self._bytes += len(publish.body)
+        while len(self._publishes) > self._size_max or (
+            self._bytes > self._bytes_max and len(self._publishes) > 1
+        ):
+            self._bytes -= len(self._publishes.popleft().body)
+
+    def drop_faults(self, kind: type[Fault]) -> None:
+        """No publish has a fault of this kind any more."""
+        for publish in self._publishes:
+            if publish.faults:
+                publish.drop_faults(kind)
 
     def snapshot(self) -> tuple[Published, ...]:
         """The publishes as they stand now."""

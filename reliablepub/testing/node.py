@@ -36,7 +36,7 @@ class Node:
         self.now = 0.0
         self.vhosts = {name: VirtualHost(name) for name in options.virtual_hosts}
         self.script = FaultScript(options.seed)
-        self.history = History(options.history_max)
+        self.history = History(options.history_max, options.history_bytes_max)
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Connection] = {}
         self.alarm: str | None = None
@@ -126,9 +126,10 @@ class Node:
     def release_confirms(self) -> None:
         """Send every verdict held back, and hold no more."""
         self.script.remove(HoldConfirms)
+        self.history.drop_faults(HoldConfirms)  # those that are not settled yet too
         held, self._held = self._held, []
         for publish, publishing in held:
-            publishing.release(publish, HoldConfirms)
+            publishing.settle(publish)
         self.flush()
 
     # ------------------------------------------------------------------ the whole broker

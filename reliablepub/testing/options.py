@@ -46,6 +46,7 @@ class NodeOptions:
         max_message_size: Bytes a body may have; above it is 406.
         flush_delay_s: How long persistent messages gather before they are written together.
         history_max: How many publishes are remembered.
+        history_bytes_max: How many bytes of bodies at most; the last publish always is.
         seed: Of everything random.
     """
 
@@ -58,6 +59,7 @@ class NodeOptions:
     max_message_size: int = 16 * 1024 * 1024
     flush_delay_s: float = 0.002
     history_max: int = 100_000
+    history_bytes_max: int = 256 * 1024 * 1024
     seed: int = 0
 
     def permissions_of(self, user: str, virtual_host: str) -> Permissions | None:

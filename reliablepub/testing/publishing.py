@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from reliablepub.testing.queues import Queue
 
 _PUBLISH_IDS = (60, 40)
+_RAISED_BY_METHODS = frozenset({503, 504, 506, 530, 540})  # others come without class and method
+_DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 
 
@@ -94,6 +96,8 @@ class Publishing:
                 f"but authenticated user was '{user}'"
             )
             raise AmqpError(406, explanation)
+        if properties.reply_to == _DIRECT_REPLY_TO:
+            raise AmqpError(406, "fast reply consumer does not exist")
         if properties.expiration is not None:
             _check_expiration(properties.expiration)
         if properties.delivery_mode not in (None, 1, 2):
@@ -118,6 +122,8 @@ class Publishing:
         if faults.Nack in kinds:
             publish.rejected = True
             publish.fate = Fate.NACKED
+            if faults.Return in kinds and publish.mandatory:
+                self._return(publish)
             self.settle(publish)
         elif queues:
             self._enqueue(publish, queues)
@@ -162,7 +168,7 @@ class Publishing:
             return
         if self._channel.transaction is not None:
             self._channel.transaction.handle_settled(publish)
-        if self.ledger is None:
+        if self.ledger is None or not publish.delivery_tag:  # published before confirm.select
             return
         kinds = _kinds(publish)
         if faults.DropConfirm in kinds:
@@ -173,7 +179,7 @@ class Publishing:
         for fault in publish.faults:
             if isinstance(fault, faults.DelayConfirm):
                 due = self._node.now + fault.for_s
-                self._node.timers.at(due, lambda: self.release(publish, faults.DelayConfirm))
+                self._node.timers.at(due, lambda: self._settle_late(publish))
                 return
         tag, nack = publish.delivery_tag, publish.rejected
         if faults.ShuffleConfirms in kinds:
@@ -184,9 +190,8 @@ class Publishing:
             self._add_extra(fault, publish)
         self._node.settled(self)
 
-    def release(self, publish: Publish, held_by: type[faults.Fault]) -> None:
-        """Settle a publish whose verdict was held back by a kind of fault."""
-        publish.faults = tuple(one for one in publish.faults if not isinstance(one, held_by))
+    def _settle_late(self, publish: Publish) -> None:
+        publish.drop_faults(faults.DelayConfirm)
         self.settle(publish)
 
     def _add_extra(self, fault: faults.Fault, publish: Publish) -> None:
@@ -236,7 +241,8 @@ class Publishing:
         if isinstance(fault, faults.CloseChannel):
             self._channel.close(fault.code, reply_text(fault.code, fault.text), _PUBLISH_IDS)
         elif isinstance(fault, faults.CloseConnection):
-            connection.close(fault.code, reply_text(fault.code, fault.text), _PUBLISH_IDS)
+            ids = _PUBLISH_IDS if fault.code in _RAISED_BY_METHODS else (0, 0)
+            connection.close(fault.code, reply_text(fault.code, fault.text), ids)
         elif isinstance(fault, faults.DropConnection):
             if fault.after_bytes:
                 connection.cut(sent=fault.after_bytes, reset=fault.reset)

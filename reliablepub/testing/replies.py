@@ -31,6 +31,7 @@ SOFT = frozenset({311, 312, 313, 403, 404, 405, 406})
 
 # reply-text is a short string: at most 255 bytes on the wire.
 _TEXT_MAX_BYTES = 255
+_ELLIPSIS = "..."
 _OCTETS_SHOWN = 16
 
 
@@ -52,10 +53,17 @@ class AmqpError(Exception):
         return self.code not in SOFT
 
 
+class SilentlyRefused(Exception):
+    """The client is not told why: the socket is closed."""
+
+
 def reply_text(code: int, explanation: str) -> str:
     """`NOT_FOUND - no exchange 'x' in vhost '/'`, cut to what a short string can carry."""
     text = f"{NAMES[code]} - {explanation}" if explanation else NAMES[code]
-    return text.encode()[:_TEXT_MAX_BYTES].decode(errors="ignore")
+    data = text.encode()
+    if len(data) <= _TEXT_MAX_BYTES:
+        return text
+    return data[: _TEXT_MAX_BYTES - len(_ELLIPSIS)].decode(errors="ignore") + _ELLIPSIS
 
 
 _FIELD_TYPES: dict[type, str] = {

@@ -58,11 +58,14 @@ class Exchange:
         if self.type == "direct":
             return [one for one in self.bindings if one.routing_key == routing_key]
         if self.type == "topic":
-            words = routing_key.split(".")
-            return [
-                one for one in self.bindings if topic_matches(one.routing_key.split("."), words)
-            ]
+            words = _words(routing_key)
+            return [one for one in self.bindings if topic_matches(_words(one.routing_key), words)]
         return [one for one in self.bindings if headers_match(dict(one.arguments), headers)]
+
+
+def _words(key: str) -> list[str]:
+    """The words of a routing key or of a topic pattern; an empty one has none."""
+    return key.split(".") if key else []
 
 
 def topic_matches(pattern: list[str], words: list[str]) -> bool:

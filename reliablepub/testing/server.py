@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 1024
 
+_WAIT_MAX_S = 3600.0
+
 
 class Server:
     """Serves one node on one port, in a thread of its own, until `stop`."""
@@ -222,7 +224,9 @@ class Server:
             times.append(self._node.timers.deadline)
             times += [link.deadline(self._node.now) for link in self._links.values()]
         soonest = min((time for time in times if time is not None), default=None)
-        return None if soonest is None else max(0.0, soonest - monotonic())
+        if soonest is None:
+            return None
+        return min(max(0.0, soonest - monotonic()), _WAIT_MAX_S)  # ten years would overflow it
 
     def _drain_wakes(self, _mask: int) -> None:
         with contextlib.suppress(BlockingIOError):

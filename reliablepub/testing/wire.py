@@ -22,6 +22,8 @@ FRAME_MIN_SIZE: Final = 4096
 """The largest frame either side may send before connection.tune-ok."""
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
+PROTOCOL_HEADERS: Final = frozenset({PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"})
+"""What a client may begin with: 0-9-1, or 0-9 as it was once written."""
 HEARTBEAT_FRAME: Final = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 
 _FRAME = struct.Struct(">BHI")

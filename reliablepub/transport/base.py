@@ -5,6 +5,7 @@ Knows: the core's events, and messages. Must never know: SQL, outcomes, which me
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -60,3 +61,13 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the connection and give everything back; waits a moment for the broker's answer."""
+
+
+class LentConnection(Protocol):
+    """An aio-pika connection, plain or robust, as far as can be told without importing aio-pika."""
+
+    connected: asyncio.Event
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the application has closed it."""

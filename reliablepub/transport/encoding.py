@@ -10,12 +10,15 @@ and pamqp 4.0 writes it with 32 bits.
 from __future__ import annotations
 
 import calendar
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
+from operator import attrgetter
 from struct import Struct
 
 from reliablepub.message import ATTEMPT_HEADER, FieldValue, Message
+from reliablepub.transport.base import CannotEncode
+from reliablepub.transport.frames import HEADER_OVERHEAD
 
 _OCTET = Struct(">B")
 _FLAGS = Struct(">H")
@@ -31,6 +34,21 @@ _TIMESTAMP = Struct(">Q")
 
 _INT32 = range(-(2**31), 2**31)
 _HEADERS_AND_DELIVERY_MODE = 1 << 13 | 1 << 12
+_MESSAGE_ID = 1 << 7
+_PLAIN_FLAGS = _FLAGS.pack(_HEADERS_AND_DELIVERY_MODE | _MESSAGE_ID)
+_rare_properties = attrgetter(
+    "content_type",
+    "content_encoding",
+    "priority",
+    "correlation_id",
+    "reply_to",
+    "expiration",
+    "timestamp",
+    "type",
+    "user_id",
+    "app_id",
+)
+_NO_RARE_PROPERTIES = (None,) * 10
 _ATTEMPT = _OCTET.pack(len(ATTEMPT_HEADER)) + ATTEMPT_HEADER.encode() + b"S"
 _TRANSIENT, _PERSISTENT = b"\x01", b"\x02"
 
@@ -45,6 +63,11 @@ def encode_properties(message: Message, attempt: str) -> bytes:
     Raises:
         ValueError: a header cannot be read back when the broker returns the message.
     """
+    if message.message_id is not None and _rare_properties(message) == _NO_RARE_PROPERTIES:
+        id_ = message.message_id.encode()  # most messages have nothing else
+        mode = _PERSISTENT if message.persistent else _TRANSIENT
+        headers = _headers(message.headers, attempt)
+        return b"".join((_PLAIN_FLAGS, headers, mode, _OCTET.pack(len(id_)), id_))
     flags = _HEADERS_AND_DELIVERY_MODE
     out: list[bytes] = [b""]
     flags |= _add_short_string(out, message.content_type, 1 << 15)
@@ -58,7 +81,7 @@ def encode_properties(message: Message, attempt: str) -> bytes:
     flags |= _add_short_string(out, message.reply_to, 1 << 9)
     expiration = None if message.expiration is None else str(message.expiration)
     flags |= _add_short_string(out, expiration, 1 << 8)
-    flags |= _add_short_string(out, message.message_id, 1 << 7)
+    flags |= _add_short_string(out, message.message_id, _MESSAGE_ID)
     if message.timestamp is not None:
         flags |= 1 << 6
         out.append(_TIMESTAMP.pack(_seconds(message.timestamp)))
@@ -67,6 +90,34 @@ def encode_properties(message: Message, attempt: str) -> bytes:
     flags |= _add_short_string(out, message.app_id, 1 << 3)
     out[0] = _FLAGS.pack(flags)
     return b"".join(out)
+
+
+def encode_batch(
+    messages: Sequence[Message], run: int, epoch: int, first_tag: int, frame_max: int
+) -> list[bytes]:
+    """The properties of a batch, before any byte of it is written.
+
+    Args:
+        messages: ``messages[i]`` has delivery tag ``first_tag + i``.
+        run: number of the relay's run.
+        epoch: of the channel.
+        first_tag: as said.
+        frame_max: the largest frame that was negotiated, in bytes.
+
+    Raises:
+        CannotEncode: properties do not fit into a frame.
+    """
+    encoded = []
+    for index, message in enumerate(messages):
+        properties = encode_properties(message, attempt_name(run, epoch, first_tag + index))
+        if len(properties) + HEADER_OVERHEAD > frame_max:
+            problem = (
+                f"its properties take {len(properties)} bytes, "
+                f"and this broker's frames hold {frame_max}"
+            )
+            raise CannotEncode(index, problem)
+        encoded.append(properties)
+    return encoded
 
 
 def attempt_name(run: int, epoch: int, tag: int) -> str:

@@ -38,9 +38,13 @@ class PublishFrames:
     Args:
         channel: its number.
         frame_max: the largest frame that was negotiated, in bytes.
+
+    Attributes:
+        frame_max: as given.
     """
 
     def __init__(self, channel: int, frame_max: int) -> None:
+        self.frame_max = frame_max
         self._channel = channel
         self._body_max = frame_max - FRAME_OVERHEAD
         self._methods: dict[tuple[str, str], bytes] = {}

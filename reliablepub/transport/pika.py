@@ -20,7 +20,6 @@ from typing import Any, Final, TypeAlias
 import pika
 from pika import exceptions, spec
 from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.adapters.utils import connection_workflow
 from pika.channel import Channel
 from pika.connection import Connection
 
@@ -30,19 +29,23 @@ from reliablepub._core.events import (
     ChannelClosed,
     ChannelOpened,
     Connected,
+    ConnectionClose,
     ConnectionLost,
     Event,
     Nacked,
     Returned,
     Unblocked,
 )
+from reliablepub.errors import TopologyError
 from reliablepub.message import Message
+from reliablepub.topology import Topology
 from reliablepub.transport.address import Address
-from reliablepub.transport.base import CannotEncode
-from reliablepub.transport.encoding import attempt_name, attempt_tag, encode_properties
-from reliablepub.transport.frames import HEADER_OVERHEAD, PublishFrames
+from reliablepub.transport.encoding import attempt_tag, encode_batch
+from reliablepub.transport.frames import PublishFrames
 from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
+from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
+from reliablepub.transport.reasons import explain
 
 IS_HOOKED: Final = is_recognized()
 """Whether batches and confirms take the short way (`pika_hooks`), or pika's public one."""
@@ -53,6 +56,14 @@ MethodFrame: TypeAlias = Any
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
 _CLOSE_TIMEOUT_S: Final = 2.0
+_SILENT_QUARTERS: Final = 7
+"""Quarters of a heartbeat without a byte, after which a broker is dead.
+
+pika's own checker looks once every heartbeat + 5 s, and gives up when nothing came since it last
+looked: up to 30 s after the last byte at 10 s. Seven silent quarters are more than 1.75 and less
+than 2 heartbeats, and RabbitMQ sends one at least every heartbeat. They are counted rather than
+timed, so that a pause of this process is not taken for the broker's.
+"""
 
 
 class _Properties(pika.BasicProperties):
@@ -75,6 +86,10 @@ class PikaTransport:
         heartbeat_s: seconds between heartbeats asked of the broker; a dead peer is noticed within
             twice that.
         ssl_context: for ``amqps``; verifies certificates and host names unless given.
+        topology: declared or checked on each connection, before it counts as made.
+
+    Attributes:
+        problems: that the last connection had with the topology.
     """
 
     def __init__(
@@ -84,7 +99,10 @@ class PikaTransport:
         run: int,
         heartbeat_s: int,
         ssl_context: ssl.SSLContext | None = None,
+        topology: Topology | None = None,
     ) -> None:
+        self.problems: Sequence[str] = ()
+        self._topology = topology
         self._addresses = addresses
         self._next_address = 0
         self._run = run
@@ -92,6 +110,7 @@ class PikaTransport:
         self._ssl_context = ssl_context
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
+        self._close: ConnectionClose | None = None  # what the broker said at its end
         self._channels: dict[int, Channel] = {}
         self._frames: dict[int, PublishFrames] = {}
         quiet_this_thread()
@@ -102,6 +121,7 @@ class PikaTransport:
         """Begin to connect to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
+        self._close = None
         connection_class = HookedConnection if IS_HOOKED else SelectConnection
         self._connection = connection_class(
             self._parameters(address),
@@ -141,9 +161,10 @@ class PikaTransport:
     def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
         """Hand publishes to pika's output buffer; whatever does not leave becomes uncertain."""
         channel = self._channels.get(epoch)
-        if channel is None or not channel.is_open:
+        if self._connection is None or channel is None or not channel.is_open:
             return
-        encoded = self._encode(epoch, first_tag, messages)
+        frame_max = _frame_max(self._connection)
+        encoded = encode_batch(messages, self._run, epoch, first_tag, frame_max)
         if isinstance(self._connection, HookedConnection):
             self._connection.write_frames(self._frames[epoch].encode(messages, encoded))
             return
@@ -212,29 +233,40 @@ class PikaTransport:
             client_properties={"product": "reliablepub"},
         )
 
-    def _encode(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> list[bytes]:
-        """All headers of a batch, before any byte of it is written."""
-        assert self._connection is not None
-        frame_max = _frame_max(self._connection)
-        encoded = []
-        for index, message in enumerate(messages):
-            name = attempt_name(self._run, epoch, first_tag + index)
-            properties = encode_properties(message, name)
-            if len(properties) + HEADER_OVERHEAD > frame_max:
-                problem = (
-                    f"its properties take {len(properties)} bytes, "
-                    f"and this broker's frames hold {frame_max}"
-                )
-                raise CannotEncode(index, problem)
-            encoded.append(properties)
-        return encoded
-
     def _on_open(self, connection: Connection) -> None:
         if connection is not self._connection:
             return
+        closing = partial(self._on_connection_close, connection)
+        connection.callbacks.add(0, spec.Connection.Close, closing)
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
-        self._events.append(Connected())
+        self._watch(connection, received=-1, silent=0)
+        if self._topology is None:
+            self._events.append(Connected())
+        else:
+            assert isinstance(connection, SelectConnection)
+            Provision(connection, self._topology, partial(self._on_provisioned, connection)).start()
+
+    def _watch(self, connection: Connection, received: int, silent: int) -> None:
+        """Look every quarter of a heartbeat whether the broker has said anything."""
+        if connection is not self._connection:
+            return
+        silent = 0 if connection.bytes_received != received else silent + 1
+        if silent >= _SILENT_QUARTERS:
+            self.disconnect(f"the broker is silent: no heartbeats of {self._heartbeat_s} s came")
+            return
+        look = partial(self._watch, connection, connection.bytes_received, silent)
+        self._loop.call_later(self._heartbeat_s / 4, look)
+
+    def _on_provisioned(self, connection: Connection, problems: list[str]) -> None:
+        """Nothing is published to a broker that is not as it should be: it may become so."""
+        if connection is not self._connection:
+            return
+        self.problems = problems
+        if problems:
+            self.disconnect(str(TopologyError(problems)))
+        else:
+            self._events.append(Connected())
 
     def _on_lost(self, connection: Connection, error: BaseException) -> None:
         if connection is not self._connection:
@@ -242,7 +274,17 @@ class PikaTransport:
         self._connection = None
         self._channels.clear()
         self._frames.clear()
-        self._events.append(ConnectionLost(_explain(error)))
+        reason = explain(error)
+        if self._close is not None:  # it counts, even if the socket's end was noticed first
+            reason = f"{self._close.reply_code} {self._close.reply_text}"
+        self._events.append(ConnectionLost(reason, self._close))
+
+    def _on_connection_close(self, connection: Connection, frame: MethodFrame) -> None:
+        """``connection.close`` with the method at fault, which pika's own error leaves out."""
+        if connection is self._connection:
+            method = frame.method
+            ids = (method.class_id, method.method_id)
+            self._close = ConnectionClose(method.reply_code, method.reply_text, ids)
 
     def _on_blocked(self, connection: Connection, frame: MethodFrame) -> None:
         if connection is self._connection:
@@ -321,31 +363,3 @@ def _abort(connection: SelectConnection) -> None:
         connection.close()
     if connection.is_closing and connection._transport is not None:  # noqa: SLF001
         connection._transport.abort()  # noqa: SLF001
-
-
-def _is_wrapper(error: BaseException) -> bool:
-    return len(error.args) == 1 and isinstance(error.args[0], BaseException)
-
-
-def _explain(error: BaseException) -> str:
-    """Pika's nested errors in a few words, without anything secret."""
-    while True:
-        if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
-            error = error.exceptions[-1]
-        elif isinstance(error, connection_workflow.AMQPConnectorPhaseErrorBase):
-            error = error.exception
-        elif type(error) is exceptions.AMQPConnectionError and _is_wrapper(error):
-            error = error.args[0]
-        else:
-            break
-    match error:
-        case exceptions.ConnectionClosedByBroker():
-            return f"{error.reply_code} {error.reply_text}"
-        case exceptions.ProbableAuthenticationError():
-            return "the broker refused the credentials"
-        case exceptions.ProbableAccessDeniedError():
-            return "the broker refused access to the vhost"
-        case OSError():
-            return error.strerror or str(error) or type(error).__name__
-        case _:
-            return str(error) or type(error).__name__

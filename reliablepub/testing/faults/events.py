@@ -37,7 +37,7 @@ class CloseChannel(EndingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseConnection(EndingFault):
-    """connection.close."""
+    """connection.close; with a code that methods raise (such as 540) it names basic.publish."""
 
     kind = "close_connection"
     code: int = 320

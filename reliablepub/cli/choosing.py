@@ -1,0 +1,112 @@
+"""Choosing messages: the filter that listing and changing have in common, and names of messages.
+
+Knows: options, and what they choose. Must never know: what is done with the chosen.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.outbox.selection import STATES, Selection
+from reliablepub.outbox.story import resolve
+
+
+class Duration(click.ParamType[float]):
+    """``90``, ``90s``, ``5m``, ``2h`` or ``7d``, as seconds."""
+
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Seconds."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no duration; write for example 90s, 5m, 2h or 7d", param, ctx)
+        return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
+
+
+_FILTERS: Final[dict[str, dict[str, Any]]] = {
+    "--state": {
+        "type": click.Choice(STATES),
+        "multiple": True,
+        "help": "Only messages in this state; may be repeated.",
+    },
+    "--exchange": {
+        "metavar": "PATTERN",
+        "help": "Only to this exchange. * and ? stand for any characters.",
+    },
+    "--routing-key": {"metavar": "PATTERN", "help": "Only with this routing key; likewise."},
+    "--key": {"metavar": "PATTERN", "help": "Only with this ordering key; likewise."},
+    "--reason": {
+        "metavar": "TEXT",
+        "help": "Only if this is a part of what was said of an attempt, such as 404 or no_route.",
+    },
+    "--older-than": {
+        "metavar": "TIME",
+        "type": Duration(),
+        "help": "Only if stored longer ago than this, such as 90s, 5m, 2h or 7d.",
+    },
+    "--newer-than": {
+        "metavar": "TIME",
+        "type": Duration(),
+        "help": "Only if stored less long ago.",
+    },
+}
+
+
+def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The filter; the function gets it as ``chosen``, a `Selection`."""
+
+    @functools.wraps(function)
+    def with_selection(**values: Any) -> Any:  # noqa: ANN401 - click's
+        now = time.time()
+        older_than, newer_than = values.pop("older_than"), values.pop("newer_than")
+        chosen = Selection(
+            states=values.pop("state") or STATES,
+            exchange=values.pop("exchange"),
+            routing_key=values.pop("routing_key"),
+            ordering_key=values.pop("key"),
+            reason=values.pop("reason"),
+            stored_before=None if older_than is None else now - older_than,
+            stored_after=None if newer_than is None else now - newer_than,
+        )
+        return function(chosen=chosen, **values)
+
+    for name, settings in reversed(_FILTERS.items()):
+        with_selection = click.option(name, **settings)(with_selection)
+    return with_selection
+
+
+def rows_named(outbox: Path, names: tuple[str, ...]) -> list[int]:
+    """The rows of the given numbers and message ids.
+
+    Raises:
+        Failure: one of them names nothing that is or was in this outbox, as far as it remembers.
+    """
+    found: list[int] = []
+    for name in names:
+        rows = resolve(outbox, name)
+        if not rows:
+            raise unknown(outbox, name)
+        found += rows
+    return found
+
+
+def unknown(outbox: Path, name: str) -> Failure:
+    """Nothing is known under this name, which does not mean much."""
+    return Failure(
+        f"{outbox} knows no message {name!r}: it was never stored here, or it was confirmed at the "
+        "first attempt, which leaves no trace; look for it in the queue",
+        Exit.BAD_INPUT,
+    )

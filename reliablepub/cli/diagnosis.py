@@ -1,0 +1,170 @@
+"""What is good and what is bad about an outbox and a broker, and what to do about it.
+
+Knows: facts, and what they mean for somebody who waits for messages. Must never know: how facts are
+found, or how findings are printed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from reliablepub.cli.output import age, count_of, size_of
+from reliablepub.outbox.inspection import OutboxStatus
+from reliablepub.outbox.surroundings import Surroundings
+from reliablepub.transport.address import Address
+from reliablepub.transport.probe import Probe
+
+_MIB: Final = 1024 * 1024
+FREE_MIN: Final = 100 * _MIB
+FREE_GOOD: Final = 1024 * _MIB
+SYNC_TOO_FAST_MS: Final = 0.02
+SYNC_SLOW_MS: Final = 50.0
+OLD_S: Final = 3_600.0
+AHEAD_S: Final = 5.0
+FRAME_BYTES_MIN: Final = 131_072
+_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
+
+
+class Level(StrEnum):
+    """How bad it is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        about: ``outbox`` or ``broker``.
+        check: what was looked at.
+        level: how bad it is.
+        found: what was found.
+        remedy: what to do; empty when it is fine.
+    """
+
+    about: str
+    check: str
+    level: Level
+    found: str
+    remedy: str = ""
+
+
+def of_outbox(status: OutboxStatus, around: Surroundings, now: float) -> Iterator[Finding]:
+    """What an outbox's figures and its surroundings mean."""
+    yield _relay(status)
+    yield _backlog(status, now)
+    parked = status.parked + status.expired
+    yield Finding(
+        "outbox",
+        "given up",
+        Level.WARNING if parked else Level.OK,
+        f"{count_of(parked, 'message')} parked or expired",
+        "reliablepub outbox list --state parked --state expired" if parked else "",
+    )
+    yield _of_outbox(
+        "sqlite",
+        around.journal == "wal",
+        f"version {around.sqlite}, journal mode {around.journal}",
+        "something has changed the journal mode; the next relay sets it to wal again",
+    )
+    yield _sync(around.sync_ms)
+    yield _disk(around)
+    yield _of_outbox(
+        "clock",
+        around.ahead_s < AHEAD_S,
+        "no message is of the future"
+        if around.ahead_s < AHEAD_S
+        else f"the newest message was stored {age(around.ahead_s)} from now",
+        "the clock was set back; delays and deadlines are counted by it: look at NTP",
+    )
+
+
+def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
+    """What a broker said of itself, and of the names it was asked for."""
+    where = probe.address
+    if probe.problem:
+        yield Finding(
+            "broker", "connection", Level.PROBLEM, f"{where}: {probe.problem}", probe.remedy
+        )
+        return
+    words = f"{where}: {probe.product}, connected in {probe.seconds * 1_000:.0f} ms"
+    yield Finding("broker", "connection", Level.OK, words)
+    is_safe = address.is_tls or address.host in _LOCAL
+    yield _of_broker(
+        "tls",
+        is_safe,
+        "encrypted, and its certificate is verified" if address.is_tls else "not encrypted",
+        "passwords and messages can be read on the way: use amqps://",
+    )
+    yield _of_broker(
+        "limits",
+        probe.frame_max == 0 or probe.frame_max >= FRAME_BYTES_MIN,
+        f"frame_max {probe.frame_max}, channel_max {probe.channel_max}, "
+        f"heartbeat {probe.heartbeat_s} s",
+        f"headers of more than {probe.frame_max} bytes cannot be sent: raise frame_max to 131072",
+    )
+    if not probe.can_confirm:
+        yield Finding(
+            *("broker", "confirms", Level.PROBLEM, "it has no publisher confirms"),
+            "nothing can be promised with it; use RabbitMQ",
+        )
+    for kind, name, said in probe.missing:
+        yield Finding(
+            *("broker", kind, Level.PROBLEM, f"{kind} {name!r}, which messages name: {said}"),
+            "declare it, or `reliablepub outbox reroute` them; permissions on it, if it is there",
+        )
+
+
+def _relay(status: OutboxStatus) -> Finding:
+    if status.relay is not None:
+        return Finding("outbox", "relay", Level.OK, f"process {status.relay}")
+    level = Level.PROBLEM if status.open else Level.OK
+    found = f"none, and {count_of(status.open, 'message')} open"
+    return Finding("outbox", "relay", level, found, "start `reliablepub relay`")
+
+
+def _backlog(status: OutboxStatus, now: float) -> Finding:
+    if status.oldest_open_at is None:
+        return Finding("outbox", "backlog", Level.OK, "nothing is open")
+    old_s = max(0.0, now - status.oldest_open_at)
+    found = f"{count_of(status.open, 'message')} open, the oldest for {age(old_s)}"
+    remedy = "reliablepub outbox list --sort age, and explain what is oldest"
+    if old_s < OLD_S:
+        return Finding("outbox", "backlog", Level.OK, found)
+    return Finding("outbox", "backlog", Level.WARNING, found, remedy)
+
+
+def _sync(sync_ms: float) -> Finding:
+    found = f"{sync_ms:.2f} ms to write and sync a page"
+    if sync_ms < SYNC_TOO_FAST_MS:
+        remedy = "no disk is so fast: what is synced may be lost with the power"
+        return Finding("outbox", "durability", Level.WARNING, found, remedy)
+    if sync_ms > SYNC_SLOW_MS:
+        remedy = "a single publish() waits that long; a batch too: publish many, or a faster disk"
+        return Finding("outbox", "durability", Level.WARNING, found, remedy)
+    return Finding("outbox", "durability", Level.OK, found)
+
+
+def _disk(around: Surroundings) -> Finding:
+    free = around.bytes_free
+    found = f"{size_of(free)} of {size_of(around.bytes_total)} free"
+    if free >= FREE_GOOD:
+        return Finding("outbox", "disk", Level.OK, found)
+    level = Level.WARNING if free >= FREE_MIN else Level.PROBLEM
+    return Finding("outbox", "disk", level, found, "make room: publish() refuses when it is full")
+
+
+def _of_outbox(check: str, is_fine: bool, found: str, remedy: str) -> Finding:  # noqa: FBT001
+    level = Level.OK if is_fine else Level.WARNING
+    return Finding("outbox", check, level, found, "" if is_fine else remedy)
+
+
+def _of_broker(check: str, is_fine: bool, found: str, remedy: str) -> Finding:  # noqa: FBT001
+    level = Level.OK if is_fine else Level.WARNING
+    return Finding("broker", check, level, found, "" if is_fine else remedy)

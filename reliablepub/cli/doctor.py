@@ -1,0 +1,76 @@
+"""``reliablepub doctor``: looks at everything that messages need to arrive, and says what to do.
+
+Knows: whom to ask for facts, and how findings are printed. Must never know: what a fact means.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from reliablepub.cli.diagnosis import Finding, Level, of_broker, of_outbox
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import URL_VARIABLE, as_form, form_option, inspected_option
+from reliablepub.cli.output import print_rows
+from reliablepub.cli.progress import patiently
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.surroundings import look_around
+from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.probe import probe
+
+
+@click.command()
+@click.option(
+    "--url",
+    "urls",
+    metavar="URL",
+    multiple=True,
+    envvar=URL_VARIABLE,
+    help="Of the broker; repeat it for failover. Without it only the outbox is looked at. Also "
+    f"from {URL_VARIABLE}.",
+)
+@inspected_option
+@form_option
+def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
+    """Check the outbox, the disk, the clock and the broker; each finding comes with a remedy.
+
+    Nothing is changed, neither in the outbox nor at the broker: exchanges and queues that messages
+    name are looked for by passive declarations.
+
+    \b
+    Example:
+      reliablepub doctor --outbox outbox.db --url amqp://guest:guest@localhost/
+
+    \b
+    Exit codes:
+      0  no problem; there may be warnings
+      2  bad usage, or a problem with the broker
+      4  a problem with the outbox, or it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    addresses = parse_addresses(urls) if urls else ()
+    with patiently("looking at the outbox"):
+        around = look_around(outbox_path)
+        found = list(of_outbox(Outbox(outbox_path).status(), around, time.time()))
+    for address in addresses:
+        with patiently(f"asking {address}"):
+            learned = probe(address, exchanges=around.exchanges, queues=around.queues)
+        found += of_broker(address, learned)
+    columns = {
+        "": lambda row: {"ok": "ok", "warning": "!", "problem": "!!"}[row["level"]],
+        "about": lambda row: row["about"],
+        "check": lambda row: row["check"],
+        "found": lambda row: row["found"],
+        "what to do": lambda row: row["remedy"],
+    }
+    print_rows([asdict(finding) for finding in found], as_form(form), columns, nothing="")
+    return _exit(found)
+
+
+def _exit(found: list[Finding]) -> Exit:
+    problems = {finding.about for finding in found if finding.level is Level.PROBLEM}
+    if "outbox" in problems:
+        return Exit.OUTBOX
+    return Exit.BAD_INPUT if problems else Exit.CONFIRMED

@@ -1,0 +1,53 @@
+"""``reliablepub outbox``: the group, and where each of its commands is.
+
+Knows: their names. Must never know: what they do. A new command is a module here, and a line in
+the table.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+from reliablepub.cli.commands import LazyGroup
+from reliablepub.cli.exits import ask_for_command
+
+_COMMANDS: Final = {
+    "audit": "reliablepub.cli.outbox.audit:audit",
+    "discard": "reliablepub.cli.outbox.stepping_in:discard",
+    "duplicates": "reliablepub.cli.outbox.duplicates:duplicates",
+    "explain": "reliablepub.cli.outbox.explain:explain",
+    "export": "reliablepub.cli.outbox.transfer:export_messages",
+    "import": "reliablepub.cli.outbox.transfer:import_messages",
+    "in-flight": "reliablepub.cli.outbox.in_flight:in_flight",
+    "keys": "reliablepub.cli.outbox.keys:keys",
+    "list": "reliablepub.cli.outbox.listing:list_messages",
+    "migrate": "reliablepub.cli.outbox.migration:migrate",
+    "park": "reliablepub.cli.outbox.stepping_in:park",
+    "reroute": "reliablepub.cli.outbox.stepping_in:reroute",
+    "retry": "reliablepub.cli.outbox.stepping_in:retry",
+    "salvage": "reliablepub.cli.outbox.salvage:salvage",
+    "show": "reliablepub.cli.outbox.show:show",
+    "stats": "reliablepub.cli.outbox.stats:stats",
+    "status": "reliablepub.cli.outbox.status:status",
+}
+
+
+@click.command(cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
+@click.pass_context
+def outbox(ctx: click.Context) -> int:
+    """Look into an outbox, change what is in it, rescue what is damaged.
+
+    Looking never creates a file, and disturbs no relay; changing works beside one.
+
+    \b
+    Examples:
+      reliablepub outbox status --outbox outbox.db
+      reliablepub outbox list --state parked --outbox outbox.db
+      reliablepub outbox explain 17 --outbox outbox.db
+      reliablepub outbox retry 17 18 --outbox outbox.db
+      reliablepub outbox audit --outbox outbox.db
+      reliablepub outbox salvage damaged.db new.db
+    """  # noqa: D301 - click: keep these lines as they are
+    return ask_for_command(ctx)

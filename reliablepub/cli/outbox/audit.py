@@ -1,0 +1,52 @@
+"""``reliablepub outbox audit``: whether an outbox adds up.
+
+Knows: what `Outbox` offers. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.output import count_of, one_line, print_error, print_json, print_result
+from reliablepub.outbox import Outbox
+
+
+@click.command()
+@inspected_option
+@json_option
+def audit(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+    """Recount the ledger, and compare each message with its checksum.
+
+    Always: stored = open + confirmed + parked + expired + discarded. It reads every message, and
+    disturbs no relay.
+
+    \b
+    Example:
+      reliablepub outbox audit --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  everything adds up
+      4  something does not, or it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    found = Outbox(outbox_path).audit()
+    code = Exit.CONFIRMED if found.is_right else Exit.OUTBOX
+    if as_json:
+        print_json(asdict(found) | {"outbox": str(outbox_path), "is_right": found.is_right})
+        return code
+    for line in found.structure:
+        print_error(f"the file is damaged: {one_line(line)}")
+    if found.structure:
+        print_error(f"rescue its messages: reliablepub outbox salvage {outbox_path} NEW")
+    for name, by in found.differences.items():
+        print_error(f"the ledger counts {by:+d} {name} against the rows; was a table edited?")
+    for id_, reason in found.damaged.items():
+        print_error(f"message {id_}: {reason}; a relay parks it, and never sends it")
+    if found.is_right:
+        print_result(f"everything adds up; {count_of(found.rows, 'message')} compared")
+    return code

@@ -1,0 +1,53 @@
+"""``reliablepub outbox duplicates``: which messages may have arrived more than once, or after all.
+
+Knows: what the history says of them. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import as_form, form_option, inspected_option
+from reliablepub.cli.output import ago, print_note, print_rows
+from reliablepub.cli.progress import patiently
+from reliablepub.outbox.inspection import read_ambiguous
+
+
+@click.command()
+@inspected_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
+)
+@form_option
+def duplicates(outbox_path: Path, limit: int, form: str | None) -> int:
+    """List messages of which an attempt ended without anybody knowing whether a queue has it.
+
+    Consumers may have seen these twice, under the same message id; or, where none was confirmed,
+    although they are still open or were given up. Newest first, as far as the history goes.
+
+    \b
+    Example:
+      reliablepub outbox duplicates --csv --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done, also if there are none
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    with patiently("reading the history"):
+        found = read_ambiguous(outbox_path, limit=limit)
+    columns = {
+        "id": lambda row: row["id"],
+        "message id": lambda row: row["message_id"],
+        "unsure attempts": lambda row: row["unsure"],
+        "confirmed too": lambda row: "yes" if row["is_confirmed"] else "no",
+        "first": lambda row: ago(row["first_at"]),
+        "last": lambda row: ago(row["last_at"]),
+    }
+    print_rows(found, as_form(form), columns, nothing="no attempt was ever unsure")
+    if len(found) == limit:
+        print_note(f"the first {limit}; there may be more, see --limit")
+    return Exit.CONFIRMED

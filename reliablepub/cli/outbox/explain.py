@@ -1,0 +1,179 @@
+"""``reliablepub outbox explain``: why a message is not delivered, in one command.
+
+Knows: the story of a message, and how to tell it. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from reliablepub.cli.choosing import rows_named
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.output import age, ago, count_of, one_line, print_json, print_result
+from reliablepub.cli.progress import patiently
+from reliablepub.errors import Expired, Nacked, Refused, Unroutable
+from reliablepub.outbox.story import Next, Story, tell
+
+_WHERE: Final = {
+    "ready": "is open, and ready to be sent",
+    "waiting": "is open, and waits to be sent again",
+    "in flight": "is in flight: it was sent, and the broker has not answered yet",
+    "parked": "is parked: it was given up, and is kept for you to decide",
+    "expired": "has expired: its own deadline passed before it was confirmed",
+    "confirmed": "was confirmed in the end, and is not here any more",
+    "discarded": "was discarded by a person",
+    "gone": "was stored here and is not here any more: most likely it was confirmed at the first "
+    "attempt, which leaves no trace, or its history was pruned",
+}
+_VERDICT: Final = {
+    "not written": "no queue has it",
+    "possibly persisted": "a queue may have it: nobody knows",
+    "persisted": "the broker has taken responsibility for it",
+}
+_REMEDY: Final = {
+    "returned": Unroutable.remedy,
+    "nacked": Nacked.remedy,
+    "refused": Refused.remedy,
+    "expired": Expired.remedy,
+}
+_ATTEMPT_LINES: Final = 20
+"""Attempts shown to people: the first ones and the last ones of a long story."""
+
+
+@click.command()
+@click.argument("name", metavar="ID")
+@inspected_option
+@json_option
+def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+    """Tell the story of a message: where it is and why, every attempt, what happens next.
+
+    ID is the number of a row, or a message id. Each attempt is shown with the channel epoch, the
+    delivery tag, what the broker answered, and whether a queue may have the message.
+
+    \b
+    Examples:
+      reliablepub outbox explain 17 --outbox outbox.db
+      reliablepub outbox explain 7e6b9a0c-52f1-4a53-9d6a-6a0b0f6f5d0e --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  nothing is known under this name
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    with patiently("looking for it"):
+        rows = rows_named(outbox_path, (name,))
+    stories = [tell(outbox_path, id_) for id_ in rows]
+    if as_json:
+        print_json([asdict(story) for story in stories])
+        return Exit.CONFIRMED
+    for number, story in enumerate(stories):
+        if number:
+            print_result("")
+        for line in told(story, outbox_path, time.time()):
+            print_result(line)
+    return Exit.CONFIRMED
+
+
+def told(story: Story, outbox: Path, now: float) -> list[str]:
+    """The story, line by line."""
+    message = story.message
+    lines = [f"message {story.id} ({story.message_id or 'its message id is not known'})"]
+    if message:
+        key = f", ordering key {message['ordering_key']!r}" if message["ordering_key"] else ""
+        where = f"exchange {message['exchange']!r} with routing key {message['routing_key']!r}"
+        lines.append(f"  to {where}{key}; {message['body_bytes']} bytes")
+        lines.append(f"  stored {ago(message['stored_at'], now)}")
+    is_due = story.state == "waiting" and (message["due_at"] or now + 1) <= now
+    lines += ["", "It is open, and due." if is_due else f"It {_WHERE[story.state]}."]
+    lines += _why(story)
+    if story.verdict is not None:
+        lines.append(f"Delivered? {story.verdict}: {_VERDICT[story.verdict]}.")
+    lines.append(f"Next: {next_words(story, outbox, now)}")
+    lines += _history(story, now)
+    return lines
+
+
+def _why(story: Story) -> list[str]:
+    """The last words about it, and what to do about such words."""
+    last = story.message if story.message.get("outcome") else None
+    if last is None and story.message and story.attempts:
+        last = story.attempts[-1]
+    if last is None:
+        return []
+    code = f"{last['reply_code']} " if last["reply_code"] else ""
+    lines = [f"Why: {last['outcome']}: {one_line(code + last['reply_text'])}"]
+    if last["outcome"] in _REMEDY:
+        lines.append(f"What to do: {_REMEDY[last['outcome']]}.")
+    return lines
+
+
+def next_words(story: Story, outbox: Path, now: float) -> str:
+    """What happens next, and what to do."""
+    since = ago(story.relay.get("since"), now)
+    reason = one_line(story.relay.get("reason") or "no connection yet")
+    words = {
+        Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes",
+        Next.SENT: f"the relay (process {story.relay_pid}) sends it, after "
+        f"{count_of(story.before or 0, 'message')} before it",
+        Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
+        f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now",
+        Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
+        f"goes first; see `reliablepub outbox explain {story.held_by}`",
+        Next.PAUSED: "its exchange and routing key are paused, because they kept refusing; a probe "
+        "goes there now and then, and the others follow when it is confirmed",
+        Next.CONNECTED: f"nothing until the relay (process {story.relay_pid}) is connected; it is "
+        f"not, since {since}: {reason}",
+        Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
+        Next.RELAYED: "nothing, because nobody relays this outbox; start one: "
+        f"`reliablepub relay --outbox {outbox}`",
+        Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
+        "or `discard`",
+        Next.NOTHING: "nothing; if it did not arrive, look at the queue and its consumers",
+    }
+    return words[story.next]
+
+
+def _history(story: Story, now: float) -> list[str]:
+    """What happened to it, in order, in the words of those who did it."""
+    events: list[tuple[float, str]] = [
+        (attempt["at"], _attempt(attempt)) for attempt in story.attempts
+    ]
+    events += [(event["at"], _intervention(event)) for event in story.interventions]
+    if story.in_flight is not None:
+        sent = story.in_flight
+        where = f"epoch {sent['epoch']}, tag {sent['tag']}"
+        events.append((sent["sent_at"], f"sent ({where}); no answer yet"))
+    if not events:
+        return ["", "No attempt has failed so far."] if story.message else []
+    events.sort(key=lambda event: event[0])
+    lines = [f"  {age(now - at):>12} ago  {words}" for at, words in events]
+    if len(lines) > _ATTEMPT_LINES:
+        half = _ATTEMPT_LINES // 2
+        left_out = len(lines) - 2 * half
+        lines = [*lines[:half], f"  ... {left_out} more (see --json) ...", *lines[-half:]]
+    return ["", "What happened:", *lines]
+
+
+def _attempt(attempt: dict[str, Any]) -> str:
+    code = f"{attempt['reply_code']} " if attempt["reply_code"] else ""
+    words = one_line(code + attempt["reply_text"])
+    where = f"epoch {attempt['epoch']}, tag {attempt['tag']}"
+    return f"{attempt['outcome']} ({where}; {attempt['persistence']}){': ' if words else ''}{words}"
+
+
+def _intervention(event: dict[str, Any]) -> str:
+    done = {
+        "retry": "put back",
+        "park": "parked",
+        "discard": "discarded",
+        "reroute": f"rerouted from exchange {event['exchange']!r}, routing key "
+        f"{event['routing_key']!r},",
+    }[event["action"]]
+    return f"{done} by {event['person']}{': ' if event['note'] else ''}{event['note']}"

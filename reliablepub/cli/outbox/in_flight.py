@@ -1,0 +1,52 @@
+"""``reliablepub outbox in-flight``: which delivery tags await the broker's answer.
+
+Knows: what the disk says of them. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import as_form, form_option, inspected_option
+from reliablepub.cli.output import ago, print_note, print_rows
+from reliablepub.outbox.inspection import read_in_flight
+
+
+@click.command("in-flight")
+@inspected_option
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
+)
+@form_option
+def in_flight(outbox_path: Path, limit: int, form: str | None) -> int:
+    """List the delivery tags that the running relay has sent, and the broker has not answered.
+
+    An epoch is one channel: the number of the relay's run, and of the channel in it. Tags count
+    from 1 on each channel.
+
+    \b
+    Example:
+      reliablepub outbox in-flight --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done, also if there are none
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    found = read_in_flight(outbox_path, limit=limit)
+    columns = {
+        "epoch": lambda row: row["epoch"],
+        "tag": lambda row: row["tag"],
+        "sent": lambda row: ago(row["sent_at"]),
+        "id": lambda row: row["id"],
+        "exchange": lambda row: row["exchange"] or "(default)",
+        "routing key": lambda row: row["routing_key"],
+        "message id": lambda row: row["message_id"],
+    }
+    print_rows(found, as_form(form), columns, nothing="nothing is in flight")
+    if len(found) == limit:
+        print_note(f"the first {limit}; there may be more, see --limit")
+    return Exit.CONFIRMED

@@ -1,0 +1,78 @@
+"""``reliablepub outbox keys``: which ordering keys are held, and letting them go on.
+
+Knows: what `Outbox` offers. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.output import count_of, one_line, print_error, print_json, print_result
+from reliablepub.outbox import Outbox
+
+
+@click.command()
+@click.option("--resume", metavar="KEY", help="Try again what holds this key.")
+@click.option("--skip", metavar="KEY", help="Let this key go on; what holds it stays parked.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most to list."
+)
+@inspected_option
+@json_option
+def keys(
+    resume: str | None,
+    skip: str | None,
+    limit: int,
+    outbox_path: Path,
+    as_json: bool,  # noqa: FBT001 - click passes flags as arguments
+) -> int:
+    """List the ordering keys that a parked message holds, and how many wait behind it.
+
+    \b
+    Examples:
+      reliablepub outbox keys --outbox outbox.db
+      reliablepub outbox keys --resume order-17 --outbox outbox.db
+      reliablepub outbox keys --skip order-17 --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done, also if none is held
+      2  the key to resume or to skip is not held
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    if resume is not None and skip is not None:
+        raise click.UsageError("give --resume or --skip, not both")
+    with Outbox(outbox_path) as opened:
+        if resume is not None or skip is not None:
+            return _let_go(opened, resume, skip)
+        found = opened.held_keys(limit)
+    if as_json:
+        print_json([asdict(key) for key in found])
+        return Exit.CONFIRMED
+    for key in found:
+        said = one_line(f"{key.reply_code or ''} {key.reply_text}")
+        print_result(
+            f"{one_line(key.ordering_key)}  holds back {count_of(key.held_back, 'message')}: "
+            f"{key.id} was {key.outcome}: {said}; message {key.message_id} to exchange "
+            f"{key.exchange!r} with routing key {key.routing_key!r}"
+        )
+    if not found:
+        print_result("no key is held")
+    return Exit.CONFIRMED
+
+
+def _let_go(outbox: Outbox, resume: str | None, skip: str | None) -> int:
+    if resume is not None:
+        moved, what = outbox.resume_key(resume), "put back"
+    else:
+        moved, what = outbox.skip_key(skip or ""), "skipped"
+    print_result(f"{count_of(moved, 'message')} {what}")
+    if not moved:
+        print_error("no parked message holds this key")
+        return Exit.BAD_INPUT
+    return Exit.CONFIRMED

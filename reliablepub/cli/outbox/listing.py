@@ -1,0 +1,75 @@
+"""``reliablepub outbox list``: which messages are there, and what was said of them.
+
+Knows: how messages are found and listed. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from reliablepub.cli.choosing import selection_options
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import as_form, form_option, inspected_option
+from reliablepub.cli.output import ago, print_note, print_rows, size_of
+from reliablepub.cli.progress import patiently
+from reliablepub.outbox.selection import SORTS, Selection, find
+
+
+@click.command("list")
+@inspected_option
+@selection_options
+@click.option(
+    "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="What first."
+)
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
+)
+@form_option
+def list_messages(
+    outbox_path: Path, chosen: Selection, sort: str, limit: int, form: str | None
+) -> int:
+    """List open and parked messages, with the last thing that was said of each; never a body.
+
+    \b
+    Examples:
+      reliablepub outbox list --state parked --outbox outbox.db
+      reliablepub outbox list --exchange 'orders*' --older-than 10m --outbox outbox.db
+      reliablepub outbox list --reason 404 --sort attempts --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done, also if there are none
+      2  bad usage
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    with patiently("looking through the outbox"):
+        found = find(outbox_path, chosen, sort=sort, limit=limit)
+    print_rows(found, as_form(form), COLUMNS, nothing="no such message")
+    if len(found) == limit:
+        print_note(f"the first {limit}; there may be more, see --limit")
+    return Exit.CONFIRMED
+
+
+def said(row: dict[str, Any]) -> str:
+    """The last words about a message."""
+    if row["outcome"] is None:
+        return ""
+    return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}"
+
+
+COLUMNS = {
+    "id": lambda row: row["id"],
+    "state": lambda row: row["state"],
+    "stored": lambda row: ago(row["stored_at"]),
+    "due": lambda row: ago(row["due_at"]),
+    "tries": lambda row: row["attempts"],
+    "exchange": lambda row: row["exchange"] or "(default)",
+    "routing key": lambda row: row["routing_key"],
+    "size": lambda row: size_of(row["size"]),
+    "message id": lambda row: row["message_id"],
+    "said": said,
+}
+"""Of a list of messages, for people."""

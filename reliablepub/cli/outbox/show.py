@@ -1,0 +1,132 @@
+"""``reliablepub outbox show``: one message with everything in it.
+
+Knows: how a body is shown by its content type. Must never know: SQL, or a broker.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from reliablepub.cli.choosing import rows_named, unknown
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.output import ago, one_line, print_json, print_note, print_result, print_table
+from reliablepub.outbox.contents import Contents, read_contents
+
+SHOWN_BYTES: Final = 4_096
+"""Of a body, on the terminal; ``--body-out`` writes all of it."""
+_HEX_LINE: Final = 16
+
+
+@click.command()
+@click.argument("name", metavar="ID")
+@inspected_option
+@click.option(
+    "--body-out",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the body, byte for byte, into this file, which must not exist yet.",
+)
+@json_option
+def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+    """Show a message: address, properties, headers and body.
+
+    ID is the number of a row, or a message id. A body of text or JSON is shown as such, up to
+    4 KiB, any other in hexadecimal.
+
+    \b
+    Examples:
+      reliablepub outbox show 17 --outbox outbox.db
+      reliablepub outbox show 17 --body-out body.bin --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  there is no such message (any more), or the file exists
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    found = None
+    for id_ in rows_named(outbox_path, (name,)):
+        found = read_contents(outbox_path, id_) or found
+    if found is None:
+        if name.isdigit():
+            raise Failure(
+                f"message {name} is not in {outbox_path} any more; `reliablepub outbox explain "
+                f"{name}` tells what is known of it",
+                Exit.BAD_INPUT,
+            )
+        raise unknown(outbox_path, name)
+    if body_out is not None:
+        _write(body_out, found.body)
+    if as_json:
+        print_json(_values(found))
+        return Exit.CONFIRMED
+    print_table({name: value for name, value in _head(found).items() if value not in (None, "")})
+    if found.problem:
+        print_note(f"warning: {found.problem}")
+    if body_out is None:
+        _print_body(found)
+    else:
+        print_note(f"{len(found.body)} bytes written to {body_out}")
+    return Exit.CONFIRMED
+
+
+def _write(path: Path, body: bytes) -> None:
+    try:
+        with path.open("xb") as file:
+            file.write(body)
+    except FileExistsError:
+        raise Failure(f"{path} exists; name a new file", Exit.BAD_INPUT) from None
+
+
+def _values(found: Contents) -> dict[str, Any]:
+    text = found.text
+    return {
+        **found.columns,
+        "properties": found.properties,
+        "headers": found.headers,
+        "body_bytes": len(found.body),
+        "body": text,
+        "body_base64": None if text is not None else b64encode(found.body).decode(),
+        "problem": found.problem,
+    }
+
+
+def _head(found: Contents) -> dict[str, object]:
+    columns = found.columns
+    return {
+        "id": columns["id"],
+        "message id": columns["message_id"],
+        "state": columns["state"],
+        "exchange": columns["exchange"] or "(default)",
+        "routing key": columns["routing_key"],
+        "ordering key": columns["ordering_key"],
+        "stored": ago(columns["stored_at"]),
+        "due": ago(columns["due_at"]),
+        "parked": ago(columns["parked_at"]),
+        "expires": ago(columns["expires_at"]),
+        **{name.replace("_", " "): one_line(str(v)) for name, v in found.properties.items()},
+        **{f"header {name}": one_line(json.dumps(v)) for name, v in found.headers.items()},
+        "body": f"{len(found.body)} bytes",
+    }
+
+
+def _print_body(found: Contents) -> None:
+    print_result("")
+    text = found.text
+    if text is not None:
+        print_result(text[:SHOWN_BYTES])
+        is_cut = len(text) > SHOWN_BYTES
+    else:
+        for start in range(0, min(SHOWN_BYTES, len(found.body)), _HEX_LINE):
+            part = found.body[start : start + _HEX_LINE]
+            seen = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)  # noqa: PLR2004 - ASCII
+            print_result(f"{start:08x}  {part.hex(' '):<47}  {seen}")
+        is_cut = len(found.body) > SHOWN_BYTES
+    if is_cut:
+        print_note(f"the first {SHOWN_BYTES}; --body-out writes all of it")

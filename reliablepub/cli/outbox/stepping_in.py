@@ -1,0 +1,255 @@
+"""``reliablepub outbox retry | park | discard | reroute``: changing what is in an outbox, safely.
+
+Knows: how messages are chosen, shown, and confirmed by a person before they are changed. Must never
+know: SQL, or how a relay learns of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from reliablepub.cli.choosing import rows_named, selection_options
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.outbox.listing import COLUMNS
+from reliablepub.cli.output import (
+    Form,
+    count_of,
+    print_error,
+    print_json,
+    print_note,
+    print_result,
+    print_rows,
+)
+from reliablepub.cli.progress import counting, patiently
+from reliablepub.errors import InvalidMessage
+from reliablepub.outbox.interventions import FIT, Action, Effect, Intervention, intervene
+from reliablepub.outbox.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
+
+_PREVIEW: Final = 10
+"""Messages shown by ``--dry-run``."""
+
+_DONE: Final = {
+    Action.RETRY: "put back",
+    Action.PARK: "parked",
+    Action.DISCARD: "discarded",
+    Action.REROUTE: "rerouted",
+}
+
+
+def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What the four have in common: which messages, whether really, and why."""
+
+    @functools.wraps(function)
+    def with_common(**values: Any) -> Any:  # noqa: ANN401 - click's
+        return function(**values)
+
+    options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
+        click.argument("names", metavar="[ID...]", nargs=-1),
+        inspected_option,
+        selection_options,
+        click.option("--all", "is_all", is_flag=True, help="All messages it can be done to."),
+        click.option("--note", default="", help="Why; it is shown to whoever asks later."),
+        click.option("--dry-run", is_flag=True, help="Only show which messages it would be."),
+        click.option("--yes", is_flag=True, help="Do not ask."),
+        json_option,
+    ]
+    for option in reversed(options):
+        with_common = option(with_common)
+    return with_common
+
+
+@click.command()
+@_intervention
+def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
+    """Send messages again now: parked and expired ones are put back, waiting ones wait no longer.
+
+    Their refusals are forgotten. Chosen by ID (the number of a row, or a message id), or by a
+    filter: then those that are parked or expired, unless --state says otherwise.
+
+    \b
+    Examples:
+      reliablepub outbox retry 17 18 --outbox outbox.db
+      reliablepub outbox retry --reason NO_ROUTE --exchange orders --outbox outbox.db
+      reliablepub outbox retry --all --yes --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  bad usage, or it could not be done to one of the IDs; it was done to the others
+      3  some are in flight and were left alone
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    return _step_in(Action.RETRY, GIVEN_UP_STATES, **common)
+
+
+@click.command()
+@_intervention
+def park(**common: Any) -> int:  # noqa: ANN401
+    """Take open messages out of the line, and keep them until somebody retries or discards them.
+
+    Chosen by ID (the number of a row, or a message id), or by a filter. A running relay lets go of
+    them; what is in flight is left alone, because the broker may have it already.
+
+    \b
+    Examples:
+      reliablepub outbox park 17 --note 'wrong price' --outbox outbox.db
+      reliablepub outbox park --exchange orders --dry-run --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  bad usage, or it could not be done to one of the IDs; it was done to the others
+      3  some are in flight and were left alone
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    return _step_in(Action.PARK, FIT[Action.PARK], **common)
+
+
+@click.command()
+@_intervention
+def discard(**common: Any) -> int:  # noqa: ANN401
+    """Delete messages for good; they are counted as discarded, and cannot be brought back.
+
+    Chosen by ID (the number of a row, or a message id), or by a filter: then those that are parked
+    or expired, unless --state says otherwise. It asks first. `outbox export` keeps a copy.
+
+    \b
+    Examples:
+      reliablepub outbox discard 17 --outbox outbox.db
+      reliablepub outbox discard --state expired --older-than 7d --yes --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  bad usage, or it could not be done to one of the IDs; it was done to the others
+      3  some are in flight and were left alone
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    return _step_in(Action.DISCARD, GIVEN_UP_STATES, **common)
+
+
+@click.command()
+@_intervention
+@click.option("--to-exchange", metavar="NAME", help="The new exchange; the old one if left out.")
+@click.option("--to-routing-key", metavar="KEY", help="The new routing key; likewise.")
+def reroute(to_exchange: str | None, to_routing_key: str | None, **common: Any) -> int:  # noqa: ANN401
+    """Send messages to another exchange or with another routing key, now.
+
+    Chosen by ID (the number of a row, or a message id), or by a filter. What was parked is put
+    back. The message id stays the same.
+
+    \b
+    Examples:
+      reliablepub outbox reroute 17 --to-exchange orders --outbox outbox.db
+      reliablepub outbox reroute --exchange ordres --to-exchange orders --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  bad usage, or it could not be done to one of the IDs; it was done to the others
+      3  some are in flight and were left alone
+      4  it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    if to_exchange is None and to_routing_key is None:
+        raise click.UsageError("give --to-exchange or --to-routing-key")
+    return _step_in(
+        Action.REROUTE, STATES, exchange=to_exchange, routing_key=to_routing_key, **common
+    )
+
+
+def _step_in(
+    action: Action,
+    states: tuple[str, ...],
+    *,
+    names: tuple[str, ...],
+    outbox_path: Path,
+    chosen: Selection,
+    is_all: bool,
+    note: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    exchange: str | None = None,
+    routing_key: str | None = None,
+) -> int:
+    """Choose, ask, do, report."""
+    is_filter = chosen != Selection()
+    if bool(names) + is_filter + is_all != 1:
+        raise click.UsageError("give IDs, or a filter, or --all")
+    try:
+        what = Intervention(action, exchange, routing_key, note)
+    except InvalidMessage as error:
+        raise click.UsageError(str(error)) from error
+    chosen = chosen.within(states)
+    with patiently("looking through the outbox"):
+        ids = rows_named(outbox_path, names) if names else find_ids(outbox_path, chosen)
+    effect = Effect()
+    if dry_run and not as_json and not names:
+        rows = find(outbox_path, chosen, limit=_PREVIEW)
+        print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message")
+    if not dry_run:
+        if ids and not yes and (not names or action is Action.DISCARD):
+            _ask(action, len(ids))
+        with counting(len(ids)) as progress:
+            effect = intervene(outbox_path, ids, what, progress=progress)
+    return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
+
+
+def _ask(action: Action, count: int) -> None:
+    question = f"{action.value} {count_of(count, 'message')}?"
+    if action is Action.DISCARD:
+        question = f"discard {count_of(count, 'message')} for good?"
+    if not _is_somebody_there():
+        raise Failure(f"{question} Nobody is there to answer; say --yes", Exit.BAD_INPUT)
+    if not click.confirm(question, err=True):
+        raise Failure("nothing was changed", Exit.BAD_INPUT)
+
+
+def _is_somebody_there() -> bool:
+    return sys.stdin.isatty()
+
+
+def _report(
+    action: Action, ids: list[int], effect: Effect, *, dry_run: bool, as_json: bool, is_named: bool
+) -> int:
+    if as_json:
+        result = {
+            "action": action.value,
+            "dry_run": dry_run,
+            "chosen": len(ids),
+            "changed": effect.changed,
+            "in_flight": effect.in_flight,
+            "unfit": effect.unfit,
+            "damaged": effect.damaged,
+        }
+        print_json(result)
+    elif dry_run:
+        print_result(f"{count_of(len(ids), 'message')} would be {_DONE[action]}")
+    else:
+        print_result(f"{count_of(effect.changed, 'message')} {_DONE[action]}")
+    if effect.damaged:
+        print_error(f"{_named(effect.damaged)} left alone: damaged, or unfit for the new address")
+    if effect.in_flight:
+        print_note(
+            f"{_named(effect.in_flight)} left alone: in flight, so the broker may have it; wait "
+            "for its answer, or stop the relay first"
+        )
+    if effect.unfit and is_named:
+        allowed = " or ".join(FIT[action])
+        print_error(f"{_named(effect.unfit)} left alone: gone, or not {allowed}")
+    if effect.damaged or (effect.unfit and is_named):
+        return Exit.BAD_INPUT
+    return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
+
+
+def _named(ids: list[int]) -> str:
+    if len(ids) > 5:  # noqa: PLR2004 - what fits into a line
+        return count_of(len(ids), "message")
+    return f"message{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"

@@ -1,0 +1,136 @@
+"""``reliablepub outbox export | import``: messages as lines of JSON, and back.
+
+Knows: files, standard input and output. Must never know: what is in a line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Final
+
+import click
+
+from reliablepub.cli.choosing import rows_named, selection_options
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.output import count_of, print_json, print_note, print_result
+from reliablepub.cli.progress import counting, patiently
+from reliablepub.outbox.selection import Selection, find_ids
+from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
+
+_BLOCK_BYTES: Final = 1 << 20
+
+
+@click.command("export")
+@click.argument("names", metavar="[ID...]", nargs=-1)
+@inspected_option
+@selection_options
+@click.option(
+    "--to",
+    "target",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A new file, readable by you alone; stdout if left out.",
+)
+def export_messages(
+    names: tuple[str, ...], outbox_path: Path, chosen: Selection, target: Path | None
+) -> int:
+    """Write messages with their bodies as lines of JSON (NDJSON), byte for byte.
+
+    Chosen by ID (the number of a row, or a message id) or by a filter; all of them otherwise. The
+    messages stay in the outbox.
+
+    \b
+    Examples:
+      reliablepub outbox export --state parked --to parked.ndjson --outbox outbox.db
+      reliablepub outbox export 17 --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  bad usage, or the file exists
+      4  the outbox cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    if names and chosen != Selection():
+        raise click.UsageError("give IDs or a filter, not both")
+    with patiently("looking through the outbox"):
+        ids = rows_named(outbox_path, names) if names else find_ids(outbox_path, chosen)
+    if target is None:
+        for line in export_lines(outbox_path, ids):
+            print_result(line)
+        return Exit.CONFIRMED
+    count = 0
+    try:
+        file = io.TextIOWrapper(target.open("xb"), encoding="utf-8", newline="\n")
+    except FileExistsError:
+        raise Failure(f"{target} exists; name a new file", Exit.BAD_INPUT) from None
+    with file, counting(len(ids)) as progress:
+        target.chmod(0o600)
+        for count, line in enumerate(export_lines(outbox_path, ids), 1):
+            file.write(line + "\n")
+            progress(count)
+    print_note(f"{count_of(count, 'message')} written to {target}")
+    return Exit.CONFIRMED
+
+
+@click.command("import")
+@click.argument("source", metavar="FILE")
+@inspected_option
+@json_option
+def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+    """Store messages that `reliablepub outbox export` has written; `-` reads them from stdin.
+
+    Open ones are published by the next relay, parked ones stay parked. Importing the same lines
+    again does nothing, also if the first time was interrupted, and messages that are there already
+    are left out. Each line is checked against its checksum.
+
+    \b
+    Example:
+      reliablepub outbox import parked.ndjson --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  done
+      2  a line is not what export writes; what came before it is stored
+      4  the outbox cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    with _opened(source) as raw:
+        digest, lines = _measured(raw)
+        raw.seek(0)
+        text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
+        try:
+            with counting(lines) as progress:
+                for brought in import_lines(outbox_path, text, f"import {digest}"):
+                    progress(brought.stored + brought.known)
+        except (BadLine, UnicodeDecodeError) as error:
+            raise Failure(f"{error}; what came before it is stored", Exit.BAD_INPUT) from error
+    if as_json:
+        print_json({"stored": brought.stored, "known": brought.known})
+    else:
+        known = f"; {brought.known} were there already" if brought.known else ""
+        print_result(f"{count_of(brought.stored, 'message')} stored{known}")
+    return Exit.CONFIRMED
+
+
+def _opened(source: str) -> IO[bytes]:
+    """Something that can be read twice."""
+    if source != "-":
+        return Path(source).open("rb")
+    copy = TemporaryFile()  # noqa: SIM115 - the caller closes it
+    while block := sys.stdin.buffer.read(_BLOCK_BYTES):
+        copy.write(block)
+    copy.seek(0)
+    return copy
+
+
+def _measured(raw: IO[bytes]) -> tuple[str, int]:
+    """What names these lines, and how many there are."""
+    digest, lines = hashlib.sha256(), 0
+    while block := raw.read(_BLOCK_BYTES):
+        digest.update(block)
+        lines += block.count(b"\n")
+    return digest.hexdigest(), lines

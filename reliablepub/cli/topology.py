@@ -1,0 +1,110 @@
+"""``reliablepub topology``: declares exchanges, queues and bindings from a file, or checks them.
+
+Knows: files, and how to say what is wrong. Must never know: how the broker is asked.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import click
+
+from reliablepub.cli.commands import LazyGroup
+from reliablepub.cli.exits import Exit, ask_for_command
+from reliablepub.cli.options import url_option
+from reliablepub.cli.output import count_of, one_line, print_error, print_result
+from reliablepub.errors import TopologyError
+from reliablepub.provisioning import provision
+from reliablepub.topology import Topology
+
+_COMMANDS: Final = {
+    "check": "reliablepub.cli.topology:check",
+    "declare": "reliablepub.cli.topology:declare",
+}
+
+
+@click.command(cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
+@click.pass_context
+def topology(ctx: click.Context) -> int:
+    """Declare or check the exchanges, queues and bindings that publishers count on.
+
+    \b
+    A file in TOML:
+      [[exchange]]
+      name = "orders"
+      type = "topic"
+      [[queue]]
+      name = "billing"
+      [[binding]]
+      exchange = "orders"
+      queue = "billing"
+      routing_key = "order.*"
+
+    \b
+    Example:
+      reliablepub topology check topology.toml --url amqp://guest:guest@localhost/
+    """  # noqa: D301 - click: keep these lines as they are
+    return ask_for_command(ctx)
+
+
+_file_argument = click.argument(
+    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+
+
+@click.command()
+@_file_argument
+@url_option
+def check(file: Path, urls: tuple[str, ...]) -> int:
+    """Report everything that is not as FILE says; nothing is changed.
+
+    Exchanges and queues that are missing or different, and exchanges we may not publish to. AMQP
+    cannot ask for a binding, so only its two ends are looked at.
+
+    \b
+    Example:
+      reliablepub topology check topology.toml --url amqp://guest:guest@localhost/
+
+    \b
+    Exit codes:
+      0  all is as FILE says
+      2  something is not, or no broker could be asked
+    """  # noqa: D301 - click: keep these lines as they are
+    return _run(replace(_read(file), declare=False), urls)
+
+
+@click.command()
+@_file_argument
+@url_option
+def declare(file: Path, urls: tuple[str, ...]) -> int:
+    """Make what FILE says and is missing; report everything that could not be made.
+
+    \b
+    Example:
+      reliablepub topology declare topology.toml --url amqp://guest:guest@localhost/
+
+    \b
+    Exit codes:
+      0  all is as FILE says
+      2  something is not, or no broker could be asked
+    """  # noqa: D301 - click: keep these lines as they are
+    return _run(replace(_read(file), declare=True), urls)
+
+
+def _read(file: Path) -> Topology:
+    return Topology.from_toml(file.read_text())
+
+
+def _run(wanted: Topology, urls: tuple[str, ...]) -> int:
+    try:
+        provision(urls, wanted)
+    except TopologyError as error:
+        for problem in error.problems:
+            print_error(one_line(problem))
+        return Exit.BAD_INPUT
+    kinds = (wanted.exchanges, "exchange"), (wanted.queues, "queue"), (wanted.bindings, "binding")
+    counts = ", ".join(count_of(len(things), kind) for things, kind in kinds)
+    print_result(f"{'declared' if wanted.declare else 'found'}: {counts}")
+    return Exit.CONFIRMED

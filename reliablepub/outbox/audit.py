@@ -1,0 +1,80 @@
+"""Whether an outbox is what it claims to be: the ledger recounted, each row against its checksum.
+
+Knows: the reading statements. Must never know: how anything is changed or repaired.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from reliablepub.outbox.database import reading
+from reliablepub.outbox.failures import is_damage
+from reliablepub.outbox.rows import Unreadable, check
+from reliablepub.outbox.sql import QUERIES
+
+_DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
+_LISTED_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What was recounted; all is well when nothing is listed.
+
+    Attributes:
+        rows: messages whose checksum was compared, open and parked ones.
+        differences: counters of the ledger that are not what the rows add up to, and by how much
+            they are higher.
+        damaged: ids of rows whose checksum is wrong, and what is wrong with each. A relay parks
+            them, and never sends them.
+        structure: what SQLite says of the pages of the file, where it is not "ok". The rows are
+            not looked at then.
+    """
+
+    rows: int
+    differences: dict[str, int]
+    damaged: dict[int, str]
+    structure: tuple[str, ...]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether everything adds up."""
+        return not (self.differences or self.damaged or self.structure)
+
+
+def audit(path: Path) -> Audit:
+    """Recount everything, in one consistent read.
+
+    Raises:
+        NotAnOutbox: there is none.
+        OutboxError: it cannot be read.
+    """
+    with reading(path) as connection:
+        lines = _quick_check(connection)
+        if lines != ["ok"]:
+            return Audit(0, {}, {}, tuple(lines))
+        counted = connection.execute(QUERIES["audit"]).fetchone()
+        differences = {
+            name: value for name, value in zip(_DIFFERENCES, counted, strict=True) if value
+        }
+        rows, damaged = 0, {}
+        for query in ("open_contents", "parked_contents"):
+            for id_, *texts, body, checksum in connection.execute(QUERIES[query]):
+                rows += 1
+                try:
+                    check((texts[0], texts[1], texts[2], texts[3], texts[4]), body, checksum)
+                except Unreadable as error:
+                    damaged[id_] = str(error)
+        return Audit(rows, differences, damaged, ())
+
+
+def _quick_check(connection: sqlite3.Connection) -> list[str]:
+    """SQLite's own look at the pages; it gives up where the damage is too large to go on."""
+    try:
+        return [row[0] for row in connection.execute(f"PRAGMA quick_check({_LISTED_MAX:d})")]
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return [str(error)]

@@ -1,0 +1,73 @@
+"""When the write-ahead log is moved into the database, and by whom.
+
+Knows: the log's size, and SQLite's automatic checkpoint. Must never know: what is written.
+
+SQLite before 3.51.3 can corrupt a database when a checkpoint begins on a log that is moved already,
+and another connection commits at that very moment: the commit begins the log afresh, and the
+checkpoint, which still has the old length in mind, notes frames as moved that are not (see
+https://sqlite.org/wal.html#walresetbug). Ours cannot be that checkpoint, for two reasons together:
+
+- Only the holder of the lease checkpoints; who only enqueues has to borrow it for that moment.
+- It never asks for a checkpoint, but has SQLite make one right behind a commit of its own. The log
+  then holds frames that nobody has moved, since nobody else moves any. As long as that is so, no
+  commit can begin it afresh; and when the checkpoint has moved them, it is over.
+
+The last connection to close checkpoints too, but under an exclusive lock on the database.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from reliablepub.outbox.lease import Lease
+
+CHECKPOINT_PAGES: Final = 1_000
+"""4 MiB: larger ones were not measurably faster, and `ballast` must outweigh one checkpoint."""
+LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
+"""What a log that has grown larger is cut back to when it begins afresh."""
+LOG_BYTES_LONG: Final = 16 * 1024 * 1024
+"""Where no relay shortens the log, whoever enqueues does from here on."""
+
+
+def set_pages(connection: sqlite3.Connection, pages: int) -> None:
+    """Checkpoint behind each commit that leaves so many pages in the log; 0 for never."""
+    connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
+
+
+@contextmanager
+def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
+    """Checkpoint behind the commits in here. If that fails, the log stays as it is.
+
+    Only for who has the lease.
+    """
+    (before,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
+    set_pages(connection, 1)
+    try:
+        yield
+    finally:
+        set_pages(connection, before)
+
+
+@contextmanager
+def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
+    """The same for who only enqueues: if the log is long, and no relay is there to shorten it."""
+    lease = Lease.borrow(path) if _log_bytes(path) >= LOG_BYTES_LONG else None
+    if lease is None:
+        yield
+        return
+    try:
+        with behind_next_commit(connection):
+            yield
+    finally:
+        lease.release()
+
+
+def _log_bytes(path: Path) -> int:
+    try:
+        return path.with_name(path.name + "-wal").stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,184 @@
+"""How one message gets into the outbox, also within a transaction of the application's own.
+
+Knows: keys of the caller's, limits, the row and the ledger. Must never know: the relay, or whose
+connection it is beyond what SQLite says of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reliablepub.errors import ConfigurationError, OutboxFull
+from reliablepub.message import Message
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Counters, Entry
+from reliablepub.outbox.failures import reported
+from reliablepub.outbox.migrate import migrate
+from reliablepub.outbox.retention import first_with_key, remember_key
+from reliablepub.outbox.rows import row_of
+from reliablepub.outbox.sql import QUERIES
+from reliablepub.outbox.transactions import transaction
+from reliablepub.outbox.writing import NO_CHANGE
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLimits:
+    """What may be open when one more message comes.
+
+    Attributes:
+        messages_max: open messages, that one included; None for no limit.
+        bytes_max: their bytes, likewise.
+
+    Raises:
+        ConfigurationError: nothing would ever fit.
+    """
+
+    messages_max: int | None
+    bytes_max: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse what can only be a mistake."""
+        if any(limit is not None and limit < 1 for limit in (self.messages_max, self.bytes_max)):
+            msg = "open_messages_max and open_bytes_max must be at least 1"
+            raise ConfigurationError(msg)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether anything fits."""
+        return self.messages_max is None and self.bytes_max is None
+
+    def check(self, counters: Counters, message: Message, path: Path) -> None:
+        """Let the message in, or not.
+
+        Raises:
+            OutboxFull: there is no room for it.
+        """
+        if self.messages_max is not None and counters.open >= self.messages_max:
+            held = f"holds {counters.open} open messages, and open_messages_max is"
+            raise _full(path, message, f"{held} {self.messages_max}")
+        if self.bytes_max is None:
+            return
+        if message.size > self.bytes_max:
+            never = f"never takes {message.size} bytes at once: open_bytes_max is"
+            raise _full(path, message, f"{never} {self.bytes_max}")
+        if counters.open_bytes + message.size > self.bytes_max:
+            held = f"holds {counters.open_bytes} bytes of open messages, this one has"
+            most = f"{message.size}, and open_bytes_max is {self.bytes_max}"
+            raise _full(path, message, f"{held} {most}")
+
+
+def _full(path: Path, message: Message, why: str) -> OutboxFull:
+    what = f"message {message.message_id} was not stored: outbox {path} {why}"
+    return OutboxFull(f"{what}; see that a relay runs and what keeps it (`reliablepub doctor`)")
+
+
+@dataclass(frozen=True, slots=True)
+class Enqueuing:
+    """Puts messages into one outbox.
+
+    Attributes:
+        path: the file.
+        keys: encrypt what is stored; None: it is not encrypted.
+        limits: what may be open.
+    """
+
+    path: Path
+    keys: OutboxKeys | None
+    limits: OpenLimits
+
+    def within(self, connection: sqlite3.Connection, entry: Entry, key: str | None) -> str:
+        """Insert into the caller's transaction, wholly or not at all; returns as `insert` does.
+
+        Raises:
+            ConfigurationError: the connection is to another file.
+            OutboxError: it was not stored. A transaction that was open is so still, unless SQLite
+                has ended it; none was begun.
+        """
+        with reported(self.path), closing(connection.cursor()) as cursor:
+            cursor.row_factory = None  # the caller's rows may be anything
+            self._check_same_file(cursor)
+            is_theirs = connection.in_transaction
+            if not is_theirs and _is_autocommit(connection):
+                with transaction(connection, self.path):
+                    return self._insert_beside_tables(cursor, entry, key)
+            if is_theirs:
+                _write_first(cursor)
+            else:
+                cursor.execute("BEGIN IMMEDIATE")  # as their own INSERT would; theirs to commit
+            cursor.execute("SAVEPOINT reliablepub_enqueue")
+            try:
+                message_id = self._insert_beside_tables(cursor, entry, key)
+            except BaseException:
+                if connection.in_transaction:  # a full disk may have ended it
+                    cursor.execute("ROLLBACK TO reliablepub_enqueue")
+                    cursor.execute("RELEASE reliablepub_enqueue")
+                    if not is_theirs:  # or its lock would keep everybody out until they notice
+                        cursor.execute("ROLLBACK")
+                raise
+            cursor.execute("RELEASE reliablepub_enqueue")
+            return message_id
+
+    def insert(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
+        """Store it, unless its key was there before; under the write lock.
+
+        Returns:
+            The id of the message that has the key.
+
+        Raises:
+            OutboxFull: there is no room for it.
+        """
+        message_id = entry.message.message_id
+        assert message_id is not None
+        if key is not None:
+            first = first_with_key(cursor, key, entry.stored_at)
+            if first is not None:
+                return first
+        if not self.limits.are_none:
+            counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
+            self.limits.check(counters, entry.message, self.path)
+        (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
+        entry.id = last_id + 1
+        cursor.execute(QUERIES["insert_message"], row_of(entry, self.keys))
+        change = NO_CHANGE | {"stored": 1, "open_bytes": entry.message.size}
+        cursor.execute(QUERIES["change_ledger"], change).fetchall()
+        if key is not None:
+            remember_key(cursor, key, entry.id, message_id, entry.stored_at)
+        return message_id
+
+    def _insert_beside_tables(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
+        migrate(cursor, self.path)
+        return self.insert(cursor, entry, key)
+
+    def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
+        _, _, name = cursor.execute("PRAGMA database_list").fetchone()
+        if not name or not self.path.exists() or not self.path.samefile(name):
+            raise ConfigurationError(
+                f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
+                "be the same database, or the message would not be part of your transaction"
+            )
+
+
+def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:
+    """Whether exactly this entry is stored."""
+    values = (entry.id, entry.message.message_id, entry.stored_at)
+    return connection.execute(QUERIES["is_stored"], values).fetchone() is not None
+
+
+def _write_first(cursor: sqlite3.Cursor) -> None:
+    """Take the write lock, if their transaction (Django's, say) has done nothing yet.
+
+    Who reads first and then writes cannot wait for another writer (SQLITE_BUSY_SNAPSHOT).
+    """
+    try:
+        cursor.execute(QUERIES["touch_ledger"])
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # that: there is no outbox yet
+            raise
+
+
+def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12
+    return connection.isolation_level is None or getattr(connection, "autocommit", False) is True

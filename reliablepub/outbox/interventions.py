@@ -1,0 +1,298 @@
+"""What people do to messages: retry, park, discard and reroute them, also beside a running relay.
+
+Knows: what each of these does to a row and to the ledger, and which rows must be left alone. Must
+never know: how messages were chosen, the relay.
+
+A relay holds messages in memory. So each change is written down, in its own transaction, under a
+number that grows (``reliablepub_interventions``); the relay looks at the newest number under the
+write lock of each of its commits, lets go of what was touched, and only then sends. What it has
+sent already and the broker has not answered cannot be taken back: those are left alone, and
+reported. Their tags are on disk before their bytes are on the wire, so none is overlooked.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from reliablepub.errors import InvalidMessage
+from reliablepub.message import Message
+from reliablepub.outbox.database import open_writer, reading
+from reliablepub.outbox.lease import holder_pid
+from reliablepub.outbox.rows import Unreadable, check, checksum_of
+from reliablepub.outbox.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
+from reliablepub.outbox.sql import QUERIES
+from reliablepub.outbox.transactions import surely
+from reliablepub.outbox.writing import NO_CHANGE, remove
+
+CHUNK: Final = 500
+"""Messages in one transaction: a relay that waits for it hardly notices."""
+PAUSE_S_MAX: Final = 0.2
+
+
+class Action(StrEnum):
+    """What can be done to a message."""
+
+    RETRY = "retry"
+    PARK = "park"
+    DISCARD = "discard"
+    REROUTE = "reroute"
+
+
+FIT: Final[dict[Action, tuple[str, ...]]] = {
+    Action.RETRY: ("waiting", *GIVEN_UP_STATES),
+    Action.PARK: OPEN_STATES,
+    Action.DISCARD: STATES,
+    Action.REROUTE: STATES,
+}
+"""In which states a message may be for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """One decision about any number of messages.
+
+    Attributes:
+        action: what to do.
+        exchange: the new one, for `Action.REROUTE`; None keeps it.
+        routing_key: likewise.
+        note: why, for whoever asks later.
+        person: who decided.
+    """
+
+    action: Action
+    exchange: str | None = None
+    routing_key: str | None = None
+    note: str = ""
+    person: str = field(default_factory=lambda: f"{_user()}@{socket.gethostname()}")
+
+    def __post_init__(self) -> None:
+        """Refuse an address that no message can have.
+
+        Raises:
+            InvalidMessage: says what is wrong with it.
+        """
+        Message(b"", self.exchange or "", self.routing_key or "")
+
+
+@dataclass(slots=True)
+class Effect:
+    """What came of it, by id.
+
+    Attributes:
+        changed: how many messages were changed.
+        in_flight: left alone, because the relay has sent them and awaits the broker's answer.
+        unfit: left alone, because they are gone, or in a state that this cannot be done in.
+        damaged: left alone, because their row is not what was stored, or cannot have the address.
+    """
+
+    changed: int = 0
+    in_flight: list[int] = field(default_factory=list)
+    unfit: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+
+    def add(self, other: Effect) -> None:
+        """And what came of another transaction."""
+        self.changed += other.changed
+        self.in_flight += other.in_flight
+        self.unfit += other.unfit
+        self.damaged += other.damaged
+
+
+def intervene(
+    path: Path,
+    ids: Iterable[int],
+    what: Intervention,
+    *,
+    progress: Callable[[int], None] = lambda _: None,
+    clock: Callable[[], float] = time.time,
+) -> Effect:
+    """Do it, to a few hundred messages in each transaction; any number of processes may be at work.
+
+    Args:
+        path: the outbox; it must exist.
+        ids: of rows.
+        what: the decision.
+        progress: told after each transaction how many ids are done with.
+        clock: wall clock, seconds since 1970.
+
+    Raises:
+        NotAnOutbox: there is none.
+        OutboxError: it cannot be written; what was done before stays done.
+    """
+    with reading(path):
+        pass  # there is one: nothing here may create an outbox
+    effect = Effect()
+    done = 0
+    with closing(open_writer(path, is_relay=False)) as connection:
+        for chunk in _chunks(dict.fromkeys(ids)):
+            begun = time.monotonic()
+
+            def work(chunk: list[int] = chunk) -> Effect:
+                return change(connection, path, chunk, what, clock())
+
+            effect.add(surely(connection, path, work))
+            done += len(chunk)
+            progress(done)
+            if len(chunk) == CHUNK:  # others want the write lock too
+                time.sleep(min(PAUSE_S_MAX, time.monotonic() - begun))
+    return effect
+
+
+def change(
+    connection: sqlite3.Connection, path: Path, ids: list[int], what: Intervention, now: float
+) -> Effect:
+    """Do it within an open transaction that may write.
+
+    Whether somebody relays is asked under the write lock: a relay that begins now reads what we
+    leave. Without a relay nothing is in flight, whatever the last one has left there.
+    """
+    return _Step(connection, what, now, is_relayed=holder_pid(path) is not None).change(ids)
+
+
+class _Step:
+    """One transaction's worth of changes.
+
+    Args:
+        connection: in a transaction that may write.
+        what: the decision.
+        now: wall clock.
+        is_relayed: whether a relay is at work, so that messages can be in flight.
+    """
+
+    def __init__(
+        self, connection: sqlite3.Connection, what: Intervention, now: float, *, is_relayed: bool
+    ) -> None:
+        self._connection = connection
+        self._what = what
+        self._now = now
+        rows = connection.execute(QUERIES["in_flight_ids"]) if is_relayed else ()
+        self._in_flight = {id_ for (id_,) in rows}
+        self._ledger = dict(NO_CHANGE)
+
+    def change(self, ids: list[int]) -> Effect:
+        """Change what can be changed, and count it."""
+        effect = Effect()
+        for id_ in ids:
+            found = self._connection.execute(QUERIES["state"], {"id": id_}).fetchone()
+            if found is None or found[0] not in FIT[self._what.action]:
+                effect.unfit.append(id_)
+            elif id_ in self._in_flight:
+                effect.in_flight.append(id_)
+            else:
+                try:
+                    self._apply(id_, found[0])
+                except (Unreadable, InvalidMessage):
+                    effect.damaged.append(id_)
+                else:
+                    effect.changed += 1
+        self._connection.execute(QUERIES["change_ledger"], self._ledger).fetchone()
+        return effect
+
+    def _apply(self, id_: int, state: str) -> None:
+        """Change one row; nothing is changed when it raises."""
+        action = self._what.action
+        rerouted = self._rerouted(id_) if action is Action.REROUTE else None
+        self._write_down(id_)
+        if action is Action.PARK:
+            self._park(id_)
+        elif action is Action.DISCARD:
+            self._discard(id_, state)
+        else:
+            self._make_due(id_, state)
+        if rerouted is not None:
+            row, grown_bytes = rerouted
+            self._connection.execute(QUERIES["reroute"], row)
+            self._ledger["open_bytes"] += grown_bytes
+
+    def _write_down(self, id_: int) -> None:
+        record = {
+            "id": id_,
+            "at": self._now,
+            "action": self._what.action.value,
+            "person": self._what.person,
+            "note": self._what.note,
+        }
+        self._connection.execute(QUERIES["insert_intervention"], record)
+
+    def _park(self, id_: int) -> None:
+        words = f"parked by {self._what.person}"
+        if self._what.note:
+            words += f": {self._what.note}"
+        row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
+        self._connection.execute(QUERIES["park_as_it_is"], row)
+        self._ledger["parked"] += 1
+        self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]
+
+    def _discard(self, id_: int, state: str) -> None:
+        self._ledger["discarded"] += 1
+        if state in OPEN_STATES:
+            self._connection.execute(QUERIES["next_falls_due"], (id_,))
+            self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]
+        else:
+            self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
+            self._ledger[state] -= 1
+
+    def _make_due(self, id_: int, state: str) -> None:
+        if state in OPEN_STATES:
+            self._connection.execute(QUERIES["due_now"], {"id": id_, "at": self._now})
+            return
+        self._connection.execute(QUERIES["unpark"], {"now": self._now, "id": id_})
+        _, size = self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
+        self._ledger[state] -= 1
+        self._ledger["open_bytes"] += size
+
+    def _rerouted(self, id_: int) -> tuple[dict[str, str | int], int]:
+        """The columns that the new address changes, and by how many bytes the message grows.
+
+        The row may be encrypted: only what is stored is looked at.
+        """
+        row = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
+        _, message_id, exchange, routing_key, properties = row[:5]
+        checksum, body, ordering_key, size = row[11], row[12], row[14], row[16]
+        check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
+        before = Message(b"", exchange.decode(), routing_key.decode())
+        after = replace(
+            before,
+            exchange=before.exchange if self._what.exchange is None else self._what.exchange,
+            routing_key=(
+                before.routing_key if self._what.routing_key is None else self._what.routing_key
+            ),
+        )
+        address = (after.exchange.encode(), after.routing_key.encode())
+        grown_bytes = after.size - before.size
+        changed = {
+            "id": id_,
+            "exchange": after.exchange,
+            "routing_key": after.routing_key,
+            "size": size + grown_bytes,
+            "checksum": checksum_of((message_id, *address, properties, ordering_key), body),
+        }
+        return changed, grown_bytes
+
+
+def _chunks(ids: Iterable[int]) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    for id_ in ids:
+        chunk.append(id_)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return str(os.geteuid())

@@ -1,0 +1,196 @@
+"""Rows straight from the pages of a SQLite file, whatever else of it is damaged.
+
+Knows: SQLite's file format (https://sqlite.org/fileformat2.html): pages, cells, records, the log.
+Must never know: what a row means.
+
+SQLite finds a leaf from the root of its tree; one damaged page in between hides thousands of rows
+that are intact. Here every page that looks like a leaf of a table is read by itself. Pages on the
+list of free ones are left out: they may hold rows that were deleted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+Value = int | float | str | bytes | None
+
+_MAGIC: Final = b"SQLite format 3\0"
+_PAGE_BYTES: Final = 4096
+_WAL_MAGIC: Final = 0x377F0682
+_TABLE_LEAF: Final = 0x0D
+_HEADER: Final = 100
+_WAL_HEADER: Final = 32
+_FRAME_HEADER: Final = 24
+_INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
+
+
+class _Malformed(Exception):
+    """These bytes are not what they would have to be."""
+
+
+class Pages:
+    """The pages of a database as its last commit left them: the file, and the log over it.
+
+    No process may read a file so while it has it open with SQLite: closing it here would drop the
+    locks there.
+
+    Args:
+        path: of the database; its log is beside it, if there is one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        header = self._file.read(_HEADER)
+        size = int.from_bytes(header[16:18], "big") if header.startswith(_MAGIC) else _PAGE_BYTES
+        size = 65_536 if size == 1 else size
+        if size < 512 or size & (size - 1):  # noqa: PLR2004 - the format's smallest page
+            size = _PAGE_BYTES
+        self._size = size
+        self._usable = size - (header[20] if header.startswith(_MAGIC) else 0)
+        self._count = path.stat().st_size // size
+        self._changed: dict[int, bytes] = {}
+        log = path.with_name(path.name + "-wal")
+        if log.exists():
+            self._lay_over(log.read_bytes())
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+
+    def rows(self) -> Iterator[tuple[int, list[Value]]]:
+        """Rowid and values of each row that can be decoded, from whichever table."""
+        free = self._free()
+        for number in range(1, self._count + 1):
+            start = _HEADER if number == 1 else 0
+            if number in free or (page := self._page(number))[start] != _TABLE_LEAF:
+                continue
+            (count,) = struct.unpack_from(">H", page, start + 3)
+            for index in range(min(count, (self._size - start - 8) // 2)):
+                (at,) = struct.unpack_from(">H", page, start + 8 + 2 * index)
+                try:
+                    yield self._cell(page, at)
+                except (_Malformed, IndexError, struct.error, UnicodeDecodeError):
+                    continue
+
+    def _page(self, number: int) -> bytes:
+        """A page; of zeros, where the file has none."""
+        if number in self._changed:
+            return self._changed[number]
+        if not 0 < number <= self._count:
+            return bytes(self._size)
+        self._file.seek((number - 1) * self._size)
+        return (self._file.read(self._size) or b"").ljust(self._size, b"\0")
+
+    def _cell(self, page: bytes, at: int) -> tuple[int, list[Value]]:
+        length, at = _varint(page, at)
+        rowid, at = _varint(page, at)
+        local = length
+        if length > self._usable - 35:
+            least = (self._usable - 12) * 32 // 255 - 23
+            local = least + (length - least) % (self._usable - 4)
+            local = local if local <= self._usable - 35 else least
+        parts = [page[at : at + local]]
+        left = length - local
+        following = page[at + local : at + local + 4]
+        while left > 0:
+            number = int.from_bytes(following, "big")
+            if not 0 < number <= self._count:
+                raise _Malformed
+            overflow = self._page(number)
+            parts.append(overflow[4 : 4 + min(left, self._usable - 4)])
+            left -= len(parts[-1])
+            following = overflow[:4]
+        payload = b"".join(parts)
+        if len(payload) != length:
+            raise _Malformed
+        return rowid, _record(payload)
+
+    def _free(self) -> set[int]:
+        """Pages on the list of free ones, as far as it can be followed."""
+        free: set[int] = set()
+        page = self._page(1)
+        trunk = int.from_bytes(page[32:36], "big") if page.startswith(_MAGIC) else 0
+        while 0 < trunk <= self._count and trunk not in free:
+            free.add(trunk)
+            page = self._page(trunk)
+            count = min(int.from_bytes(page[4:8], "big"), self._usable // 4 - 2)
+            free.update(struct.unpack_from(f">{max(0, count)}I", page, 8))
+            trunk = int.from_bytes(page[:4], "big")
+        return free
+
+    def _lay_over(self, log: bytes) -> None:
+        """Put the log's pages over the file's, up to its last whole commit."""
+        if len(log) < _WAL_HEADER:
+            return
+        magic, _, size, _, *salts = struct.unpack_from(">IIIIII", log)
+        if magic & ~1 != _WAL_MAGIC or size != self._size:
+            return
+        words = ">" if magic & 1 else "<"
+        sums = _checksum(words, log[: _WAL_HEADER - 8], (0, 0))
+        changed: dict[int, bytes] = {}
+        for at in range(_WAL_HEADER, len(log) - _FRAME_HEADER - size + 1, _FRAME_HEADER + size):
+            number, commit, *rest = struct.unpack_from(">IIIIII", log, at)
+            page = log[at + _FRAME_HEADER : at + _FRAME_HEADER + size]
+            sums = _checksum(words, log[at : at + 8], sums)
+            sums = _checksum(words, page, sums)
+            if rest[:2] != salts or tuple(rest[2:]) != sums:
+                return
+            changed[number] = page
+            if commit:
+                self._changed.update(changed)
+                self._count = commit
+                changed = {}
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(8):
+        byte = data[at + index]
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+            return value, at + index + 1
+    value = value << 8 | data[at + 8]
+    return (value - (1 << 64) if value >> 63 else value), at + 9
+
+
+def _record(payload: bytes) -> list[Value]:
+    end, at = _varint(payload, 0)
+    types = []
+    while at < end:
+        kind, at = _varint(payload, at)
+        types.append(kind)
+    values: list[Value] = []
+    for kind in types:
+        value, at = _value(kind, payload, at)
+        values.append(value)
+    if at != len(payload):
+        raise _Malformed
+    return values
+
+
+def _value(kind: int, payload: bytes, at: int) -> tuple[Value, int]:
+    if kind in _INTEGERS:
+        length = _INTEGERS[kind]
+        return int.from_bytes(payload[at : at + length], "big", signed=True), at + length
+    if kind == 7:  # noqa: PLR2004 - a float
+        return struct.unpack_from(">d", payload, at)[0], at + 8
+    if kind in (8, 9):
+        return kind - 8, at
+    if kind >= 12:  # noqa: PLR2004 - bytes, or text when odd
+        data = payload[at : at + (kind - 12) // 2]
+        return (data.decode() if kind & 1 else data), at + (kind - 12) // 2
+    if kind:
+        raise _Malformed
+    return None, at
+
+
+def _checksum(words: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    first, second = sums
+    numbers = struct.unpack(f"{words}{len(data) // 4}I", data)
+    for one, other in zip(numbers[::2], numbers[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second

@@ -1,0 +1,55 @@
+"""How the relay says how it is doing to whoever looks at the outbox from outside.
+
+Knows: a small JSON file beside the outbox. Must never know: what is in the picture.
+
+It is for people and their tools, and nothing is decided by it: so it is not part of the database,
+costs no transaction and no fsync, and a disk that is full only makes it old. It is replaced as a
+whole, so nobody reads half of it; whoever finds one that is not of the process that has the lease
+takes no notice of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from reliablepub.outbox.lease import holder_pid
+
+
+def picture_path(outbox: Path) -> Path:
+    """The file of an outbox's relay."""
+    return outbox.with_name(outbox.name + ".relay")
+
+
+def write_picture(outbox: Path, values: Mapping[str, object]) -> None:
+    """Replace the picture, if that is possible."""
+    path = picture_path(outbox)
+    draft = path.with_name(path.name + ".new")
+    with suppress(OSError):
+        draft.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
+            json.dump({"pid": os.getpid(), **values}, file)
+        draft.replace(path)
+
+
+def remove_picture(outbox: Path) -> None:
+    """The relay ends."""
+    with suppress(OSError):
+        picture_path(outbox).unlink(missing_ok=True)
+
+
+def read_picture(outbox: Path) -> dict[str, Any] | None:
+    """The last picture of the relay that is at work now; None without one."""
+    pid = holder_pid(outbox)
+    if pid is None:
+        return None
+    try:
+        values = json.loads(picture_path(outbox).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) and values.get("pid") == pid else None

@@ -1,0 +1,62 @@
+"""What is kept of messages that are gone, and for how long; and space that is given back.
+
+Knows: confirmed rows, keys and free pages. Must never know: who asks for it, or when a transaction
+begins.
+
+Everything here happens in small steps inside transactions that are made anyway, so none of them
+takes noticeably longer, and nothing has to run beside them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from reliablepub.outbox.sql import QUERIES
+
+KEYS_KEPT_S: Final = 7 * 86_400.0
+"""How long a key is remembered; and as long as its message is there, open or given up."""
+PRUNED_MIN: Final = 100
+"""Kept rows that one commit deletes, or twice as many as it confirms: they cannot pile up."""
+KEYS_LOOKED_AT: Final = 4
+"""Overdue keys that each new one looks at."""
+FREE_PAGES_MIN: Final = 2_048
+"""8 MiB stay for the next burst, and whatever is less than half of the file."""
+PAGES_GIVEN_BACK: Final = 128
+"""In one commit: about a millisecond."""
+
+
+def prune_confirmed(
+    connection: sqlite3.Connection, confirmed_before: float, just_confirmed: int
+) -> None:
+    """Delete the oldest kept rows, if they are old enough."""
+    limit = max(PRUNED_MIN, 2 * just_confirmed)
+    connection.execute(QUERIES["prune_confirmed"], (confirmed_before, limit))
+
+
+def give_space_back(connection: sqlite3.Connection) -> None:
+    """Cut free pages off the file, some at a time, where it was made to allow that."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    if free < FREE_PAGES_MIN:
+        return
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    if free > pages // 2:
+        for _ in range(PAGES_GIVEN_BACK):  # sqlite3 takes one step of it, and no more, at a time
+            connection.execute("PRAGMA incremental_vacuum(1)")
+
+
+def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
+    """The ``message_id`` that was enqueued under a key before, if that is remembered."""
+    row = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone()
+    return None if row is None else str(row[0])
+
+
+def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
+    """From here on the key is taken; and a few that are overdue are looked at."""
+    overdue = cursor.execute(QUERIES["overdue_keys"], (now, KEYS_LOOKED_AT)).fetchall()
+    for old, is_there in overdue:
+        if is_there:
+            cursor.execute(QUERIES["prolong_key"], (now + KEYS_KEPT_S, old))
+        else:
+            cursor.execute(QUERIES["forget_key"], (old,))
+    cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))

@@ -1,0 +1,199 @@
+"""Messages as lines of JSON and back, byte for byte: to keep, or to move to another outbox.
+
+Knows: every column that a message has while it is open or parked. Must never know: where the lines
+go, or come from.
+
+A line has all that the row has, and its checksum. Bringing a line in checks it, and stores the
+message under a new number; the checksum is over what was accepted, so it stays the same. Bringing
+the same lines in again does nothing, for two reasons: how many of a source are done with is counted
+in the transactions that store them; and a message that is there already is left out, known by its
+message id, its time and its checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from base64 import b64decode, b64encode
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from reliablepub.errors import OutboxSealed
+from reliablepub.outbox.database import open_writer, reading
+from reliablepub.outbox.failures import reported
+from reliablepub.outbox.rows import Unreadable, entry_of
+from reliablepub.outbox.selection import OPEN_STATES, STATES
+from reliablepub.outbox.sql import QUERIES
+from reliablepub.outbox.transactions import surely
+from reliablepub.outbox.writing import NO_CHANGE, remove
+
+CHUNK: Final = 500
+_NUMBER: Final = (int, float)
+_NOTHING: Final = (type(None),)
+_COLUMNS: Final[dict[str, tuple[type, ...]]] = {
+    "state": (str,),
+    "message_id": (str,),
+    "exchange": (str,),
+    "routing_key": (str,),
+    "ordering_key": (str, *_NOTHING),
+    "properties": (str,),
+    "stored_at": _NUMBER,
+    "due_at": (*_NUMBER, *_NOTHING),
+    "expires_at": (*_NUMBER, *_NOTHING),
+    "refused_at": (*_NUMBER, *_NOTHING),
+    "parked_at": (*_NUMBER, *_NOTHING),
+    "outcome": (str, *_NOTHING),
+    "reply_code": (int, *_NOTHING),
+    "reply_text": (str, *_NOTHING),
+    "nacked": (int,),
+    "returned": (int,),
+    "refused": (int,),
+    "uncertain": (int,),
+    "size": (int,),
+    "checksum": (int,),
+}
+
+
+class BadLine(ValueError):
+    """A line that is no exported message; the text says why."""
+
+
+@dataclass(slots=True)
+class Brought:
+    """What came of bringing lines in.
+
+    Attributes:
+        stored: messages that are in the outbox now and were not before.
+        known: messages that were there already.
+    """
+
+    stored: int = 0
+    known: int = 0
+
+
+def export_lines(path: Path, ids: Iterable[int]) -> Iterator[str]:
+    """One line of JSON for each of these messages that is there, in one consistent look.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with reading(path) as connection:
+        connection.row_factory = sqlite3.Row
+        for id_ in ids:
+            row = connection.execute(QUERIES["export"], {"id": id_}).fetchone()
+            if row is not None:
+                values = dict(row)
+                values["body_base64"] = b64encode(values.pop("body")).decode()
+                yield json.dumps(values, ensure_ascii=False)
+
+
+def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Brought, None, None]:
+    """Store messages, a few hundred in each transaction; the outbox is made if it is missing.
+
+    Args:
+        path: the outbox.
+        lines: as `export_lines` gives them; blank ones are skipped.
+        source: names these very lines. Those that an earlier run has stored are not stored again.
+
+    Yields:
+        what has come of it so far, after each transaction.
+
+    Raises:
+        BadLine: names the line; what was stored before stays.
+        OutboxError: the file cannot be written; likewise.
+    """
+    total = Brought()
+    chunk: list[dict[str, Any]] = []
+    with closing(open_writer(path, is_relay=False)) as connection:
+        with reported(path):
+            connection.execute(QUERIES["remember_known"])
+            connection.execute(QUERIES["index_known"])
+            row = connection.execute(QUERIES["position"], (source,)).fetchone()
+        done = row[0] if row else 0
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            if done:
+                done -= 1
+                total.known += 1
+                continue
+            chunk.append(_parsed(line, number))
+            if len(chunk) == CHUNK:
+                _store(connection, path, chunk, source, total)
+                chunk = []
+                yield total
+        _store(connection, path, chunk, source, total)
+        yield total
+
+
+def _store(
+    connection: sqlite3.Connection,
+    path: Path,
+    rows: list[dict[str, Any]],
+    source: str,
+    total: Brought,
+) -> None:
+    def work() -> int:
+        change = dict(NO_CHANGE)
+        for row in rows:
+            if connection.execute(QUERIES["is_known"], row).fetchone() is not None:
+                continue
+            is_open = row["state"] in OPEN_STATES
+            (row["id"],) = connection.execute(QUERIES["next_id"]).fetchone()
+            connection.execute(QUERIES["import_open"], row)
+            if not is_open:
+                connection.execute(QUERIES["import_given_up"], row)
+                remove(connection, [row["id"]])
+                change[row["state"]] += 1
+            change["stored"] += 1
+            change["open_bytes"] += row["size"] if is_open else 0
+        connection.execute(QUERIES["change_ledger"], change).fetchone()
+        connection.execute(QUERIES["advance_source"], (source, len(rows)))
+        return change["stored"]
+
+    stored = surely(connection, path, work)
+    total.stored += stored
+    total.known += len(rows) - stored
+
+
+def _parsed(line: str, number: int) -> dict[str, Any]:
+    """The columns of a line.
+
+    Raises:
+        BadLine: it is not what `export_lines` writes, or was changed since.
+    """
+    try:
+        values = json.loads(line)
+        row = {name: values[name] for name in _COLUMNS}
+        row["body"] = b64decode(values["body_base64"], validate=True)
+    except (ValueError, TypeError, KeyError) as error:
+        raise BadLine(f"line {number} is not what `export` writes ({error})") from None
+    for name, kinds in _COLUMNS.items():
+        if type(row[name]) not in kinds:
+            raise BadLine(f"line {number}: {name} is not what `export` writes")
+    if row["state"] not in STATES:
+        raise BadLine(f"line {number}: there is no state {row['state']!r}")
+    try:
+        entry_of(_raw(row))
+    except Unreadable as error:
+        raise BadLine(f"line {number}: {error}") from None
+    except OutboxSealed as error:
+        raise BadLine(
+            f"line {number}: message {row['message_id']} is encrypted, and bound to the outbox "
+            "it was exported from; a copy of the file keeps it, or `reliablepub outbox salvage`"
+        ) from error
+    return row
+
+
+def _raw(row: dict[str, Any]) -> tuple[Any, ...]:
+    """The row as `entry_of` reads it."""
+    head = [row[name].encode() for name in ("message_id", "exchange", "routing_key", "properties")]
+    counts = [row[name] for name in ("nacked", "returned", "refused", "uncertain")]
+    key = row["ordering_key"]
+    return (
+        *(0, *head, row["stored_at"], row["due_at"], *counts, row["checksum"], row["body"]),
+        *(row["expires_at"], None if key is None else key.encode(), row["refused_at"]),
+    )

@@ -1,0 +1,167 @@
+"""What one turn changes, statement by statement, within the transaction that somebody else holds.
+
+Knows: the order of the writing statements, and the ledger. Must never know: how a transaction
+begins, ends or fails.
+
+The ledger is changed by what the statements really changed, never by what they were meant to, so
+that a verdict that comes twice counts once.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Final
+
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import (
+    Attempt,
+    Counters,
+    DamagedRow,
+    Entry,
+    Release,
+    Sent,
+    Snapshot,
+    Turn,
+)
+from reliablepub.outbox.rows import attempt_of, id_runs, row_of, schedule_of
+from reliablepub.outbox.sql import QUERIES
+from reliablepub.outcome import OutcomeKind
+
+NO_CHANGE: Final = {
+    "stored": 0,
+    "confirmed": 0,
+    "parked": 0,
+    "expired": 0,
+    "discarded": 0,
+    "open_bytes": 0,
+}
+"""Parameters of ``change_ledger`` that change nothing."""
+
+
+def write_turn(
+    connection: sqlite3.Connection,
+    turn: Turn,
+    now: float,
+    *,
+    keep_confirmed: bool = False,
+    keys: OutboxKeys | None = None,
+) -> Snapshot:
+    """Write all that a turn changes; its new entries get their ids."""
+    last_id, stored_bytes = _insert(connection, turn.new, keys)
+    if turn.sources:
+        connection.executemany(QUERIES["advance_source"], turn.sources.items())
+    if keep_confirmed:
+        for first, length in id_runs(sorted(entry.id for entry in turn.confirmed)):
+            connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
+    confirmed, confirmed_bytes = remove(connection, [entry.id for entry in turn.confirmed])
+    parked, expired, parked_bytes = _park(connection, turn.parked)
+    discarded, discarded_bytes = remove(connection, [gone.entry.id for gone in turn.discarded])
+    if turn.rescheduled:
+        connection.executemany(QUERIES["reschedule"], map(schedule_of, turn.rescheduled))
+    for release in turn.released:
+        _release(connection, release)
+    if turn.attempts:
+        connection.executemany(QUERIES["insert_attempt"], map(attempt_of, turn.attempts))
+    if turn.finished:
+        tags = ((sent.epoch, sent.first_tag) for sent in turn.finished)
+        connection.executemany(QUERIES["delete_in_flight"], tags)
+    if turn.sent:
+        _write_in_flight(connection, turn.sent, now)
+    change = NO_CHANGE | {
+        "stored": len(turn.new),
+        "confirmed": confirmed,
+        "parked": parked,
+        "expired": expired,
+        "discarded": discarded,
+        "open_bytes": stored_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
+    }
+    row = connection.execute(QUERIES["change_ledger"], change).fetchone()
+    return Snapshot(last_id, Counters(*row))
+
+
+def _insert(
+    connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None
+) -> tuple[int, int]:
+    """Store entries, and give them their ids; the highest id then, and their bytes."""
+    (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+    size = 0
+    for entry in new:
+        assert entry.id == 0, f"{entry.message!r} is stored already"
+        last_id += 1
+        entry.id = last_id
+        size += entry.message.size
+    if new:
+        rows = (row_of(entry, keys) for entry in new)
+        connection.executemany(QUERIES["insert_message"], rows)
+    return last_id, size
+
+
+def park_damaged(
+    connection: sqlite3.Connection, damaged: dict[int, str], now: float
+) -> list[DamagedRow]:
+    """Move rows that are not what was stored, by id and reason, to where a person sees them."""
+    rows: list[DamagedRow] = []
+    for id_, reason in damaged.items():
+        row = {"id": id_, "at": now, "outcome": "refused", "reply_text": reason}
+        connection.execute(QUERIES["park_as_it_is"], row)
+        moved, _ = remove(connection, [id_])
+        if moved:
+            texts = connection.execute(QUERIES["parked_address"], (id_,)).fetchone()
+            message_id, exchange, routing_key = (text.decode(errors="replace") for text in texts)
+            rows.append(DamagedRow(id_, message_id, exchange, routing_key, reason))
+    connection.execute(QUERIES["change_ledger"], NO_CHANGE | {"parked": len(rows)})
+    connection.execute(QUERIES["recount_open_bytes"])
+    return rows
+
+
+def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:
+    """Delete open rows; how many there really were, and their bytes."""
+    count = size = 0
+    for first, length in id_runs(sorted(ids)):
+        rows = connection.execute(QUERIES["delete_run"], (first, first + length - 1))
+        sizes = [row[0] for row in rows]
+        count += len(sizes)
+        size += sum(sizes)
+    return count, size
+
+
+def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int, int, int]:
+    """Move open rows to the parked ones; how many parked, how many expired, and their bytes."""
+    count = {"parked": 0, "expired": 0}
+    size = 0
+    for attempt in attempts:
+        entry, outcome = attempt.entry, attempt.outcome
+        state = "expired" if outcome.kind is OutcomeKind.EXPIRED else "parked"
+        row = {
+            "id": entry.id,
+            "at": attempt.at,
+            "state": state,
+            "outcome": outcome.kind.value,
+            "reply_code": outcome.reply_code,
+            "reply_text": outcome.reply_text,
+            "nacked": entry.nacked,
+            "returned": entry.returned,
+            "refused": entry.refused,
+            "uncertain": entry.uncertain,
+        }
+        connection.execute(QUERIES["park"], row)
+        moved, moved_bytes = remove(connection, [entry.id])
+        count[state] += moved
+        size += moved_bytes
+    return count["parked"], count["expired"], size
+
+
+def _release(connection: sqlite3.Connection, release: Release) -> None:
+    """Make due what was held, as much as is asked for."""
+    exchange, routing_key = release.destination or (None, None)
+    where = {"exchange": exchange, "routing_key": routing_key}
+    row = {"limit": release.limit, "at": release.at, **where}
+    release.count = connection.execute(QUERIES["release"], row).rowcount
+
+
+def _write_in_flight(connection: sqlite3.Connection, ranges: list[Sent], now: float) -> None:
+    for sent in ranges:
+        ids = json.dumps(id_runs([entry.id for entry in sent.entries]), separators=(",", ":"))
+        row = (sent.epoch, sent.first_tag, len(sent.entries), ids, now)
+        connection.execute(QUERIES["insert_in_flight"], row)

@@ -1,0 +1,148 @@
+"""What the application's hooks are told: gathered during a turn, and told at its end.
+
+Knows: what happens in a turn, and which hooks there are. Must never know: what they are for.
+
+For what nobody listens to, nothing is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from reliablepub._core.events import Settlement
+from reliablepub.errors import ConfigurationError
+from reliablepub.hooks import (
+    EVENTS,
+    AttemptBegun,
+    AttemptEnded,
+    DestinationChanged,
+    LinkChanged,
+    MessageGivenUp,
+    MessageStored,
+)
+from reliablepub.message import FieldValue
+from reliablepub.outbox.entry import Attempt, Entry, Sent
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.guard import Guard
+from reliablepub.relay.status import Link, Status
+
+Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]
+"""What is to be called, by event."""
+Facts: TypeAlias = tuple[str, str, str, Mapping[str, FieldValue] | None, int]
+
+
+def calls_of(hooks: Iterable[object]) -> Calls:
+    """The methods of the hooks, by event.
+
+    Raises:
+        ConfigurationError: one of them listens to nothing, or to an event that does not exist.
+    """
+    calls: dict[str, list[Callable[[Sequence[Any]], None]]] = {}
+    for hook in hooks:
+        names = [name for name in dir(hook) if name.startswith("on_")]
+        unknown = [name for name in names if name.removeprefix("on_") not in EVENTS]
+        if unknown or not names:
+            said = f"has {', '.join(unknown)}" if unknown else "has no method on_..."
+            msg = f"the hook {type(hook).__name__} {said}; events are {', '.join(EVENTS)}"
+            raise ConfigurationError(msg)
+        for name in names:
+            calls.setdefault(name.removeprefix("on_"), []).append(getattr(hook, name))
+    return calls
+
+
+class Notices:
+    """Gathers events, and tells them.
+
+    Args:
+        calls: see `calls_of`.
+        guard: keeps a failing hook off us.
+    """
+
+    def __init__(self, calls: Calls, guard: Guard) -> None:
+        self._calls = calls
+        self._guard = guard
+        self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
+        self._link: tuple[Link, str] = (Link.CONNECTING, "")
+
+    def __bool__(self) -> bool:
+        """Whether anybody listens to anything."""
+        return bool(self._events)
+
+    def stored(self, entries: Iterable[Entry]) -> None:
+        """New entries were committed."""
+        events = self._events.get("stored")
+        if events is not None:
+            events += [MessageStored(*_facts(entry)) for entry in entries]
+
+    def sent(self, batch: Sent) -> None:
+        """Entries were written."""
+        events = self._events.get("sent")
+        if events is not None:
+            events += [
+                AttemptBegun(*_facts(entry), batch.epoch, tag, entry.attempts + 1)
+                for tag, entry in enumerate(batch.entries, batch.first_tag)
+            ]
+
+    def ended(self, settlement: Settlement[Entry], epoch: str, latency_s: float) -> None:
+        """An attempt has ended, and was counted."""
+        outcome, entry = settlement.outcome, settlement.key
+        events = self._events.get(outcome.kind.value)
+        if events is not None:
+            facts, attempts = _facts(entry), entry.attempts
+            events.append(AttemptEnded(*facts, epoch, settlement.tag, outcome, attempts, latency_s))
+
+    def given_up(self, parked: Iterable[Attempt], discarded: Iterable[Attempt]) -> None:
+        """Entries have left the store without a confirm."""
+        for attempt in parked:
+            is_expired = attempt.outcome.kind is OutcomeKind.EXPIRED
+            self._given_up("expired" if is_expired else "parked", attempt)
+        for attempt in discarded:
+            self._given_up("discarded", attempt)
+
+    def _given_up(self, name: str, attempt: Attempt) -> None:
+        events = self._events.get(name)
+        if events is not None:
+            entry = attempt.entry
+            events.append(MessageGivenUp(*_facts(entry), attempt.outcome, entry.attempts))
+
+    def destination(self, name: str, destination: tuple[str, str], refusals: int) -> None:
+        """A destination is ``paused`` or ``resumed``."""
+        events = self._events.get(name)
+        if events is not None:
+            events.append(DestinationChanged(*destination, refusals))
+
+    def deliver(self, status: Status) -> None:
+        """The turn is over: tell all that was gathered, and how the connection has changed."""
+        self._look_at_link(status)
+        for name, events in self._events.items():
+            if not events:
+                continue
+            self._events[name] = []
+            for call in self._calls[name]:
+                with self._guard.calling(f"a hook's on_{name}"):
+                    call(events)
+
+    def _look_at_link(self, status: Status) -> None:
+        """To be trying again is no news; to fail for another reason is."""
+        last, now = self._link, (status.link, status.reason)
+        if status.link is Link.CONNECTING or last == now:
+            return
+        self._link = now
+        name = status.link.value
+        if status.link is Link.CONNECTED and last[0] is Link.BLOCKED:
+            name = "unblocked"
+        events = self._events.get(name)
+        if events is not None:
+            events.append(LinkChanged(status.reason, status.connects, status.open))
+
+
+def _facts(entry: Entry) -> Facts:
+    message = entry.message
+    return (
+        message.message_id or "",
+        message.exchange,
+        message.routing_key,
+        message.headers,
+        message.size,
+    )

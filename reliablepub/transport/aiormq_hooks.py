@@ -1,0 +1,324 @@
+"""The one place that reaches behind aiormq's public interface: channels of ours on its connection.
+
+Knows: how aiormq's connection tells its channels apart, what its reader and writer expect, AMQP's
+methods as pamqp names them. Must never know: aio-pika, threads, which message is which.
+
+aiormq's own channel hides delivery tags behind one future a publish, matches returns by
+``message_id``, can wedge when a publish is cancelled, and may write on after a ``channel.close``,
+for which the broker ends the whole connection. So ours is not one of them. It has a number of its
+own among ``connection.channels``, where the reader finds it and hands it every frame undigested;
+and its frames go into ``connection.write_queue``, finished. Handshake, TLS and heartbeats stay
+aiormq's, and so does everything that the application does.
+
+Four things keep the application's connection out of harm's way:
+
+- Nothing is awaited and no task is started, so there is nothing that could be cancelled.
+- After ``channel.close``, from whichever side, nothing is written on that channel but
+  ``close-ok``: publishes that have not reached the write queue by then never do.
+- A number that we have once had stays ours, for the next epoch, until we leave for good. aiormq
+  frees a number as soon as the broker's ``channel.close`` is read: a ``channel.open`` under it can
+  overtake the ``close-ok``, theirs or ours, and the broker ends the connection for that.
+- Half of the write queue is left to the application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Final
+
+from aiormq.abc import AbstractConnection, ChannelFrame
+from pamqp import commands
+from pamqp.base import Frame
+from pamqp.header import ContentHeader
+
+from reliablepub._core.events import (
+    Acked,
+    ChannelClosed,
+    ChannelEvent,
+    ChannelOpened,
+    Nacked,
+    Returned,
+)
+from reliablepub.transport.encoding import attempt_tag
+from reliablepub.transport.frames import PublishFrames
+
+TESTED_VERSIONS: Final = ("7.2.",)
+FOUND_VERSION: Final = version("aiormq")  # read once, and not on the application's loop
+
+_BASIC_PUBLISH: Final = (60, 40)
+_FRAME_MAX: Final = 131_072
+_CHANNEL_MAX: Final = 65_535
+_SETTLE_S: Final = 0.02
+"""How long a number that is new to us is left alone: time for the ``close-ok`` of a channel of
+aiormq's that may have had it until just now."""
+_QUEUE_FULL_S: Final = 0.001
+"""How long to wait for aiormq's writer: it empties its whole queue whenever it gets its turn."""
+
+
+@dataclass(slots=True, eq=False)
+class _Piece:
+    """Bytes on their way to aiormq's write queue."""
+
+    channel: GuestChannel
+    payload: bytes
+    is_publish: bool
+    when_queued: Callable[[], None] | None = None
+
+
+class GuestChannels:
+    """Our channels on one connection of aiormq's. All of it on the connection's event loop.
+
+    Args:
+        connection: aiormq's; it is open.
+        run: number of the relay's run.
+        tell: told what happens on the channels.
+    """
+
+    def __init__(
+        self, connection: AbstractConnection, *, run: int, tell: Callable[[ChannelEvent], None]
+    ) -> None:
+        self.connection = connection
+        self._channels: dict[int, Any] = connection.channels  # aiormq's own, and ours
+        self._run = run
+        self._tell = tell
+        self._open: set[GuestChannel] = set()
+        self._idle: list[int] = []
+        self._waiting: deque[_Piece] = deque()
+        self._retry: asyncio.TimerHandle | None = None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker has sent ``connection.blocked``: then aiormq is not `ready`."""
+        ready: Any = self.connection.ready()
+        try:
+            ready.send(None)
+        except StopIteration:
+            return False
+        ready.close()
+        return True
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none of our channels is open, or about to be closed."""
+        return not self._open
+
+    def open(self, epoch: int) -> GuestChannel | None:
+        """Begin to open a channel; None where there is no free number for one."""
+        is_known = bool(self._idle)
+        number = self._idle.pop() if is_known else self._free_number()
+        if number is None:
+            return None
+        frames = PublishFrames(number, self.connection.connection_tune.frame_max or _FRAME_MAX)
+        channel = GuestChannel(self, epoch, number, frames)
+        self._open.add(channel)
+        self.hold(channel)
+        if is_known:
+            channel.begin()
+        else:
+            asyncio.get_running_loop().call_later(_SETTLE_S, channel.begin)
+        return channel
+
+    def leave(self) -> None:
+        """Give our numbers back to aiormq; all channels are closed."""
+        for number in self._idle:
+            del self._channels[number]
+        self._idle.clear()
+
+    def _free_number(self) -> int | None:
+        """The one that aiormq would take, or else the lowest that is free."""
+        number_max = self.connection.connection_tune.channel_max or _CHANNEL_MAX
+        after_all = max(self._channels, default=0) + 1
+        if after_all <= number_max:
+            return after_all
+        return next((n for n in range(1, number_max + 1) if n not in self._channels), None)
+
+    # ------------------------------------------------------------------ for the channels
+
+    def hold(self, channel: GuestChannel) -> None:
+        """Have the channel's number taken, and its frames handed to it."""
+        self._channels[channel.number] = channel
+
+    def closed(self, channel: GuestChannel) -> None:
+        """Nothing more comes or goes on it; its number is for the next one."""
+        self._open.discard(channel)
+        self._idle.append(channel.number)
+
+    def tell(self, event: ChannelEvent) -> None:
+        """Pass on what happened."""
+        self._tell(event)
+
+    def tag_of(self, headers: object, epoch: int) -> int:
+        """The delivery tag of a returned message; 0 if it is none of this epoch's."""
+        return attempt_tag(headers, self._run, epoch)
+
+    def write(self, *pieces: _Piece) -> None:
+        """Hand pieces to aiormq's writer, in order."""
+        self._waiting += pieces
+        if self._retry is None:
+            self._hand_over()
+
+    def drop_publishes(self, channel: GuestChannel) -> None:
+        """What of the channel's publishes is still here is never written."""
+        self._waiting = deque(
+            piece for piece in self._waiting if not (piece.is_publish and piece.channel is channel)
+        )
+
+    def _hand_over(self) -> None:
+        self._retry = None
+        if not self.connection.is_opened:
+            self._waiting.clear()
+        queue = self.connection.write_queue
+        while self._waiting and queue.qsize() < max(1, queue.maxsize // 2):
+            piece = self._waiting.popleft()
+            queue.put_nowait(ChannelFrame(payload=piece.payload, should_close=False))
+            if piece.when_queued is not None:
+                piece.when_queued()
+        if self._waiting:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(_QUEUE_FULL_S, self._hand_over)
+
+
+class GuestChannel:
+    """A channel in confirm mode; aiormq's reader takes it for one of its own.
+
+    Args:
+        home: the connection.
+        epoch: ours.
+        number: the broker's.
+        encoder: makes the frames of publishes on it; for the relay's thread.
+
+    Attributes:
+        encoder: as given.
+        frames: where aiormq's reader puts what it reads for this channel.
+        number: as given.
+    """
+
+    def __init__(
+        self, home: GuestChannels, epoch: int, number: int, encoder: PublishFrames
+    ) -> None:
+        self.number = number
+        self.encoder = encoder
+        self.frames = self
+        self._home = home
+        self._epoch = epoch
+        self._is_begun = False
+        self._is_over = False
+        self._awaits_close_ok = False
+        self._returned: commands.Basic.Return | None = None
+        self._on: dict[type, Callable[[Any], None]] = {
+            commands.Channel.OpenOk: self._on_open_ok,
+            commands.Confirm.SelectOk: self._on_select_ok,
+            commands.Basic.Ack: self._on_ack,
+            commands.Basic.Nack: self._on_nack,
+            commands.Basic.Return: self._on_return,
+            ContentHeader: self._on_header,
+            commands.Channel.Close: self._on_close,
+            commands.Channel.CloseOk: self._on_close_ok,
+        }
+
+    def begin(self) -> None:
+        """Ask the broker for the channel; `ChannelOpened` follows."""
+        self._is_begun = True
+        if self._is_over:  # closed before it began
+            self._home.closed(self)
+        else:
+            self._write(commands.Channel.Open())
+
+    def publish(self, pieces: Sequence[bytes]) -> None:
+        """Write finished frames, unless the channel is closed by now."""
+        if not self._is_over:
+            self._home.write(*(_Piece(self, piece, is_publish=True) for piece in pieces))
+
+    def close(self) -> None:
+        """Close it; its number is free again when the broker has answered."""
+        if self._is_over:
+            return
+        self._is_over = True
+        self._home.drop_publishes(self)
+        if self._is_begun:
+            self._awaits_close_ok = True
+            self._write(commands.Channel.Close(200, "", 0, 0))
+
+    async def put(self, item: tuple[int, Any]) -> None:
+        """Hear a frame; aiormq's reader calls this, and must never be held up or hurt.
+
+        What comes after the channel's end is told like the rest: the core counts what is late.
+        """
+        frame = item[1]
+        handle = self._on.get(type(frame))
+        if handle is not None:
+            handle(frame)
+
+    # ------------------------------------------------------------------ frames
+
+    def _on_open_ok(self, _frame: commands.Channel.OpenOk) -> None:
+        if not self._is_over:
+            self._write(commands.Confirm.Select())
+
+    def _on_select_ok(self, _frame: commands.Confirm.SelectOk) -> None:
+        self._home.tell(ChannelOpened(self._epoch))
+
+    def _on_ack(self, frame: commands.Basic.Ack) -> None:
+        self._home.tell(Acked(self._epoch, frame.delivery_tag, frame.multiple))
+
+    def _on_nack(self, frame: commands.Basic.Nack) -> None:
+        self._home.tell(Nacked(self._epoch, frame.delivery_tag, frame.multiple))
+
+    def _on_return(self, frame: commands.Basic.Return) -> None:
+        self._returned = frame
+
+    def _on_header(self, frame: ContentHeader) -> None:
+        """The second frame of a return; the body, which may follow, tells nothing new."""
+        returned, self._returned = self._returned, None
+        if returned is not None:
+            tag = self._home.tag_of(frame.properties.headers, self._epoch)
+            code, text = returned.reply_code or 0, returned.reply_text or ""
+            self._home.tell(Returned(self._epoch, tag, code, text))
+
+    def _on_close(self, frame: commands.Channel.Close) -> None:
+        """The broker closes the channel; aiormq has freed its number just before.
+
+        If our own ``channel.close`` is on its way too, the broker will answer it: the number stays
+        ours until then.
+        """
+        by_publish = (frame.class_id, frame.method_id) == _BASIC_PUBLISH
+        code, text = frame.reply_code or 0, frame.reply_text or ""
+        self._home.tell(ChannelClosed(self._epoch, code, text, by_publish))
+        self._is_over = True
+        self._home.drop_publishes(self)
+        self._home.hold(self)
+        when_queued = None if self._awaits_close_ok else partial(self._home.closed, self)
+        self._write(commands.Channel.CloseOk(), when_queued)
+
+    def _on_close_ok(self, _frame: commands.Channel.CloseOk) -> None:
+        self._home.hold(self)
+        self._home.closed(self)
+
+    def _write(
+        self,
+        method: Frame,
+        when_queued: Callable[[], None] | None = None,
+    ) -> None:
+        payload = ChannelFrame.marshall(self.number, [method]).payload
+        self._home.write(_Piece(self, payload, is_publish=False, when_queued=when_queued))
+
+
+def problem(connection: object) -> str | None:
+    """What keeps us from opening channels of our own on this aiormq connection; None if nothing."""
+    if not FOUND_VERSION.startswith(TESTED_VERSIONS):
+        return f"aiormq is {FOUND_VERSION}, and only {', '.join(TESTED_VERSIONS)}x was tested"
+    fields = list(inspect.signature(ChannelFrame).parameters)
+    if (
+        isinstance(getattr(connection, "channels", None), dict)
+        and isinstance(getattr(connection, "write_queue", None), asyncio.Queue)
+        and inspect.iscoroutinefunction(getattr(connection, "ready", None))
+        and {"payload", "should_close"} <= set(fields)
+    ):
+        return None
+    return "this connection is not what aiormq's was when reliablepub was tested with it"

@@ -1,0 +1,192 @@
+"""Declaring or checking a topology on a connection that is open, before anything is published.
+
+Knows: pika's channels, and how RabbitMQ answers. Must never know: what is to be published.
+
+One step after the other; the broker answers a step that fails by closing the channel, so the next
+one gets a new channel. In the end all problems are known, and not only the first.
+
+A check changes nothing. Whether a thing is there, a passive declaration tells; whether it is what
+it should be, an ordinary one, which RabbitMQ refuses with 406 where it is not (and with 403 where
+we may not configure it, which is no problem for a publisher). Whether we may publish to an
+exchange, a publish tells whose expiration is no number: RabbitMQ looks at permissions first, and
+then refuses it with 406, so it never arrives (rabbit_channel:handle_method of basic.publish).
+Bindings cannot be asked for in AMQP: a missing one shows in messages that are returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pika
+from pika import exceptions
+from pika.adapters.select_connection import SelectConnection
+from pika.channel import Channel
+
+from reliablepub.topology import Binding, Exchange, Queue, Topology
+
+Act: TypeAlias = Callable[[Channel, Callable[..., None]], Any]
+"""Asks for something on a channel, and has the callback called when it is done."""
+
+_NOT_OURS_TO_CONFIGURE: Final = 403
+_REFUSED_AS_MEANT: Final = 406
+_NOTHING: Final = 0
+
+
+class _Step(NamedTuple):
+    """Whom it is about, what is done, and which reply code is no problem."""
+
+    whom: str
+    act: Act
+    excused: int = _NOTHING
+
+
+Steps: TypeAlias = Generator[_Step, bool, None]
+"""Is sent whether the last step went well."""
+
+
+class Provision:
+    """Takes the steps of one topology on one connection.
+
+    Args:
+        connection: open.
+        topology: what is wanted.
+        on_end: called once, with every problem; not if the connection is lost before.
+    """
+
+    def __init__(
+        self,
+        connection: SelectConnection,
+        topology: Topology,
+        on_end: Callable[[list[str]], None],
+    ) -> None:
+        self._connection = connection
+        self._steps = _declaring(topology) if topology.declare else _checking(topology)
+        self._step: _Step | None = None
+        self._on_end = on_end
+        self._problems: list[str] = []
+        self._channel: Channel | None = None
+
+    def start(self) -> None:
+        """Take the first step."""
+        self._step = next(self._steps, None)
+        self._take()
+
+    def _take(self) -> None:
+        """Take the step at hand, on the channel there is or on a new one."""
+        if self._step is None:
+            if self._channel is not None:
+                channel, self._channel = self._channel, None
+                channel.close()
+            self._on_end(self._problems)
+        elif self._channel is None:
+            channel = self._connection.channel(on_open_callback=self._opened)
+            channel.add_on_close_callback(self._closed)
+        else:
+            self._step.act(self._channel, self._done)
+
+    def _opened(self, channel: Channel) -> None:
+        self._channel = channel
+        self._take()
+
+    def _done(self, *_: object) -> None:
+        self._go_on(is_well=True)
+
+    def _closed(self, channel: Channel, error: Exception) -> None:
+        """The broker refuses a step; or the connection is gone, which others are told of."""
+        if channel is not self._channel or not isinstance(error, exceptions.ChannelClosedByBroker):
+            return
+        assert self._step is not None
+        self._channel = None
+        is_well = error.reply_code == self._step.excused
+        if not is_well:
+            self._problems.append(f"{self._step.whom}: {error.reply_code} {error.reply_text}")
+        self._go_on(is_well=is_well)
+
+    def _go_on(self, *, is_well: bool) -> None:
+        try:
+            self._step = self._steps.send(is_well)
+        except StopIteration:
+            self._step = None
+        self._take()
+
+
+def _declaring(topology: Topology) -> Steps:
+    for exchange in topology.exchanges:
+        yield _Step(str(exchange), partial(_declare_exchange, exchange))
+    for queue in topology.queues:
+        yield _Step(str(queue), partial(_declare_queue, queue))
+    for binding in topology.bindings:
+        yield _Step(str(binding), partial(_bind, binding))
+
+
+def _checking(topology: Topology) -> Steps:
+    for exchange in topology.exchanges:
+        is_there = yield _Step(str(exchange), partial(_find_exchange, exchange.name))
+        if is_there:
+            declare = partial(_declare_exchange, exchange)
+            yield _Step(str(exchange), declare, _NOT_OURS_TO_CONFIGURE)
+        if is_there and not exchange.internal:
+            yield _Step(str(exchange), partial(_try_to_publish, exchange), _REFUSED_AS_MEANT)
+    for queue in topology.queues:
+        is_there = yield _Step(str(queue), partial(_find_queue, queue.name))
+        if is_there:
+            yield _Step(str(queue), partial(_declare_queue, queue), _NOT_OURS_TO_CONFIGURE)
+    yield from _checking_ends(topology)
+
+
+def _checking_ends(topology: Topology) -> Steps:
+    """What bindings name, and the topology does not list itself."""
+    exchanges = dict.fromkeys(binding.exchange for binding in topology.bindings)
+    exchanges |= dict.fromkeys(b.to_exchange for b in topology.bindings if b.to_exchange)
+    queues = dict.fromkeys(binding.queue for binding in topology.bindings if binding.queue)
+    for name in exchanges.keys() - {exchange.name for exchange in topology.exchanges}:
+        yield _Step(f"exchange {name!r}", partial(_find_exchange, name))
+    for name in queues.keys() - {queue.name for queue in topology.queues}:
+        yield _Step(f"queue {name!r}", partial(_find_queue, name))
+
+
+def _find_exchange(name: str, channel: Channel, done: Callable[..., None]) -> None:
+    channel.exchange_declare(name, passive=True, callback=done)
+
+
+def _find_queue(name: str, channel: Channel, done: Callable[..., None]) -> None:
+    channel.queue_declare(name, passive=True, callback=done)
+
+
+def _declare_exchange(exchange: Exchange, channel: Channel, done: Callable[..., None]) -> None:
+    channel.exchange_declare(
+        exchange.name,
+        exchange_type=exchange.type,
+        durable=exchange.durable,
+        auto_delete=exchange.auto_delete,
+        internal=exchange.internal,
+        arguments=dict(exchange.arguments),
+        callback=done,
+    )
+
+
+def _declare_queue(queue: Queue, channel: Channel, done: Callable[..., None]) -> None:
+    channel.queue_declare(
+        queue.name,
+        durable=queue.durable,
+        auto_delete=queue.auto_delete,
+        arguments=dict(queue.arguments),
+        callback=done,
+    )
+
+
+def _bind(binding: Binding, channel: Channel, done: Callable[..., None]) -> None:
+    key, arguments = binding.routing_key, dict(binding.arguments)
+    if binding.queue:
+        channel.queue_bind(binding.queue, binding.exchange, key, arguments, callback=done)
+    else:
+        channel.exchange_bind(binding.to_exchange, binding.exchange, key, arguments, callback=done)
+
+
+def _try_to_publish(exchange: Exchange, channel: Channel, done: Callable[..., None]) -> None:
+    """It is refused; the question is only for what reason."""
+    refused = pika.BasicProperties(expiration="a check by reliablepub")
+    channel.basic_publish(exchange.name, "", b"", refused)
+    channel.exchange_declare(exchange.name, passive=True, callback=done)

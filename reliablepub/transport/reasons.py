@@ -1,0 +1,42 @@
+"""Why there is no connection, in a few words, out of pika's nested errors.
+
+Knows: how pika wraps what has happened. Must never know: what is done about it.
+"""
+
+from __future__ import annotations
+
+from pika import exceptions
+from pika.adapters.utils import connection_workflow
+
+
+def explain(error: BaseException) -> str:
+    """In a few words, without anything secret."""
+    error = unwrapped(error)
+    match error:
+        case exceptions.ConnectionClosedByBroker():
+            return f"{error.reply_code} {error.reply_text}"
+        case exceptions.ProbableAuthenticationError():
+            return "the broker refused the credentials"
+        case exceptions.ProbableAccessDeniedError():
+            return "the broker refused access to the vhost"
+        case OSError():
+            return error.strerror or str(error) or type(error).__name__
+        case _:
+            return str(error) or type(error).__name__
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """What has happened, without what pika has put around it."""
+    while True:
+        if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
+            error = error.exceptions[-1]
+        elif isinstance(error, connection_workflow.AMQPConnectorPhaseErrorBase):
+            error = error.exception
+        elif type(error) is exceptions.AMQPConnectionError and _is_wrapper(error):
+            error = error.args[0]
+        else:
+            return error
+
+
+def _is_wrapper(error: BaseException) -> bool:
+    return len(error.args) == 1 and isinstance(error.args[0], BaseException)
