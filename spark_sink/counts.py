@@ -1,0 +1,78 @@
+"""What became of the rows: counted in each task, added up by the commit.
+
+Knows: numbers and names. Must never know: rows, brokers, files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+
+@dataclass
+class Counts:
+    """Rows of a partition, or of a whole write.
+
+    Attributes:
+        rows: all; the sum of those below.
+        confirmed: the broker has taken responsibility.
+        unroutable: collected: no queue is bound.
+        nacked: collected: a queue refused it.
+        refused: collected: the broker closed the channel because of it.
+        invalid: collected: no AMQP message.
+        bytes: of the bodies that were published.
+    """
+
+    rows: int = 0
+    confirmed: int = 0
+    unroutable: int = 0
+    nacked: int = 0
+    refused: int = 0
+    invalid: int = 0
+    bytes: int = 0
+
+    @property
+    def failed(self) -> int:
+        """Rows that were collected."""
+        return self.unroutable + self.nacked + self.refused + self.invalid
+
+    def count(self, outcome: str, rows: int = 1) -> None:
+        """Add rows of one outcome, a field of this class."""
+        setattr(self, outcome, getattr(self, outcome) + rows)
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """Add up."""
+        total = cls()
+        for part in parts:
+            for field in fields(cls):
+                total.count(field.name, getattr(part, field.name))
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a report."""
+        return asdict(self)
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task tells the commit.
+
+    Attributes:
+        write: identity of the write; of a stream, of the query and the batch.
+        partition: number of the partition.
+        attempt: number of the attempt, from 0.
+        counts: of the attempt.
+        failed_file: where its failed rows wait for the commit, or None.
+        seconds: how long the attempt took.
+    """
+
+    write: str
+    partition: int
+    attempt: int
+    counts: Counts
+    failed_file: str | None
+    seconds: float

@@ -1,0 +1,127 @@
+"""From what Spark hands over to `Settings`, and from the table of options to its documentation.
+
+Knows: how options are written. Must never know: DataFrames, connections.
+
+Spark hands options over as strings with lower-case names; here case and underscores make no
+difference (``routingKey`` is ``routing_key``). A name that is not in the table is an error, since
+an option that is silently ignored loses messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from reliablepub import ConfigurationError
+from spark_sink.settings import TABLE, Settings
+
+SPARKS_OWN: Final = ("checkpointlocation", "queryname")
+"""Options of a streaming query that Spark passes on to its sink."""
+
+
+def parse(options: Mapping[str, str]) -> Settings:
+    """Check the options of a write.
+
+    Args:
+        options: as Spark hands them over.
+
+    Raises:
+        ConfigurationError: naming everything that is wrong with them, and no value that could be a
+            secret.
+    """
+    known = {_key(option.metadata["name"]): option for option in TABLE}
+    values: dict[str, Any] = {}
+    problems = []
+    for given, text in options.items():
+        key = _key(given)
+        if key in SPARKS_OWN:
+            continue
+        if key not in known:
+            problems.append(f"there is no option {given!r}{_did_you_mean(key)}")
+            continue
+        option = known[key]
+        if option.name in values:
+            problems.append(f"option {option.metadata['name']!r} is given twice")
+        try:
+            values[option.name] = option.metadata["parse"](text)
+        except ValueError as error:
+            problems.append(f"option {option.metadata['name']!r} {error}")
+    settings = Settings(**values) if not problems else None
+    if settings is not None:
+        problems = _contradictions(settings)
+    if settings is None or problems:
+        raise ConfigurationError("; ".join(problems))
+    return settings
+
+
+def _contradictions(settings: Settings) -> list[str]:
+    """Options that are right one by one, and make no sense together."""
+    problems = []
+    if settings.url is not None and settings.url_file is not None:
+        problems.append("give 'url' or 'urlFile', not both")
+    if settings.password_env is not None and settings.password_file is not None:
+        problems.append("give 'passwordEnv' or 'passwordFile', not both")
+    if settings.key_file is not None and settings.cert_file is None:
+        problems.append("'keyFile' needs 'certFile'")
+    if settings.url is not None and not _all_amqp(settings.url):
+        problems.append(
+            "option 'url' must be amqp://... or amqps://..., or several with commas between"
+        )
+    if settings.collects and settings.report is None:
+        problems.append("'collect' needs the option 'report': the folder where the rows are kept")
+    if settings.report is not None and not _is_absolute(settings.report):
+        problems.append("option 'report' must be an absolute path or a URI: hosts share it")
+    if settings.max_rows_per_second is not None and settings.max_connections is None:
+        problems.append("'maxRowsPerSecond' needs 'maxConnections': tasks do not know each other")
+    return problems
+
+
+def split_urls(urls: str) -> list[str]:
+    """The addresses of a list with commas between."""
+    return [url.strip() for url in urls.split(",")]
+
+
+def _all_amqp(urls: str) -> bool:
+    try:
+        return all(urlsplit(url).scheme in ("amqp", "amqps") for url in split_urls(urls))
+    except ValueError:
+        return False
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith("/") or "://" in path
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _did_you_mean(key: str) -> str:
+    names = {_key(option.metadata["name"]): option.metadata["name"] for option in TABLE}
+    close = get_close_matches(key, names, n=1)
+    return (
+        f" (did you mean {names[close[0]]!r}?)"
+        if close
+        else f"; there are {', '.join(sorted(names.values()))}"
+    )
+
+
+def as_markdown() -> str:
+    """The table as docs/spark.md shows it."""
+    lines = ["| option | default | meaning |", "|---|---|---|"]
+    for option in TABLE:
+        default = "" if option.default is None else f"`{_shown(option.default)}`"
+        lines.append(f"| `{option.metadata['name']}` | {default} | {option.metadata['meaning']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )

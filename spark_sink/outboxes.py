@@ -1,0 +1,145 @@
+"""What Spark finds under the name ``reliablepub_outbox``: outboxes, for those who analyse them.
+
+Knows: Spark's DataSource protocol, `Outbox`. Must never know: SQL.
+
+One partition a file. A file is only ever read, and never in the way of its relay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from glob import glob
+from pathlib import Path
+from typing import Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from reliablepub import ConfigurationError, Outbox
+
+_TIMES: Final = ("stored_at", "due_at", "expires_at", "parked_at", "confirmed_at")
+_TEXT: Final = (
+    "outbox",
+    "message_id",
+    "exchange",
+    "routing_key",
+    "ordering_key",
+    "state",
+    "outcome",
+    "reply_text",
+)
+_MESSAGE: Final = ("outbox", "id", "message_id", "exchange", "routing_key", "ordering_key")
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "open": (
+        *_MESSAGE,
+        *("stored_at", "due_at", "expires_at"),
+        *("nacked", "returned", "refused", "uncertain", "size"),
+    ),
+    "parked": (
+        *_MESSAGE,
+        *("state", "outcome", "reply_code", "reply_text", "attempts"),
+        *("stored_at", "parked_at", "expires_at", "size"),
+    ),
+    "confirmed": (*_MESSAGE, "stored_at", "confirmed_at", "size"),
+    "audit": (
+        *("outbox", "stored", "confirmed", "parked", "expired", "discarded", "open"),
+        *("open_difference", "parked_difference", "expired_difference", "bytes_difference"),
+    ),
+}
+"""The columns of each view: those that `Outbox.rows` gives, and the file's path in `outbox`."""
+
+
+class OutboxDataSource(DataSource):
+    """Outboxes as a DataFrame.
+
+    Options: the path (``load("/var/lib/app/*.db")``; wildcards, on a disk that all hosts share) and
+    ``view``: ``open`` (the default), ``parked``, ``confirmed`` or ``audit``.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "reliablepub_outbox"
+
+    def schema(self) -> StructType:
+        """The columns of the view."""
+        return StructType([StructField(name, _type_of(name)) for name in COLUMNS[self._view]])
+
+    def reader(self, schema: StructType) -> OutboxReader:
+        """A reader of all files.
+
+        Raises:
+            ConfigurationError: no path, no file, or no such view.
+        """
+        del schema  # it is ours, or Spark has checked that it is
+        pattern = self.options.get("path")
+        if not pattern or not Path(pattern).is_absolute():
+            raise ConfigurationError("name the outboxes by an absolute path: /var/lib/app/*.db")
+        files = sorted(glob(pattern))  # noqa: PTH207 - a pattern may begin at the root
+        if not files:
+            raise ConfigurationError(f"no file is there for {pattern}")
+        return OutboxReader([str(Path(file).absolute()) for file in files], self._view)
+
+    @property
+    def _view(self) -> str:
+        view = self.options.get("view", "open").lower()
+        if view not in COLUMNS:
+            raise ConfigurationError(f"option 'view' must be {' or '.join(COLUMNS)}")
+        return view
+
+
+@dataclass
+class _File(InputPartition):
+    """One outbox."""
+
+    path: str
+
+
+class OutboxReader(DataSourceReader):
+    """Reads files, each by one task.
+
+    Args:
+        files: absolute paths.
+        view: which view of them.
+    """
+
+    def __init__(self, files: Sequence[str], view: str) -> None:
+        self._files = files
+        self._view = view
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One a file."""
+        return [_File(path) for path in self._files]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
+        """The rows of a file (on an executor).
+
+        Raises:
+            NotAnOutbox: it is something else.
+        """
+        assert isinstance(partition, _File)
+        for row in Outbox(partition.path).rows(self._view):
+            values = {"outbox": partition.path} | row
+            yield tuple(_value(name, values[name]) for name in COLUMNS[self._view])
+
+
+def _value(name: str, value: object) -> object:
+    """Views show times as text, in UTC."""
+    if name in _TIMES and isinstance(value, str):
+        return datetime.fromisoformat(value).replace(tzinfo=UTC)
+    return value
+
+
+def _type_of(name: str) -> DataType:
+    if name in _TIMES:
+        return TimestampType()
+    return StringType() if name in _TEXT else LongType()

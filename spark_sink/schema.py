@@ -1,0 +1,173 @@
+"""Which columns a DataFrame may have, checked on the driver before any task starts.
+
+Knows: Spark's types, and what each property of a message may be made of. Must never know: data.
+
+The columns follow those of Spark's Kafka sink: ``value`` is the body, the others are optional, and
+an option of the same name overrides a column. Unlike there, a column nobody knows is an error: it
+is more often a misspelt ``routing_key`` than something to be left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    CharType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+    TimestampType,
+    VarcharType,
+)
+
+from spark_sink.failures import SchemaError
+from spark_sink.settings import Settings
+
+_WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
+_TEXTS: Final = (StringType, CharType, VarcharType)
+_HEADER: Final = (
+    *_TEXTS,
+    BinaryType,
+    BooleanType,
+    *_WHOLE,
+    FloatType,
+    DoubleType,
+    DecimalType,
+    TimestampType,
+)
+
+
+def _is_text(kind: DataType) -> bool:
+    return isinstance(kind, _TEXTS)
+
+
+def _is_whole(kind: DataType) -> bool:
+    return isinstance(kind, _WHOLE)
+
+
+def _is_body(kind: DataType) -> bool:
+    return isinstance(kind, (*_TEXTS, BinaryType))
+
+
+def _is_instant(kind: DataType) -> bool:
+    return isinstance(kind, TimestampType)
+
+
+def _is_headers(kind: DataType) -> bool:
+    if isinstance(kind, MapType):
+        return _is_text(kind.keyType) and isinstance(kind.valueType, _HEADER)
+    if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
+        pair = kind.elementType
+        return (
+            pair.names == ["key", "value"]
+            and _is_text(pair["key"].dataType)
+            and isinstance(pair["value"].dataType, _HEADER)
+        )
+    return False
+
+
+_TEXT: Final = ("string", _is_text)
+_NUMBER: Final = ("tinyint, smallint, int or bigint", _is_whole)
+COLUMNS: Final[dict[str, tuple[str, Callable[[DataType], bool]]]] = {
+    "value": ("string or binary (another, such as a struct, with valueFormat=json)", _is_body),
+    "exchange": _TEXT,
+    "routing_key": _TEXT,
+    "headers": (
+        "map<string, T> or array<struct<key: string, value: T>>; T any type that is not nested",
+        _is_headers,
+    ),
+    "message_id": _TEXT,
+    "content_type": _TEXT,
+    "content_encoding": _TEXT,
+    "correlation_id": _TEXT,
+    "reply_to": _TEXT,
+    "type": _TEXT,
+    "app_id": _TEXT,
+    "priority": _NUMBER,
+    "expiration": _NUMBER,
+    "timestamp": ("timestamp (with time zone)", _is_instant),
+}
+"""Every column there may be: which types it may have, in words and as a test."""
+
+REQUIRED: Final = ("value", "exchange", "routing_key", "message_id")
+"""Columns that must not be null where they are there; elsewhere null means "not set"."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where each property comes from.
+
+    Attributes:
+        positions: column name -> index in the DataFrame, for the columns that are used.
+        fixed: property -> the value that an option gives every message.
+        is_json: whether ``value`` is to be sent as JSON.
+    """
+
+    positions: dict[str, int]
+    fixed: dict[str, object]
+    is_json: bool
+
+
+def match(schema: StructType, settings: Settings) -> Columns:
+    """Match a DataFrame's columns with properties of messages.
+
+    Raises:
+        SchemaError: naming everything that is wrong, and what is allowed.
+    """
+    names = schema.names
+    problems = [
+        f"column {name!r} is there twice" for name in sorted(set(names)) if names.count(name) > 1
+    ]
+    is_json = settings.value_format == "json"
+    for field in schema.fields:
+        problems += _problems_of(field.name, field.dataType, is_json=is_json)
+    fixed = {
+        name: getattr(settings, name)
+        for name in COLUMNS
+        if getattr(settings, name, None) is not None
+    }
+    positions = {name: i for i, name in enumerate(names) if name not in fixed}
+    problems += _missing(positions, fixed, settings)
+    if problems:
+        raise SchemaError(f"this DataFrame cannot be published: {'; '.join(problems)}")
+    return Columns(positions, {**fixed, "persistent": settings.persistent}, is_json)
+
+
+def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
+    if name not in COLUMNS:
+        close = get_close_matches(name.lower(), COLUMNS, n=1)
+        hint = f"did you mean {close[0]!r}" if close else f"there may be {', '.join(COLUMNS)}"
+        return [f"column {name!r} is not known ({hint}; put your data into 'value')"]
+    allowed, is_allowed = COLUMNS[name]
+    if is_allowed(kind) or (name == "value" and is_json):
+        return []
+    return [f"column {name!r} is {kind.simpleString()}; it must be {allowed}"]
+
+
+def _missing(positions: dict[str, int], fixed: dict[str, object], settings: Settings) -> list[str]:
+    problems = []
+    if "value" not in positions:
+        problems.append("column 'value' is missing; it is the body of the message")
+    has_exchange = "exchange" in positions or fixed.get("exchange", "") != ""
+    if not has_exchange and "routing_key" not in positions and not fixed.get("routing_key"):
+        problems.append(
+            "there is neither an exchange nor a routing key (each a column or an option); to the "
+            "default exchange, the routing key is the name of the queue"
+        )
+    if "message_id" in positions and settings.identity != "content":
+        problems.append("both a column 'message_id' and identity=position; drop one")
+    return problems

@@ -1,0 +1,297 @@
+"""The table of options: what may be set for a write.
+
+Knows: names, types, defaults and meanings. Must never know: how options reach us, DataFrames.
+
+Each field of `Settings` is an option. The same table reads them, checks them, and documents them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, dataclass, field, fields
+from typing import Any, Final
+
+_TRUE_FALSE: Final = {"true": True, "false": False}
+
+
+def _text(value: str) -> str:
+    if not value:
+        raise ValueError("must not be empty")
+    return value
+
+
+def _any_text(value: str) -> str:
+    return value
+
+
+def _boolean(value: str) -> bool:
+    if value.lower() not in _TRUE_FALSE:
+        raise ValueError("must be true or false")
+    return _TRUE_FALSE[value.lower()]
+
+
+def _whole(least: int, most: int | None = None) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        number = int(value) if value.strip().isdecimal() else -1
+        if number < least or (most is not None and number > most):
+            raise ValueError(
+                f"must be a whole number of at least {least}"
+                + (f" and at most {most}" if most is not None else "")
+            )
+        return number
+
+    return parse
+
+
+def _seconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError("must be a number of seconds above 0")
+    return number
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.lower() not in words:
+            raise ValueError(f"must be {' or '.join(words)}")
+        return value.lower()
+
+    return parse
+
+
+def _option(
+    name: str,
+    parse: Callable[[str], Any],
+    default: object,
+    meaning: str,
+    *,
+    is_connection: bool = False,
+    is_secret: bool = False,
+) -> Any:  # noqa: ANN401 - as dataclasses.field
+    metadata = {"name": name, "parse": parse, "meaning": meaning, "is_connection": is_connection}
+    return field(default=default, repr=not is_secret, metadata=metadata)
+
+
+def _connection(
+    name: str,
+    parse: Callable[[str], Any],
+    default: object,
+    meaning: str,
+    *,
+    is_secret: bool = False,
+) -> Any:  # noqa: ANN401 - as dataclasses.field
+    return _option(name, parse, default, meaning, is_connection=True, is_secret=is_secret)
+
+
+_COLLECT: Final = "`fail` fails the task; `collect` counts and reports it, and goes on"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The options of one write, checked. Picklable; printed without what may hold a password."""
+
+    # ---------------------------------------------------------------- the broker
+    url: str | None = _connection(
+        "url",
+        _text,
+        None,
+        "`amqp://user@host:port/vhost` or `amqps://...`; several, with commas, for failover",
+        is_secret=True,
+    )
+    url_env: str = _connection(
+        "urlEnv",
+        _text,
+        "RELIABLEPUB_URL",
+        "environment variable of the executors that holds the URL, if neither `url` nor "
+        "`urlFile` is given",
+    )
+    url_file: str | None = _connection(
+        "urlFile",
+        _text,
+        None,
+        "file on the executors that holds the URL; a bare name is looked for among Spark's own "
+        "files (`--files`) too",
+    )
+    password_env: str | None = _connection(
+        "passwordEnv",
+        _text,
+        None,
+        "environment variable of the executors that holds the password",
+    )
+    password_file: str | None = _connection(
+        "passwordFile",
+        _text,
+        None,
+        "file on the executors that holds the password; found like `urlFile`",
+    )
+    ca_file: str | None = _connection(
+        "caFile",
+        _text,
+        None,
+        "certificate authorities (PEM) for `amqps`, instead of the system's",
+    )
+    cert_file: str | None = _connection("certFile", _text, None, "our own certificate (PEM)")
+    key_file: str | None = _connection(
+        "keyFile", _text, None, "its key (PEM), if not in the same file"
+    )
+    heartbeat_s: int = _connection("heartbeat", _whole(1), 10, "AMQP heartbeat, in seconds")
+    idle_timeout_s: float = _connection(
+        "idleTimeout",
+        _seconds,
+        30.0,
+        "seconds for which a Python worker keeps its connection for the next task",
+    )
+    max_connections: int | None = _connection(
+        "maxConnections",
+        _whole(1),
+        None,
+        "most connections at once; a DataFrame with more partitions is refused, and none is kept "
+        "for the next task",
+    )
+
+    # ---------------------------------------------------------------- speed and patience
+    window: int = _connection("window", _whole(1), 1_000, "most rows in flight, for each task")
+    window_bytes: int = _connection(
+        "windowBytes",
+        _whole(1),
+        16 * 1024 * 1024,
+        "most bytes in flight, for each task",
+    )
+    confirm_timeout_s: float = _connection(
+        "confirmTimeout",
+        _seconds,
+        30.0,
+        "seconds that a confirm may take before the row is sent again on a new channel",
+    )
+    delivery_timeout_s: float = _connection(
+        "deliveryTimeout",
+        _seconds,
+        120.0,
+        "seconds without progress (an outage, an alarm) after which a task fails, for Spark to "
+        "retry it",
+    )
+    max_rows_per_second: int | None = _option(
+        "maxRowsPerSecond",
+        _whole(1),
+        None,
+        "most rows a second over all tasks; each takes its share of `maxConnections`, which it "
+        "needs",
+    )
+    nacked_attempts: int | None = _connection(
+        "nackedAttempts",
+        _whole(1),
+        None,
+        "how often a row may be nacked; else as in `RetryPolicy`",
+    )
+    returned_attempts: int | None = _connection(
+        "returnedAttempts",
+        _whole(1),
+        None,
+        "how often a row may be unroutable; likewise",
+    )
+    refused_attempts: int | None = _connection(
+        "refusedAttempts",
+        _whole(1),
+        None,
+        "how often a row may close its channel; likewise",
+    )
+
+    check_topology: bool = _option(
+        "checkTopology",
+        _boolean,
+        default=False,
+        meaning="ask the broker on the driver, before a batch and in `validate`, for the exchange "
+        "or queue that the options name",
+    )
+
+    # ---------------------------------------------------------------- rows that are not confirmed
+    unroutable: str = _option(
+        "unroutable",
+        _one_of("fail", "collect"),
+        "fail",
+        f"a row that no queue wants: {_COLLECT}",
+    )
+    refused: str = _option(
+        "refused",
+        _one_of("fail", "collect"),
+        "fail",
+        f"a row that is nacked, or for which the broker closes the channel: {_COLLECT}",
+    )
+    invalid: str = _option(
+        "invalid",
+        _one_of("fail", "collect"),
+        "fail",
+        f"a row that is no AMQP message: {_COLLECT}",
+    )
+    report: str | None = _option(
+        "report",
+        _text,
+        None,
+        "folder (a path or URI that all hosts share) for `writes/*.json`, the counts of each "
+        "write, and "
+        "`failed/*.parquet`, the collected rows",
+    )
+
+    # ---------------------------------------------------------------- identity
+    identity: str = _option(
+        "identity",
+        _one_of("content", "position"),
+        "content",
+        "what a `message_id` is made of, where no column of that name gives it; `position` is "
+        "unsafe after a shuffle",
+    )
+    write_id: str | None = _option(
+        "writeId",
+        _text,
+        None,
+        "names a batch write, so that writing it once more gives the same ids; made at random "
+        "otherwise",
+    )
+
+    # ---------------------------------------------------------------- the same for every row
+    value_format: str = _option(
+        "valueFormat",
+        _one_of("bytes", "json"),
+        "bytes",
+        "`bytes` for a string or binary column `value`; `json` sends any other column, such as a "
+        "struct, as JSON",
+    )
+    exchange: str | None = _option(
+        "exchange", _any_text, None, "exchange; the default one if empty"
+    )
+    routing_key: str | None = _option("routing_key", _any_text, None, "routing key")
+    content_type: str | None = _option("content_type", _text, None, "such as `application/json`")
+    content_encoding: str | None = _option("content_encoding", _text, None, "such as `gzip`")
+    correlation_id: str | None = _option("correlation_id", _text, None, "of the application")
+    reply_to: str | None = _option("reply_to", _text, None, "of the application")
+    type: str | None = _option("type", _text, None, "of the application")
+    app_id: str | None = _option("app_id", _text, None, "of the application")
+    priority: int | None = _option("priority", _whole(0, 255), None, "for priority queues")
+    expiration: int | None = _option(
+        "expiration",
+        _whole(0, 2**32 - 1),
+        None,
+        "milliseconds after which the broker drops the message",
+    )
+    persistent: bool = _option(
+        "persistent",
+        _boolean,
+        default=True,
+        meaning="whether messages survive a restart of the broker",
+    )
+
+    @property
+    def connection(self) -> tuple[object, ...]:
+        """What a connection depends on: equal for writes that can share one."""
+        return tuple(getattr(self, f.name) for f in fields(self) if f.metadata["is_connection"])
+
+    @property
+    def collects(self) -> bool:
+        """Whether any row may go unconfirmed without failing its task."""
+        return "collect" in (self.unroutable, self.refused, self.invalid)
+
+
+TABLE: Final[tuple[Field[Any], ...]] = fields(Settings)
