@@ -53,10 +53,21 @@ class AmqpProbe:
         with self._channel() as channel:
             channel.queue_bind(queue, exchange, routing_key)
 
+    def unbind(self, queue: str, exchange: str, routing_key: str = "") -> None:
+        """The opposite of `bind`."""
+        with self._channel() as channel:
+            channel.queue_unbind(queue, exchange, routing_key)
+
     def delete_queue(self, name: str) -> None:
         """Delete the queue, if it is there."""
         with self._channel() as channel:
             channel.queue_delete(name)
+
+    def purge(self, *queues: str) -> None:
+        """Drop what is in the queues."""
+        with self._channel() as channel:
+            for queue in queues:
+                channel.queue_purge(queue)
 
     def delete_exchange(self, name: str) -> None:
         """Delete the exchange, if it is there."""

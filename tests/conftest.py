@@ -6,6 +6,7 @@ one's own costs half a second of rabbitmqctl. With CI=true a missing RabbitMQ fa
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,20 @@ from tests.amqp_probe import unique as unique_name
 from tests.rabbitmq import RabbitMQNode, is_installed
 
 URL_VARIABLE = "RELIABLEPUB_TEST_AMQP_URL"
+ROOT_VARIABLE = "RELIABLEPUB_TEST_RABBITMQ_ROOT"
+"""The folder of another Debian whose RabbitMQ the private node shall be: make rabbitmq-versions."""
 MAX_MESSAGE_SIZE = 1024 * 1024
 
 
 @pytest.fixture(scope="session")
 def _node() -> Iterator[RabbitMQNode]:
-    if not is_installed():
+    root = Path(os.environ.get(ROOT_VARIABLE, "/"))
+    if not is_installed(root):
         reason = "no RabbitMQ here: apt-get install rabbitmq-server"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
-    with RabbitMQNode(max_message_size=MAX_MESSAGE_SIZE) as node:
+    with RabbitMQNode(max_message_size=MAX_MESSAGE_SIZE, root=root) as node:
         yield node
 
 

@@ -1,5 +1,7 @@
 """`RabbitMQNode`: a private RabbitMQ from Debian's package, to be killed and frozen by tests.
 
+The package may also be that of another Debian, unpacked into a folder and entered by chroot.
+
 This module knows processes, ports and the files of one node. Everything it starts lives in one
 temporary folder, listens on loopback only, and ends with it: by process id, and through the parent
 death signal even when the test run itself is killed. It must never know reliablepub.
@@ -7,6 +9,7 @@ death signal even when the test run itself is killed. It must never know reliabl
 
 import contextlib
 import errno
+import functools
 import os
 import random
 import signal
@@ -25,6 +28,7 @@ from pika.exceptions import AMQPError
 
 # Not /usr/sbin/rabbitmq-server: that wrapper changes the user and keeps a shell in between.
 _BIN = Path("/usr/lib/rabbitmq/bin")
+_HERE = Path("/")
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _CTL_TIMEOUT_S = 30.0
@@ -37,12 +41,20 @@ max_message_size = {max_message_size}
 vm_memory_high_watermark.absolute = 2GB
 disk_free_limit.absolute = 1MB
 """
+_TLS_CONFIG = """\
+listeners.ssl.1 = 127.0.0.1:{amqps_port}
+ssl_options.cacertfile = {authority}
+ssl_options.certfile = {file}
+ssl_options.keyfile = {file}
+ssl_options.verify = verify_peer
+ssl_options.fail_if_no_peer_cert = true
+"""
 _ADVANCED_CONFIG = "[{rabbit, [{msg_store_file_size_limit, 1048576}]}].\n"
 
 
-def is_installed() -> bool:
-    """Whether Debian's rabbitmq-server package is here."""
-    return (_BIN / "rabbitmq-server").exists()
+def is_installed(root: Path = _HERE) -> bool:
+    """Whether Debian's rabbitmq-server package is here, or in the Debian unpacked in a folder."""
+    return _in(root, _BIN / "rabbitmq-server").exists()
 
 
 class RabbitMQNode:
@@ -52,10 +64,24 @@ class RabbitMQNode:
 
     Args:
         max_message_size: What the broker accepts, in bytes; more closes the channel with 406.
+        root: The folder of another Debian, whose RabbitMQ it shall be; needs to be root.
+        tls: A file with a certificate and its key, to speak AMQPS too. Clients must have one as
+            well, signed by the ``ca.crt`` beside it.
+        beside: A running node to make a cluster with; it must outlive this one.
     """
 
-    def __init__(self, *, max_message_size: int = 1024 * 1024) -> None:
+    def __init__(
+        self,
+        *,
+        max_message_size: int = 1024 * 1024,
+        root: Path = _HERE,
+        tls: Path | None = None,
+        beside: "RabbitMQNode | None" = None,
+    ) -> None:
+        self._tls = tls
         self._max_message_size = max_message_size
+        self._root = root
+        self._beside = beside
         self._exit = contextlib.ExitStack()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_alarmed = False
@@ -64,14 +90,21 @@ class RabbitMQNode:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rabbitmq-"))
-            self._folder = Path(folder)
-            self.amqp_port, self._dist_port, self._epmd_port = _free_ports(3)
+            parent = None if self._root == _HERE else self._root / "tmp"
+            folder = tempfile.TemporaryDirectory(prefix="rabbitmq-", dir=parent)
+            self._folder = Path(stack.enter_context(folder))
+            self.amqp_port, self._dist_port, self._epmd_port, self._amqps_port = _free_ports(4)
+            self._cookie = os.urandom(16).hex()
+            if self._beside is not None:
+                self._epmd_port, self._cookie = self._beside._epmd_port, self._beside._cookie
             self._env = self._environment()
             self._write_files()
-            stack.enter_context(self._epmd())
+            if self._beside is None:
+                stack.enter_context(self._epmd())
             stack.callback(self.kill)
             self.start()
+            if self._beside is not None:
+                self._join(self._beside)
             self._exit = stack.pop_all()
         return self
 
@@ -93,7 +126,7 @@ class RabbitMQNode:
         self._is_alarmed = False
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", _BIN / "rabbitmq-server"],
+                self._command("setpriv", "--pdeathsig=KILL", _BIN / "rabbitmq-server"),
                 env=self._env,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
@@ -131,6 +164,16 @@ class RabbitMQNode:
         return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/%2F"
 
     @property
+    def amqps_url(self) -> str:
+        """The same, by TLS, for a node that has a certificate."""
+        return f"amqps://guest:guest@127.0.0.1:{self._amqps_port}/%2F"
+
+    @property
+    def name(self) -> str:
+        """The Erlang node name."""
+        return f"reliablepub-{self.amqp_port}@localhost"
+
+    @property
     def pid(self) -> int:
         """The process id of the Erlang virtual machine itself."""
         assert self._process is not None, "the node was never started"
@@ -151,6 +194,11 @@ class RabbitMQNode:
         """The end of the node's log."""
         data = self._log_path.read_bytes()
         return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+    @functools.cached_property
+    def version(self) -> tuple[int, ...]:
+        """`(3, 10, 8)`."""
+        return tuple(int(part) for part in self.ctl("version").split("."))
 
     # ------------------------------------------------------------------ misbehaving
 
@@ -187,7 +235,7 @@ class RabbitMQNode:
             RuntimeError: It failed; the message has its output.
         """
         done = subprocess.run(
-            [_BIN / "rabbitmqctl", "--quiet", *arguments],
+            self._command(_BIN / "rabbitmqctl", "--quiet", *arguments),
             env=self._env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -205,10 +253,17 @@ class RabbitMQNode:
     def _log_path(self) -> Path:
         return self._folder / "log"
 
+    def _command(self, *command: str | Path) -> list[str | Path]:
+        """A command as it is run inside the root; both it and `chroot` become what they start."""
+        if self._root == _HERE:
+            return list(command)
+        # Erlang looks into /proc, which is mounted for this command alone.
+        return ["unshare", "--mount-proc", f"--root={self._root}", *command]
+
     def _environment(self) -> dict[str, str]:
         """Nothing inherited but PATH: a node of this machine's own must not shine through."""
         loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
-        folder = str(self._folder)
+        folder = str(_HERE / self._folder.relative_to(self._root))  # as the node sees it
         return {
             "PATH": os.environ["PATH"],
             "HOME": folder,  # the cookie's place
@@ -226,7 +281,7 @@ class RabbitMQNode:
             "RABBITMQ_LOG_BASE": folder,
             "RABBITMQ_LOGS": "-",
             "RABBITMQ_MNESIA_BASE": f"{folder}/data",
-            "RABBITMQ_NODENAME": f"reliablepub-{self.amqp_port}@localhost",
+            "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_PLUGINS_DIR": f"{folder}/plugins",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-start_epmd false {loopback}",
             # The script then becomes the virtual machine, so its pid is the one we know.
@@ -234,28 +289,41 @@ class RabbitMQNode:
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
         }
 
+    def _join(self, peer: "RabbitMQNode") -> None:
+        self.ctl("stop_app")
+        self.ctl("join_cluster", peer.name)
+        self.ctl("start_app")
+
     def _write_files(self) -> None:
         config = _CONFIG.format(amqp_port=self.amqp_port, max_message_size=self._max_message_size)
+        if self._tls is not None:
+            config += _TLS_CONFIG.format(
+                amqps_port=self._amqps_port,
+                authority=self._tls.with_name("ca.crt"),
+                file=self._tls,
+            )
         (self._folder / "rabbitmq.conf").write_text(config)
         (self._folder / "advanced.config").write_text(_ADVANCED_CONFIG)
         (self._folder / "enabled_plugins").write_text("[].\n")
         cookie = self._folder / ".erlang.cookie"
-        cookie.write_text(os.urandom(16).hex())
+        cookie.write_text(self._cookie)
         cookie.chmod(0o400)
         # A start spends a third of its time looking into seventy plugins that nobody enabled. Only
         # the schema of rabbitmq.conf is needed from there.
-        installed = (_BIN / "rabbitmq-server").resolve().parent.parent / "plugins"
+        installed = _in(self._root, _BIN / "rabbitmq-server").resolve().parent.parent / "plugins"
         plugins = self._folder / "plugins"
         plugins.mkdir()
         for core in installed.glob("rabbit-[0-9]*"):
-            (plugins / core.name).symlink_to(core)
+            (plugins / core.name).symlink_to(_HERE / core.relative_to(self._root))
 
     @contextlib.contextmanager
     def _epmd(self) -> Iterator[None]:
         """Erlang's port mapper: our own child, where Erlang would leave a daemon behind."""
         port = str(self._epmd_port)
         epmd = subprocess.Popen(
-            ["setpriv", "--pdeathsig=KILL", "epmd", "-port", port, "-address", "127.0.0.1"],
+            self._command(
+                "setpriv", "--pdeathsig=KILL", "epmd", "-port", port, "-address", "127.0.0.1"
+            ),
             env=self._env,
             start_new_session=True,
         )
@@ -283,6 +351,10 @@ def can_handshake(url: str) -> bool:
     except (OSError, AMQPError, AMQPConnectorException):
         return False
     return True
+
+
+def _in(root: Path, path: Path) -> Path:
+    return root / path.relative_to("/")
 
 
 def _free_ports(count: int) -> list[int]:

@@ -22,8 +22,8 @@ MODULE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 70
 
 TOP_LEVEL = {
-    *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md", "pyproject.toml"),
-    *("docs", "examples", "reliablepub", "spark_sink", "tests"),
+    *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md", "mkdocs.yml"),
+    *("docs", "examples", "pyproject.toml", "reliablepub", "spark_sink", "tests"),
 }
 MAY_PRINT = ("reliablepub/cli/", "reliablepub/demo/", "reliablepub/testing/command.py")
 
@@ -55,8 +55,12 @@ def test_everybody_imports_downwards_only() -> None:
     assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
 
 
-def test_importing_the_package_does_not_load_the_fake_broker() -> None:
-    code = "import reliablepub, sys; sys.exit('reliablepub.testing' in sys.modules)"
+@pytest.mark.parametrize(
+    "module",
+    ["reliablepub.testing", "reliablepub.cli", "click", "rich", "sqlite_utils", "aio_pika"],
+)
+def test_importing_the_package_does_not_load_what_a_producer_never_needs(module: str) -> None:
+    code = f"import reliablepub, sys; sys.exit({module!r} in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
@@ -103,6 +107,13 @@ def test_the_wheel_has_every_file_of_the_packages() -> None:
         for path in (ROOT / package).rglob(pattern)
     }
     assert wanted <= shipped
+
+
+def test_the_wheel_puts_the_data_sources_where_spark_looks_for_it() -> None:
+    builder = WheelBuilder(str(ROOT))
+    assert {"pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py"} <= {
+        file.distribution_path for file in builder.recurse_included_files()
+    }
 
 
 def test_top_level_is_the_agreed_one() -> None:

@@ -1,12 +1,15 @@
 """Event loops to run tests in: asyncio's own, and uvloop's where it is installed."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import aio_pika
 import pytest
 
+from reliablepub import AsyncPublisher
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 
@@ -51,3 +54,20 @@ def probe(request: pytest.FixtureRequest, fake_broker: FakeBroker) -> AmqpProbe:
         real: AmqpProbe = request.getfixturevalue("rabbitmq")
         return real
     return AmqpProbe(fake_broker.url)
+
+
+OpenPublisher = Callable[..., AbstractAsyncContextManager[AsyncPublisher]]
+
+
+@pytest.fixture(params=["its own connection", "the application's connection"])
+def open_publisher(request: pytest.FixtureRequest) -> OpenPublisher:
+    """Both ways in: `open_publisher(url, outbox=...)`."""
+
+    @asynccontextmanager
+    async def on_a_connection(url: str, **options: Any) -> AsyncIterator[AsyncPublisher]:
+        connection = await aio_pika.connect_robust(url, reconnect_interval=0.1)
+        async with AsyncPublisher(connection=connection, **options) as publisher:
+            yield publisher
+        await connection.close()
+
+    return AsyncPublisher if request.param == "its own connection" else on_a_connection

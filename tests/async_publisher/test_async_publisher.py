@@ -8,11 +8,13 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
@@ -33,13 +35,16 @@ from reliablepub import (
     Unroutable,
     WrongEventLoop,
 )
+from reliablepub.door import Door
 from reliablepub.outbox.entry import Turn
 from reliablepub.outbox.store import SqliteStore
+from reliablepub.relay.bridge import BURST
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 from tests.async_publisher.conftest import Run
 
-ONCE = RetryPolicy(*(Retries(1, lambda _: 0.0) for _ in range(3)))
+_ONCE = Retries(stop_after_attempt(1), wait_none())
+ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
 AWAY = "amqp://127.0.0.1:1/"
 
 
@@ -67,9 +72,18 @@ def relay_threads() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("verb", ["__init__", "publish", "flush"])
 def test_arguments_are_those_of_publisher(verb: str) -> None:
-    ours = inspect.signature(getattr(AsyncPublisher, verb))
-    theirs = inspect.signature(getattr(Publisher, verb))
-    assert ours.parameters == theirs.parameters
+    ours = dict(inspect.signature(getattr(AsyncPublisher, verb)).parameters)
+    theirs = dict(inspect.signature(getattr(Publisher, verb)).parameters)
+    if verb == "__init__":  # instead of a URL, it may be given a connection
+        assert ours.pop("url").default is ours.pop("connection").default is None
+        del theirs["url"]
+    assert ours == theirs
+
+
+def test_without_asyncio_it_says_what_to_use_instead() -> None:
+    opening = AsyncPublisher(AWAY, outbox=None).open()
+    with pytest.raises(WrongEventLoop, match=r"in trio, use `Publisher` from threads"):
+        opening.send(None)
 
 
 # -------------------------------------------------------------------- receipts
@@ -532,3 +546,76 @@ def test_a_forked_child_is_refused(path: Path) -> None:
     asyncio.run(main())
     gc.collect()
     assert Outbox(path).status().open == 1
+
+
+# -------------------------------------------------------------------- consideration for the loop
+
+
+def test_a_thousand_tasks_that_begin_together_do_not_hold_the_loop(
+    run: Run[None], broker: FakeBroker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = 0
+    handed_over: list[tuple[int, str]] = []
+    hand_over = Door.hand_over
+
+    def noted(door: Door, chunk: list[Message], *arguments: Any, **options: Any) -> Any:
+        handed_over.append((turn, str(chunk[0].message_id)))
+        return hand_over(door, chunk, *arguments, **options)
+
+    monkeypatch.setattr(Door, "hand_over", noted)
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        async with AsyncPublisher(broker.url, outbox=path) as publisher:
+            counting = asyncio.create_task(count_turns())
+            tasks = [
+                asyncio.create_task(publisher.publish(b"x", routing_key="q", message_id=str(n)))
+                for n in range(1_000)
+            ]
+            await asyncio.sleep(0)
+            for task in tasks[100:200]:
+                task.cancel()
+            await asyncio.wait(tasks)
+            counting.cancel()
+            assert (await publisher.flush(10)).open == 0
+
+    run(main())
+    assert max(Counter(turn for turn, _ in handed_over).values()) <= BURST
+    assert [int(id_) for _, id_ in handed_over] == [*range(100), *range(200, 1_000)]
+
+
+def test_tasks_that_publish_in_one_turn_of_the_loop_wake_the_relay_once(
+    run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
+            relay, woken = publisher._door.relay, 0
+            wake = relay.wake
+
+            def counted() -> None:
+                nonlocal woken
+                woken += 1
+                wake()
+
+            monkeypatch.setattr(relay, "wake", counted)
+            taking_in = threading.Lock()
+            take = relay.inbox.take
+
+            def slowly(fits: Any) -> Any:
+                with taking_in:
+                    return take(fits)
+
+            monkeypatch.setattr(relay.inbox, "take", slowly)
+            with taking_in:
+                tasks = [asyncio.create_task(publisher.publish(b"x")) for _ in range(BURST)]
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                assert woken == 1
+            await asyncio.gather(*tasks)
+
+    run(main())

@@ -49,6 +49,21 @@ def test_a_bad_fault_file_is_an_error_and_not_a_traceback(tmp_path: Path) -> Non
     assert "kind 'nakc' is none of" in result.output
 
 
+def test_users_have_names_and_passwords() -> None:
+    command = [sys.executable, "-c", RUN, "--user", "ann:se:cret", "--user", "bob:secret"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("amqp://ann:se%3Acret@")
+        pika.BlockingConnection(pika.URLParameters(url)).close()
+        other = url.replace("ann:se%3Acret", "bob:secret")
+        pika.BlockingConnection(pika.URLParameters(other)).close()
+        process.terminate()
+    result = CliRunner().invoke(broker, ["--user", "ann"])
+    assert result.exit_code == 1
+    assert "NAME:PASSWORD" in result.output
+
+
 def test_a_host_that_others_can_reach_is_refused() -> None:
     result = CliRunner().invoke(broker, ["--host", "0.0.0.0"])
     assert result.exit_code == 1

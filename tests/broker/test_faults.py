@@ -139,6 +139,14 @@ def test_hold_confirms_until_released(node: Node, client: Client) -> None:
     assert client.confirms() == ["ack 4"]
 
 
+def test_released_before_it_is_written_a_confirm_is_not_held(node: Node, client: Client) -> None:
+    node.script.inject(faults.HoldConfirms())
+    client.publish()
+    node.release_confirms()
+    client.wait(1)
+    assert client.confirms() == ["ack 1"]
+
+
 def test_a_held_confirm_holds_back_multiple_acks(node: Node, client: Client) -> None:
     node.script.inject(faults.HoldConfirms(nth=2, times=1))
     publish_some(client, 4)

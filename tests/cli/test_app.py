@@ -14,7 +14,7 @@ from reliablepub.errors import ConfigurationError, OutboxDiskFull, PublisherClos
 from tests.cli.conftest import Cli
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-OWN = ("outbox", "publish", "relay")
+OWN = tuple(app._BUILT_IN)
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -25,8 +25,10 @@ def commands() -> Iterator[tuple[str, click.Command]]:
         assert command is not None
         yield f"reliablepub {name}", command
         if isinstance(command, click.Group):
-            for inner in command.commands.values():
-                yield f"reliablepub {name} {inner.name}", inner
+            for inner_name in command.list_commands(context):
+                inner = command.get_command(context, inner_name)
+                assert inner is not None
+                yield f"reliablepub {name} {inner_name}", inner
 
 
 COMMANDS = [pytest.param(name, command, id=name) for name, command in commands()]
@@ -40,13 +42,38 @@ def test_every_command_has_help_with_an_example(name: str, command: click.Comman
         assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
 
 
+def section(title: str) -> str:
+    """What the page says under a heading, up to the next one."""
+    found = re.search(rf"^#+ {title}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
+    assert found is not None, title
+    return found.group(1)
+
+
 @pytest.mark.parametrize(("name", "command"), COMMANDS)
 def test_every_command_and_option_is_documented(name: str, command: click.Command) -> None:
-    found = re.search(rf"^#+ {name}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
-    assert found is not None, name
-    for parameter in command.params:
-        for option in parameter.opts if isinstance(parameter, click.Option) else ():
-            assert f"| `{option}` |" in found.group(1), f"{name} {option}"
+    # A small group is told in one section, with the options of all its commands.
+    is_alone = re.search(rf"^#+ {name}$", DOCUMENT, re.MULTILINE) is not None
+    text = section(name if is_alone else name.rpartition(" ")[0])
+    if "(#choosing-messages)" in text:
+        text += section("Choosing messages")
+    options = {
+        option
+        for parameter in command.params
+        if isinstance(parameter, click.Option)
+        for option in parameter.opts
+    }
+    shown = {
+        option
+        for cell in re.findall(r"^\| (`--.*?) \|", text, re.MULTILINE)
+        for option in re.findall(r"`(--[\w-]+)", cell)
+    }
+    assert options <= shown
+    assert not is_alone or isinstance(command, click.Group) or shown == options
+
+
+def test_every_documented_command_exists() -> None:
+    shown = re.findall(r"^#+ (reliablepub .*)$", DOCUMENT, re.MULTILINE)
+    assert set(shown) <= {name for name, _ in commands()}
 
 
 def test_the_documented_keys_are_those_of_the_summary(cli: Cli) -> None:
@@ -95,7 +122,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 
 def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    plug_in(monkeypatch, "reliablepub.cli.outbox:status")
+    plug_in(monkeypatch, "reliablepub.cli.outbox.status:status")
     code, out, _ = invoke("extra", "--help")
     assert code == 0
     assert "Count the messages" in out
@@ -106,7 +133,7 @@ def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> 
     [
         ("reliablepub.nowhere:x", "ModuleNotFoundError: No module named 'reliablepub.nowhere'"),
         ("reliablepub.cli.outbox:nothing", "AttributeError"),
-        ("reliablepub.cli.outbox:age", "is no click command"),
+        ("reliablepub.cli.output:age", "is no click command"),
     ],
 )
 def test_a_broken_plug_in_says_so_and_disturbs_nobody(

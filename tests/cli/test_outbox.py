@@ -1,7 +1,9 @@
 """`reliablepub outbox`: looking changes nothing, and parking can be undone."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,12 @@ from reliablepub import Message, Outbox, Publisher, Unroutable
 from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 
+EVERY_COMMAND = [
+    *(("status",), ("list",), ("show", "1"), ("explain", "1"), ("in-flight",), ("duplicates",)),
+    *(("stats",), ("migrate",), ("keys",), ("export",), ("audit",)),
+    *(("retry", "1"), ("park", "1"), ("discard", "1", "--yes")),
+    ("reroute", "1", "--to-exchange", "x"),
+]
 EQUATION = ("open", "confirmed", "parked", "expired", "discarded")
 Run = Callable[..., Result]
 
@@ -67,40 +75,21 @@ def test_status_for_people_is_a_table(run: Run, outbox: Path) -> None:
     assert any(line.startswith("oldest open  0 s old") for line in lines)
 
 
-def test_parked_messages_are_listed_without_bodies(run: Run, outbox: Path) -> None:
-    result = run("parked", "--outbox", outbox)
-    assert result.stdout.count("returned after 3 attempts: 312 NO_ROUTE; message ") == 2
-    assert "secret" not in result.stdout
-    (first,) = parsed(run("parked", "--outbox", outbox, "--limit", 1, "--json"))
-    assert (first["outcome"], first["routing_key"]) == ("returned", "nowhere")
-
-
 def test_parking_is_undone(run: Run, outbox: Path) -> None:
-    first, second = (
-        message["id"] for message in parsed(run("parked", "--outbox", outbox, "--json"))
-    )
+    def parked() -> list[int]:
+        listed = run("list", "--state", "parked", "--outbox", outbox, "--json")
+        return [message["id"] for message in parsed(listed)]
+
+    first, second = parked()
     assert run("retry", first, "--outbox", outbox).stdout == "1 message put back\n"
-    assert [m["id"] for m in parsed(run("parked", "--outbox", outbox, "--json"))] == [second]
-    assert run("retry", "--all", "--outbox", outbox).stdout == "1 message put back\n"
-    assert run("parked", "--outbox", outbox).stdout == "no message is parked\n"
+    assert parked() == [second]
+    assert run("retry", "--all", "--yes", "--outbox", outbox).stdout == "1 message put back\n"
+    assert parked() == []
     status = parsed(run("status", "--outbox", outbox, "--json"))
     assert (status["open"], status["parked"]) == (3, 0)
 
 
-def test_an_id_that_is_not_parked_is_an_error(run: Run, outbox: Path) -> None:
-    result = run("retry", 999, "--outbox", outbox)
-    assert result.exit_code == 2
-    assert result.stderr == "Error: 1 ID of no parked message\n"
-
-
-@pytest.mark.parametrize("arguments", [("retry",), ("retry", "1", "--all")])
-def test_retry_wants_ids_or_all(run: Run, outbox: Path, arguments: tuple[str, ...]) -> None:
-    result = run(*arguments, "--outbox", outbox)
-    assert result.exit_code == 2
-    assert "give the IDs of parked messages, or --all" in result.stderr
-
-
-@pytest.mark.parametrize("command", [("status",), ("parked",), ("retry", "--all")])
+@pytest.mark.parametrize("command", EVERY_COMMAND)
 def test_a_missing_outbox_is_not_created(
     run: Run, tmp_path: Path, command: tuple[str, ...]
 ) -> None:
@@ -110,7 +99,7 @@ def test_a_missing_outbox_is_not_created(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("status",), ("parked",), ("retry", "--all")])
+@pytest.mark.parametrize("command", EVERY_COMMAND)
 def test_a_text_file_is_no_outbox(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("dear diary\n" * 100)
@@ -125,3 +114,64 @@ def test_the_outbox_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(outbox))
     assert parsed(run("status", "--json"))["stored"] == 5
+
+
+def test_an_audit_says_by_its_exit_code_whether_it_adds_up(run: Run, outbox: Path) -> None:
+    assert parsed(run("audit", "--outbox", outbox, "--json"))["is_right"] is True
+    result = run("audit", "--outbox", outbox)
+    assert (result.exit_code, result.stdout) == (0, "everything adds up; 3 messages compared\n")
+    with closing(sqlite3.connect(outbox)) as connection, connection:
+        connection.execute("DELETE FROM reliablepub_parked WHERE id = 3")
+        connection.execute("UPDATE reliablepub_parked SET body = x'00'")
+    result = run("audit", "--outbox", outbox)
+    assert result.exit_code == 4
+    assert "the ledger counts +1 parked against the rows" in result.stderr
+    assert "message 4: the checksum is" in result.stderr
+    as_json = run("audit", "--outbox", outbox, "--json")
+    assert as_json.exit_code == 4
+    assert json.loads(as_json.stdout)["differences"] == {"parked": 1}
+
+
+def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> None:
+    data = bytearray(outbox.read_bytes())
+    data[100:4096] = bytes(3996)  # where each table is
+    outbox.write_bytes(data)
+    looked = run("audit", "--outbox", outbox)
+    assert looked.exit_code == 4
+    assert "reliablepub outbox salvage" in looked.stderr
+    result = run("salvage", outbox, tmp_path / "new.db")
+    assert result.exit_code == 0
+    assert "1 open message and 2 parked messages copied" in result.stdout
+    assert run("audit", "--outbox", tmp_path / "new.db").exit_code == 0
+    again = run("salvage", outbox, tmp_path / "new.db")
+    assert again.exit_code == 4
+    assert "exists already" in again.stderr
+
+
+def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(outbox)) as connection, connection:
+        connection.execute("UPDATE reliablepub_parked SET body = x'00' WHERE id = 3")
+    result = run("salvage", outbox, tmp_path / "new.db")
+    assert result.exit_code == 1
+    assert "message 3 (" in result.stderr
+    assert "1 open message and 1 parked message copied" in result.stdout
+
+
+def test_a_held_key_is_listed_and_let_go(run: Run, tmp_path: Path, fake: FakeBroker) -> None:
+    path = tmp_path / "o.db"
+    with Publisher(fake.url, outbox=path) as publisher:
+        first = publisher.publish(b"", routing_key="nowhere", ordering_key="k", message_id="m-1")
+        publisher.publish(b"", routing_key="all", ordering_key="k")
+        with pytest.raises(Unroutable):
+            first.result(10)
+    assert parsed(run("status", "--outbox", path, "--json"))["held_keys"] == 1
+    [key] = parsed(run("keys", "--outbox", path, "--json"))
+    assert (key["ordering_key"], key["message_id"], key["held_back"]) == ("k", "m-1", 1)
+    listed = run("keys", "--outbox", path).stdout
+    assert "k  holds back 1 message: 1 was returned: 312 NO_ROUTE; message m-1" in listed
+    assert run("keys", "--skip", "other", "--outbox", path).exit_code == 2
+    assert run("keys", "--skip", "k", "--resume", "k", "--outbox", path).exit_code == 2
+    assert "1 message skipped" in run("keys", "--skip", "k", "--outbox", path).stdout
+    assert "no key is held" in run("keys", "--outbox", path).stdout
+    with Publisher(fake.url, outbox=path) as publisher:
+        assert publisher.flush(10).open == 0

@@ -122,6 +122,9 @@ def test_a_bad_line_of_stdin_names_what_is_stored(cli: Cli, fake: FakeBroker) ->
         (("publish", "-", "--routing-key", "q", "--url", "amqp://x:hush@y:z/"), "cannot be read"),
         (("publish", "-", "--routing-key", "q", "--window", "0"), "--window"),
         (("publish", "-", "--routing-key", "q", "--bad"), "--bad"),
+        (("publish", "-", "--routing-key", "q", "--expires-in", "0"), "--expires-in"),
+        (("publish", "-", "--routing-key", "q", "--not-before", "2999-01-01"), "with an offset"),
+        (("publish", "-", "--routing-key", "q", "--not-before", "2999-01-01T00Z"), "needs --outb"),
     ],
 )
 def test_wrong_usage_is_one_line(cli: Cli, arguments: tuple[str, ...], problem: str) -> None:
@@ -186,6 +189,38 @@ def test_failover_goes_to_the_next_address(cli: Cli, flights: Flights, fake: Fak
     assert ended.code == 0, ended.err
 
 
+# ---------------------------------------------------------------------- too early, too late
+
+
+def test_what_may_not_be_sent_yet_is_stored_and_not_waited_for(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    wait = ("--not-before", "2999-01-01T02:00:00+02:00", "--timeout", "3600")
+    ended = cli("publish", flights(3), *TO_ALL, *wait, "--outbox", "o.db", "--json")
+    assert ended.code == 3
+    assert (ended.json["stored"], ended.json["open"], ended.json["stopped"]) == (3, 3, "not due")
+    assert "3 messages are stored, not yet published (their time has not come)" in ended.error
+    assert fake.published_count == 0
+    due = {str(row["due_at"]) for row in Outbox(cli.folder / "o.db").rows("open")}
+    assert len(due) == 1
+    assert due.pop().startswith("2999-01-01 00:00:00")
+
+
+def test_what_was_not_to_be_sent_before_now_is_sent(
+    cli: Cli, flights: Flights, fake: FakeBroker
+) -> None:
+    since = ("--not-before", "2020-01-01T00:00:00Z", "--expires-in", "3600")
+    assert cli("publish", flights(3), *TO_ALL, *since, "--outbox", "o.db").code == 0
+    assert len(fake.messages("all")) == 3
+
+
+def test_what_is_not_confirmed_in_time_has_expired(cli: Cli, flights: Flights) -> None:
+    late = ("--expires-in", "0.1", "--url", NOBODY)
+    ended = cli("publish", flights(3), *TO_ALL, *late, "--outbox", "o.db", "--json")
+    assert (ended.code, ended.json["outcomes"]["expired"]) == (1, 3)
+    assert Outbox(cli.folder / "o.db").status().expired == 3
+
+
 def test_a_blocked_broker_is_named(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
     fake.block("low on disk")
     ended = cli("publish", flights(800), *TO_ALL, "--outbox", "o.db", "--timeout", "0.5", "--json")
@@ -209,7 +244,7 @@ def test_an_unknown_exchange_parks_one_message_and_not_the_file(cli: Cli, flight
     assert ended.error == (
         "the broker refuses these messages (404 NOT_FOUND - no exchange 'nowhere' in vhost '/'); "
         "stopped reading after record 1 of 2000: 1 stored, 1 parked, 0 open; "
-        "see `reliablepub outbox parked --outbox o.db`"
+        "see `reliablepub outbox list --state parked --outbox o.db`"
     )
     result = ended.json
     assert (result["stored"], result["parked"], result["stopped"]) == (1, 1, "refused")

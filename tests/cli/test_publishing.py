@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
@@ -66,17 +67,23 @@ def lines(count: int) -> Iterator[Line]:
 
 
 def ran(
-    scripted: Scripted, source: Iterable[Line | None], *, open_messages_max: int | None = None
+    scripted: Scripted,
+    source: Iterable[Line | None],
+    *,
+    resumes: bool = False,
+    open_messages_max: int | None = None,
+    not_before: datetime | None = None,
 ) -> Run:
     with Stop() as stop, Bar(None) as bar:
         run = Run(
             cast("Publisher", scripted),
             source=None,
-            resumes=False,
+            resumes=resumes,
             open_messages_max=open_messages_max,
             stop=stop,
             bar=bar,
             patience=Patience(0.05, time.monotonic()),
+            not_before=not_before,
         )
         run.run(source, message)
     return run
@@ -92,6 +99,15 @@ def test_the_first_message_goes_alone() -> None:
 def test_an_error_of_the_outbox_ends_it_with_what_is_stored() -> None:
     run = ran(Scripted(OutcomeKind.CONFIRMED, OutboxDiskFull("the disk is full")), lines(100))
     assert (run.stopped, run.error, run.tally.stored) == (Stopped.OUTBOX, "the disk is full", 1)
+
+
+@pytest.mark.parametrize(("days", "stopped"), [(1, Stopped.NOT_DUE), (-1, Stopped.TIMEOUT)])
+def test_only_what_may_be_sent_is_waited_for(days: int, stopped: Stopped) -> None:
+    not_before = datetime.now(UTC) + timedelta(days=days)
+    assert ran(Scripted(None), lines(1), not_before=not_before).stopped is stopped
+    earlier = Scripted()  # an earlier run has stored everything, and was killed
+    earlier.status = Status(counters=Counters(stored=1), connects=1)
+    assert ran(earlier, lines(0), resumes=True, not_before=not_before).stopped is stopped
 
 
 def test_a_publisher_that_fails_meanwhile_is_noticed() -> None:

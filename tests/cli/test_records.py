@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from reliablepub.cli.records import BadRecord, Line, Recipe, read_lines
 from reliablepub.cli.signals import Stop
+from reliablepub.cli.source import Source
 from reliablepub.cli.template import Template
 
 
@@ -101,11 +104,14 @@ def test_the_first_record_shows_the_format(first: bytes, content_type: str) -> N
 
 
 def test_fields_go_where_the_templates_say() -> None:
-    made = Recipe(Template("x-{c}"), Template("{a.b}"), Template("id-{i}"), None)
+    templates = (Template("x-{c}"), Template("{a.b}"), Template("id-{i}"))
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    made = Recipe(*templates, None, Template("key-{i}"), 60.0, tomorrow)
     message = made.message(Line(1, b'{"a": {"b": "k"}, "c": true, "i": 7}'))
     assert message.exchange == "x-true"
     assert message.routing_key == "k"
-    assert message.message_id == "id-7"
+    assert (message.message_id, message.ordering_key) == ("id-7", "key-7")
+    assert (message.expires_in_s, message.not_before) == (60.0, tomorrow)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +135,17 @@ def test_fields_go_where_the_templates_say() -> None:
 def test_a_bad_record_names_line_and_problem(body: bytes, problem: str) -> None:
     with pytest.raises(BadRecord, match=f"line 12: {problem}"):
         recipe("k.{a}", is_ndjson=True).message(Line(12, body))
+
+
+def test_another_time_does_not_make_another_source(tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(b"x\n")
+    now = datetime.now(UTC)
+    with Source.open(str(path)) as source:
+        plain, later = (replace(recipe(), expires_in_s=s, not_before=now) for s in (None, 1.0))
+        other = replace(recipe(), ordering_key=Template("k"))
+        names = [source.identity(made) for made in (recipe(), plain, later, other)]
+    assert names[0] == names[1] == names[2] != names[3]
 
 
 def test_an_empty_message_id_is_bad() -> None:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -80,7 +81,19 @@ def test_draining_reports_what_is_parked(cli: Cli, enqueue: Callable[..., Path])
     ended = cli("relay", "--outbox", "o.db", "--drain")
     assert ended.code == 0
     assert "2 confirmed, 1 parked, 0 open" in ended.out
-    assert "1 message is parked; see `reliablepub outbox parked --outbox o.db`" in ended.err
+    assert (
+        "1 message is parked; see `reliablepub outbox list --state parked --outbox o.db`"
+        in ended.err
+    )
+
+
+def test_draining_does_not_wait_for_what_is_put_off(cli: Cli, enqueue: Callable[..., Path]) -> None:
+    with Outbox(enqueue(2)) as outbox:
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        outbox.enqueue(Message(b"", routing_key="all", not_before=tomorrow))
+    ended = cli("relay", "--outbox", "o.db", "--drain")
+    assert ended.code == 0
+    assert "2 confirmed, 0 parked, 1 open" in ended.out
 
 
 def test_draining_that_is_interrupted_is_not_done(cli: Cli, enqueue: Callable[..., Path]) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from reliablepub import Publisher
 from reliablepub.testing import FakeBroker, NodeOptions
-from tests.conformance.driven import DrivenPublisher, LoopThread
+from tests.conformance.driven import DrivenPublisher, GuestPublisher, LoopThread
 from tests.conformance.rig import FakeRig, RealRig, Rig
 
 MAX_MESSAGE_SIZE = 1024 * 1024
@@ -38,22 +38,31 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     rig.probe.close()
 
 
-@pytest.fixture(autouse=True, params=["threads", "threads, pika's public way", "asyncio"])
+LENT = "asyncio, the application's connection"
+
+
+@pytest.fixture(autouse=True, params=["threads", "threads, pika's public way", "asyncio", LENT])
 def front_door(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FrontDoor]:
-    """Both front doors, and the short and the public way through pika: what holds, holds for all.
+    """Both front doors, both ways through pika, and aio-pika's: what holds, holds for all.
 
     The public way is taken by the relay, which is the same behind both doors; once is enough.
     """
     is_hooked = request.param != "threads, pika's public way"
     monkeypatch.setattr("reliablepub.transport.pika.IS_HOOKED", is_hooked)
-    if request.param != "asyncio":
+    if request.param in {"asyncio", LENT}:
+        loop = LoopThread()
+        door = GuestPublisher if request.param == LENT else DrivenPublisher
+        yield partial(door, loop)  # type: ignore[misc]
+        loop.close()
+    else:
         yield Publisher
-        return
-    loop = LoopThread()
-    yield partial(DrivenPublisher, loop)  # type: ignore[misc]
-    loop.close()
+
+
+def is_guest(front_door: FrontDoor) -> bool:
+    """Whether the publishers of this door are on a connection that the application makes."""
+    return isinstance(front_door, partial) and front_door.func is GuestPublisher
 
 
 @pytest.fixture

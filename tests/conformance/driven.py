@@ -10,6 +10,9 @@ from collections.abc import Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from aio_pika import RobustConnection
+from yarl import URL
+
 from reliablepub import AsyncPublisher, Confirmed, Message, Status
 from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
 
@@ -67,8 +70,11 @@ class DrivenPublisher:
 
     def __init__(self, loop: LoopThread, url: str, **options: Any) -> None:
         self._loop = loop
-        self._publisher = AsyncPublisher(url, **options)
+        self._publisher = AsyncPublisher(**self._way_in(url), **options)
         loop.run(self._publisher.open())
+
+    def _way_in(self, url: str) -> dict[str, Any]:
+        return {"url": url}
 
     def publish(self, body: bytes, **properties: Any) -> DrivenReceipt:
         receipt = self._loop.run(self._publisher.publish(body, **properties))
@@ -98,3 +104,27 @@ class DrivenPublisher:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class GuestPublisher(DrivenPublisher):
+    """The same on a robust connection of the application's, which the test is."""
+
+    def _way_in(self, url: str) -> dict[str, Any]:
+        return {"connection": self._loop.run(self._host(url))}
+
+    async def _host(self, url: str) -> RobustConnection:
+        """A connection that may come up later: the broker can be away when a test begins."""
+        host = RobustConnection(URL(url), reconnect_interval=0.1, fail_fast=False)
+        self._connecting = asyncio.create_task(host.connect())
+        self._connection = host
+        return host
+
+    def close(self, timeout: float | None = None) -> Status:
+        status = super().close(timeout)
+        self._loop.run(self._leave())
+        return status
+
+    async def _leave(self) -> None:
+        self._connecting.cancel()
+        await asyncio.wait([self._connecting])
+        await self._connection.close()

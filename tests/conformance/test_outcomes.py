@@ -1,18 +1,23 @@
 """Each outcome, reported for the message it belongs to, by both brokers alike."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
-from tenacity import wait_none
+from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
 
 from reliablepub import (
+    Expired,
+    GiveUp,
     Message,
     Nacked,
     Publisher,
+    Refusal,
     Refused,
     Retries,
+    RetryIn,
     RetryPolicy,
     Unroutable,
 )
@@ -20,9 +25,9 @@ from reliablepub.message import FieldValue
 from tests.amqp_probe import AmqpProbe
 
 IMPATIENT = RetryPolicy(
-    nacked=Retries(2, wait_none()),
-    returned=Retries(2, wait_none()),
-    refused=Retries(1, wait_none()),
+    nacked=Retries(stop_after_attempt(2), wait_none()),
+    returned=Retries(stop_after_attempt(2), wait_none()),
+    refused=Retries(stop_after_attempt(1), wait_none()),
 )
 
 
@@ -126,13 +131,35 @@ def test_a_nacked_message_is_confirmed_once_there_is_room(
     broker: AmqpProbe, open_publisher: Callable[..., Publisher]
 ) -> None:
     queue = broker.declare_queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
-    patient = RetryPolicy(nacked=Retries(1_000, lambda _: 0.02))
+    patient = RetryPolicy(nacked=Retries(stop_after_attempt(1_000), lambda _: 0.02))
     publisher = open_publisher(broker.url, retry=patient)
     publisher.publish(b"first", routing_key=queue).result(10)
     second = publisher.publish(b"second", routing_key=queue)
     assert [body for body, _ in broker.drain(queue, 1)] == [b"first"]
     second.result(10)
     assert [body for body, _ in broker.drain(queue, 1)] == [b"second"]
+
+
+def test_what_is_given_up_may_be_discarded_and_a_callback_may_decide(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    def decide(refusal: Refusal) -> RetryIn | GiveUp | None:
+        is_last = refusal.refusals == 2
+        return {"keep": GiveUp.PARK, "again": None if is_last else RetryIn(0.01)}.get(
+            refusal.routing_key, refusal.verdict
+        )
+
+    retries = Retries(stop_after_attempt(1), wait_none(), then=GiveUp.DISCARD)
+    publisher = open_publisher(broker.url, retry=RetryPolicy(returned=retries, decide=decide))
+    receipts = {key: publisher.publish(b"x", routing_key=key) for key in ("keep", "again", "drop")}
+    said = {}
+    for key, receipt in receipts.items():
+        with pytest.raises(Unroutable) as error:
+            receipt.result(10)
+        said[key] = (error.value.is_kept, error.value.attempts)
+    assert said == {"keep": (True, 1), "again": (False, 2), "drop": (False, 1)}
+    counters = publisher.flush(5).counters
+    assert (counters.parked, counters.discarded, counters.open) == (1, 2, 0)
 
 
 @pytest.mark.parametrize(
@@ -194,3 +221,89 @@ def test_a_message_larger_than_the_window_in_bytes_goes_alone(
     for receipt in receipts:
         receipt.result(10)
     assert sorted(len(body) for body, _ in broker.drain(queue, 6)) == sorted(sizes)
+
+
+def test_a_message_that_cannot_be_confirmed_in_time_expires(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    publisher = open_publisher(
+        broker.url, retry=RetryPolicy(nacked=Retries(stop_never, wait_fixed(9)))
+    )
+    publisher.publish(b"first", routing_key=queue).result(10)
+    receipt = publisher.publish(b"late", routing_key=queue, message_id="late", expires_in_s=0.2)
+    with pytest.raises(Expired, match=r"message late .* \(may have arrived\)") as error:
+        receipt.result(10)
+    assert (error.value.attempts, error.value.may_have_arrived) == (1, True)
+    assert publisher.flush(10).counters.expired == 1
+    assert [body for body, _ in broker.drain(queue, 1)] == [b"first"]
+
+
+def test_a_message_that_was_never_sent_says_so(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url)
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    delayed: dict[str, Any] = {"not_before": tomorrow, "expires_in_s": 0.05}
+    messages = [Message(b"x", routing_key=queue, **options) for options in ({}, *[delayed] * 2)]
+    receipt = publisher.publish_many(messages).wait(10)
+    assert (receipt.confirmed, receipt.failed) == (1, 2)
+    for error in receipt.failures:
+        assert isinstance(error, Expired)
+        assert error.reply_text == "not sent"
+        assert not error.may_have_arrived
+    assert len(broker.drain(queue, 1)) == 1
+
+
+def test_a_delayed_message_is_sent_when_it_is_due_and_nobody_waits_for_it_before(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, close_timeout_s=60)
+    due = datetime.now(UTC) + timedelta(seconds=0.7)
+    soon = publisher.publish(b"soon", routing_key=queue, not_before=due)
+    publisher.publish(b"tomorrow", routing_key=queue, not_before=due + timedelta(days=1))
+    publisher.publish(b"now", routing_key=queue).result(10)
+    status = publisher.flush(10)
+    assert (status.is_flushed, status.open) == (True, 2)
+    soon.result(10)
+    assert datetime.now(UTC) >= due
+    assert [body for body, _ in broker.drain(queue, 2)] == [b"now", b"soon"]
+    assert publisher.close().open == 1
+
+
+def test_messages_of_a_key_arrive_in_their_order_though_a_full_queue_refuses_some(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    queue = broker.declare_queue(arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    patient = RetryPolicy(nacked=Retries(stop_after_attempt(1_000), lambda _: 0.02))
+    publisher = open_publisher(broker.url, retry=patient)
+    receipt = publisher.publish_many(
+        Message(b"%d" % n, routing_key=queue, ordering_key="k") for n in range(12)
+    )
+    arrived: list[int] = []
+    while len(set(arrived)) < 12:
+        arrived += [int(body) for body, _ in broker.drain(queue, 1)]
+    receipt.wait(20)
+    assert list(dict.fromkeys(arrived)) == list(range(12))
+
+
+def test_keys_do_not_wait_for_each_other(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
+) -> None:
+    full = broker.declare_queue(arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
+    queue = broker.declare_queue()
+    publisher = open_publisher(
+        broker.url, retry=RetryPolicy(nacked=Retries(stop_after_attempt(1_000), wait_fixed(9)))
+    )
+    stuck = publisher.publish(b"stuck", routing_key=full, ordering_key="stuck")
+    behind = publisher.publish(b"behind", routing_key=queue, ordering_key="stuck")
+    messages = [
+        Message(b"%d" % n, routing_key=queue, ordering_key=f"key {n % 3}") for n in range(30)
+    ]
+    assert publisher.publish_many(messages).wait(20).confirmed == 30
+    arrived = [int(body) for body, _ in broker.drain(queue, 30)]
+    for key in range(3):
+        assert [n for n in arrived if n % 3 == key] == list(range(key, 30, 3))
+    assert [receipt.is_settled for receipt in (stuck, behind)] == [False, False]

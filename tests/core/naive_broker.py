@@ -7,6 +7,7 @@ the session can be held against the truth. Nothing happens by itself: the test s
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,6 +19,7 @@ from reliablepub._core.events import (
     ChannelOpened,
     CloseChannel,
     Connected,
+    ConnectionClose,
     ConnectionLost,
     Disconnect,
     Event,
@@ -31,6 +33,7 @@ from reliablepub._core.session import Session
 from reliablepub.outcome import Outcome, OutcomeKind
 
 CONFIRM_TIMEOUT_S: Final = 30.0
+IMMEDIATE: Final = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
 OF_A_CHANNEL = (Acked, Nacked, Returned, ChannelClosed, ChannelOpened)
 
 
@@ -57,7 +60,9 @@ class NaiveBroker:
     """Its inbox and outbox are the two directions of the wire."""
 
     def __init__(self) -> None:
-        self.poison: set[int] = set()
+        self.poison: set[int] = set()  # closes the channel
+        self.fatal: set[int] = set()  # closes the connection, with words
+        self.deadly: set[int] = set()  # ends the connection, without
         self.unroutable: set[int] = set()
         self.inbox: deque[Publish | OpenChannel | CloseChannel] = deque()
         self.outbox: deque[Event] = deque()
@@ -70,6 +75,7 @@ class NaiveBroker:
         self.nacked: set[tuple[int, int]] = set()
         self.returned: set[tuple[int, int]] = set()
         self.said: list[Event] = []
+        self.connects = 0
         self.channels_opened = 0
         self.channels_closed = 0
 
@@ -96,6 +102,12 @@ class NaiveBroker:
     def _take(self, channel: Channel, epoch: int, tag: int, key: int) -> None:
         if key in self.poison:
             self.close_channel(epoch, 404, by_publish=True)
+            return
+        if key in self.fatal:
+            self.close_connection(IMMEDIATE)
+            return
+        if key in self.deadly:
+            self.drop()
             return
         if key in self.unroutable:
             self.returned.add((epoch, tag))
@@ -134,7 +146,15 @@ class NaiveBroker:
     def connect(self) -> None:
         """Accept a connection."""
         self.is_connected = True
+        self.connects += 1
         self._say(Connected())
+
+    def close_connection(self, close: ConnectionClose) -> None:
+        """With a reason; what was said before is heard."""
+        self.is_connected = self.is_blocked = False
+        self.channels.clear()
+        self.inbox.clear()
+        self._say(ConnectionLost(f"{close.reply_code} {close.reply_text}", close))
 
     def drop(self, *, with_late_words: bool = False) -> None:
         """Lose the connection; what was already said of channels may still be heard, too late."""
@@ -178,12 +198,19 @@ class NaiveBroker:
 class Rig:
     """A session at the broker; every step is checked against what the broker knows."""
 
-    def __init__(self, *, window_max: int = 8, window_bytes_max: int = 1_000) -> None:
+    def __init__(
+        self,
+        *,
+        window_max: int = 8,
+        window_bytes_max: int = 1_000,
+        is_named: Callable[[int, str], bool] = lambda _key, _words: False,
+    ) -> None:
         self.window_max, self.window_bytes_max = window_max, window_bytes_max
         self.session: Session[int] = Session(
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=CONFIRM_TIMEOUT_S,
+            is_named=is_named,
         )
         self.broker = NaiveBroker()
         self.now = 1_000.0
@@ -196,25 +223,27 @@ class Rig:
 
     # ---------------------------------------------------------------- what the relay would do
 
-    def submit(self, size: int = 1, *, poison: bool = False, unroutable: bool = False) -> int:
-        """Hand over the next message."""
+    def submit(self, size: int = 1, *, kind: str = "good") -> int:
+        """Hand over the next message: good, unroutable, poison, fatal or deadly."""
         key = len(self.sizes)
         self.sizes[key] = size
-        if poison:
-            self.broker.poison.add(key)
-        if unroutable:
-            self.broker.unroutable.add(key)
+        if kind != "good":
+            getattr(self.broker, kind).add(key)
         self.waiting.add(key)
         self.session.submit(key, size)
         return key
 
-    def submit_many(self, count: int, *, poison: tuple[int, ...] = ()) -> list[int]:
-        """Hand over messages, the named positions poisoned."""
-        return [self.submit(poison=position in poison) for position in range(count)]
+    def submit_many(
+        self, count: int, *, guilty: Collection[int] = (), kind: str = "poison"
+    ) -> list[int]:
+        """Hand over messages, those at the named positions of the kind."""
+        return [
+            self.submit(kind=kind if position in guilty else "good") for position in range(count)
+        ]
 
     def withdraw(self, keys: set[int]) -> None:
         """Change one's mind."""
-        self.session.withdraw(keys)
+        assert set(self.session.withdraw(keys)) == keys
         self.waiting -= keys
         self._settle_and_obey()
 
@@ -301,7 +330,7 @@ class Rig:
                 assert attempt in broker.returned
             case kind:
                 assert kind is OutcomeKind.REFUSED
-                assert key in broker.poison, "only the guilty are refused"
+                assert key in broker.poison | broker.fatal, "only the guilty are refused"
         assert key not in self.verdicts, "I3: one final verdict"
         self.verdicts[key] = settlement.outcome
 
@@ -309,6 +338,7 @@ class Rig:
         """Every message is in exactly one place."""
         self._check_window()
         assert self.session.buffered == len(self.waiting)
+        assert sorted(self.session.waiting()) == sorted(self.waiting)
 
     # ---------------------------------------------------------------- a broker in good health
 

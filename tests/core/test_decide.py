@@ -4,36 +4,69 @@ from __future__ import annotations
 
 import pytest
 
-from reliablepub._core.decide import Decision, Park, Remove, RetryAt, SendAgain, decide
+from reliablepub._core.decide import (
+    Decision,
+    Discard,
+    Expire,
+    Park,
+    Remove,
+    RetryAt,
+    SendAgain,
+    decide,
+)
 from reliablepub.outcome import OutcomeKind
 
-WEEK_OF_REFUSALS = 1_000_000
 AGAIN = RetryAt(107.5)
+CONFIRMED, UNCERTAIN, NACKED = OutcomeKind.CONFIRMED, OutcomeKind.UNCERTAIN, OutcomeKind.NACKED
+RETURNED, REFUSED = OutcomeKind.RETURNED, OutcomeKind.REFUSED
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "refusals", "decision"),
+    ("kind", "is_spent", "in_time", "late"),
     [
-        (OutcomeKind.CONFIRMED, 0, Remove()),
-        (OutcomeKind.CONFIRMED, WEEK_OF_REFUSALS, Remove()),
-        (OutcomeKind.UNCERTAIN, 0, SendAgain()),
-        (OutcomeKind.UNCERTAIN, WEEK_OF_REFUSALS, SendAgain()),
-        (OutcomeKind.EXPIRED, 0, Park()),
-        (OutcomeKind.RETURNED, 2, AGAIN),
-        (OutcomeKind.RETURNED, 3, Park()),
-        (OutcomeKind.NACKED, 2, AGAIN),
-        (OutcomeKind.NACKED, 3, Park()),
-        (OutcomeKind.REFUSED, 2, AGAIN),
-        (OutcomeKind.REFUSED, 3, Park()),
-        (OutcomeKind.REFUSED, WEEK_OF_REFUSALS, Park()),
+        (CONFIRMED, False, Remove(), Remove()),
+        (CONFIRMED, True, Remove(), Remove()),
+        (UNCERTAIN, False, SendAgain(), Expire()),
+        (UNCERTAIN, True, SendAgain(), Expire()),
+        (RETURNED, False, AGAIN, Expire()),
+        (RETURNED, True, None, None),
+        (NACKED, False, AGAIN, Expire()),
+        (NACKED, True, None, None),
+        (REFUSED, False, AGAIN, Expire()),
+        (REFUSED, True, None, None),
     ],
 )
 def test_each_outcome_has_its_decision(
-    kind: OutcomeKind, refusals: int, decision: Decision
+    kind: OutcomeKind,
+    is_spent: bool,  # noqa: FBT001
+    is_kept: bool,  # noqa: FBT001
+    in_time: Decision | None,
+    late: Decision | None,
 ) -> None:
-    assert decide(kind, refusals=refusals, attempts_max=3, wait_s=7.5, now=100.0) == decision
+    """None stands for what is done with those who are given up."""
+    given_up: Decision = Park() if is_kept else Discard()
+    for expires_at, decision in [(None, in_time), (100.1, in_time), (100.0, late), (50.0, late)]:
+        found = decide(
+            kind,
+            is_spent=is_spent,
+            is_kept=is_kept,
+            wait_s=7.5,
+            now=100.0,
+            expires_at=expires_at,
+        )
+        assert found == (decision or given_up)
 
 
-def test_every_outcome_has_a_decision() -> None:
-    for kind in OutcomeKind:
-        assert decide(kind, refusals=1, attempts_max=1, wait_s=1.0, now=0.0) != RetryAt(1.0)
+@pytest.mark.parametrize("expires_at", [None, 1.0])
+def test_no_attempt_ends_as_expired(expires_at: float | None) -> None:
+    for is_spent in (True, False):
+        with pytest.raises(ValueError, match="no attempt ends as expired"):
+            decide(
+                OutcomeKind.EXPIRED,
+                is_spent=is_spent,
+                is_kept=True,
+                wait_s=1.0,
+                now=0.0,
+                expires_at=expires_at,
+            )

@@ -18,7 +18,7 @@ def rig_of(count: int, *guilty: int, window_max: int = 1_000) -> Rig:
     """Connected, with so many messages buffered, some of them poison."""
     rig = Rig(window_max=window_max, window_bytes_max=1_000_000)
     rig.broker.connect()
-    rig.submit_many(count, poison=guilty)
+    rig.submit_many(count, guilty=guilty)
     return rig
 
 
@@ -93,7 +93,7 @@ def test_both_channels_share_one_window() -> None:
 def test_a_large_suspect_is_not_starved_by_small_fresh_messages() -> None:
     rig = Rig(window_max=100, window_bytes_max=100)
     rig.broker.connect()
-    guilty, large = rig.submit(10, poison=True), rig.submit(90)
+    guilty, large = rig.submit(10, kind="poison"), rig.submit(90)
     until_suspected(rig)
     for _ in range(20):
         rig.submit(10)
@@ -111,8 +111,8 @@ def test_a_large_suspect_is_not_starved_by_small_fresh_messages() -> None:
 def test_returned_messages_are_no_suspects() -> None:
     rig = Rig()
     rig.broker.connect()
-    returned = [rig.submit(unroutable=True) for _ in range(3)]
-    guilty = rig.submit(poison=True)
+    returned = [rig.submit(kind="unroutable") for _ in range(3)]
+    guilty = rig.submit(kind="poison")
     rig.run_until_idle()
     assert rig.broker.channels_closed == 1  # a single suspect was left
     assert {rig.verdicts[key].kind for key in returned} == {OutcomeKind.RETURNED}
@@ -122,7 +122,7 @@ def test_returned_messages_are_no_suspects() -> None:
 def test_a_close_without_a_suspect_refuses_nobody() -> None:
     rig = Rig()
     rig.broker.connect()
-    rig.submit(unroutable=True)
+    rig.submit(kind="unroutable")
     while not rig.broker.returned:
         rig.step()
     rig.broker.close_channel(1, 404, by_publish=True)
@@ -134,7 +134,7 @@ def test_a_second_poison_in_the_fresh_messages_joins_the_quarantine() -> None:
     rig = rig_of(20, 4)
     until_suspected(rig)
     later = rig.submit_many(20)
-    poison = rig.submit(poison=True)
+    poison = rig.submit(kind="poison")
     rig.run_until_idle()
     assert sorted(refused(rig)) == [4, poison]
     assert all(rig.verdicts[key].kind is CONFIRMED for key in later)
@@ -210,6 +210,7 @@ def test_withdrawn_suspects_leave_the_quarantine() -> None:
     until_suspected(rig)
     rig.withdraw({0, 1, 2, 4, 5, 6})  # the first group but one, the second but one
     assert rig.session.buffered == 2
+    assert set(rig.session.waiting()) == {3, 7}
     rig.run_until_idle()
     assert {key: outcome.kind for key, outcome in rig.verdicts.items()} == {
         3: CONFIRMED,

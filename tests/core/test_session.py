@@ -532,7 +532,8 @@ def test_withdrawn_messages_are_never_sent() -> None:
     client = connected()
     client.submits("abcdefg")
     client.writes()
-    client.session.withdraw({"a", "f", "unknown"})  # a is in flight already
+    withdrawn = client.session.withdraw({"a", "f", "unknown"})  # a is in flight already
+    assert withdrawn == ["f"]
     assert client.session.buffered == 2
     client.hears(Acked(1, 4, multiple=True))
     assert client.kinds() == "a:confirmed b:confirmed c:confirmed d:confirmed"

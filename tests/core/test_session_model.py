@@ -19,11 +19,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from reliablepub._core.events import ConnectionClose
 from reliablepub.outcome import OutcomeKind
 from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig
 
 WINDOW_BYTES_MAX: Final = 100
-KINDS = st.sampled_from(["good", "good", "good", "poison", "unroutable"])
+FORCED: Final = ConnectionClose(320, "CONNECTION_FORCED - bye", (0, 0))
+INTERNAL: Final = ConnectionClose(541, "INTERNAL_ERROR", (60, 40))
+KINDS = st.sampled_from(["good"] * 6 + ["poison", "poison", "unroutable", "fatal", "deadly"])
 
 
 def has_channel(machine: SessionMachine) -> bool:
@@ -44,13 +47,16 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(kinds=st.lists(KINDS, min_size=1, max_size=8), size=st.integers(1, 120))
     def submit(self, kinds: list[str], size: int) -> None:
         for kind in kinds:
-            self.rig.submit(size, poison=kind == "poison", unroutable=kind == "unroutable")
+            self.rig.submit(size, kind=kind)
 
-    @rule(count=st.integers(2, 8), data=st.data())
-    def run_into_poison(self, count: int, data: st.DataObject) -> None:
+    @rule(
+        count=st.integers(2, 8),
+        kind=st.sampled_from(["poison", "fatal", "deadly"]),
+        data=st.data(),
+    )
+    def run_into_poison(self, count: int, kind: str, data: st.DataObject) -> None:
         guilty = data.draw(st.integers(0, count - 1))
-        for position in range(count):
-            self.rig.submit(poison=position == guilty)
+        self.rig.submit_many(count, guilty=[guilty], kind=kind)
         self.rig.write()
         self.work(20)
         self.hear(20, at_once=False)
@@ -90,8 +96,9 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 20))
     def work(self, count: int) -> None:
-        for _ in range(min(count, len(self.rig.broker.inbox))):
-            self.rig.broker.work()
+        for _ in range(count):
+            if self.rig.broker.inbox:  # the last thing may have ended the connection
+                self.rig.broker.work()
 
     @precondition(has_channel)
     @rule(data=st.data(), multiple=st.booleans(), ack=st.booleans())
@@ -111,7 +118,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def lose_the_header_of_a_return(self, data: st.DataObject) -> None:
         self.rig.broker.channels[self._any_channel(data)].strips_headers = True
-        self.rig.submit(unroutable=True)
+        self.rig.submit(kind="unroutable")
         self.rig.write()
         self.work(20)
 
@@ -138,6 +145,11 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 1_000))
     def say_something_again(self, index: int) -> None:
         self.rig.broker.say_again(index)
+
+    @precondition(lambda self: self.rig.broker.is_connected)
+    @rule(close=st.sampled_from([FORCED, INTERNAL]))
+    def close_the_connection_for_no_fault_of_ours(self, close: ConnectionClose) -> None:
+        self.rig.broker.close_connection(close)
 
     @precondition(lambda self: self.rig.broker.is_connected)
     @rule(with_late_words=st.booleans())
@@ -170,10 +182,11 @@ class SessionMachine(RuleBasedStateMachine):
         """In the end everyone gets well."""
         if not hasattr(self, "rig"):
             return
-        self.rig.run_until_idle()
         broker = self.rig.broker
+        broker.deadly.clear()  # what nobody may be refused for goes through some day
+        self.rig.run_until_idle()
         for key, verdict in self.rig.verdicts.items():
-            if key in broker.poison:
+            if key in broker.poison | broker.fatal:
                 assert verdict.kind is OutcomeKind.REFUSED
             elif key in broker.unroutable:
                 assert verdict.kind is OutcomeKind.RETURNED

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
@@ -130,6 +131,26 @@ def test_creation_is_there_wholly_or_not_at_all(
     assert status == 0
 
 
+def test_a_database_killed_within_a_commit_before_it_had_a_log_can_be_opened(
+    path: Path, child: Child
+) -> None:
+    def die_half_way() -> None:
+        db = sqlite3.connect(path, isolation_level=None)
+        db.execute("CREATE TABLE orders (body)")
+        db.execute("PRAGMA cache_size = 1")  # so that pages are written before the commit
+        db.execute("BEGIN")
+        db.executemany("INSERT INTO orders VALUES (?)", [(bytes(4_096),)] * 50)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert child(die_half_way) == -signal.SIGKILL
+    with pytest.raises(OutboxError, match="cut off"):
+        Outbox(path).status()
+    with closing(SqliteStore(path)) as store:
+        assert store.commit(Turn(new=[new_entry(1)])).counters.stored == 1
+        assert store._connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)
+    assert Outbox(path).status().stored == 1
+
+
 def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows) -> None:
     kills = 0
     for statement in range(1, STATEMENTS_MAX):
@@ -155,7 +176,7 @@ def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows)
         assert child(leave_in_flight) == 0
         status = child(recover)
         with closing(SqliteStore(path)) as store:
-            found = store.read_ready(1, 99, limit=99, bytes_max=10**9)
+            found = store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]
             assert [e.uncertain for e in found] == [1] * 7, (
                 "counted once, however often it is tried"
             )

@@ -1,8 +1,9 @@
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,12 +11,14 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
+from reliablepub.outbox import Outbox, checkpoints
 from reliablepub.outbox import database as database_module
-from reliablepub.outbox.database import reading, transaction
+from reliablepub.outbox.database import reading
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.transactions import transaction
+from tests.outbox.shim import IOERR_SHMMAP, shim
 
 Make = Callable[..., Entry]
 
@@ -39,9 +42,9 @@ def test_it_is_written_ahead_and_synced(store: SqliteStore) -> None:
 
     assert pragma("journal_mode") == "wal"
     assert pragma("synchronous") == 2
-    assert pragma("secure_delete") == 2
-    assert pragma("journal_size_limit") == database_module.JOURNAL_BYTES_MAX
-    assert pragma("wal_autocheckpoint") == database_module.CHECKPOINT_PAGES
+    assert pragma("secure_delete") == 1
+    assert pragma("journal_size_limit") == checkpoints.LOG_BYTES_KEPT
+    assert pragma("wal_autocheckpoint") == checkpoints.CHECKPOINT_PAGES
 
 
 def test_who_only_enqueues_does_not_checkpoint(path: Path) -> None:
@@ -216,3 +219,82 @@ def test_an_error_inside_a_transaction_undoes_it(path: Path) -> None:
             interrupted()
         assert not connection.in_transaction
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    """A file system that cannot be written, with an outbox on it."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    with closing(SqliteStore(folder / "outbox.db")) as store:
+        store.commit(Turn(new=[Entry(Message(b"", message_id="m"), 1.0)]))
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_read_only_file_system_is_named(read_only: Path) -> None:
+    for use in (SqliteStore, lambda p: Outbox(p).enqueue(Message(b""))):
+        with pytest.raises(OutboxError, match="is mounted read-only"):
+            use(read_only / "outbox.db")
+    with pytest.raises(OutboxError, match="Read-only file system"):
+        Outbox(read_only / "new.db").enqueue(Message(b""))
+
+
+def test_a_file_system_without_shared_memory_is_refused(path: Path) -> None:
+    with shim() as files:
+        files.has_shared_memory = False
+        for use in (SqliteStore, lambda p: Outbox(p).enqueue(Message(b""))):
+            with pytest.raises(OutboxError, match="put it on a local disk"):
+                use(path)
+    SqliteStore(path).close()
+
+
+def test_a_file_system_that_only_seems_to_have_shared_memory_is_refused(path: Path) -> None:
+    with shim() as files:
+        for use in (SqliteStore, lambda p: Outbox(p).enqueue(Message(b""))):
+            files.fail("shm_map", at=1, code=IOERR_SHMMAP, is_persistent=True)
+            with pytest.raises(OutboxError, match="look at the disk"):
+                use(path)
+            files.heal()
+    SqliteStore(path).close()
+
+
+def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry: Make) -> None:
+    ends = []
+    log = path.with_name("outbox.db-wal")
+    with closing(SqliteStore(path)) as store:
+        for _ in range(10):
+            store.commit(Turn(new=[entry(body=b"x" * 5000)]))
+            ends.append(log.stat().st_size)
+        crashed = path.with_name("crashed.db")
+        shutil.copy(path, crashed)
+        whole = log.read_bytes()
+    data = crashed.read_bytes()
+    for size in (*range(0, len(whole), 3001), *ends):
+        crashed.write_bytes(data)
+        crashed.with_name("crashed.db-wal").write_bytes(whole[:size])
+        with closing(SqliteStore(crashed)) as store:
+            found = store.snapshot().counters.open
+            assert found == sum(end <= size for end in ends)
+            store.commit(Turn(new=[entry()]))
+        assert Outbox(crashed).audit().is_right
+
+
+def test_a_folder_that_everybody_may_write_is_warned_about(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = database_module.LOGGER
+    monkeypatch.setattr(logger, "disabled", False)  # another test's logging.config may do so
+    for mode, is_warned in ((0o777, True), (0o1777, False), (0o755, False)):
+        folder = path.parent / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        caplog.clear()
+        for _ in range(2):
+            SqliteStore(folder / "outbox.db").close()
+        assert len(caplog.records) == is_warned
+        assert ("take the right to write away" in caplog.text) is is_warned

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.errors import ConfigurationError, NotAnOutbox, OutboxError
+from reliablepub.errors import ConfigurationError, NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, OutboxStatus
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
+from reliablepub.outbox.entry import Attempt, Entry, Intervened, Sent, Turn
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
@@ -21,7 +21,7 @@ RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 
 def open_messages(path: Path) -> list[Message]:
     with closing(SqliteStore(path)) as store:
-        entries = store.read_ready(1, 10**9, limit=1000, bytes_max=10**9)
+        entries = store.read_ready(1, 10**9, limit=1000, bytes_max=10**9)[0]
         assert len(entries) == store.snapshot().counters.open
         assert sum(e.message.size for e in entries) == store.snapshot().counters.open_bytes
         return [entry.message for entry in entries]
@@ -139,7 +139,7 @@ def test_it_lives_among_an_applications_tables_of_the_same_names(
         app.execute("INSERT INTO messages (chat) VALUES ('hello')")
         outbox.enqueue(Message(b"1", message_id="1"), connection=app)
     with closing(SqliteStore(path)) as store:
-        (first,) = store.read_ready(1, 99, limit=9, bytes_max=10**9)
+        (first,) = store.read_ready(1, 99, limit=9, bytes_max=10**9)[0]
         assert (first.id, first.message.message_id) == (1, "1")
         with app:
             outbox.enqueue(Message(b"2", message_id="2"), connection=app)
@@ -151,6 +151,7 @@ def test_it_lives_among_an_applications_tables_of_the_same_names(
         outbox.enqueue(Message(b"4"))
         status = outbox.status()
         assert (status.stored, status.open, status.confirmed) == (4, 3, 1)
+    outbox.close()
     assert app.execute("PRAGMA user_version").fetchone() == (42,)
     assert app.execute("PRAGMA application_id").fetchone() == (7,)
     rows = [(1000, "theirs")]
@@ -252,6 +253,7 @@ def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
             expired=1,
             discarded=0,
             waiting=1,
+            held_keys=0,
             oldest_open_at=new[3].stored_at,
             relay=os.getpid(),
             bytes_on_disk=size,
@@ -283,6 +285,7 @@ def test_parking_can_be_undone(path: Path, entry: Make) -> None:
             assert [p.id for p in outbox.parked(limit=1)] == [2]
             assert outbox.retry([3, 99, 3]) == 1
             assert store.changed_elsewhere()
+            assert [touched.id for touched in store.touched()] == [3]
             (again,), _ = store.read_due(2e9, limit=9, bytes_max=1 << 30, loaded=())
             assert (again.id, again.message) == (3, new[2].message)
             assert (again.returned, again.uncertain) == (0, 2)
@@ -294,6 +297,9 @@ def test_parking_can_be_undone(path: Path, entry: Make) -> None:
             assert outbox.retry() == 0
             assert outbox.parked() == []
         assert store.snapshot().counters.open == 4
+        with pytest.raises(Intervened):
+            store.read_due(2e9, limit=9, bytes_max=1 << 30, loaded=())
+        assert [touched.id for touched in store.touched()] == [2, 4]
         assert len(store.read_due(2e9, limit=9, bytes_max=1 << 30, loaded=())[0]) == 3
 
 
@@ -321,3 +327,35 @@ def test_the_position_in_a_strange_file_is_not_guessed(path: Path) -> None:
     for ask in (Outbox(path).position, Outbox(path).forget):
         with pytest.raises(NotAnOutbox):
             ask("file")
+
+
+def test_a_transaction_that_has_only_begun_waits_for_another_writer(path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"1"))
+    with (
+        closing(sqlite3.connect(path, isolation_level=None)) as app,
+        closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other,
+    ):
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("CREATE TABLE elsewhere (a)")
+        app.execute("BEGIN")  # as Django does
+        commit = threading.Timer(0.2, other.execute, ("COMMIT",))
+        commit.start()
+        Outbox(path).enqueue(Message(b"2"), connection=app)
+        app.execute("COMMIT")
+        commit.join()
+    assert Outbox(path).status().stored == 2
+
+
+def test_one_process_may_have_several(path: Path, entry: Make) -> None:
+    other = path.with_name("other.db")
+    with closing(SqliteStore(path)) as store:
+        with closing(SqliteStore(other)) as second, Outbox(path) as one, Outbox(other) as two:
+            one.enqueue(Message(b"1"))
+            two.enqueue(Message(b"2"))
+            second.commit(Turn(new=[entry()]))
+            assert (store.snapshot().counters.open, second.snapshot().counters.open) == (1, 2)
+        with pytest.raises(OutboxInUse):  # closing the other has not cost this one its lease
+            SqliteStore(path)
+        store.commit(Turn(new=[entry()]))
+        assert Outbox(path).status().open == 2

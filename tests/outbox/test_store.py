@@ -4,6 +4,8 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ def test_what_was_stored_can_be_read(any_store: Store, entry: Make) -> None:
         entry(persistent=False),
     ]
     any_store.commit(Turn(new=new))
-    found = any_store.read_ready(1, 9, **ALL)
+    found = any_store.read_ready(1, 9, **ALL)[0]
     assert [(e.id, e.message, e.stored_at) for e in found] == [
         (e.id, e.message, e.stored_at) for e in new
     ]
@@ -57,14 +59,13 @@ def test_reading_stops_at_each_limit(any_store: Store, entry: Make) -> None:
     new = [entry(body=b"x" * 1000) for _ in range(5)]
     size = new[0].message.size
     any_store.commit(Turn(new=new))
-    read = any_store.read_ready
-    assert ids(read(2, 4, **ALL)) == [2, 3, 4]
-    assert ids(read(1, 5, limit=2, bytes_max=10**9)) == [1, 2]
-    assert ids(read(1, 5, limit=9, bytes_max=2 * size)) == [1, 2]
-    assert ids(read(1, 5, limit=9, bytes_max=2 * size - 1)) == [1]
-    assert ids(read(1, 5, limit=9, bytes_max=0)) == [1]
-    assert ids(read(6, 9, **ALL)) == []
-    assert ids(read(1, 5, limit=0, bytes_max=10**9)) == []
+    assert ids(any_store.read_ready(2, 4, **ALL)[0]) == [2, 3, 4]
+    assert ids(any_store.read_ready(1, 5, limit=2, bytes_max=10**9)[0]) == [1, 2]
+    assert ids(any_store.read_ready(1, 5, limit=9, bytes_max=2 * size)[0]) == [1, 2]
+    assert ids(any_store.read_ready(1, 5, limit=9, bytes_max=2 * size - 1)[0]) == [1]
+    assert ids(any_store.read_ready(1, 5, limit=9, bytes_max=0)[0]) == [1]
+    assert ids(any_store.read_ready(6, 9, **ALL)[0]) == []
+    assert ids(any_store.read_ready(1, 5, limit=0, bytes_max=10**9)[0]) == []
 
 
 def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> None:
@@ -74,7 +75,7 @@ def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> 
         one.due_at = due_at
         one.nacked = 2
     any_store.commit(Turn(rescheduled=new))
-    assert ids(any_store.read_ready(1, 4, **ALL)) == [2]
+    assert ids(any_store.read_ready(1, 4, **ALL)[0]) == [2]
     assert any_store.read_due(29.9, limit=9, bytes_max=1 << 30, loaded=()) == ([], 30.0)
     for _ in range(2):  # taking is only a read
         due, next_due_at = any_store.read_due(40.0, limit=9, bytes_max=1 << 30, loaded=())
@@ -86,7 +87,7 @@ def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> 
     assert (ids(due), next_due_at) == ([3], 40.0)
     new[2].due_at = None
     any_store.commit(Turn(rescheduled=[new[2]]))
-    assert ids(any_store.read_ready(1, 4, **ALL)) == [2, 3]
+    assert ids(any_store.read_ready(1, 4, **ALL)[0]) == [2, 3]
     assert ids(any_store.read_due(60.0, limit=9, bytes_max=1 << 30, loaded=())[0]) == [4, 1]
 
 
@@ -110,8 +111,8 @@ def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> 
         stored=4, confirmed=1, parked=1, expired=1, open_bytes=new[3].message.size
     )
     assert snapshot.counters.open == 1
-    assert any_store.lowest_open() == 4
-    assert ids(any_store.read_ready(1, 9, **ALL)) == [4]
+    assert any_store.lowest_awaited(0, 1e12) == 4
+    assert ids(any_store.read_ready(1, 9, **ALL)[0]) == [4]
 
 
 def test_a_verdict_that_comes_twice_counts_once(any_store: Store, entry: Make) -> None:
@@ -129,9 +130,9 @@ def test_an_empty_store(any_store: Store) -> None:
     snapshot = any_store.snapshot()
     assert (snapshot.last_id, snapshot.counters) == (0, Counters())
     assert any_store.commit(Turn()) == snapshot
-    assert any_store.lowest_open() is None
+    assert any_store.lowest_awaited(0, 1e12) is None
     assert any_store.read_due(1e12, limit=9, bytes_max=1 << 30, loaded=()) == ([], None)
-    assert any_store.read_ready(0, 10**9, **ALL) == []
+    assert any_store.read_ready(0, 10**9, **ALL)[0] == []
     assert any_store.run == 1
     assert not any_store.changed_elsewhere()
 
@@ -148,7 +149,7 @@ def test_a_new_entry_may_be_sent_and_even_settled_at_once(any_store: Store, entr
     parked = [Attempt(new[1], "1-1", 0, RETURNED, 5.0)]
     snapshot = any_store.commit(Turn(new=new, sent=[Sent("1-1", 1, new[:1])], parked=parked))
     assert snapshot.counters.open == 1
-    assert any_store.lowest_open() == 1
+    assert any_store.lowest_awaited(0, 1e12) == 1
 
 
 # ----------------------------------------------------------------------------------- only a file
@@ -187,7 +188,7 @@ def test_a_failed_commit_changes_nothing(store: SqliteStore, path: Path, entry: 
     assert (good.id, bad.id) == (0, 0)
     assert store.snapshot() == before
     assert store.position("s") == 0
-    assert store.lowest_open() == old.id
+    assert store.lowest_awaited(0, 1e12) == old.id
     store.commit(Turn(new=[good], confirmed=[old]))
     assert good.id == 2
 
@@ -264,10 +265,10 @@ def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make)
     first.commit(Turn(confirmed=[new[0]], attempts=[nack], rescheduled=[new[1]]))
     first.close()
     with closing(SqliteStore(path)) as second:
-        found = second.read_ready(1, 9, **ALL)
+        found = second.read_ready(1, 9, **ALL)[0]
         assert [(e.id, e.uncertain) for e in found] == [(2, 0), (3, 1)]
     with closing(SqliteStore(path)) as third:  # and says it once
-        assert [e.uncertain for e in third.read_ready(1, 9, **ALL)] == [0, 1]
+        assert [e.uncertain for e in third.read_ready(1, 9, **ALL)[0]] == [0, 1]
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT count(*) FROM reliablepub_in_flight").fetchone() == (0,)
         history = connection.execute(
@@ -312,7 +313,7 @@ def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Mak
     third = entry()
     snapshot = store.commit(Turn(new=[third], confirmed=[first]))
     assert third.id == snapshot.last_id == 3
-    found = store.read_ready(1, 9, **ALL)
+    found = store.read_ready(1, 9, **ALL)[0]
     assert [(e.id, e.message.message_id) for e in found] == [
         (2, message_id),
         (3, third.message.message_id),
@@ -334,7 +335,7 @@ def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) ->
     with closing(SqliteStore(path)) as winner:
         with pytest.raises(OutboxInUse, match="taken over by process"):
             loser.commit(Turn(confirmed=[one]))
-        assert winner.lowest_open() == one.id
+        assert winner.lowest_awaited(0, 1e12) == one.id
     loser.close()
 
 
@@ -365,6 +366,36 @@ def test_a_closed_store_says_so(path: Path, entry: Make) -> None:
             use()
 
 
+# ------------------------------------------------------------------------------- times and order
+
+
+def test_times_become_those_of_the_wall_clock_when_a_message_is_accepted() -> None:
+    due = datetime.fromtimestamp(150.0, tz=UTC)
+    soon, late = (
+        Entry.accepted(Message(b"", expires_in_s=7.5, not_before=due, message_id="m"), now)
+        for now in (100.0, 200.0)
+    )
+    assert (soon.stored_at, soon.due_at, soon.expires_at) == (100.0, 150.0, 107.5)
+    assert (late.stored_at, late.due_at, late.expires_at) == (200.0, None, 207.5)
+
+
+def test_times_and_order_survive(path: Path) -> None:
+    message = Message(b"", expires_in_s=7.5, ordering_key="ü", message_id="m")
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[Entry.accepted(message, 100.0)]))
+    with closing(SqliteStore(path)) as store:
+        (found,) = store.read_ready(1, 1, **ALL)[0]
+        assert found.expires_at == 107.5
+        assert found.message == replace(message, expires_in_s=None)
+        store.commit(Turn(parked=[Attempt(found, "e", 1, NACKED, 105.0)]))
+    with Outbox(path) as outbox, closing(SqliteStore(path)) as store:
+        outbox.retry()
+        assert len(store.touched()) == 1
+        (found,), _ = store.read_due(1e12, limit=1, bytes_max=1, loaded=())
+        assert found.expires_at is None, "it was long past"
+        assert found.message.ordering_key == "ü"
+
+
 # ------------------------------------------------------------------------------------ flipped bits
 
 
@@ -378,6 +409,7 @@ def test_a_closed_store_says_so(path: Path, entry: Make) -> None:
         ("properties", '{"app_id":"x"}'),
         ("properties", "{"),
         ("exchange", "CAST(x'ff' AS TEXT)"),
+        ("ordering_key", "another"),
     ],
 )
 @pytest.mark.parametrize("due_at", [None, 5.0])
@@ -395,7 +427,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
             () if is_sql else (value,),
         )
     if due_at is None:
-        found = store.read_ready(1, 9, limit=2, bytes_max=10**9)
+        found = store.read_ready(1, 9, limit=2, bytes_max=10**9)[0]
     else:
         found, _ = store.read_due(9.0, limit=9, bytes_max=1 << 30, loaded=())
     assert ids(found) == [1, 3]
@@ -416,10 +448,10 @@ def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
         other.commit()
         store._connection.execute("PRAGMA busy_timeout = 10")
         other.execute("BEGIN IMMEDIATE")
-        assert ids(store.read_ready(1, 9, **ALL)) == [2]
+        assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
         other.rollback()
     assert store.snapshot().counters.parked == 0
-    assert ids(store.read_ready(1, 9, **ALL)) == [2]
+    assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
     assert store.snapshot().counters.parked == 1
 
 
@@ -429,7 +461,7 @@ def test_a_row_that_is_no_message_is_parked_too(
     impossible = entry()
     object.__setattr__(impossible.message, "priority", 999)  # as a later version might allow
     store.commit(Turn(new=[impossible, entry()]))
-    assert ids(store.read_ready(1, 9, **ALL)) == [2]
+    assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
     (parked,) = Outbox(path).parked()
     assert "cannot be rebuilt" in parked.reply_text
     assert "priority" in parked.reply_text

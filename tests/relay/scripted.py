@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tenacity import stop_after_attempt
+
 from reliablepub._core.events import Acked, ChannelOpened, Connected, ConnectionLost, Event, Nacked
 from reliablepub._core.session import Session
-from reliablepub.errors import OutboxDiskFull, ReliablePubError
+from reliablepub.errors import Damaged, OutboxDiskFull, ReliablePubError, Withdrawn
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Snapshot, Store, Turn
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -19,18 +21,23 @@ from reliablepub.policy import Retries, RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.relay.limits import Limits
+from reliablepub.relay.notices import calls_of
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.base import CannotEncode
 
 PARK_AT_ONCE = RetryPolicy(
-    *(Retries(1, lambda _: 0.0), Retries(1, lambda _: 0.0), Retries(1, lambda _: 0.0))
+    *(
+        Retries(stop_after_attempt(1), lambda _: 0.0),
+        Retries(stop_after_attempt(1), lambda _: 0.0),
+        Retries(stop_after_attempt(1), lambda _: 0.0),
+    )
 )
 """Every budget is one refusal."""
 
 
 def patient(attempts_max: int, wait_s: float) -> RetryPolicy:
     """The same budget, and the same wait, for every kind of refusal."""
-    retries = Retries(attempts_max, lambda _: wait_s)
+    retries = Retries(stop_after_attempt(attempts_max), lambda _: wait_s)
     return RetryPolicy(retries, retries, retries)
 
 
@@ -60,6 +67,7 @@ class ScriptedTransport:
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.sendings: list[Sending] = []
+        self.routing_keys: list[str] = []
         self.unencodable: set[str] = set()
 
     @property
@@ -85,6 +93,7 @@ class ScriptedTransport:
             if id_ in self.unencodable:
                 raise CannotEncode(index, f"{id_} does not fit")
         self.log.append(f"send {' '.join(ids)}")
+        self.routing_keys += [message.routing_key for message in messages]
         self.sendings.append(Sending(epoch, first_tag, ids))
 
     def listen(self, timeout_s: float | None) -> list[Event]:
@@ -128,6 +137,7 @@ class Told:
     is_stored: bool = False
     error: BaseException | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
 
     def stored(self) -> None:
         assert not self.is_stored, "told twice"
@@ -144,6 +154,11 @@ class Told:
         assert id_ not in self.outcomes, f"{id_} is told twice"
         self.outcomes[id_] = outcome
         self.log.append(f"told {id_} {outcome.kind}")
+
+    def withdrawn(self, error: Withdrawn | Damaged) -> None:
+        assert error.message_id not in self.outcomes
+        assert error.message_id not in self.gone, f"{error.message_id} is told twice"
+        self.gone[error.message_id] = str(error)
 
     @property
     def kinds(self) -> dict[str, OutcomeKind]:
@@ -164,6 +179,7 @@ class World:
         messages_max: int = 10_000,
         loaded_max: int = 1_000,
         loaded_bytes_max: int = 1_000_000,
+        hooks: Sequence[object] = (),
     ) -> None:
         self.log: list[str] = []
         self.time = time or Time()
@@ -183,15 +199,18 @@ class World:
             policy=policy,
             limits=Limits(messages_max, 10_000_000, loaded_max, loaded_bytes_max),
             clock=Clock(lambda: self.time.now, lambda: self.time.wall),
+            hooks=calls_of(hooks),
         )
         self.epoch = 0
 
     # ------------------------------------------------------------------ the caller's side
 
-    def hand_over(self, *ids: str, source: str | None = None, body: bytes = b"x") -> Told:
+    def hand_over(
+        self, *ids: str, source: str | None = None, body: bytes = b"x", **fields: Any
+    ) -> Told:
         """A chunk of messages of these ids, in the inbox."""
         told = Told(self.log)
-        messages = [Message(body, routing_key="q", message_id=id_) for id_ in ids]
+        messages = [Message(body, routing_key="q", message_id=id_, **fields) for id_ in ids]
         self.inbox.put(Chunk(messages, told, told, source))
         return told
 

@@ -4,7 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from reliablepub.errors import OutboxDiskFull, OutboxLocked, ReliablePubError
+from reliablepub.errors import (
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxLocked,
+    OutboxUnsure,
+    ReliablePubError,
+)
 from reliablepub.outbox.entry import Store, Turn
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.relay import COMMIT_RETRY_S
@@ -26,7 +32,15 @@ def locked(_turn: Turn) -> ReliablePubError:
     return OutboxLocked("locked by another process for longer than we wait")
 
 
-@pytest.mark.parametrize("fails", [disk_full, locked])
+def failing(_turn: Turn) -> ReliablePubError:
+    return OutboxDiskFailed("the disk cannot be read")
+
+
+def unsure(_turn: Turn) -> ReliablePubError:
+    return OutboxUnsure("the disk failed during a commit, twice")
+
+
+@pytest.mark.parametrize("fails", [disk_full, locked, failing, unsure])
 def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
     world: Build, fails: Callable[[Turn], ReliablePubError]
 ) -> None:
@@ -41,7 +55,7 @@ def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
     assert w.session.buffered == 0
 
 
-@pytest.mark.parametrize("fails", [disk_full, locked])
+@pytest.mark.parametrize("fails", [disk_full, locked, failing, unsure])
 def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
     world: Build, fails: Callable[[Turn], ReliablePubError]
 ) -> None:

@@ -2,9 +2,14 @@
 
 import pytest
 
-from reliablepub._core.events import ChannelClosed, Connected, ConnectionLost
+from reliablepub._core.events import (
+    ChannelClosed,
+    Connected,
+    ConnectionClose,
+    ConnectionLost,
+)
 from reliablepub.outbox.entry import Store
-from reliablepub.outcome import OutcomeKind
+from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.reconnect import Reconnect
 from reliablepub.relay.status import Link
 from tests.relay.scripted import World, patient
@@ -158,3 +163,48 @@ def test_the_relay_wakes_up_to_connect_again(store: Store) -> None:
         w.time.now += wait_s
     assert w.log.count("connect") == 2
     assert w.time.now < 51.0
+
+
+def test_a_connection_closed_because_of_a_message_is_made_anew_soon(store: Store) -> None:
+    w = World(store)
+    w.connect()
+    close = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
+    for round_ in range(2, 30):  # waits that grew would be seconds by now
+        w.relay.handle([ConnectionLost("540", close)])
+        w.turn(after_s=0.1)
+        assert w.log.count("connect") == round_
+        w.relay.handle([Connected()])
+        w.open_channel()
+
+
+def test_who_was_alone_on_a_connection_is_refused_with_the_words_of_its_close(store: Store) -> None:
+    w = World(store)
+    w.connect()
+    told = w.hand_over("a")
+    w.turn()
+    w.relay.handle([ConnectionLost("540", ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40)))])
+    w.turn()
+    assert told.outcomes == {"a": Outcome(OutcomeKind.REFUSED, 540, "NOT_IMPLEMENTED")}
+    assert w.relay.status.counters.parked == 1
+
+
+def test_a_message_set_aside_is_seen_in_the_status(store: Store) -> None:
+    w = World(store)
+    w.connect()
+    w.hand_over("a")
+    for _ in range(2):
+        w.turn()
+        w.lose_connection()
+        w.reconnect()
+    w.turn()
+    w.lose_connection()
+    w.turn()
+    assert w.sent == ["a"] * 3
+    assert (w.relay.status.aside, w.relay.status.open) == (1, 1)
+    w.reconnect()
+    w.open_channel()
+    w.turn()
+    assert w.sent == ["a"] * 4, "it was due, and went alone"
+    w.ack_all()
+    w.turn(is_flushing=True)
+    assert (w.relay.status.aside, w.relay.status.open) == (0, 0)

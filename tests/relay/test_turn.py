@@ -51,7 +51,7 @@ def test_a_confirm_is_committed_at_once_when_somebody_flushes(world: Build) -> N
     w.turn()
     w.ack(1)
     w.turn(is_flushing=True)
-    assert w.relay.lowest_open() is None
+    assert w.relay.lowest_awaited(0, w.time.wall) is None
 
 
 def test_tags_follow_each_other_from_turn_to_turn(world: Build) -> None:

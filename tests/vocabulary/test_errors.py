@@ -9,9 +9,11 @@ import pytest
 
 import reliablepub.errors as vocabulary
 from reliablepub.errors import (
+    Damaged,
     Expired,
     InvalidMessage,
     Nacked,
+    OutboxDiskFailed,
     OutboxDiskFull,
     OutboxFull,
     OutboxInUse,
@@ -21,6 +23,7 @@ from reliablepub.errors import (
     ReliablePubError,
     StillOpen,
     Unroutable,
+    Withdrawn,
 )
 
 ALL = [
@@ -28,7 +31,7 @@ ALL = [
     for kind in vars(vocabulary).values()
     if isinstance(kind, type) and issubclass(kind, ReliablePubError)
 ]
-OF_ONE_MESSAGE = [PublishError, Unroutable, Nacked, Refused, Expired]
+OF_ONE_MESSAGE = [PublishError, Unroutable, Nacked, Refused, Expired, Damaged, Withdrawn]
 
 
 def made(kind: type[ReliablePubError]) -> ReliablePubError:
@@ -98,7 +101,14 @@ def test_an_invalid_message_names_the_field() -> None:
 
 def test_only_what_may_pass_by_itself_is_retryable() -> None:
     retryable = {kind for kind in ALL if kind.retryable}
-    assert retryable == {StillOpen, OutboxFull, OutboxDiskFull, OutboxInUse, OutboxLocked}
+    assert retryable == {
+        StillOpen,
+        OutboxFull,
+        OutboxDiskFailed,
+        OutboxDiskFull,
+        OutboxInUse,
+        OutboxLocked,
+    }
 
 
 def test_waiting_too_long_is_a_timeout() -> None:

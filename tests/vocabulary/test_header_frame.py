@@ -33,7 +33,13 @@ from reliablepub.transport.encoding import encode_properties
 FRAME_MAX: Final = 131_072
 LONGEST_ATTEMPT: Final = "f" * 20 + "-" + "9" * 10 + ":" + "9" * 19
 
-NAMES = st.text(max_size=40).filter(lambda name: len(name.encode()) <= 128)
+NAMES = st.text(max_size=40).filter(
+    lambda name: (
+        len(name.encode()) <= 128
+        and name not in {"CC", "BCC"}  # these are routing keys, and reserved is
+        and not name.startswith("x-reliablepub-")
+    )
+)
 DECIMALS = st.builds(
     lambda unscaled, places: Decimal(unscaled).scaleb(-places),
     st.integers(-(2**31) + 1, 2**31 - 1),

@@ -130,6 +130,47 @@ def test_direct_reply_to_needs_a_consumer_that_we_never_have() -> None:
 # --------------------------------------------------------------------------------------- numbers
 
 
+def test_times_and_order_are_kept() -> None:
+    due = datetime(2030, 1, 1, tzinfo=UTC)
+    message = Message(b"", expires_in_s=0.5, not_before=due, ordering_key="order ü")
+    assert (message.expires_in_s, message.not_before) == (0.5, due)
+    assert message.size == Message(b"").size + len("order ü".encode())
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, 0.0, float("nan"), float("inf"), 1.1e9, True, "5", timedelta(seconds=5)]
+)
+def test_a_deadline_is_a_number_of_seconds(value: Any) -> None:
+    with pytest.raises(InvalidMessage, match=r"^expires_in_s: is .* a number of seconds"):
+        Message(b"", expires_in_s=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (datetime(2030, 1, 1), "without a time zone"),  # noqa: DTZ001
+        (1_900_000_000, "int, not a datetime"),
+    ],
+)
+def test_a_delay_is_a_time_that_everybody_reads_alike(value: Any, problem: str) -> None:
+    with pytest.raises(InvalidMessage, match=rf"^not_before: is .*{problem}"):
+        Message(b"", not_before=value)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("", "has 0 bytes"),
+        ("ü" * 128, "has 256 bytes"),
+        ("\ud800", "cannot be encoded"),
+        (7, "is int, not str"),
+    ],
+)
+def test_an_ordering_key_is_a_short_text(value: Any, problem: str) -> None:
+    with pytest.raises(InvalidMessage, match=rf"^ordering_key: {problem}"):
+        Message(b"", ordering_key=value)
+
+
 @pytest.mark.parametrize(
     ("name", "most"), [("priority", PRIORITY_MAX), ("expiration", EXPIRATION_MS_MAX)]
 )

@@ -1,0 +1,349 @@
+"""On a connection that the application has: neither does the other any harm, whatever it does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika.exceptions import ChannelNotFoundEntity
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import (
+    AsyncPublisher,
+    ConfigurationError,
+    Link,
+    Message,
+    Refused,
+    Retries,
+    RetryPolicy,
+    Topology,
+    Unroutable,
+    WrongEventLoop,
+)
+from reliablepub.message import FieldValue
+from reliablepub.testing import FakeBroker, NodeOptions
+from tests.amqp_probe import AmqpProbe
+from tests.async_publisher.conftest import Run
+
+_ONCE = Retries(stop_after_attempt(1), wait_none())
+pytestmark = pytest.mark.parametrize("run", ["asyncio"], indirect=True)
+"""Of the loops one is enough here: on both of them, guests are cancelled in test_cancellation."""
+
+ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
+
+
+@asynccontextmanager
+async def host(url: str) -> AsyncIterator[aio_pika.abc.AbstractRobustConnection]:
+    """The application's connection."""
+    connection = await aio_pika.connect_robust(url, reconnect_interval=0.1)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def numbers(connection: aio_pika.abc.AbstractConnection) -> set[int]:
+    """Channel numbers that are taken."""
+    assert connection.transport is not None
+    return set(connection.transport.connection.channels)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - it is seen from another thread
+            await asyncio.sleep(0.005)
+
+
+# -------------------------------------------------------------------- opening
+
+
+def test_a_publisher_has_either_a_url_or_a_connection(run: Run[None], broker: FakeBroker) -> None:
+    async def main() -> None:
+        async with host(broker.url) as connection:
+            with pytest.raises(ConfigurationError, match="either a URL or a connection"):
+                AsyncPublisher(broker.url, connection=connection, outbox=None)
+            with pytest.raises(ConfigurationError, match="declare the topology on the connection"):
+                AsyncPublisher(connection=connection, outbox=None, topology=Topology())
+        with pytest.raises(ConfigurationError, match="either a URL or a connection"):
+            AsyncPublisher(outbox=None)
+        strange: Any = object()
+        with pytest.raises(ConfigurationError, match="connection is a object; expected one of"):
+            AsyncPublisher(connection=strange, outbox=None)
+
+    run(main())
+
+
+def test_a_connection_of_another_loop_is_refused(run: Run[None], broker: FakeBroker) -> None:
+    async def elsewhere(connection: aio_pika.abc.AbstractConnection) -> None:
+        with pytest.raises(WrongEventLoop, match="belongs to another event loop"):
+            await AsyncPublisher(connection=connection, outbox=None).open()
+
+    async def main() -> None:
+        async with host(broker.url) as connection:
+            await asyncio.to_thread(asyncio.run, elsewhere(connection))
+
+    run(main())
+
+
+def test_an_aiormq_that_was_never_tested_is_refused_by_name(
+    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.transport.aiormq_hooks.TESTED_VERSIONS", ("1.0.",))
+
+    async def main() -> None:
+        async with (
+            host(broker.url) as connection,
+            AsyncPublisher(connection=connection, outbox=None, close_timeout_s=0) as publisher,
+        ):
+            await publisher.publish(b"x", routing_key="q")
+            await until(lambda: "only 1.0.x was tested" in publisher.status.reason)
+
+    run(main())
+
+
+@pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])
+def test_it_comes_and_goes_and_the_connection_stays(
+    run: Run[None], probe: AmqpProbe, connect: Callable[[str], Awaitable[Any]]
+) -> None:
+    queue = probe.declare_queue()
+
+    async def main() -> None:
+        connection = await connect(probe.url)
+        theirs = await connection.channel()
+        taken = numbers(connection)
+        for n in range(3):
+            async with AsyncPublisher(connection=connection, outbox=None) as publisher:
+                await (await publisher.publish(b"ours %d" % n, routing_key=queue))
+                assert numbers(connection) > taken
+            assert numbers(connection) == taken
+            message = aio_pika.Message(b"theirs %d" % n)
+            await theirs.default_exchange.publish(message, queue)
+        await connection.close()
+
+    run(main())
+    assert len(probe.drain(queue, 6)) == 6
+
+
+# -------------------------------------------------------------------- what the application does
+
+
+def test_its_channels_and_ours_close_without_a_thought_for_each_other(
+    run: Run[int], probe: AmqpProbe, path: Path
+) -> None:
+    """Ours are closed by poison and theirs by missing queues, and numbers go round all the time.
+
+    A frame after `close-ok`, or a number in two hands, would end the connection.
+    """
+    queue = probe.declare_queue()
+    lost: list[Any] = []
+
+    async def meddle(connection: aio_pika.abc.AbstractConnection, done: asyncio.Event) -> int:
+        count = 0
+        while not done.is_set():
+            channel = await connection.channel()
+            if count % 2:
+                with pytest.raises(ChannelNotFoundEntity):
+                    await channel.declare_queue("missing", passive=True)
+            else:
+                await channel.default_exchange.publish(aio_pika.Message(b"theirs"), queue)
+                await channel.close()
+            count += 1
+        return count
+
+    async def main() -> int:
+        connection = await aio_pika.connect(probe.url)
+        connection.close_callbacks.add(lambda *_: lost.append(1))
+        done = asyncio.Event()
+        meddler = asyncio.create_task(meddle(connection, done))  # two would harm each other
+        async with AsyncPublisher(connection=connection, outbox=path, retry=ONCE) as publisher:
+            for turn in range(3):
+                ours = [
+                    Message(b"%d" % n, routing_key=queue, exchange="" if n % 100 else "missing")
+                    for n in range(200 * turn, 200 * turn + 200)
+                ]
+                batch = await publisher.publish_many(ours)
+                await batch.wait(30)
+                assert (batch.confirmed, batch.failed) == (198, 2)
+                assert {type(error) for error in batch.failures} == {Refused}
+            assert publisher.status.connects == 1
+        done.set()
+        count = await meddler
+        assert lost == []
+        await connection.close()
+        return (count + 1) // 2
+
+    theirs = run(main())
+    bodies = [body for body, _ in probe.drain(queue, 594 + theirs)]
+    assert bodies.count(b"theirs") == theirs
+    assert set(bodies) == {b"theirs", *(b"%d" % n for n in range(600) if n % 100)}
+
+
+def test_closed_by_the_application_everything_stays_in_the_outbox(
+    run: Run[None], probe: AmqpProbe, path: Path
+) -> None:
+    queue = probe.declare_queue()
+
+    async def main() -> None:
+        async with host(probe.url) as connection:
+            publisher = AsyncPublisher(connection=connection, outbox=path)
+            await publisher.open()
+            await (await publisher.publish(b"before", routing_key=queue))
+        await until(lambda: "has closed its connection" in publisher.status.reason)
+        await publisher.publish(b"after", routing_key=queue)
+        status = await publisher.aclose(0.1)
+        assert (status.open, status.in_flight) == (1, 0)
+        async with (
+            host(probe.url) as connection,
+            AsyncPublisher(connection=connection, outbox=path) as publisher,
+        ):
+            assert (await publisher.flush(10)).open == 0
+
+    run(main())
+    assert [body for body, _ in probe.drain(queue, 2)] == [b"before", b"after"]
+
+
+def test_a_plain_connection_is_back_when_the_application_connects_it_again(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def main() -> None:
+        connection = await aio_pika.connect(broker.url)
+        async with AsyncPublisher(connection=connection, outbox=path) as publisher:
+            await (await publisher.publish(b"0", routing_key="q"))
+            broker.drop_connections()
+            await until(lambda: "connection is lost" in publisher.status.reason)
+            receipt = await publisher.publish(b"1", routing_key="q")
+            await until(lambda: publisher.status.link is Link.CONNECTING)
+            await connection.connect()
+            await receipt.result(10)
+            assert publisher.status.connects == 2
+        await connection.close()
+
+    run(main())
+
+
+def test_every_other_task_can_be_cancelled_the_library_s_own_too(
+    run: Run[None], probe: AmqpProbe, path: Path
+) -> None:
+    """This ends the connection, and aio-pika does not come back from it; nor does it harm us."""
+    queue = probe.declare_queue()
+
+    async def main() -> None:
+        async with host(probe.url) as connection:
+            publisher = await AsyncPublisher(connection=connection, outbox=path).open()
+            ours = (Message(b"%d" % n, routing_key=queue) for n in range(2_000))
+            await publisher.publish_many(ours)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            await publisher.publish(b"2000", routing_key=queue)
+            await until(lambda: "connection is lost" in publisher.status.reason)
+            assert (await publisher.aclose(0)).open > 0
+        async with (
+            host(probe.url) as connection,
+            AsyncPublisher(connection=connection, outbox=path) as publisher,
+        ):
+            assert (await publisher.flush(10)).open == 0
+
+    run(main())
+    arrived = {int(body) for body, _ in probe.drain(queue, 2_001)}
+    assert arrived == set(range(2_001))
+
+
+def test_a_loop_that_ends_first_leaves_everything_where_it_is(
+    run: Run[AsyncPublisher], broker: FakeBroker
+) -> None:
+    async def main() -> AsyncPublisher:
+        connection = await aio_pika.connect(broker.url)
+        publisher = await AsyncPublisher(connection=connection, outbox=None).open()
+        await (await publisher.publish(b"x", routing_key="q"))
+        await connection.close()
+        await publisher.publish(b"y", routing_key="q")
+        return publisher
+
+    for runs in (run, asyncio.run):  # the loop of the first is only stopped, the other's is closed
+        publisher = runs(main())
+        publisher._door.begin_close(0)  # as at the interpreter's end
+        publisher._door.end_close()
+        assert publisher.status.open == 1
+
+
+# -------------------------------------------------------------------- corners of the protocol
+
+
+def test_returns_of_every_kind_of_header_can_be_read(
+    run: Run[None], probe: AmqpProbe, path: Path
+) -> None:
+    """A returned message is decoded by aiormq; what it cannot read would end the connection."""
+    headers: dict[str, FieldValue] = {
+        "text": "é",
+        "small": -5,
+        "large": -(2**40),
+        "double": 0.1,
+        "yes": True,
+        "none": None,
+        "raw": b"\x00\xff",
+        "price": Decimal("-9.99"),
+        "list": [1, "two", {"three": 3.5, "empty": {}}, []],
+        "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    }
+
+    async def main() -> None:
+        async with (
+            host(probe.url) as connection,
+            AsyncPublisher(connection=connection, outbox=path, retry=ONCE) as publisher,
+        ):
+            for body in (b"", b"x" * 300_000):
+                receipt = await publisher.publish(
+                    body, routing_key="nobody-is-bound-here", headers=headers, priority=1
+                )
+                with pytest.raises(Unroutable):
+                    await receipt.result(10)
+            assert publisher.status.connects == 1
+
+    run(main())
+
+
+def test_without_a_free_number_it_waits_for_one(run: Run[None]) -> None:
+    async def main(url: str) -> None:
+        async with host(url) as connection:
+            theirs = [await connection.channel() for _ in range(3)]
+            async with AsyncPublisher(
+                connection=connection, outbox=None, confirm_timeout_s=0.1
+            ) as publisher:
+                receipt = await publisher.publish(b"x", routing_key="q")
+                await until(lambda: publisher.status.connects > 1)
+                assert not receipt.is_settled
+                await theirs[1].close()
+                await receipt.result(10)
+
+    with FakeBroker(options=NodeOptions(channel_max=3)) as broker:
+        broker.declare_queue("q")
+        run(main(broker.url))
+
+
+def test_while_the_broker_blocks_the_application_goes_on(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def main() -> None:
+        async with (
+            host(broker.url) as connection,
+            AsyncPublisher(connection=connection, outbox=path, confirm_timeout_s=0.2) as publisher,
+        ):
+            await (await publisher.publish(b"0", routing_key="q"))
+            broker.block("low on memory")
+            held = await publisher.publish(b"1", routing_key="q")
+            await until(lambda: publisher.status.link is Link.BLOCKED)
+            batch = await publisher.publish_many(Message(b"x", routing_key="q") for _ in range(500))
+            await asyncio.sleep(0.5)  # longer than a confirm may take
+            status = publisher.status
+            assert (status.connects, status.in_flight, status.open) == (1, 1, 501)
+            broker.unblock()
+            await held.result(10)
+            await batch.wait(10)
+            assert publisher.status.connects == 1
+
+    run(main())

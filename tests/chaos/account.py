@@ -1,0 +1,116 @@
+"""The account: what callers were told, against what the broker has and the outbox keeps.
+
+It knows nothing of how it came about, and asks nobody but the broker, the outbox file and the
+callers.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from reliablepub import Message
+
+
+@dataclass
+class Told:
+    """What callers were told, by number of the message."""
+
+    stored: set[int] = field(default_factory=set)
+    confirmed: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """From the file that a publisher wrote to; the last line may be torn."""
+        told = cls()
+        text = path.read_text() if path.exists() else ""
+        for line in text.splitlines(keepends=True):
+            if line.endswith("\n"):
+                what, number = line.split()
+                getattr(told, what).add(int(number))
+        return told
+
+
+@dataclass(frozen=True)
+class Account:
+    """The end of a story.
+
+    Attributes:
+        promised: messages whose ``publish()`` returned.
+        arrived: different messages that arrived.
+        parked: messages in the outbox, with a reason.
+        duplicates: arrivals beyond the first of a message.
+        wrong: everything that must not be, in words.
+    """
+
+    promised: int
+    arrived: int
+    parked: int
+    duplicates: int
+    wrong: list[str]
+
+
+def close_account(
+    told: Told,
+    arrivals: Iterable[tuple[bytes, str]],
+    outbox: Path,
+    expected: Callable[[int], Message],
+    *,
+    duplicates_max: int,
+) -> Account:
+    """Compare; nothing may be open any more.
+
+    Args:
+        told: by the publisher.
+        arrivals: body and ``message_id`` of every message the broker delivered.
+        outbox: the file.
+        expected: what the message of a number was.
+        duplicates_max: how many may have arrived again.
+    """
+    ids: dict[int, str] = {}
+    wrong: list[str] = []
+    count = 0
+    for body, message_id in arrivals:
+        count += 1
+        number = int(body.split()[0])
+        first = ids.setdefault(number, message_id)
+        if message_id != first:
+            wrong.append(f"{number} arrived as {first} and as {message_id}")
+        if body != expected(number).body:
+            wrong.append(f"{number} arrived changed")
+    parked, without_reason, still_open, differences = _look(outbox)
+    arrived = set(ids)
+    duplicates = count - len(arrived)
+    found = {
+        "lost": told.stored - arrived - parked,
+        "confirmed falsely": told.confirmed - arrived,
+        "told as failed, and not parked": told.failed - parked,
+        "parked without a reason": without_reason,
+        "still open": still_open,
+    }
+    wrong += [f"{what}: {sorted(numbers)}" for what, numbers in found.items() if numbers]
+    if duplicates > duplicates_max:
+        wrong.append(f"{duplicates} duplicates; at most {duplicates_max} can be explained")
+    if differences:
+        wrong.append(f"the ledger does not add up: {differences}")
+    return Account(len(told.stored), len(arrived), len(parked), duplicates, wrong)
+
+
+def _look(outbox: Path) -> tuple[set[int], set[int], set[int], list[int]]:
+    """Parked, parked without a reason, open, and differences of the ledger."""
+    with closing(sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)) as db:
+        rows = db.execute("SELECT message_id, reply_text FROM reliablepub_parked").fetchall()
+        open_ = db.execute("SELECT message_id FROM reliablepub_messages").fetchall()
+        audit = db.execute(
+            "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
+            " FROM reliablepub_audit"
+        ).fetchone()
+    return (
+        {int(id_.removeprefix("n")) for id_, _ in rows},
+        {int(id_.removeprefix("n")) for id_, text in rows if not text},
+        {int(id_.removeprefix("n")) for (id_,) in open_},
+        [difference for difference in audit if difference],
+    )

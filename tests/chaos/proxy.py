@@ -1,0 +1,141 @@
+"""A network that can be made slow, silent or short: a TCP proxy in a thread.
+
+It knows bytes and sockets; it must never know AMQP.
+"""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+CHUNK_BYTES = 16 * 1024
+RESET = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """Listens on loopback and passes everything on to one port, as well as it is allowed to.
+
+    Attributes:
+        latency_s: added to each piece, each way.
+        bytes_per_s: the most that passes each way; None for no limit.
+        piece_bytes: the most that passes at once.
+        resets: share of pieces at which the connection is reset instead.
+        is_silent_up: what the client sends is kept back.
+        is_silent_down: what the broker sends is kept back.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.heal()
+
+    def heal(self) -> None:
+        """Let everything pass at once."""
+        self.latency_s = 0.0
+        self.bytes_per_s: float | None = None
+        self.piece_bytes = CHUNK_BYTES
+        self.resets = 0.0
+        self.is_silent_up = self.is_silent_down = False
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/%2F"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        server = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
+        ).result()
+        self._server = server
+        self.port: int = server.sockets[0].getsockname()[1]
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        self._server.close()
+        self._cut()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+    def cut(self) -> None:
+        """Reset every connection, at both ends."""
+        self._call(self._cut)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(function)
+        self._loop.call_soon_threadsafe(done.set)
+        done.wait()
+
+    def _cut(self) -> None:
+        for writer in list(self._writers):
+            _reset(writer)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            broker_reader, broker_writer = await asyncio.open_connection(
+                "127.0.0.1", self._target_port
+            )
+        except OSError:
+            _reset(writer)
+            return
+        pair = {writer, broker_writer}
+        self._writers |= pair
+        try:
+            await asyncio.gather(
+                self._pass(reader, broker_writer, lambda: self.is_silent_up),
+                self._pass(broker_reader, writer, lambda: self.is_silent_down),
+            )
+        except OSError:
+            pass
+        finally:
+            self._writers -= pair
+            for end in pair:
+                _reset(end)
+
+    async def _pass(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        is_silent: Callable[[], bool],
+    ) -> None:
+        while data := await reader.read(CHUNK_BYTES):
+            for start in range(0, len(data), self.piece_bytes):
+                piece = data[start : start + self.piece_bytes]
+                while is_silent():  # noqa: ASYNC110 - it is switched by another thread
+                    await asyncio.sleep(0.01)
+                if random.random() < self.resets:
+                    raise ConnectionResetError
+                delay_s = self.latency_s * random.uniform(0.5, 1.5)
+                if self.bytes_per_s is not None:
+                    delay_s += len(piece) / self.bytes_per_s
+                if delay_s:
+                    await asyncio.sleep(delay_s)
+                writer.write(piece)
+                await writer.drain()
+        raise ConnectionResetError  # one end has closed: so does the other
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    sock: Any = writer.get_extra_info("socket")
+    if sock is not None and sock.fileno() >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+    writer.transport.abort()

@@ -1,0 +1,131 @@
+"""A publisher killed with SIGKILL, at every named point and at random: nothing it promised is lost.
+
+Afterwards another publisher drains the outbox, and what the broker has is compared with what the
+callers were told (`account`).
+"""
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Publisher
+from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import Nack
+from tests.chaos.account import Account, Told, close_account
+from tests.chaos.failpoints import NAMES
+from tests.chaos.victim import OPTIONS, WINDOW_MAX, Life, Nursery, message
+
+LIFE_S = 0.3
+"""Within which a life is killed at random; it takes about that long to publish its messages."""
+COUNT = 60
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    with Nursery() as nursery:
+        yield nursery
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as broker:
+        broker.declare_queue("q", durable=True)
+        broker.declare_queue("limited", durable=True)
+        broker.inject(Nack(routing_key="limited", share=0.5))
+        yield broker
+
+
+class Story:
+    """Lives on one outbox, one after the other, and their account."""
+
+    def __init__(self, nursery: Nursery, broker: FakeBroker, folder: Path) -> None:
+        self._nursery = nursery
+        self._broker = broker
+        self.outbox = folder / "outbox.db"
+        self._told = folder / "told"
+        self._next = 1
+        self.kills = 0
+
+    def live(self, *, is_async: bool, **death: object) -> int:
+        life = Life(
+            is_async=is_async,
+            url=self._broker.url,
+            outbox=str(self.outbox),
+            told=str(self._told),
+            first=self._next,
+            count=COUNT,
+            **death,  # type: ignore[arg-type]
+        )
+        self._next += COUNT
+        status = self._nursery.run(life)
+        assert status in (0, -signal.SIGKILL)
+        self.kills += status != 0
+        return status
+
+    def close(self) -> Account:
+        """Drain by a publisher that nobody kills; then compare."""
+        with Publisher(self._broker.url, outbox=self.outbox, **OPTIONS) as publisher:  # type: ignore[arg-type]
+            assert publisher.flush(60).open == 0
+        arrivals = [
+            (m.body, m.properties.message_id or "")
+            for queue in ("q", "limited")
+            for m in self._broker.messages(queue)
+        ]
+        return close_account(
+            Told.read(self._told),
+            arrivals,
+            self.outbox,
+            message,
+            duplicates_max=self._duplicates_max(),
+        )
+
+    def _duplicates_max(self) -> int:
+        """A window for each kill, and one for each channel that a guilty message closed.
+
+        It closes one for each halving of a window, until it is alone.
+        """
+        guilty = self._next // 20 + 1
+        return (self.kills + guilty * 7) * WINDOW_MAX
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("failpoint", NAMES)
+def test_killed_at_a_named_point(
+    nursery: Nursery, broker: FakeBroker, tmp_path: Path, failpoint: str, *, is_async: bool
+) -> None:
+    story = Story(nursery, broker, tmp_path)
+    if failpoint == "a backlog is read":  # there must be one
+        story.live(is_async=is_async, failpoint="tags are recorded, nothing is written")
+    assert story.live(is_async=is_async, failpoint=failpoint) == -signal.SIGKILL
+    story.live(is_async=is_async, failpoint=failpoint, nth=3)
+    account = story.close()
+    assert account.wrong == []
+
+
+def kill_at_random(story: Story, kills: int, seed: int) -> None:
+    rng = random.Random(seed)
+    while story.kills < kills:
+        story.live(is_async=rng.random() < 0.5, kill_after_s=rng.uniform(0.0, LIFE_S))
+
+
+def test_killed_at_random(nursery: Nursery, broker: FakeBroker, tmp_path: Path) -> None:
+    story = Story(nursery, broker, tmp_path)
+    kill_at_random(story, kills=20, seed=1)
+    account = story.close()
+    assert account.wrong == []
+    assert account.promised > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(50))
+def test_killed_at_random_a_hundred_times(
+    nursery: Nursery, broker: FakeBroker, tmp_path: Path, part: int
+) -> None:
+    story = Story(nursery, broker, tmp_path)
+    kill_at_random(story, kills=100, seed=100 + part)
+    account = story.close()
+    print(f"\n{story.kills} kills: {account}")
+    assert account.wrong == []

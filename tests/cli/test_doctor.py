@@ -1,0 +1,151 @@
+"""`reliablepub doctor`: what is wrong is found, and each finding comes with a remedy."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reliablepub import Message, Outbox, Publisher
+from reliablepub.cli import main
+from reliablepub.cli.diagnosis import FREE_MIN, Level, of_broker, of_outbox
+from reliablepub.outbox.surroundings import Surroundings, look_around
+from reliablepub.testing import FakeBroker
+from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.probe import Probe
+from tests.cli.conftest import NOBODY
+from tests.cli.test_app import section
+
+Run = Callable[..., Result]
+GIB = 1024**3
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "o.db"
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"secret", "flights", "flight.1"))
+        outbox.enqueue(Message(b"secret", "nowhere", "k"))
+        outbox.enqueue(Message(b"secret", routing_key="all"))
+        outbox.enqueue(Message(b"secret", routing_key="no queue"))
+    return path
+
+
+@pytest.fixture
+def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+
+    def invoke(*arguments: object) -> Result:
+        result = CliRunner().invoke(main, ["doctor", *map(str, arguments)])
+        assert "hush" not in result.output
+        return result
+
+    return invoke
+
+
+def test_it_looks_at_the_outbox_alone(run: Run) -> None:
+    result = run("--json")
+    assert result.exit_code == 4, "messages are open, and nobody relays them"
+    rows = json.loads(result.stdout)
+    assert {row["about"] for row in rows} == {"outbox"}
+    assert {row["check"] for row in rows if row["level"] != "ok"} >= {"relay"}
+    assert all(row["remedy"] for row in rows if row["level"] != "ok")
+    assert all(f"`{name}`" in section("reliablepub doctor") for name in rows[0])
+
+
+def test_names_that_the_broker_does_not_have_are_found(
+    run: Run, path: Path, fake: FakeBroker
+) -> None:
+    with Publisher(NOBODY, outbox=path, close_timeout_s=0):
+        result = run("--url", fake.url, "--json")
+    assert result.exit_code == 2
+    problems = [row["found"] for row in json.loads(result.stdout) if row["level"] == "problem"]
+    assert [problem.split(",")[0] for problem in problems] == [
+        *("exchange 'nowhere'", "queue 'no queue'"),
+    ]
+    assert "404 NOT_FOUND" in problems[0]
+    assert not fake.messages("all")
+
+
+def test_a_broker_with_everything_is_fine(run: Run, path: Path, fake: FakeBroker) -> None:
+    fake.declare_exchange("nowhere", "direct")
+    fake.declare_queue("no queue")
+    with Publisher(NOBODY, outbox=path, close_timeout_s=0):
+        result = run("--url", fake.url)
+    assert result.exit_code == 0
+    assert "ok  broker   connection" in result.stdout
+    assert "frame_max 131072" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "found", "remedy"),
+    [
+        (lambda _: NOBODY, "Connection refused", "start the broker"),
+        (lambda url: url.replace("guest:guest", "guest:hush"), "credentials", "correct user and"),
+        (lambda url: url.replace("amqp:", "amqps:"), "SSL", "is the port one for TLS?"),
+        (lambda url: url.replace("%2F", "none"), "access to the vhost", "rabbitmqctl"),
+    ],
+)
+def test_a_connection_that_fails_is_explained(
+    run: Run, fake: FakeBroker, change: Callable[[str], str], found: str, remedy: str
+) -> None:
+    *_, row = json.loads(run("--url", change(fake.url), "--json").stdout)
+    assert (row["about"], row["check"], row["level"]) == ("broker", "connection", "problem")
+    assert found in row["found"]
+    assert remedy in row["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({}, "disk", Level.OK),
+        ({"bytes_free": GIB - 1}, "disk", Level.WARNING),
+        ({"bytes_free": FREE_MIN - 1}, "disk", Level.PROBLEM),
+        ({"sync_ms": 0.001}, "durability", Level.WARNING),
+        ({"sync_ms": 200.0}, "durability", Level.WARNING),
+        ({"ahead_s": 60.0}, "clock", Level.WARNING),
+        ({"journal": "delete"}, "sqlite", Level.WARNING),
+    ],
+)
+def test_surroundings_are_judged(
+    path: Path, change: dict[str, Any], check: str, level: Level
+) -> None:
+    good = Surroundings("3.45.0", "wal", 1.0, GIB, 9 * GIB, 0.0, [], [])
+    status = Outbox(path).status()
+    found = {f.check: f for f in of_outbox(status, replace(good, **change), status.stored)}
+    assert found[check].level is level
+    assert (found[check].remedy == "") == (level is Level.OK)
+
+
+def test_an_old_backlog_is_a_warning(path: Path) -> None:
+    status = Outbox(path).status()
+    assert status.oldest_open_at is not None
+    found = of_outbox(status, look_around(path), status.oldest_open_at + 7_200)
+    assert {f.check: f.level for f in found}["backlog"] is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("url", "probe", "check"),
+    [
+        ("amqp://broker/", Probe("", frame_max=131_072, can_confirm=True), "tls"),
+        ("amqps://broker/", Probe("", frame_max=4_096, can_confirm=True), "limits"),
+        ("amqps://broker/", Probe("", frame_max=131_072, can_confirm=False), "confirms"),
+    ],
+)
+def test_a_broker_is_judged(url: str, probe: Probe, check: str) -> None:
+    (address,) = parse_addresses(url)
+    bad = [f for f in of_broker(address, probe) if f.level is not Level.OK]
+    assert [f.check for f in bad] == [check]
+    assert bad[0].remedy
+
+
+def test_what_an_outbox_stands_on_is_measured(path: Path) -> None:
+    around = look_around(path)
+    assert around.exchanges == ["flights", "nowhere"]
+    assert around.queues == ["all", "no queue"]
+    assert around.sync_ms > 0
+    assert [file.name for file in path.parent.iterdir() if "doctor" in file.name] == []

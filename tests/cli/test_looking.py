@@ -1,0 +1,302 @@
+"""Looking into an outbox with every kind of trouble in it."""
+
+import csv
+import io
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reliablepub.cli import main
+from reliablepub.outbox.store import SqliteStore
+from tests.cli.test_app import section
+from tests.cli.trouble import make_trouble
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "o.db"
+
+
+@pytest.fixture
+def relay(path: Path) -> Iterator[SqliteStore]:
+    """A relay that is at work."""
+    with closing(make_trouble(path)) as store:
+        yield store
+
+
+@pytest.fixture
+def alone(path: Path) -> Path:
+    """The outbox when nobody relays it."""
+    make_trouble(path).close()
+    return path
+
+
+@pytest.fixture
+def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
+
+    def invoke(*arguments: object) -> Result:
+        return CliRunner().invoke(main, ["outbox", *map(str, arguments)])
+
+    return invoke
+
+
+def parsed(result: Result) -> Any:
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def documented(command: str) -> set[str]:
+    """The names that the page gives for ``--json``."""
+    (cell,) = re.findall(
+        r"^\| `--json` \| (.*?) \|$", section(f"reliablepub outbox {command}"), re.MULTILINE
+    )
+    return set(re.findall(r"`(\w+)`", cell))
+
+
+def ids(result: Result) -> list[int]:
+    return [row["id"] for row in parsed(result)]
+
+
+# ------------------------------------------------------------------------------------ list
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ((), [3, 4, 5, 6, 7, 8, 9, 10]),
+        (("--state", "parked"), [3, 4]),
+        (("--state", "expired"), [10]),
+        (("--state", "waiting"), [5]),
+        (("--state", "ready"), [6, 7, 8, 9]),
+        (("--state", "ready", "--state", "parked"), [3, 4, 6, 7, 8, 9]),
+        (("--exchange", "miss*"), [3]),
+        (("--exchange", "orders", "--routing-key", "order.*"), [4]),
+        (("--key", "k"), [7, 8]),
+        (("--reason", "no_route"), [4]),
+        (("--reason", "404"), [3]),
+        (("--reason", "nack"), [5]),
+        (("--older-than", "3500s"), [3, 4, 5, 6, 7]),
+        (("--newer-than", "3500s"), [8, 9, 10]),
+        (("--older-than", "7d"), []),
+        (("--sort", "attempts", "--limit", "2"), [4, 3]),
+        (("--sort", "age", "--limit", "1"), [3]),
+        (("--sort", "size", "--limit", "1"), [4]),
+        (("--limit", "3"), [3, 4, 5]),
+    ],
+)
+def test_messages_are_found(
+    run: Run, relay: SqliteStore, options: tuple[str, ...], expected: list[int]
+) -> None:
+    assert ids(run("list", "--json", *options)) == expected
+
+
+def test_a_list_shows_what_was_said_last_and_no_body(run: Run, relay: SqliteStore) -> None:
+    lines = run("list").stdout.splitlines()
+    assert lines[0].split() == [
+        *("id", "state", "stored", "due", "tries", "exchange", "routing", "key", "size"),
+        *("message", "id", "said"),
+    ]
+    (waiting,) = (line for line in lines if line.startswith("5 "))
+    assert "waiting" in waiting
+    assert waiting.endswith("m-5           nacked: basic.nack")
+    assert "body" not in "".join(lines)
+    assert run("list", "--exchange", "nix").stdout == "no such message\n"
+    assert "the first 2; there may be more" in run("list", "--limit", 2).stderr
+
+
+def test_csv_and_json_have_the_same_values(run: Run, relay: SqliteStore) -> None:
+    rows = parsed(run("list", "--json"))
+    table = list(csv.DictReader(io.StringIO(run("list", "--csv").stdout)))
+    assert [list(row) for row in table] == [list(row) for row in rows]
+    assert [row["message_id"] for row in table] == [row["message_id"] for row in rows]
+    (cell,) = re.findall(
+        r"\| `--json` \| an array of objects: (.*?) \|$",
+        section("reliablepub outbox list"),
+        re.MULTILINE,
+    )
+    assert set(re.findall(r"`(\w+)`", cell)) == set(rows[0])
+
+
+# ------------------------------------------------------------------------------------ show
+
+
+def test_a_message_is_shown_with_everything_in_it(run: Run, relay: SqliteStore) -> None:
+    out = run("show", "m-4").stdout
+    for words in ("state         parked", "priority      3", 'header price  {"$decimal": "1.50"}'):
+        assert words in out
+    assert out.endswith('\n\n{"n": "ü"}\n')
+    values = parsed(run("show", 4, "--json"))
+    assert values["body"] == '{"n": "ü"}'
+    assert values["headers"]["raw"] == {"$bytes": "AP8="}
+
+
+def test_a_body_that_is_no_text_is_shown_in_hexadecimal(run: Run, relay: SqliteStore) -> None:
+    lines = run("show", 3).stdout.splitlines()
+    assert lines[-1] == "00000010  00 01" + " " * 42 + "  .."
+    assert parsed(run("show", 3, "--json"))["body_base64"] == "AAEAAQABAAEAAQABAAEAAQAB"
+
+
+def test_a_body_is_written_byte_for_byte(run: Run, relay: SqliteStore, tmp_path: Path) -> None:
+    target = tmp_path / "body"
+    assert run("show", 3, "--body-out", target).exit_code == 0
+    assert target.read_bytes() == b"\x00\x01" * 9
+    again = run("show", 3, "--body-out", target)
+    assert (again.exit_code, again.stderr) == (2, f"Error: {target} exists; name a new file\n")
+
+
+def test_a_damaged_message_is_shown_with_a_warning(run: Run, relay: SqliteStore) -> None:
+    result = run("show", 9)
+    assert result.exit_code == 0
+    assert "warning: the checksum is" in result.stderr
+
+
+def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
+    result = run("show", 1)
+    assert result.exit_code == 2
+    assert "`reliablepub outbox explain 1` tells what is known" in result.stderr
+    assert "knows no message 'nix'" in run("show", "nix").stderr
+
+
+# ------------------------------------------------------------------------------------ explain
+
+
+@pytest.mark.parametrize(
+    ("id_", "expected"),
+    [
+        (1, ("gone", None, "nothing")),
+        (2, ("confirmed", "persisted", "nothing")),
+        (3, ("parked", "not written", "nothing until a person decides")),
+        (4, ("parked", "not written", "nothing until a person decides")),
+        (5, ("waiting", "possibly persisted", "it is sent when it is due")),
+        (6, ("in flight", "possibly persisted", "the broker answers")),
+        (7, ("ready", "not written", "it is sent")),
+        (8, ("ready", "not written", "it is sent when its ordering key is free")),
+        (10, ("expired", "possibly persisted", "nothing until a person decides")),
+    ],
+)
+def test_every_kind_of_trouble_is_explained(
+    run: Run, relay: SqliteStore, id_: int, expected: tuple[str | None, ...]
+) -> None:
+    (story,) = parsed(run("explain", id_, "--json"))
+    assert (story["state"], story["verdict"], story["next"]) == expected
+    assert story["message_id"] == (f"m-{id_}" if id_ > 1 else None)
+    (cell,) = re.findall(
+        r"\| `--json` \| (.*?) \|$", section("reliablepub outbox explain"), re.MULTILINE
+    )
+    assert set(story) <= set(re.findall(r"`(\w+)`", cell))
+
+
+@pytest.mark.parametrize(
+    ("id_", "words"),
+    [
+        (1, "It was stored here and is not here any more: most likely it was confirmed"),
+        (2, "uncertain (epoch 1-1, tag 2; possibly persisted): connection lost: reset by peer"),
+        (2, "confirmed (epoch 1-2, tag 1; persisted)"),
+        (3, "Why: refused: 404 NOT_FOUND - no exchange 'missing' in vhost '/'"),
+        (3, "Delivered? not written: no queue has it."),
+        (4, "What to do: bind a queue or correct the routing key, then retry it."),
+        (5, "sends it in 59 min"),
+        (6, "sent (epoch 1-2, tag 7); no answer yet"),
+        (7, "sends it, after 1 message before it"),
+        (8, "it waits for message 7, which has the same ordering key"),
+        (10, "It has expired"),
+    ],
+)
+def test_a_story_is_told(run: Run, relay: SqliteStore, id_: int, words: str) -> None:
+    relay.show({"link": "connected", "reason": "", "since": 0.0})
+    result = run("explain", id_)
+    assert result.exit_code == 0
+    assert words in result.stdout
+
+
+def test_without_a_relay_that_is_what_is_missing(run: Run, alone: Path) -> None:
+    assert f"start one: `reliablepub relay --outbox {alone}`" in run("explain", 7).stdout
+    assert parsed(run("explain", 6, "--json"))[0]["state"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("link", "words"),
+    [
+        ("disconnected", "is connected; it is not, since 0 s ago: no route to host"),
+        ("blocked", "lifts its block, which it set 0 s ago: no route to host"),
+    ],
+)
+def test_without_a_broker_that_is_what_is_missing(
+    run: Run, relay: SqliteStore, link: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.cli.outbox.explain.time.time", lambda: 1_000.0)
+    relay.show({"link": link, "reason": "no route\nto host", "since": 1_000.0})
+    assert words in run("explain", 7).stdout
+    assert parsed(run("status", "--json", "--over", 0))["link"] == link
+    assert "no route to host" in run("status", "--over", 0).stdout
+
+
+def test_a_message_whose_destination_is_paused_says_so(run: Run, alone: Path) -> None:
+    with closing(sqlite3.connect(alone)) as connection, connection:
+        connection.execute("UPDATE reliablepub_messages SET due_at = 9e999 WHERE id = 7")
+    with closing(SqliteStore(alone)):
+        assert "are paused, because they kept refusing" in run("explain", 7).stdout
+    for command in (("explain", 7, "--json"), ("show", 7, "--json"), ("list", "--json")):
+        assert "Infinity" not in run(*command).stdout
+    assert run("list").exit_code == run("show", 7).exit_code == 0
+    assert "Infinity" not in run("export").stdout
+
+
+def test_an_unknown_message_gets_an_honest_answer(run: Run, relay: SqliteStore) -> None:
+    result = run("explain", "nix")
+    assert result.exit_code == 2
+    assert "never stored here, or it was confirmed at the first attempt" in result.stderr
+    assert run("explain", 99).exit_code == 2
+
+
+# ------------------------------------------------------------------------------------ the rest
+
+
+def test_tags_in_flight_are_those_of_the_relay_at_work(run: Run, relay: SqliteStore) -> None:
+    (sent,) = parsed(run("in-flight", "--json"))
+    assert (sent["epoch"], sent["tag"], sent["id"], sent["message_id"]) == ("1-2", 7, 6, "m-6")
+    assert abs(parsed(run("explain", 6, "--json"))[0]["in_flight"]["sent_at"] - sent["sent_at"]) < 1
+    assert "1-2" in run("in-flight").stdout
+    relay.close()
+    assert run("in-flight").stdout == "nothing is in flight\n"
+
+
+def test_what_may_have_arrived_twice_is_listed(run: Run, relay: SqliteStore) -> None:
+    rows = parsed(run("duplicates", "--json"))
+    assert [(row["id"], row["unsure"], row["is_confirmed"]) for row in rows] == [
+        *((5, 1, 0), (10, 1, 0), (2, 1, 1)),
+    ]
+    assert "confirmed too" in run("duplicates").stdout
+
+
+def test_figures_add_up_and_can_be_drawn(run: Run, relay: SqliteStore) -> None:
+    for options, count in (((), 5), (("--all",), 8)):
+        rows = parsed(run("stats", "--json", *options))
+        for of in ("age", "attempts", "size"):
+            assert sum(row["messages"] for row in rows if row["of"] == of) == count
+    assert "     < 6 h          3  " + "█" * 50 in run("stats", "--plot").stdout
+    assert run("stats", "--plot", "--csv").exit_code == 2
+
+
+def test_rates_are_measured(run: Run, alone: Path) -> None:
+    status = parsed(run("status", "--json", "--over", "0.01"))
+    assert (status["stored_per_s"], status["confirmed_per_s"]) == (0.0, 0.0)
+    assert parsed(run("status", "--json", "--over", "0"))["stored_per_s"] is None
+    assert "nobody knows: no relay is at work" in run("status", "--over", "0").stdout
+
+
+def test_looking_changes_nothing(run: Run, alone: Path) -> None:
+    before = alone.read_bytes()
+    for arguments in (("status",), ("list",), ("show", 3), ("explain", 3), ("stats",)):
+        run(*arguments)
+    assert alone.read_bytes() == before

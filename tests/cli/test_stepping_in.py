@@ -1,0 +1,197 @@
+"""Changing messages from the command line, also beside a relay under load."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reliablepub import Message, Outbox, Publisher, RetryPolicy, Withdrawn
+from reliablepub.cli import main
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.selection import Selection, find_ids
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.testing import FakeBroker, faults
+from tests.cli.conftest import eventually
+from tests.cli.trouble import make_trouble
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "o.db"
+
+
+@pytest.fixture
+def relay(path: Path) -> Iterator[SqliteStore]:
+    with closing(make_trouble(path)) as store:
+        yield store
+
+
+@pytest.fixture
+def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
+
+    def invoke(*arguments: object, **settings: Any) -> Result:
+        return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
+
+    return invoke
+
+
+def state_of(run: Run, id_: int) -> str:
+    state: str = json.loads(run("explain", id_, "--json").stdout)[0]["state"]
+    return state
+
+
+def test_ids_are_changed_at_once(run: Run, relay: SqliteStore) -> None:
+    assert run("park", 7, "m-8", "--note", "wrong price").stdout == "2 messages parked\n"
+    assert state_of(run, 7) == "parked"
+    story = run("explain", 7).stdout
+    assert "Why: withdrawn: parked by " in story
+    assert story.rstrip().endswith(": wrong price")
+    assert run("retry", 7).stdout == "1 message put back\n"
+    assert state_of(run, 7) == "waiting"
+    assert run("retry", 5).stdout == "1 message put back\n"
+
+
+def test_a_discarded_message_is_remembered(run: Run, relay: SqliteStore) -> None:
+    assert run("discard", 3, "--yes").stdout == "1 message discarded\n"
+    assert state_of(run, 3) == "discarded"
+    assert "It was discarded by a person" in run("explain", "m-3").stdout
+    status = json.loads(run("status", "--json", "--over", 0).stdout)
+    assert (status["parked"], status["discarded"]) == (1, 1)
+
+
+def test_a_rerouted_message_has_its_new_address(run: Run, relay: SqliteStore) -> None:
+    result = run("reroute", 3, "--to-exchange", "orders")
+    assert result.stdout == "1 message rerouted\n"
+    shown = json.loads(run("show", 3, "--json").stdout)
+    assert (shown["exchange"], shown["routing_key"], shown["problem"]) == ("orders", "key.3", None)
+    assert "rerouted from exchange 'missing'" in run("explain", 3).stdout
+
+
+def test_what_is_in_flight_is_left_alone(run: Run, relay: SqliteStore) -> None:
+    result = run("park", 6)
+    assert (result.exit_code, result.stdout) == (3, "0 messages parked\n")
+    assert "message 6 left alone: in flight, so the broker may have it" in result.stderr
+    assert json.loads(run("park", 6, "--json").stdout)["in_flight"] == [6]
+
+
+def test_what_does_not_fit_is_an_error_and_the_others_are_changed(
+    run: Run, relay: SqliteStore
+) -> None:
+    result = run("retry", 3, 7, 1)
+    assert (result.exit_code, result.stdout) == (2, "1 message put back\n")
+    assert "Error: messages 7, 1 left alone: gone, or not waiting or parked or expired" in (
+        result.stderr
+    )
+    damaged = run("reroute", 9, "--to-exchange", "x")
+    assert damaged.exit_code == 2
+    assert "message 9 left alone: damaged" in damaged.stderr
+    assert "knows no message 'nix'" in run("retry", "nix").stderr
+
+
+def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    unanswered = run("retry", "--reason", "404")
+    assert unanswered.exit_code == 2
+    assert "retry 1 message? Nobody is there to answer; say --yes" in unanswered.stderr
+    monkeypatch.setattr("reliablepub.cli.outbox.stepping_in._is_somebody_there", lambda: True)
+    assert run("retry", "--reason", "404", input="n\n").exit_code == 2
+    assert state_of(run, 3) == "parked"
+    assert "1 message put back" in run("retry", "--reason", "404", input="y\n").stdout
+    assert state_of(run, 3) == "waiting"
+
+
+def test_a_dry_run_shows_and_changes_nothing(run: Run, relay: SqliteStore) -> None:
+    out = run("discard", "--all", "--dry-run").stdout
+    assert "m-3" in out
+    assert "3 messages would be discarded" in out
+    assert json.loads(run("discard", "--all", "--dry-run", "--json").stdout)["chosen"] == 3
+    assert state_of(run, 3) == "parked"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("retry",), "give IDs, or a filter, or --all"),
+        (("retry", "1", "--all"), "give IDs, or a filter, or --all"),
+        (("park", "1", "--state", "ready"), "give IDs, or a filter, or --all"),
+        (("reroute", "1"), "give --to-exchange or --to-routing-key"),
+        (("reroute", "1", "--to-exchange", "x" * 256), "exchange: has 256 bytes"),
+    ],
+)
+def test_bad_usage_is_one_line(
+    run: Run, relay: SqliteStore, arguments: tuple[str, ...], words: str
+) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+# ---------------------------------------------------------------------- beside a relay under load
+
+
+def audit(run: Run) -> None:
+    assert run("audit").exit_code == 0
+
+
+def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: FakeBroker) -> None:
+    """Every message ends in one place: in the queue, or as what a person made of it."""
+    fake.declare_queue("elsewhere")
+    fake.inject(faults.Latency(delay_s=0.01, keep=True))  # so that there is a backlog
+    changed = dict.fromkeys((Action.PARK, Action.DISCARD, Action.REROUTE), 0)
+    published = 0
+
+    def is_done() -> bool:
+        return min(changed.values()) >= 15
+
+    def publish() -> None:
+        nonlocal published
+        while not is_done():
+            batch = range(published, published + 100)
+            publisher.publish_many(
+                Message(b"%d" % n, routing_key="all", message_id=f"m-{n}") for n in batch
+            )
+            published += 100
+
+    with Publisher(fake.url, outbox=path, window_max=20) as publisher:
+        producer = threading.Thread(target=publish)
+        producer.start()
+        while not is_done():
+            for action in changed:
+                address = {"routing_key": "elsewhere"} if action is Action.REROUTE else {}
+                chosen = find_ids(path, Selection(states=("ready",)))[-7:]
+                changed[action] += intervene(path, chosen, Intervention(action, **address)).changed
+        producer.join()
+        publisher.flush(timeout=30)
+        counters = publisher.status.counters
+    parked = {message.message_id for message in Outbox(path).parked(published)}
+    arrived = [
+        m.properties.message_id for name in ("all", "elsewhere") for m in fake.messages(name)
+    ]
+    assert len(arrived) == len(set(arrived)), "sent twice"
+    assert not parked & set(arrived), "in two places"
+    assert (counters.stored, counters.open) == (published, 0)
+    assert (len(parked), len(arrived)) == (counters.parked, counters.confirmed)
+    assert counters.discarded == changed[Action.DISCARD]
+    audit(run)
+
+
+def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
+    patient = RetryPolicy()
+    with Publisher(fake.url, outbox=path, retry=patient, close_timeout_s=0) as publisher:
+        fake.block("low on memory")
+        publisher.publish(b"first", routing_key="all")  # RabbitMQ tells only those who publish
+        eventually(lambda: publisher.status.reason == "low on memory")
+        receipt = publisher.publish(b"second", routing_key="all")
+        assert "low on memory" in run("explain", receipt.message_id).stdout
+        assert run("discard", receipt.message_id, "--yes", "--note", "too late").exit_code == 0
+        with pytest.raises(Withdrawn, match=r"discarded by .*: too late"):
+            receipt.result(timeout=10)
+    audit(run)

@@ -1,0 +1,49 @@
+"""`reliablepub topology`: a file, one line for each problem, and exit codes."""
+
+from pathlib import Path
+
+from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Cli
+
+FILE = """
+[[exchange]]
+name = "orders"
+type = "topic"
+[[queue]]
+name = "billing"
+[[binding]]
+exchange = "orders"
+queue = "billing"
+routing_key = "#"
+"""
+
+
+def test_declared_it_can_be_checked(cli: Cli, fake: FakeBroker, tmp_path: Path) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text(FILE)
+    found = cli("topology", "check", file, "--url", fake.url)
+    assert found.code == 2
+    assert found.err.splitlines() == [
+        "Error: exchange 'orders': 404 NOT_FOUND - no exchange 'orders' in vhost '/'",
+        "Error: queue 'billing': 404 NOT_FOUND - no queue 'billing' in vhost '/'",
+    ]
+    declared = cli("topology", "declare", file, "--url", fake.url)
+    assert (declared.code, declared.out) == (0, "declared: 1 exchange, 1 queue, 1 binding\n")
+    checked = cli("topology", "check", file, "--url", fake.url)
+    assert (checked.code, checked.out) == (0, "found: 1 exchange, 1 queue, 1 binding\n")
+
+
+def test_a_file_that_makes_no_sense_is_bad_input(
+    cli: Cli, fake: FakeBroker, tmp_path: Path
+) -> None:
+    file = tmp_path / "topology.toml"
+    file.write_text("[[exchange]]\nnam = 'x'")
+    found = cli("topology", "check", file, "--url", fake.url)
+    assert found.code == 2
+    assert "has 'nam'; known are name" in found.err
+
+
+def test_without_a_command_it_shows_what_there_is(cli: Cli) -> None:
+    found = cli("topology")
+    assert found.code == 2
+    assert "declare" in found.err

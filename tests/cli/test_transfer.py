@@ -1,0 +1,133 @@
+"""Messages leave an outbox as lines, and come into another one unchanged."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from reliablepub.cli import main
+from reliablepub.outbox import transfer
+from reliablepub.outbox.migrate import migrations
+from reliablepub.outbox.sql import script
+from tests.cli.trouble import make_trouble
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    with closing(make_trouble(tmp_path / "o.db")) as store:
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            mended = "UPDATE reliablepub_messages SET body = CAST('body 9' AS BLOB) WHERE id = 9"
+            connection.execute(mended)
+        yield store.path
+
+
+def run(*arguments: object, **settings: Any) -> Result:
+    return CliRunner().invoke(main, ["outbox", *map(str, arguments)], **settings)
+
+
+def rows(path: Path) -> list[Any]:
+    """Everything but the numbers of the rows."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        found = []
+        for table in ("messages", "parked"):
+            for row in connection.execute(f"SELECT * FROM reliablepub_{table} ORDER BY message_id"):
+                values = dict(row)
+                del values["id"]
+                found.append(values)
+        return found
+
+
+@pytest.fixture
+def lines(path: Path, tmp_path: Path) -> Path:
+    target = tmp_path / "all.ndjson"
+    result = run("export", "--to", target, "--outbox", path)
+    assert (result.exit_code, result.stderr) == (0, f"8 messages written to {target}\n")
+    assert target.stat().st_mode & 0o777 == 0o600
+    return target
+
+
+def test_a_round_trip_changes_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.db"
+    assert run("import", lines, "--outbox", new).stdout == "8 messages stored\n"
+    assert rows(new) == rows(path)
+    assert run("audit", "--outbox", new).exit_code == 0
+    again = run("export", "--outbox", new).stdout
+    assert sorted(again.splitlines()) == sorted(lines.read_text().splitlines())
+
+
+def test_importing_again_does_nothing(path: Path, lines: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.db"
+    run("import", lines, "--outbox", new)
+    again = run("import", lines, "--outbox", new)
+    assert again.stdout == "0 messages stored; 8 were there already\n"
+    run("discard", "--all", "--yes", "--outbox", new)
+    third = run("import", "-", "--outbox", new, "--json", input=lines.read_bytes())
+    assert json.loads(third.stdout) == {"stored": 0, "known": 8}
+    assert run("import", lines, "--outbox", path).stdout.startswith("0 messages stored; 8 were")
+
+
+def test_an_import_that_was_interrupted_goes_on(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = tmp_path / "new.db"
+    monkeypatch.setattr(transfer, "CHUNK", 3)
+    text = lines.read_text().splitlines()
+    begun = transfer.import_lines(new, text, "import x")
+    assert next(begun).stored == 3
+    begun.close()
+    *_, last = transfer.import_lines(new, text, "import x")
+    assert (last.stored, last.known) == (5, 3)
+    assert len(rows(new)) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda row: row | {"routing_key": "other"}, "line 2: the checksum is"),
+        (lambda row: row | {"body_base64": "???"}, "line 2 is not what `export` writes"),
+        (lambda row: row | {"size": "1"}, "line 2: size is not what `export` writes"),
+        (lambda row: row | {"state": "lost"}, "line 2: there is no state 'lost'"),
+        (lambda row: {"a": 1}, "line 2 is not what `export` writes ('state')"),
+    ],
+)
+def test_a_line_that_was_changed_is_refused(
+    lines: Path, tmp_path: Path, change: Callable[[Any], Any], words: str
+) -> None:
+    text = lines.read_text().splitlines()
+    text[1] = json.dumps(change(json.loads(text[1])))
+    result = run("import", "-", "--outbox", tmp_path / "new.db", input="\n".join(text))
+    assert result.exit_code == 2
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_what_is_exported_can_be_chosen(path: Path) -> None:
+    chosen = run("export", "m-7", 3, "--outbox", path).stdout.splitlines()
+    assert [json.loads(line)["message_id"] for line in chosen] == ["m-7", "m-3"]
+    parked = run("export", "--state", "parked", "--outbox", path).stdout.splitlines()
+    assert [json.loads(line)["message_id"] for line in parked] == ["m-3", "m-4"]
+    assert run("export", 3, "--state", "parked", "--outbox", path).exit_code == 2
+    assert run("export", "--to", path, "--outbox", path).exit_code == 2
+
+
+def test_an_outbox_is_brought_to_this_version(tmp_path: Path) -> None:
+    path = tmp_path / "old.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(script("migrations", migrations()[0]))
+        connection.execute("INSERT INTO reliablepub_schema VALUES (1, 0.0)")
+        connection.commit()
+    looked = run("status", "--outbox", path)
+    assert looked.exit_code == 4
+    assert "is of the older version 1" in looked.stderr
+    result = run("migrate", "--outbox", path, "--json")
+    assert json.loads(result.stdout) == {"from": 1, "to": len(migrations())}
+    assert "the newest" in run("migrate", "--outbox", path).stdout
+    assert run("status", "--outbox", path).exit_code == 0

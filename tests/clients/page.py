@@ -1,0 +1,103 @@
+"""The page docs/client-conformance.md, made of cells.
+
+It must never know how a cell was played.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from tests.clients.adapters import adapter
+from tests.clients.judge import HONEST, Judgement
+
+if TYPE_CHECKING:
+    from tests.clients.table import Cell
+
+HEAD = """\
+# What clients tell their callers
+
+The same faults of a broker, played to several Python clients: what did each tell its caller of each
+message, and was it true? The broker is [FakeBroker](fake-broker.md), the truth is its history. This
+page is written by `make client-table`, which takes about three minutes; part of it is played in
+every test run and compared with what stands here.
+
+| | |
+|---|---|
+| true | confirmed, and a queue has it; or returned, nacked or refused, and no queue has it |
+| unsure | an error that leaves it open: the caller knows that it must be sent again |
+| hung | the caller was told nothing in six seconds |
+| **false failure** | told to be refused, and a queue has it |
+| **false confirm** | told to be confirmed, and no queue has it |
+| **lost** | nothing was told, and no queue has it |
+
+In each cell of this table stands the worst that happened to one of the messages of the script:
+
+"""
+
+USED = """\
+## How each was used
+
+In the way its own documentation recommends for confirms; where it offers a timeout for a confirm,
+it is one second. An application goes on after an error, and opens what is closed. The code is in
+`tests/clients`, a module for each.
+
+"""
+
+
+def render(cells: Sequence[Cell]) -> str:
+    """All of it; no date, so that the same facts are the same page."""
+    clients = list(dict.fromkeys(cell.client for cell in cells))
+    scripts = list(dict.fromkeys(cell.script.title for cell in cells))
+    by_place = {(cell.script.title, cell.client): cell for cell in cells}
+    overview = [_row("", *clients), _row(*["---"] * (len(clients) + 1))]
+    overview += [
+        _row(title, *(_shown(by_place[title, client].worst) for client in clients))
+        for title in scripts
+    ]
+    parts = [HEAD, *overview]
+    for title in scripts:
+        of_it = [by_place[title, client] for client in clients]
+        parts.append(f"\n## {title[0].upper()}{title[1:]}\n\n{of_it[0].script.story}\n\n")
+        names = [letter.name for letter in of_it[0].script.letters]
+        parts += [_row("", *names), _row(*["---"] * (len(names) + 1))]
+        parts += [row(cell) for cell in of_it]
+    parts += ["\n", USED, _row("client", "version", "how"), _row("---", "---", "---")]
+    parts += [_use(client) for client in clients]
+    return "".join(parts)
+
+
+def row(cell: Cell) -> str:
+    """What one client told of each letter of one script."""
+    fields = []
+    for name, judgement in cell.judgements.items():
+        told = cell.told.get(name)
+        if told is None:
+            fields.append(_shown(judgement))
+        elif judgement is Judgement.UNSURE:
+            fields.append(told)
+        else:
+            fields.append(f"{told}: {_shown(judgement)}")
+    return _row(cell.client, *fields)
+
+
+def versions(client: str) -> str:
+    """What of a client is installed here, as `pika 1.4.4`."""
+    module = adapter(client)
+    names = [module.DISTRIBUTION, *getattr(module, "TRANSPORTS", ())]
+    return ", ".join(f"{name} {version(name)}" for name in names)
+
+
+def _use(client: str) -> str:
+    how = adapter(client).__doc__
+    assert how is not None
+    return _row(client, versions(client), " ".join(how.split()))
+
+
+def _shown(judgement: Judgement) -> str:
+    return judgement.value if judgement in HONEST | {Judgement.HUNG} else f"**{judgement.value}**"
+
+
+def _row(*fields: str) -> str:
+    return f"| {' | '.join(fields)} |\n".replace("|  |", "| |")

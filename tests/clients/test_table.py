@@ -1,0 +1,102 @@
+"""The page of the clients is what its command would write, as far as a test run can play it."""
+
+import re
+
+import pika
+import pytest
+
+from reliablepub.testing import FakeBroker, faults
+from tests.clients import page
+from tests.clients.adapters import MODULES, OURS
+from tests.clients.judge import HONEST, Judgement, judge
+from tests.clients.letters import CONFIRMED, NACKED, RETURNED, Letter, unsure
+from tests.clients.scripts import SCRIPTS
+from tests.clients.table import PAGE, play_all
+
+PLAYED = ("pika", "aio-pika", *sorted(OURS))
+TELLING = frozenset(
+    {
+        "return, then nack",
+        "late ack after a timeout",
+        "one message_id, twice in flight",
+        "no confirm ever",
+        "404 in the middle of a window",
+        "connection lost, message taken",
+        "multiple ack over a returned tag",
+    }
+)
+WRITTEN = PAGE.read_text()
+
+
+def section(title: str) -> str:
+    found = re.search(
+        rf"^## {re.escape(title)}\n(.*?)(?=^## )", WRITTEN, re.MULTILINE | re.DOTALL | re.IGNORECASE
+    )
+    assert found is not None, title
+    return found[1]
+
+
+def test_each_script_and_each_client_is_on_the_page() -> None:
+    for script in SCRIPTS:
+        assert script.story in section(script.title)
+        for client in MODULES:
+            assert f"\n| {client} | " in section(script.title)
+
+
+@pytest.mark.parametrize("client", MODULES)
+def test_the_versions_are_those_that_are_installed(client: str) -> None:
+    if client in OURS:
+        assert f"| {client} | reliablepub " in WRITTEN
+    else:
+        assert f"| {client} | {page.versions(client)} | " in WRITTEN
+
+
+def test_ours_tell_nothing_but_the_truth() -> None:
+    for script in SCRIPTS:
+        for client in OURS:
+            (row,) = re.findall(
+                rf"^\| {re.escape(client)} \| (.*)$", section(script.title), re.MULTILINE
+            )
+            assert set(re.findall(r": (\w+)", row)) == {"true"}
+
+
+def test_the_telling_scripts_go_as_the_page_says() -> None:
+    scripts = [script for script in SCRIPTS if script.title in TELLING]
+    assert len(scripts) == len(TELLING)
+    for cell in play_all(PLAYED, scripts):
+        assert page.row(cell) in section(cell.script.title), cell.script.title
+        assert cell.client not in OURS or cell.worst in HONEST
+
+
+LETTER = Letter("one")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "judgement"),
+    [
+        (None, CONFIRMED, Judgement.TRUE),
+        (None, NACKED, Judgement.FALSE_FAILURE),
+        (None, RETURNED, Judgement.FALSE_FAILURE),
+        (None, unsure(TimeoutError()), Judgement.UNSURE),
+        (None, None, Judgement.UNSURE),
+        (faults.Nack(), NACKED, Judgement.TRUE),
+        (faults.Nack(), CONFIRMED, Judgement.FALSE_CONFIRM),
+        (faults.Return(), RETURNED, Judgement.TRUE),
+        (faults.Return(), CONFIRMED, Judgement.FALSE_CONFIRM),
+        (faults.Return(), None, Judgement.LOST),
+    ],
+)
+def test_a_judgement(
+    fake_broker: FakeBroker, fault: faults.Fault | None, told: str | None, judgement: Judgement
+) -> None:
+    fake_broker.declare_queue("one")
+    if fault is not None:
+        fake_broker.inject(fault)
+    with pika.BlockingConnection(pika.URLParameters(fake_broker.url)) as connection:
+        connection.channel().basic_publish("", "one", LETTER.body, mandatory=True)
+        fake_broker.wait_for(1)
+    assert judge(LETTER, told, fake_broker.published, has_ended=True) is judgement
+
+
+def test_who_is_still_at_it_has_hung() -> None:
+    assert judge(LETTER, None, (), has_ended=False) is Judgement.HUNG

@@ -1,0 +1,103 @@
+"""Brokers that fall silent: noticed in time, and what they say too late confirms nothing.
+
+No test here measures: each waits for what it wants to see, and for no longer than is forgivable.
+The soak holds the default heartbeat against RabbitMQ, and prints how long that took. A connection
+that the application lends us has a heartbeat of its own.
+"""
+
+import inspect
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tenacity import stop_after_attempt
+
+from reliablepub import AsyncPublisher, Link, Nacked, Publisher, Retries, RetryPolicy
+from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import HoldConfirms, Nack
+from tests.amqp_probe import AmqpProbe
+from tests.conformance.conftest import FrontDoor
+from tests.conformance.test_survival import numbered, wait_until
+from tests.rabbitmq import RabbitMQNode
+
+
+@pytest.mark.parametrize("front_door", ["threads"], indirect=True)
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_both_deadlines_are_on_by_default(door: type) -> None:
+    parameters = inspect.signature(door).parameters
+    assert parameters["confirm_timeout_s"].default == 30
+    assert parameters["heartbeat_s"].default == 10
+
+
+@pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
+def test_a_frozen_broker_is_noticed_by_its_silence(
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+) -> None:
+    fake.declare_queue("q")
+    with front_door(fake.url, outbox=outbox, heartbeat_s=1) as publisher:
+        publisher.publish_many(numbered(5, "q")).wait(10)
+        fake.freeze()
+        receipt = publisher.publish_many(numbered(10, "q", first=5))
+        wait_until(lambda: publisher.status.in_flight == 10)
+        wait_until(lambda: publisher.status.link is not Link.CONNECTED, timeout_s=5.0)
+        assert publisher.status.in_flight == 0
+        assert "no heartbeats of 1 s came" in publisher.status.reason
+        fake.thaw()
+        assert receipt.wait(10).confirmed == 10
+        assert publisher.status.connects == 2
+    arrived = {(message.body, message.properties.message_id) for message in fake.messages("q")}
+    assert len(arrived) == 15, "each under one id, whichever connection brought it"
+    assert {int(body) for body, _ in arrived} == set(range(15))
+
+
+def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+) -> None:
+    fake.declare_queue("q")
+    fake.inject(HoldConfirms(times=10))
+    once = RetryPolicy(nacked=Retries(stop_after_attempt(1), lambda _: 0.0))
+    options = {"retry": once, "confirm_timeout_s": 0.5}
+    with front_door(fake.url, outbox=outbox, **options) as publisher:
+        receipts = [publisher.publish(b"%d" % n, routing_key="q") for n in range(10)]
+        fake.wait_for(10)
+        fake.freeze()
+        wait_until(lambda: publisher.status.in_flight == 0)
+        fake.inject(Nack(times=10))  # what is sent again
+        fake.release_confirms()
+        fake.thaw()
+        for receipt in receipts:
+            with pytest.raises(Nacked):
+                receipt.result(10)
+        status = publisher.flush(10)
+        assert (status.counters.confirmed, status.counters.parked) == (0, 10)
+        assert status.stale > 0
+        assert status.connects == 1, "the channel was given up, and nothing else"
+    ids = Counter(publish.properties.message_id for publish in fake.published)
+    assert sorted(ids.values()) == [2] * 10
+
+
+@pytest.mark.soak
+@pytest.mark.rabbit
+@pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
+def test_a_frozen_rabbitmq_is_noticed_within_twenty_seconds(
+    rabbitmq_node: RabbitMQNode, outbox: Path, front_door: FrontDoor
+) -> None:
+    """Frozen a second after there was news, which is the worst moment for whoever looks seldom."""
+    probe = AmqpProbe(rabbitmq_node.url)
+    queue = probe.declare_queue()
+    with front_door(rabbitmq_node.url, outbox=outbox) as publisher:
+        publisher.publish_many(numbered(5, queue)).wait(10)
+        time.sleep(1.0)
+        rabbitmq_node.pause()
+        since = time.monotonic()
+        receipt = publisher.publish_many(numbered(10, queue, first=5))
+        wait_until(lambda: publisher.status.link is not Link.CONNECTED, timeout_s=60.0)
+        took_s = time.monotonic() - since
+        print(f"\nnoticed after {took_s:.1f} s: {publisher.status.reason}")
+        rabbitmq_node.resume()
+        assert receipt.wait(30).confirmed == 10
+    arrived = probe.drain(queue, 15, timeout_s=20)
+    assert len({(body, properties.message_id) for body, properties in arrived}) == 15
+    probe.close()
+    assert took_s < 21

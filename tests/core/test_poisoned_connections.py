@@ -1,0 +1,348 @@
+"""Messages that cost the whole connection: found, refused where the broker blames them, else not.
+
+An outage looks like a message that nobody may name, so nobody is ever refused for one.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from reliablepub._core.blame import blames_a_publish
+from reliablepub._core.events import (
+    ChannelClosed,
+    ChannelOpened,
+    CloseChannel,
+    Connected,
+    ConnectionClose,
+    ConnectionLost,
+    OpenChannel,
+)
+from reliablepub._core.quarantine import ASIDE_MAX_S, ASIDE_S
+from reliablepub._core.session import Session
+from reliablepub.outcome import Outcome, OutcomeKind
+from tests.core.naive_broker import CONFIRM_TIMEOUT_S, IMMEDIATE, Rig
+
+CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
+FORCED = ConnectionClose(320, "CONNECTION_FORCED - bye", (0, 0))
+
+
+def rig_of(count: int, *guilty: int, kind: str = "fatal", window_max: int = 1_000) -> Rig:
+    """Connected, with so many messages buffered, some of them costing the connection."""
+    rig = Rig(window_max=window_max, window_bytes_max=1_000_000)
+    rig.broker.connect()
+    rig.submit_many(count, guilty=guilty, kind=kind)
+    return rig
+
+
+def refused(rig: Rig) -> list[int]:
+    return [key for key, outcome in rig.verdicts.items() if outcome.kind is REFUSED]
+
+
+def confirmed(rig: Rig) -> list[int]:
+    return [key for key, outcome in rig.verdicts.items() if outcome.kind is CONFIRMED]
+
+
+@pytest.mark.parametrize(
+    ("code", "method", "blames"),
+    [
+        (540, (60, 40), True),  # immediate=true
+        (530, (60, 40), True),
+        (501, (0, 0), True),  # a frame that is too large has no method yet
+        (502, (60, 40), True),
+        (503, (60, 40), True),
+        (505, (0, 0), True),
+        (505, (60, 40), True),
+        (540, (50, 10), False),  # somebody else's method
+        (502, (20, 10), False),
+        (530, (0, 0), False),  # the vhost is gone
+        (530, (20, 10), False),  # too many channels
+        (504, (60, 40), False),  # a publish behind the end of its channel
+        (506, (60, 40), False),  # a stream without its coordinator
+        (541, (60, 40), False),
+        (541, (0, 0), False),
+        (320, (60, 40), False),
+        (320, (0, 0), False),
+        (404, (60, 40), False),  # a code of channels
+    ],
+)
+def test_a_publish_is_blamed_by_code_and_method(
+    code: int,
+    method: tuple[int, int],
+    blames: bool,  # noqa: FBT001
+) -> None:
+    assert blames_a_publish(ConnectionClose(code, "text", method)) is blames
+
+
+def test_silence_blames_nobody() -> None:
+    assert not blames_a_publish(None)
+
+
+# ---------------------------------------------------------------------- the broker blames a publish
+
+
+def test_the_only_message_in_flight_is_refused_in_the_brokers_words() -> None:
+    rig = rig_of(1, 0)
+    rig.run_until_idle()
+    assert rig.verdicts == {0: Outcome(REFUSED, 540, "NOT_IMPLEMENTED - immediate=true")}
+    assert rig.broker.connects == 2
+
+
+@pytest.mark.parametrize("count", [2, 3, 8, 100])
+def test_wherever_the_guilty_one_stands_it_alone_is_refused(count: int) -> None:
+    for guilty in range(count):
+        rig = rig_of(count, guilty)
+        rig.run_until_idle()
+        assert refused(rig) == [guilty]
+        assert len(confirmed(rig)) == count - 1
+        closes = rig.broker.connects - 1
+        assert closes <= math.ceil(math.log2(count)) + 1
+        assert max(rig.broker.arrivals.values()) <= closes + 1
+
+
+@pytest.mark.parametrize("guilty", [(0, 1), (3, 500, 501), tuple(range(0, 1000, 100))])
+def test_k_guilty_among_n_cost_some_k_log_n_connections(guilty: tuple[int, ...]) -> None:
+    rig = rig_of(1_000, *guilty)
+    rig.run_until_idle()
+    assert sorted(refused(rig)) == list(guilty)
+    assert rig.broker.connects <= 2 + len(guilty) * (math.log2(1_000) + 2)
+
+
+def test_suspects_are_told_why_they_are_uncertain() -> None:
+    rig = rig_of(2)
+    while len(rig.live) < 2:
+        rig.step()
+    rig.session.handle(ConnectionLost("540", IMMEDIATE), rig.now)
+    [text] = {settlement.outcome.reply_text for settlement in rig.session.poll_settlements()}
+    assert text == (
+        "this message, or one in flight with it, closed the connection: "
+        "NOT_IMPLEMENTED - immediate=true"
+    )
+
+
+def test_fresh_messages_wait_while_a_suspect_is_tried_and_no_longer() -> None:
+    rig = rig_of(8, 3)
+    while not rig.session._quarantine.waiting:
+        rig.step()
+    fresh = rig.submit()
+    while not refused(rig):
+        rig.step()
+        assert fresh not in rig.live
+    rig.run_until_idle()
+    assert rig.sent[fresh] == 1
+    assert refused(rig) == [3]
+
+
+def test_the_suspects_wait_for_what_is_in_flight_beside_them() -> None:
+    session: Session[str] = Session(
+        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+    )
+    session.handle(Connected(), 0)
+    session.handle(ChannelOpened(1), 0)
+    session.submit("a", 1)
+    for _ in range(3):  # lost three times before a word
+        session.poll_transmit(0)
+        session.handle(ConnectionLost("reset"), 0)
+        session.handle(Connected(), 0)
+        list(session.poll_commands())
+        session.handle(ChannelOpened(session._last_epoch), 0)
+    assert session.aside == 1
+    session.submit("b", 1)
+    [batch] = session.poll_transmit(0)
+    assert batch.keys == ["b"]
+    session.handle_timeout(ASIDE_S)  # "a" is due
+    assert list(session.poll_commands()) == [OpenChannel(5)]
+    session.handle(ChannelOpened(5), ASIDE_S)
+    session.submit("c", 1)
+    assert session.poll_transmit(ASIDE_S) == [], "b is in flight"
+
+
+def test_poison_of_a_channel_among_suspects_of_a_connection_is_found_too() -> None:
+    rig = rig_of(16, 9)
+    rig.broker.poison.update({2, 10})
+    rig.run_until_idle()
+    assert {key: rig.verdicts[key].reply_code for key in refused(rig)} == {2: 404, 9: 540, 10: 404}
+
+
+def test_returned_messages_are_no_suspects() -> None:
+    rig = Rig()
+    rig.broker.connect()
+    returned = [rig.submit(kind="unroutable") for _ in range(3)]
+    guilty = rig.submit(kind="fatal")
+    rig.run_until_idle()
+    assert rig.broker.connects == 2  # a single suspect was left
+    assert {rig.verdicts[key].kind for key in returned} == {OutcomeKind.RETURNED}
+    assert refused(rig) == [guilty]
+
+
+def test_who_was_alone_behind_an_ended_channel_is_not_refused() -> None:
+    """The broker may only now have read what was written on the channel that ended before."""
+    session: Session[str] = Session(
+        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+    )
+    session.handle(Connected(), 0)
+    session.handle(ChannelOpened(1), 0)
+    session.submit("fatal", 1)
+    session.submit("poison", 1)
+    session.poll_transmit(0)
+    session.handle(ChannelClosed(1, 404, "no", by_publish=True), 0)
+    session.handle(ChannelOpened(2), 0)
+    session.handle(ChannelOpened(3), 0)
+    assert [batch.keys for batch in session.poll_transmit(1)] == [["fatal"]]
+    session.handle_timeout(1 + CONFIRM_TIMEOUT_S)  # no answer: it is sent again some time
+    session.submit("fresh", 1)
+    assert [batch.keys for batch in session.poll_transmit(40)] == [["fresh"]]
+    session.poll_settlements()
+    session.handle(ConnectionLost("540", IMMEDIATE), 40)
+    [fresh] = session.poll_settlements()
+    assert (fresh.key, fresh.outcome.kind) == ("fresh", OutcomeKind.UNCERTAIN)
+
+
+# ---------------------------------------------------------------------- nobody is blamed
+
+
+@pytest.mark.parametrize("close", [None, FORCED])
+def test_an_outage_makes_nobody_suspect(close: ConnectionClose | None) -> None:
+    rig = rig_of(10)
+    for _ in range(2):
+        while not rig.live:
+            rig.step()
+        if close is None:
+            rig.broker.drop()
+        else:
+            rig.broker.close_connection(close)
+        rig.hear()
+    rig.run_until_idle()
+    assert len(confirmed(rig)) == 10
+    assert rig.broker.channels_opened == 3  # no quarantine
+
+
+def test_connections_lost_after_a_verdict_are_outages_however_many() -> None:
+    rig = Rig()
+    for _ in range(10):
+        rig.broker.connect()
+        first = rig.submit()
+        while first not in rig.verdicts:
+            rig.step()
+        rig.submit()
+        while not rig.live:
+            rig.step()
+        rig.broker.drop()
+        rig.hear()
+    rig.run_until_idle()
+    assert rig.broker.channels_opened == 11
+    assert len(confirmed(rig)) == 20
+
+
+@pytest.mark.parametrize("guilty", [(0,), (57,), (99,), (3, 70)])
+def test_a_silent_killer_is_set_aside_and_all_others_pass(guilty: tuple[int, ...]) -> None:
+    rig = rig_of(100, *guilty, kind="deadly")
+    while rig.session.aside < len(guilty) or len(confirmed(rig)) + len(guilty) < 100:
+        assert rig.step()
+    assert sorted(confirmed(rig)) == sorted(set(range(100)) - set(guilty))
+    assert len(rig.verdicts) == 100 - len(guilty), "of the others nothing is claimed"
+    assert rig.broker.connects <= 3 * len(guilty) * (math.log2(100) + 2)
+
+
+def test_who_is_set_aside_is_tried_alone_after_waits_that_grow() -> None:
+    rig = rig_of(1, 0, kind="deadly")
+    while not rig.session.aside:
+        rig.step()
+    at: list[float] = []
+    while len(at) < 9:
+        sent = rig.sent[0]
+        assert rig.step()
+        if rig.sent[0] > sent:
+            at.append(rig.now)
+            rig.submit()
+        assert 0 not in rig.live or set(rig.live) == {0}, "nothing beside it"
+    waits = [b - a for a, b in pairwise(at)]
+    assert waits[:6] == pytest.approx([2, 4, 8, 16, 32, ASIDE_MAX_S], abs=0.01)
+    assert max(waits) <= ASIDE_MAX_S + 0.01
+    assert 0 not in rig.verdicts
+    rig.broker.deadly.clear()
+    rig.run_until_idle()
+    assert rig.verdicts[0].kind is CONFIRMED
+
+
+def test_a_suspect_that_outlives_its_deadline_is_a_suspect_no_more() -> None:
+    rig = rig_of(1, 0, kind="deadly")
+    while not rig.session.aside:
+        rig.step()
+    rig.broker.deadly.clear()
+    while not rig.live:
+        rig.step()
+    for channel in rig.broker.channels.values():
+        channel.is_mute = True
+    rig.advance(CONFIRM_TIMEOUT_S)
+    assert list(rig.session._main.buffer) == [(0, 1)]
+    fresh = rig.submit()
+    rig.run_until_idle()
+    assert {rig.verdicts[key].kind for key in (0, fresh)} == {CONFIRMED}
+
+
+def test_who_is_set_aside_can_be_withdrawn() -> None:
+    rig = rig_of(1, 0, kind="deadly")
+    while not rig.session.aside:
+        rig.step()
+    rig.withdraw({0})
+    assert (rig.session.aside, rig.session.buffered) == (0, 0)
+    rig.run_until_idle()
+    assert rig.verdicts == {}
+
+
+def test_nobody_set_aside_is_waited_for_without_a_connection() -> None:
+    rig = rig_of(1, 0, kind="deadly")
+    while not rig.session.aside:
+        rig.step()
+    assert not rig.broker.is_connected
+    assert rig.session.poll_timeout() is None
+
+
+# ---------------------------------------------------------------------- whom the words name
+
+
+def named(key: int, words: str) -> bool:
+    return words == "no" and key % 10 == 7
+
+
+@pytest.mark.parametrize("guilty", [(7,), (17,), (7, 97), (7, 50), (3,)])
+def test_whom_the_words_name_is_tried_first(guilty: tuple[int, ...]) -> None:
+    rig = Rig(window_max=100, is_named=named)
+    rig.broker.connect()
+    rig.submit_many(100, guilty=guilty)
+    rig.run_until_idle()
+    assert sorted(refused(rig)) == list(guilty)
+    assert len(confirmed(rig)) == 100 - len(guilty)
+
+
+def test_the_only_one_named_costs_one_channel_more_and_no_halving() -> None:
+    rig = Rig(window_max=100, is_named=lambda key, _words: key == 42)
+    rig.broker.connect()
+    rig.submit_many(100, guilty=[42])
+    rig.run_until_idle()
+    assert refused(rig) == [42]
+    assert rig.broker.channels_closed == 2
+    assert max(rig.broker.arrivals.values()) <= 2
+
+
+def test_words_that_name_everybody_tell_nothing() -> None:
+    rig = Rig(window_max=100, is_named=lambda _key, _words: True)
+    rig.broker.connect()
+    rig.submit_many(100, guilty=[42])
+    rig.run_until_idle()
+    assert refused(rig) == [42]
+    assert rig.broker.channels_closed <= math.ceil(math.log2(100)) + 1
+
+
+def test_the_quarantine_channel_is_closed_when_all_are_set_aside() -> None:
+    rig = rig_of(2, 0, kind="deadly")
+    while 1 not in rig.verdicts:
+        rig.step()
+    rig.submit()
+    while 2 not in rig.verdicts:
+        rig.step()
+    assert not any(isinstance(command, CloseChannel) for command in rig.broker.inbox)
+    assert len(rig.broker.channels) == 1

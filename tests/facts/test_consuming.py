@@ -1,0 +1,171 @@
+"""Consumers: who gets what, when they are cancelled, and their mistakes."""
+
+from typing import Any
+
+import pytest
+from pamqp import commands
+
+from tests.amqp_probe import unique
+from tests.facts.conftest import Connect
+from tests.facts.raw_client import Properties, RawClient
+
+
+def consume(client: RawClient, queue: str, tag: str = "me", **options: Any) -> None:
+    method = commands.Basic.Consume(queue=queue, consumer_tag=tag, **options)
+    client.call(method, commands.Basic.ConsumeOk)
+
+
+def publish(client: RawClient, queue: str, *bodies: bytes) -> None:
+    client.open_channel(9)
+    for body in bodies:
+        client.publish(queue, body, channel=9)
+    client.verdicts(len(bodies), 9)
+    client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk, 9)
+
+
+def test_a_delivery_and_its_ack(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a")
+    consume(client, queue)
+    assert client.told(3) == [f"basic.deliver me 1 False  {queue}", "header 1", "body b'a'"]
+    client.send(commands.Basic.Ack(1))
+    assert client.told_now() == []
+    client.send(commands.Basic.Ack(1))
+    text = "PRECONDITION_FAILED - unknown delivery tag 1"
+    assert client.told() == [f"channel.close 406 {text} (60, 80)"]
+
+
+def test_what_was_not_acked_comes_again(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a", b"b")
+    consume(client, queue)
+    client.told(6)
+    client.call(commands.Channel.Close(200, "", 0, 0), commands.Channel.CloseOk)
+    client.open_channel()
+    consume(client, queue)
+    lines = client.told(6)
+    assert lines[0] == f"basic.deliver me 1 True  {queue}"
+    assert [lines[2], lines[5]] == ["body b'a'", "body b'b'"]
+
+
+def test_get(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a", b"b")
+    client.send(commands.Basic.Get(queue=queue))
+    assert client.told(3) == [f"basic.getok 1 False  {queue} 1", "header 1", "body b'a'"]
+    client.send(commands.Basic.Reject(1, requeue=True))
+    client.send(commands.Basic.Get(queue=queue, no_ack=True))
+    assert client.told(3)[0] == f"basic.getok 2 True  {queue} 1"
+    client.send(commands.Basic.Get(queue=queue, no_ack=True))
+    client.told(3)
+    client.send(commands.Basic.Get(queue=queue))
+    assert client.told() == ["basic.getempty"]
+
+
+def test_a_prefetch(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a", b"b", b"c")
+    client.call(commands.Basic.Qos(prefetch_count=2), commands.Basic.QosOk)
+    consume(client, queue)
+    assert client.told(6)[5] == "body b'b'"
+    client.send(commands.Basic.Ack(2, multiple=True))
+    assert client.told(3)[2] == "body b'c'"
+
+
+def test_a_deleted_queue_cancels_its_consumers(client: RawClient, queue: str) -> None:
+    consume(client, queue)
+    client.open_channel(2)
+    client.send(commands.Queue.Delete(queue=queue), 2)
+    assert sorted(client.told(2)) == ["2: queue.deleteok 0", "basic.cancel me True"]
+
+
+def test_but_only_where_they_understand_it(connect: Connect, queue: str) -> None:
+    client = connect().opened(capabilities=())
+    consume(client, queue)
+    client.send(commands.Queue.Delete(queue=queue))
+    assert client.told_now() == ["queue.deleteok 0"]
+
+
+def test_a_consumer_tag_twice(client: RawClient, queue: str) -> None:
+    consume(client, queue)
+    client.send(commands.Basic.Consume(queue=queue, consumer_tag="me"))
+    text = "NOT_ALLOWED - attempt to reuse consumer tag 'me'"
+    assert client.told() == [f"connection.close 530 {text} (60, 20)"]
+
+
+def test_an_exclusive_consumer(client: RawClient, queue: str) -> None:
+    consume(client, queue, exclusive=True)
+    client.send(commands.Basic.Consume(queue=queue, consumer_tag="you"))
+    text = f"ACCESS_REFUSED - queue '{queue}' in vhost '/' in exclusive use"
+    assert client.told() == [f"channel.close 403 {text} (60, 20)"]
+
+
+def test_a_priority_that_is_no_number(client: RawClient, queue: str) -> None:
+    client.send(commands.Basic.Consume(queue=queue, arguments={"x-priority": "high"}))
+    reason = '"expected integer, got longstr"'
+    text = f"invalid arg 'x-priority' for queue '{queue}' in vhost '/': {reason}"
+    assert client.told() == [f"channel.close 406 PRECONDITION_FAILED - {text} (60, 20)"]
+
+
+def test_an_auto_delete_queue_goes_with_its_last_consumer(client: RawClient) -> None:
+    name = unique("queue")
+    method = commands.Queue.Declare(queue=name, durable=True, auto_delete=True)
+    client.call(method, commands.Queue.DeclareOk)
+    consume(client, name)
+    client.call(commands.Basic.Cancel("me"), commands.Basic.CancelOk)
+    passive = commands.Queue.Declare(queue=name, passive=True)
+    for channel in range(2, 100):  # RabbitMQ may answer first, and delete then
+        client.open_channel(channel)
+        client.send(passive, channel)
+        (line,) = client.told()
+        if line.startswith(f"{channel}: channel.close"):
+            break
+    assert "404 NOT_FOUND" in line
+
+
+def test_recover(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a")
+    consume(client, queue)
+    client.told(3)
+    client.send(commands.Basic.Recover(requeue=True))
+    assert client.told(4)[:2] == ["basic.recoverok", f"basic.deliver me 2 True  {queue}"]
+
+
+def test_priorities(client: RawClient) -> None:
+    name = client.declare(unique("queue"), arguments={"x-max-priority": 10})
+    for priority in (1, 9, 5, 200):
+        client.publish(name, b"%d" % priority, properties=Properties(priority=priority))
+    client.verdicts(4)
+    assert client.drained(name) == [b"200", b"9", b"5", b"1"]
+
+
+DEATHS: dict[str, dict[str, Any]] = {
+    "rejected": {},
+    "expired": {"x-message-ttl": 1},
+    "maxlen": {"x-max-length": 0},
+}
+
+
+@pytest.mark.parametrize("reason", DEATHS)
+def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue}
+    arguments |= DEATHS[reason]
+    name = client.declare(unique("source"), arguments=arguments)
+    client.publish(name, b"dead")
+    client.verdicts(1)
+    if reason == "rejected":
+        client.send(commands.Basic.Get(queue=name))
+        client.told(3)
+        client.send(commands.Basic.Reject(1, requeue=False))
+    consume(client, queue)
+    client.hear_only(commands.Basic.Deliver)
+    headers = client.hear()[1].properties.headers
+    (death,) = headers["x-death"]
+    assert {
+        key: death[key] for key in ("count", "exchange", "queue", "reason", "routing-keys")
+    } == {
+        "count": 1,
+        "exchange": "",
+        "queue": name,
+        "reason": reason,
+        "routing-keys": [name],
+    }
+    assert headers["x-first-death-reason"] == reason
+    assert headers["x-first-death-queue"] == name
+    assert headers["x-first-death-exchange"] == ""

@@ -1,0 +1,158 @@
+"""What the fake does otherwise, on purpose: one test for each row of the page that lists them.
+
+The docstring of a test is the name of its row. A test fails when the fake comes to do as RabbitMQ
+does: then the row has to go.
+"""
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from pamqp import commands, frame, header
+from pamqp.common import FieldTable
+
+from tests.amqp_probe import unique
+from tests.facts.conftest import Connect
+from tests.facts.raw_client import END, PERSISTENT, RawClient
+from tests.facts.site import MAX_MESSAGE_SIZE, Site
+
+PAGE = Path(__file__).parents[2] / "docs" / "fake-broker.md"
+TABLE = PAGE.read_text().partition("## Where it differs from RabbitMQ")[2].partition("\nLater")[0]
+ROWS = re.findall(r"^\| ([a-z][^|]*?) \|", TABLE, re.MULTILINE)
+SOON_S = 1.0
+
+
+def test_every_row_of_the_page_is_shown_here() -> None:
+    tests = inspect.getmembers(sys.modules[__name__], inspect.isfunction)
+    shown = [inspect.getdoc(test) for name, test in tests if name.startswith("test_")]
+    named = [name.removesuffix(".").lower() for name in shown if name]
+    assert sorted(named) == sorted(row.lower() for row in ROWS)
+
+
+def is_ended(client: RawClient) -> bool:
+    """Whether the connection ends soon, without another word."""
+    client.patience(SOON_S)
+    try:
+        return client.told() == [END]
+    except TimeoutError:
+        return False
+
+
+def test_the_socket(site: Site, client: RawClient) -> None:
+    """The socket after the client's connection.close."""
+    client.send(commands.Connection.Close(200, "", 0, 0), 0)
+    client.hear_only(commands.Connection.CloseOk)
+    assert is_ended(client) == site.is_fake
+
+
+def test_refusals(site: Site, connect: Connect) -> None:
+    """A refusal without a word."""
+    client = connect()
+    client.start()
+    client.log_in(mechanism="NONE", response="")
+    assert is_ended(client) == site.is_fake
+
+
+def test_queue_types(site: Site, client: RawClient) -> None:
+    """Queue types."""
+    name = unique("queue")
+    arguments: FieldTable = {"x-queue-type": "quorum"}
+    client.send(commands.Queue.Declare(queue=name, durable=True, arguments=arguments))
+    reason = f"invalid arg 'x-queue-type' for queue '{name}' in vhost '/': "
+    refusal = f"PRECONDITION_FAILED - {reason}\"unsupported queue type 'quorum'\""
+    expected = f"channel.close 406 {refusal} (50, 10)"
+    assert client.told() == [expected if site.is_fake else f"queue.declareok {name} 0 0"]
+
+
+def test_permissions(site: Site, connect: Connect) -> None:
+    """Who was given no permissions."""
+    client = connect()
+    client.user = client.password = site.add_nobody()
+    client.start()
+    client.log_in()
+    client.hear_only(commands.Connection.Tune)
+    client.enter()
+    refusal = "NOT_ALLOWED - access to vhost '/' refused for user 'nobody'"
+    expected = f"connection.close 530 {refusal} (10, 40)"
+    assert client.told() == ["connection.openok" if site.is_fake else expected]
+
+
+def test_direct_reply_to(site: Site, client: RawClient) -> None:
+    """Direct reply-to."""
+    client.send(
+        commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="me", no_ack=True)
+    )
+    refusal = "NOT_FOUND - no queue 'amq.rabbitmq.reply-to' in vhost '/'"
+    expected = f"channel.close 404 {refusal} (60, 20)"
+    assert client.told() == [expected if site.is_fake else "basic.consumeok me"]
+
+
+def test_transactions(site: Site, connect: Connect, queue: str) -> None:
+    """A publish in a transaction."""
+    client = connect().opened(confirm=False)
+    exchange = client.declare_exchange(unique("exchange"), "fanout")
+    client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+    client.publish("", exchange=exchange, mandatory=False)
+    client.bind(queue, exchange)
+    client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
+    assert client.drained(queue) == ([b"x"] if site.is_fake else [])
+
+
+def test_deaths(site: Site, client: RawClient, queue: str) -> None:
+    """The order within an `x-death` entry."""
+    arguments = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": queue,
+        "x-max-length": 0,
+    }
+    client.publish(client.declare(unique("source"), arguments=arguments))
+    client.verdicts(1)
+    client.call(commands.Basic.Consume(queue=queue, consumer_tag="me"), commands.Basic.ConsumeOk)
+    client.hear_only(commands.Basic.Deliver)
+    (death,) = client.hear()[1].properties.headers["x-death"]
+    assert (list(death) == sorted(death)) == site.is_fake
+
+
+@pytest.mark.parametrize("value", [1, 1.5])
+def test_types(site: Site, client: RawClient, value: float) -> None:
+    """The types of numbers in texts."""
+    arguments: FieldTable = {"x-overflow": value}
+    client.send(commands.Queue.Declare(queue="wrong", durable=True, arguments=arguments))
+    on_the_wire = "byte" if value == 1 else "float"
+    assumed = "signedint" if value == 1 else "double"
+    text = client.hear_only(commands.Channel.Close).reply_text
+    assert text.endswith(f"{{unacceptable_type,{assumed if site.is_fake else on_the_wire}}}")
+
+
+def test_large_bodies(site: Site, client: RawClient, queue: str) -> None:
+    """A body that is too large."""
+    client.send(commands.Basic.Publish(routing_key=queue))
+    client.write(frame.marshal(header.ContentHeader(0, MAX_MESSAGE_SIZE + 1, PERSISTENT), 1))
+    client.patience(SOON_S)
+    if site.is_fake:
+        client.hear_only(commands.Channel.Close)
+    else:
+        with pytest.raises(TimeoutError):
+            client.hear()
+
+
+def test_nesting(site: Site, client: RawClient, queue: str) -> None:
+    """Nested tables."""
+    table = b""
+    for _ in range(40):
+        table = b"\x01aF" + len(table).to_bytes(4, "big") + table
+    client.send(commands.Basic.Publish(routing_key=queue))
+    properties = (1 << 13).to_bytes(2, "big") + len(table).to_bytes(4, "big") + table
+    client.write_frame(2, 1, bytes([0, 60, 0, 0]) + bytes(8) + properties)
+    refusal = "connection.close 541 INTERNAL_ERROR (0, 0)"
+    assert client.told() == [refusal if site.is_fake else "basic.ack 1"]
+
+
+def test_versions(site: Site, connect: Connect) -> None:
+    """The version it announces."""
+    announced = connect().start().server_properties["version"]
+    assert isinstance(announced, str)
+    version = tuple(int(part) for part in announced.split("."))
+    assert (version[:2] == site.version[:2]) != site.is_fake

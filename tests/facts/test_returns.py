@@ -1,0 +1,161 @@
+"""basic.return and where a message goes when nothing is bound."""
+
+import pytest
+from pamqp import commands
+
+from tests.amqp_probe import unique
+from tests.facts.conftest import Connect
+from tests.facts.raw_client import Properties, RawClient
+
+ROUTED = ["basic.ack 1"]
+
+
+def returned(exchange: str, key: str) -> list[str]:
+    """A return, with the content that was published, and then the ack."""
+    return [f"basic.return 312 NO_ROUTE {exchange} {key}", "header 1", "body b'x'", *ROUTED]
+
+
+def test_a_return_comes_before_its_ack(client: RawClient) -> None:
+    client.publish("nowhere")
+    assert client.told(4) == returned("", "nowhere")
+
+
+def test_a_return_with_an_empty_body_has_no_body_frame(client: RawClient) -> None:
+    client.publish("nowhere", b"")
+    assert client.told(3) == ["basic.return 312 NO_ROUTE  nowhere", "header 0", "basic.ack 1"]
+
+
+def test_a_return_outside_confirm_mode(connect: Connect) -> None:
+    client = connect().opened(confirm=False)
+    client.publish("nowhere")
+    assert client.told_now() == returned("", "nowhere")[:-1]
+
+
+def test_a_return_tells_the_exchange_and_key_it_was_published_with(client: RawClient) -> None:
+    exchange = client.declare_exchange(unique("topic"), "topic")
+    client.publish("a.b", exchange=exchange)
+    assert client.told(4) == returned(exchange, "a.b")
+
+
+def test_an_alternate_exchange_that_routes(client: RawClient, queue: str) -> None:
+    alternate = client.declare_exchange(unique("alternate"), "fanout")
+    client.bind(queue, alternate)
+    first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": alternate})
+    client.publish("key", exchange=first)
+    assert client.told() == ROUTED
+    assert client.drained(queue) == [b"x"]
+
+
+def test_alternate_exchanges_in_a_row(client: RawClient, queue: str) -> None:
+    last = client.declare_exchange(unique("last"), "fanout")
+    client.bind(queue, last)
+    middle = client.declare_exchange(unique("middle"), arguments={"alternate-exchange": last})
+    first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": middle})
+    client.publish("key", exchange=first)
+    assert client.told() == ROUTED
+
+
+def test_alternate_exchanges_in_a_circle(client: RawClient) -> None:
+    one, two = unique("one"), unique("two")
+    client.declare_exchange(one, arguments={"alternate-exchange": two})
+    client.declare_exchange(two, arguments={"alternate-exchange": one})
+    client.publish("key", exchange=one)
+    assert client.told(4) == returned(one, "key")
+
+
+def test_an_alternate_exchange_without_a_binding(client: RawClient) -> None:
+    alternate = client.declare_exchange(unique("alternate"), "fanout")
+    first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": alternate})
+    client.publish("key", exchange=first)
+    assert client.told(4) == returned(first, "key")
+
+
+def test_an_alternate_exchange_that_does_not_exist(client: RawClient) -> None:
+    first = client.declare_exchange(unique("first"), arguments={"alternate-exchange": "nowhere"})
+    client.publish("key", exchange=first)
+    assert client.told(4) == returned(first, "key")
+
+
+def test_a_binding_between_exchanges(client: RawClient, queue: str) -> None:
+    source = client.declare_exchange(unique("source"), "topic")
+    target = client.declare_exchange(unique("target"), "fanout")
+    bind = commands.Exchange.Bind(destination=target, source=source, routing_key="a.#")
+    client.call(bind, commands.Exchange.BindOk)
+    client.publish("a.b", exchange=source)
+    assert client.told(4) == returned(source, "a.b")  # a dead end
+    client.bind(queue, target)
+    client.publish("a.b", exchange=source)
+    assert client.told() == ["basic.ack 2"]
+
+
+@pytest.mark.parametrize("header", ["CC", "BCC"])
+def test_a_copy_that_arrives_is_enough(client: RawClient, queue: str, header: str) -> None:
+    client.publish("nowhere", properties=Properties(headers={header: [queue]}))
+    assert client.told() == ROUTED
+    client.send(commands.Basic.Get(queue=queue, no_ack=True))
+    client.hear_only(commands.Basic.GetOk)
+    headers = client.hear()[1].properties.headers
+    assert headers == ({"CC": [queue]} if header == "CC" else {})
+
+
+def test_a_key_and_its_copy_to_one_queue_are_one_message(client: RawClient, queue: str) -> None:
+    client.publish(queue, properties=Properties(headers={"CC": [queue, queue]}))
+    assert client.told() == ROUTED
+    assert client.drained(queue) == [b"x"]
+
+
+PATTERNS = [
+    ("#", "a.b", True),
+    ("#", "", True),
+    ("*", "a", True),
+    ("*", "", False),  # an empty key has no words
+    ("", "", True),
+    ("*.*", ".", True),
+    ("*", "a.b", False),
+    ("a.*.c", "a.b.c", True),
+    ("a.#.c", "a.c", True),
+    ("a.#.c", "a.b.b.c", True),
+    ("a.#", "a", True),
+    ("a.*", "a", False),
+    ("a..c", "a..c", True),
+    ("a.*.c", "a..c", True),
+]
+
+
+@pytest.mark.parametrize(("pattern", "key", "matches"), PATTERNS)
+def test_topics(client: RawClient, queue: str, pattern: str, key: str, *, matches: bool) -> None:
+    exchange = client.declare_exchange(unique("topic"), "topic")
+    client.bind(queue, exchange, pattern)
+    client.publish(key, exchange=exchange)
+    assert (client.told() == ROUTED) == matches
+
+
+HEADERS: list[tuple[dict[str, object], dict[str, object], bool]] = [
+    ({"a": "1", "b": "2"}, {"a": "1", "b": "2"}, True),
+    ({"a": "1", "b": "2"}, {"a": "1"}, False),
+    ({"x-match": "any", "a": "1", "b": "2"}, {"a": "1"}, True),
+    ({"x-match": "any", "a": "1"}, {"a": "2"}, False),
+    ({"a": None}, {"a": "anything"}, True),
+    ({"a": None}, {}, False),
+    ({"x-extra": "1"}, {}, True),
+    ({"x-match": "all-with-x", "x-extra": "1"}, {}, False),
+    ({"x-match": "any-with-x", "x-extra": "1"}, {"x-extra": "1"}, True),
+    ({}, {"a": "1"}, True),
+    ({"x-match": "any"}, {"a": "1"}, False),
+]
+
+
+@pytest.mark.parametrize(("wanted", "headers", "matches"), HEADERS)
+def test_headers(
+    client: RawClient,
+    queue: str,
+    wanted: dict[str, object],
+    headers: dict[str, object],
+    *,
+    matches: bool,
+) -> None:
+    exchange = client.declare_exchange(unique("headers"), "headers")
+    method = commands.Queue.Bind(queue=queue, exchange=exchange, arguments=wanted)  # type: ignore[arg-type]
+    client.call(method, commands.Queue.BindOk)
+    client.publish("", exchange=exchange, properties=Properties(headers=headers))  # type: ignore[arg-type]
+    assert (client.told() == ROUTED) == matches

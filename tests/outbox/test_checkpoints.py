@@ -1,0 +1,116 @@
+"""The log is bounded whoever writes, and moved by one connection at a time."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import reliablepub.outbox
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox, checkpoints, lease
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.lease import Lease, holder_pid
+from reliablepub.outbox.store import SqliteStore
+from tests.outbox.shim import Operation, shim
+
+Make = Callable[..., Entry]
+KIB = b"x" * 1024
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "LOG_BYTES_KEPT", 32 * 1024)
+    monkeypatch.setattr(checkpoints, "LOG_BYTES_LONG", 128 * 1024)
+
+
+def log_bytes(path: Path) -> int:
+    return path.with_name(path.name + "-wal").stat().st_size
+
+
+def moved(log: list[Operation], path: Path) -> int:
+    """Pages written into the database itself."""
+    return sum(o.kind == "write" and o.path == str(path) for o in log)
+
+
+def test_the_log_stays_short_while_nobody_relays(path: Path) -> None:
+    sizes = []
+    with closing(Outbox(path)) as one, closing(Outbox(path)) as other:
+        for _ in range(100):
+            one.enqueue(Message(KIB))
+            other.enqueue(Message(KIB))
+            sizes.append(log_bytes(path))
+        assert one.status().open == 200
+    assert max(sizes) < 2 * checkpoints.LOG_BYTES_LONG
+    assert sum(a > b for a, b in pairwise(sizes)) > 2, "cut back, several times"
+
+
+def test_beside_a_relay_nobody_else_moves_it(path: Path) -> None:
+    with shim() as files, closing(SqliteStore(path)), closing(Outbox(path)) as outbox:
+        files.log = []
+        for _ in range(100):
+            outbox.enqueue(Message(KIB))
+        assert moved(files.log, path) == 0
+        assert log_bytes(path) > checkpoints.LOG_BYTES_LONG
+
+
+def test_opening_moves_what_the_last_process_left(path: Path, entry: Make) -> None:
+    with closing(Outbox(path)) as outbox:
+        outbox.enqueue(Message(KIB))
+        with shim() as files:
+            files.log = []
+            with closing(SqliteStore(path)):
+                assert moved(files.log, path) > 0
+
+
+def test_no_checkpoint_is_ever_asked_for() -> None:
+    """Each is made by SQLite, behind a commit of ours (see the module)."""
+    folder = Path(reliablepub.outbox.__file__).parent
+    for file in [*folder.rglob("*.py"), *folder.rglob("*.sql")]:
+        assert "wal_checkpoint" not in file.read_text(), file
+
+
+def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
+    path.with_name(path.name + ".lock").write_text("1\n")  # of a relay that was killed
+    borrowed = Lease.borrow(path)
+    assert borrowed is not None
+    assert holder_pid(path) is None
+    assert Lease.borrow(path) is None
+    code = (
+        "import sys; from pathlib import Path; from reliablepub.outbox.lease import Lease\n"
+        "print('asking', flush=True); Lease(Path(sys.argv[1]), timeout_s=0.05); print('held')"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asking\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        borrowed.release()
+        assert process.stdout.read() == "held\n"
+
+
+def test_a_borrower_that_does_not_end_is_reported(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "BORROWED_MAX_S", 0.05)
+    borrowed = Lease.borrow(path)
+    assert borrowed is not None
+    with pytest.raises(Exception, match="another process"):
+        Lease(path)
+    borrowed.release()
+
+
+def test_a_relay_takes_an_outbox_over_in_the_middle_of_enqueuing(path: Path, entry: Make) -> None:
+    with closing(Outbox(path)) as outbox:
+        for _ in range(60):
+            outbox.enqueue(Message(KIB))
+        with closing(SqliteStore(path)) as store:
+            outbox.enqueue(Message(KIB))
+            store.commit(Turn(new=[entry()]))
+        outbox.enqueue(Message(KIB))
+        assert outbox.status().open == 63

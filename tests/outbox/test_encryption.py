@@ -1,0 +1,226 @@
+"""Who has only the file reads no body and no header; who lacks the key loses nothing."""
+
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub import Publisher
+from reliablepub.errors import ConfigurationError, OutboxSealed, PublisherClosed
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox, OutboxKeys
+from reliablepub.outbox.contents import read_contents
+from reliablepub.outbox.entry import Attempt, Entry, Turn
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
+from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.testing import FakeBroker
+
+REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
+OLD = bytes(range(32))
+NEW = bytes(range(32, 64))
+SECRET: dict[str, Any] = {"body": b"card 4111", "headers": {"who": "Ms Secret"}, "app_id": "hush"}
+
+
+@pytest.fixture
+def keys() -> OutboxKeys:
+    return OutboxKeys({"old": OLD})
+
+
+def message(number: int = 1) -> Message:
+    return Message(**SECRET, exchange="orders", routing_key="key", message_id=f"m-{number}")
+
+
+def read(store: SqliteStore) -> list[Message]:
+    return [e.message for e in store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]]
+
+
+def everything(path: Path) -> bytes:
+    return b"".join(file.read_bytes() for file in path.parent.iterdir() if file.is_file())
+
+
+def test_neither_the_file_nor_its_log_shows_anything(path: Path, keys: OutboxKeys) -> None:
+    with closing(SqliteStore(path, keys=keys)) as store:
+        store.commit(Turn(new=[Entry(message(1), 1.0), Entry(message(2), 1.0)]))
+        first = store.read_ready(1, 1, limit=1, bytes_max=999)[0][0]
+        attempt = Attempt(first, "1-1", 1, REFUSED, 2.0)
+        store.commit(Turn(parked=[attempt], attempts=[attempt]))
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message(3))
+        outbox.enqueue(message(4), key="k")
+        log = everything(path)
+    for data in (log, everything(path)):
+        for secret in (b"4111", b"Secret", b"hush"):
+            assert secret not in data
+        assert b"orders" in data, "people look for messages by their address"
+    with closing(SqliteStore(path, keys=keys)) as store:
+        assert read(store) == [message(2), message(3), message(4)]
+    assert Outbox(path).retry() == 1
+    with closing(SqliteStore(path, keys=keys)) as store:
+        due, _ = store.read_due(1e12, limit=9, bytes_max=999_999, loaded=())
+        assert [entry.message for entry in due] == [message(1)]
+
+
+def test_keys_are_rotated(path: Path) -> None:
+    for number, keys in enumerate(
+        (None, OutboxKeys({"old": OLD}), OutboxKeys({"new": NEW, "old": OLD})), 1
+    ):
+        with Outbox(path, keys=keys) as outbox:
+            outbox.enqueue(message(number))
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT properties FROM reliablepub_messages WHERE id > 1 ORDER BY id"
+        assert connection.execute(query).fetchall() == [('{"$key":"old"}',), ('{"$key":"new"}',)]
+    with closing(SqliteStore(path, keys=OutboxKeys({"new": NEW, "old": OLD}))) as store:
+        assert read(store) == [message(1), message(2), message(3)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (None, "encrypted with key 'old', and that key was not given"),
+        (OutboxKeys({"new": NEW}), "encrypted with key 'old', and that key was not given"),
+        (OutboxKeys({"old": NEW}), "is not the one it was encrypted with"),
+    ],
+)
+def test_without_the_right_key_nothing_is_lost(
+    path: Path, keys: OutboxKeys | None, words: str
+) -> None:
+    right = OutboxKeys({"old": OLD})
+    with Outbox(path, keys=right) as outbox:
+        outbox.enqueue(message())
+    with closing(SqliteStore(path, keys=keys)) as store:
+        with pytest.raises(OutboxSealed, match=words) as caught:
+            read(store)
+        assert "m-1" in str(caught.value)
+        assert not caught.value.retryable
+        counters = store.snapshot().counters
+        assert (counters.open, counters.parked) == (1, 0)
+    with closing(SqliteStore(path, keys=right)) as store:
+        assert read(store) == [message()]
+
+
+def test_a_relay_without_the_key_says_so_and_stops(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    with FakeBroker() as broker:
+        broker.declare_queue("all")
+        with (
+            pytest.raises(PublisherClosed, match="encrypted with key 'old'"),
+            Publisher(broker.url, outbox=path) as publisher,
+        ):
+            publisher.flush(10)
+        assert not broker.messages("all")
+    assert Outbox(path).status().open == 1
+
+
+def test_a_relay_with_the_key_sends_what_was_accepted(path: Path, keys: OutboxKeys) -> None:
+    with FakeBroker() as broker:
+        broker.declare_queue("all")
+        with Outbox(path, keys=keys) as outbox:
+            outbox.enqueue(Message(**SECRET, routing_key="all"))
+        with Publisher(broker.url, outbox=path, outbox_keys=keys) as publisher:
+            publisher.publish(b"another", routing_key="all").result(10)
+            publisher.flush(10)
+        assert [bytes(m.body) for m in broker.messages("all")] == [b"card 4111", b"another"]
+    assert b"another" not in everything(path)
+
+
+def test_a_row_that_was_moved_is_not_accepted(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE reliablepub_messages SET id = 7")
+    with (
+        closing(SqliteStore(path, keys=keys)) as store,
+        pytest.raises(OutboxSealed, match="the row was moved"),
+    ):
+        read(store)
+
+
+def test_a_flipped_bit_is_damage_and_not_a_wrong_key(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE reliablepub_messages SET body = CAST(body || x'00' AS BLOB)")
+    with closing(SqliteStore(path, keys=keys)) as store:
+        assert read(store) == []
+        assert store.snapshot().counters.parked == 1
+
+
+def test_audit_salvage_and_rerouting_need_no_key(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message(1))
+        outbox.enqueue(message(2))
+    effect = intervene(path, [1], Intervention(Action.REROUTE, routing_key="elsewhere"))
+    assert effect.changed == 1
+    assert Outbox(path).audit().is_right
+    new = path.with_name("new.db")
+    assert Outbox(new).salvage(path).open == 2
+    with closing(SqliteStore(new, keys=keys)) as store:
+        assert read(store)[0].body == b"card 4111"
+        due, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
+        found = {m.message_id: m.routing_key for m in [*read(store), *(e.message for e in due)]}
+        assert found == {"m-1": "elsewhere", "m-2": "key"}
+
+
+def test_without_a_key_it_is_shown_as_what_it_is_and_not_brought_elsewhere(
+    path: Path, keys: OutboxKeys
+) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    contents = read_contents(path, 1)
+    assert contents is not None
+    assert contents.columns["message_id"] == "m-1"
+    assert "encrypted with key 'old'" in str(contents.problem)
+    lines = list(export_lines(path, [1]))
+    with pytest.raises(BadLine, match="message m-1 is encrypted"):
+        list(import_lines(path.with_name("new.db"), lines, "export"))
+
+
+def test_a_key_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\nnew {NEW.hex()}\n\nold {OLD.hex()}\n")
+    assert repr(OutboxKeys.read(file)) == "OutboxKeys('new', 'old')"
+
+
+@pytest.mark.parametrize("text", ["", "new", "new 12", f"new x{NEW.hex()[1:]}", f"a b {NEW.hex()}"])
+def test_a_key_file_that_is_wrong_is_not_shown(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        OutboxKeys.read(file)
+    assert NEW.hex()[1:] not in str(caught.value)
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        OutboxKeys.read(tmp_path / "none")
+
+
+@pytest.mark.parametrize("keys", [{}, {"": OLD}, {"é": OLD}, {"a": b"short"}, {"x" * 65: OLD}])
+def test_keys_that_cannot_be_used_are_refused(keys: dict[str, bytes]) -> None:
+    with pytest.raises(ConfigurationError):
+        OutboxKeys(keys)
+
+
+def test_no_key_is_ever_shown(keys: OutboxKeys) -> None:
+    assert repr(keys) == str(keys) == "OutboxKeys('old')"
+    for attribute in vars(keys).values():
+        assert OLD.hex() not in repr(attribute)
+        assert repr(OLD)[2:-1] not in repr(attribute)
+
+
+def test_without_cryptography_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
+    with pytest.raises(ConfigurationError, match=r"reliablepub\[encryption\]"):
+        OutboxKeys({"old": OLD})
+
+
+def test_each_message_has_a_nonce_of_its_own(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        for _ in range(50):
+            outbox.enqueue(message())
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT count(DISTINCT substr(body, 1, 12)) FROM reliablepub_messages"
+        assert connection.execute(query).fetchone() == (50,)

@@ -1,0 +1,262 @@
+"""Whatever is damaged, what is intact is found; and an audit says that something is wrong."""
+
+import os
+import random
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+
+from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox import salvage as salvage_module
+from reliablepub.outbox.entry import Attempt, Entry, Turn
+from reliablepub.outbox.sql import QUERIES
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import Outcome, OutcomeKind
+
+PAGE = 4096
+REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
+Make = Callable[..., Entry]
+
+
+def fill(path: Path, count: int = 300) -> dict[int, bytes]:
+    """Messages of all sizes, some parked, many confirmed; the bodies of those that are left."""
+    chance = random.Random(5)
+    with closing(SqliteStore(path)) as store:
+        entries = [
+            Entry(
+                Message(
+                    bytes(chance.randrange(256) for _ in range(chance.choice((0, 20, 200, 9000)))),
+                    "orders",
+                    f"key.{n}",
+                    message_id=f"m-{n}",
+                    headers={"n": n, "text": "é"} if n % 3 else None,
+                    ordering_key=f"k{n}" if n % 5 == 0 else None,
+                ),
+                stored_at=float(n),
+            )
+            for n in range(count)
+        ]
+        store.commit(Turn(new=entries, sources={"file": 7}))
+        confirmed = entries[50:150]
+        parked = [Attempt(entry, "1-1", 1, REFUSED, 9.0) for entry in entries[:20]]
+        store.commit(Turn(confirmed=confirmed, parked=parked, attempts=parked))
+    return {e.id: e.message.body for e in entries if e not in confirmed}
+
+
+def contents(path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return {
+            table: connection.execute(f"SELECT * FROM reliablepub_{table} ORDER BY id").fetchall()
+            for table in ("messages", "parked")
+        }
+
+
+def bodies(path: Path) -> dict[int, bytes]:
+    with closing(sqlite3.connect(path)) as connection:
+        return dict(
+            connection.execute(
+                "SELECT id, body FROM reliablepub_messages "
+                "UNION ALL SELECT id, body FROM reliablepub_parked"
+            )
+        )
+
+
+def test_of_a_file_that_is_not_damaged_everything_is_copied(path: Path) -> None:
+    fill(path)
+    with closing(sqlite3.connect(path)) as connection, connection:  # something freed, and reused
+        connection.execute("CREATE TABLE other (a)")
+    new = path.with_name("new.db")
+    found = Outbox(new).salvage(path)
+    assert (found.open, found.parked, found.broken, found.has_sources) == (180, 20, (), True)
+    assert contents(new) == contents(path)
+    assert Outbox(new).position("file") == 7
+    audit = Outbox(new).audit()
+    assert audit.is_right
+    assert audit.rows == 200
+    with closing(SqliteStore(new)) as store:
+        assert len(store.read_ready(1, 999, limit=999, bytes_max=10**9)[0]) == 180
+
+
+def test_the_log_counts_too(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[entry() for _ in range(30)]))
+        store.commit(Turn(new=[kept := entry()]))
+        crashed = path.with_name("crashed.db")
+        shutil.copy(path, crashed)
+        shutil.copy(path.with_name("outbox.db-wal"), path.with_name("crashed.db-wal"))
+    for cut, count in ((0, 31), (100, 30)):  # of a commit that was cut off, nothing is there
+        log = path.with_name("crashed.db-wal")
+        os.truncate(log, log.stat().st_size - cut)
+        new = path.with_name(f"new-{cut}.db")
+        assert Outbox(new).salvage(crashed).open == count
+        assert (kept.id in bodies(new)) is (cut == 0)
+        with closing(sqlite3.connect(f"file:{crashed}?mode=ro", uri=True)) as connection:
+            rows = connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
+        assert rows == (count,), "SQLite sees the same"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, bytes]]:
+    path = tmp_path_factory.mktemp("whole") / "outbox.db"
+    return path, fill(path)
+
+
+def pages_of(path: Path) -> dict[int, set[int]]:
+    """Which rows have bytes on which pages: a row and the pages its body goes on."""
+    with closing(sqlite3.connect(path)) as connection:
+        query = "SELECT pageno, path, pagetype FROM dbstat WHERE name = ? ORDER BY path"
+        lost: dict[int, set[int]] = {}
+        for table in ("reliablepub_messages", "reliablepub_parked"):
+            ids = [row[0] for row in connection.execute(f"SELECT id FROM {table} ORDER BY id")]
+            rows = connection.execute(query, (table,)).fetchall()
+            leaves = [(path, page) for page, path, kind in rows if kind == "leaf"]
+            cells = dict(
+                connection.execute("SELECT pageno, ncell FROM dbstat WHERE name = ?", (table,))
+            )
+            position = {}
+            for leaf, page in sorted(leaves):
+                position[leaf] = ids[: cells[page]]
+                lost[page] = set(ids[: cells[page]])
+                del ids[: cells[page]]
+            for page, way, kind in rows:
+                if kind == "overflow":
+                    leaf, _, rest = way.rpartition("/")
+                    cell = int(rest.partition("+")[0], 16)
+                    lost[page] = {position[leaf + "/"][cell]}
+        return lost
+
+
+def test_one_damaged_page_costs_its_own_rows_only(
+    whole: tuple[Path, dict[int, bytes]], tmp_path: Path
+) -> None:
+    """Every page of the file in turn, the root and the header among them."""
+    original, expected = whole
+    data = original.read_bytes()
+    lost = pages_of(original)
+    with closing(sqlite3.connect(original)) as connection:
+        used = {row[0] for row in connection.execute("SELECT pageno FROM dbstat")} - {1}
+    hidden = 0
+    for number in range(1, len(data) // PAGE + 1):
+        damaged = tmp_path / f"{number}.db"
+        page = bytes(byte ^ 0xA5 for byte in data[(number - 1) * PAGE : number * PAGE])
+        damaged.write_bytes(data[: (number - 1) * PAGE] + page + data[number * PAGE :])
+        new = tmp_path / f"new-{number}.db"
+        Outbox(new).salvage(damaged)
+        found = bodies(new)
+        left = expected.keys() - lost.get(number, set())
+        assert {id_: found.get(id_) for id_ in left} == {id_: expected[id_] for id_ in left}
+        if number in used:  # the others list the free ones: without them, what was deleted is found
+            assert found.keys() == left
+        hidden += number not in lost
+        for file in (damaged, new):
+            for suffix in ("", "-wal", "-shm", ".lock"):
+                file.with_name(file.name + suffix).unlink(missing_ok=True)
+    assert hidden > 5
+    assert len(lost) > 100
+
+
+def test_a_flipped_bit_is_listed_and_not_copied(path: Path) -> None:
+    fill(path, 200)
+    data = bytearray(path.read_bytes())
+    at = data.find(b"key.170")
+    data[at + 6] ^= 1
+    path.write_bytes(data)
+    audit = Outbox(path).audit()
+    assert not audit.is_right
+    assert audit.structure == ()
+    assert audit.differences == {}
+    ((id_, reason),) = audit.damaged.items()
+    assert id_ == 171
+    assert "checksum" in reason
+    new = path.with_name("new.db")
+    found = Outbox(new).salvage(path)
+    assert [(row.id, row.message_id) for row in found.broken] == [(171, "m-170")]
+    assert 171 not in bodies(new)
+    assert Outbox(new).audit().is_right
+
+
+def test_rows_of_the_first_version_are_known(path: Path) -> None:
+    """They have fewer columns: a migration that adds some does not rewrite the rows."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            (Path(salvage_module.__file__).parent / "migrations")
+            .joinpath("0001_first_schema.sql")
+            .read_text()
+        )
+        connection.execute("INSERT INTO reliablepub_schema VALUES (1, 0.0)")
+        checksum = crc32(b"body", crc32(b"m\0x\0k\0{}\0"))
+        connection.execute(
+            "INSERT INTO reliablepub_messages VALUES (5, 'm', 'x', 'k', '{}', 1, NULL, 0, 0, 0, 0,"
+            " 9, ?, ?)",
+            (checksum, b"body"),
+        )
+        connection.commit()
+    new = path.with_name("new.db")
+    assert Outbox(new).salvage(path).open == 1
+    with closing(SqliteStore(new)) as store:
+        (entry,) = store.read_ready(1, 9, limit=9, bytes_max=99)[0]
+        assert (entry.id, entry.message.body, entry.stored_at) == (5, b"body", 1.0)
+
+
+def test_no_column_is_left_behind(path: Path) -> None:
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        for kind in ("open", "parked"):
+            names = {name for name, _ in connection.execute(QUERIES[f"{kind}_columns"])}
+            assert names == set(re.findall(r":(\w+)", QUERIES[f"salvage_{kind}"]))
+
+
+def test_nothing_is_mixed_or_taken_from_a_relay(path: Path) -> None:
+    with pytest.raises(OutboxError, match="no file"):
+        Outbox(path.with_name("new.db")).salvage(path)
+    store = SqliteStore(path)
+    with pytest.raises(OutboxInUse):
+        Outbox(path.with_name("new.db")).salvage(path)
+    store.close()
+    with pytest.raises(OutboxError, match="exists already"):
+        Outbox(path).salvage(path)
+    assert not path.with_name("new.db").exists()
+
+
+def test_garbage_holds_nothing(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(PAGE * 20))
+    found = Outbox(path.with_name("new.db")).salvage(path)
+    assert (found.open, found.parked, found.broken, found.has_sources) == (0, 0, (), False)
+
+
+def test_an_audit_finds_what_was_changed_by_hand(path: Path) -> None:
+    fill(path, 200)
+    assert Outbox(path).audit().is_right
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM reliablepub_messages WHERE id = 171")
+        connection.execute("UPDATE reliablepub_parked SET state = 'expired' WHERE id = 1")
+    audit = Outbox(path).audit()
+    assert not audit.is_right
+    differences = dict(audit.differences)
+    assert differences.pop("open_bytes") > 0
+    assert differences == {"open": 1, "parked": 1, "expired": -1}
+
+
+def test_an_audit_finds_a_damaged_page(path: Path) -> None:
+    fill(path, 200)
+    data = bytearray(path.read_bytes())
+    page = next(iter(sorted(pages_of(path))))
+    data[(page - 1) * PAGE : (page - 1) * PAGE + 8] = b"\xa5" * 8
+    path.write_bytes(data)
+    audit = Outbox(path).audit()
+    assert not audit.is_right
+    assert audit.structure
+
+
+def test_an_audit_needs_an_outbox(path: Path) -> None:
+    with pytest.raises(NotAnOutbox):
+        Outbox(path).audit()

@@ -1,0 +1,165 @@
+"""Certificates: verified unless code says otherwise, shown where the broker asks for one."""
+
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub import ConfigurationError, Publisher
+from reliablepub.testing import FakeBroker
+from tests.conformance.test_survival import wait_until
+from tests.rabbitmq import RabbitMQNode
+
+
+def signed(folder: Path, *names: str) -> Path:
+    """A file with a certificate for these names and its key; ``ca.crt`` beside it signed it."""
+    path, certificate = folder / "both.pem", folder / "one.crt"
+    new = ["openssl", "req", "-x509", "-days", "2", "-nodes"]
+    new += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+    authority = [*new, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]
+    subprocess.run(authority, cwd=folder, check=True, capture_output=True)
+    leaf = [*new, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", "/CN=leaf"]
+    leaf += ["-addext", f"subjectAltName={','.join(names)}", "-addext", "basicConstraints=CA:FALSE"]
+    leaf += ["-keyout", str(path), "-out", str(certificate)]
+    subprocess.run(leaf, cwd=folder, check=True, capture_output=True)
+    path.write_text(path.read_text() + certificate.read_text())
+    return path
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return signed(tmp_path_factory.mktemp("tls"), "DNS:localhost", "IP:127.0.0.1")
+
+
+def broker_with(certificate: Path, *, asks: bool = False) -> FakeBroker:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate)
+    if asks:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(certificate.with_name("ca.crt"))
+    broker = FakeBroker(tls=context)
+    broker.start()
+    broker.declare_queue("q")
+    return broker
+
+
+@pytest.fixture
+def tls_broker(certificate: Path) -> Iterator[FakeBroker]:
+    broker = broker_with(certificate)
+    yield broker
+    broker.stop()
+
+
+def trusting(certificate: Path, *, shown: Path | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(certificate.with_name("ca.crt")))
+    if shown is not None:
+        context.load_cert_chain(shown)
+    return context
+
+
+def assert_refused(url: str, outbox: Path, words: str, context: ssl.SSLContext | None) -> None:
+    """Nothing is sent, everything is kept, and the reason can be read."""
+    with Publisher(url, outbox=outbox, ssl_context=context, close_timeout_s=0) as publisher:
+        publisher.publish(b"secret", routing_key="q")
+        wait_until(lambda: publisher.status.reason != "")
+        assert words in publisher.status.reason.lower()
+        assert publisher.status.connects == 0
+        assert publisher.status.open == 1
+        assert "guest" not in publisher.status.reason
+
+
+@pytest.mark.parametrize("is_hooked", [True, False])
+def test_a_trusted_broker_gets_the_message(
+    tls_broker: FakeBroker,
+    certificate: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_hooked: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setattr("reliablepub.transport.pika.IS_HOOKED", is_hooked)
+    context = trusting(certificate)
+    with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
+        receipts = [publisher.publish(bytes(size), routing_key="q") for size in (0, 10, 300_000)]
+        for receipt in receipts:
+            receipt.result(10)
+    assert [len(message.body) for message in tls_broker.messages("q")] == [0, 10, 300_000]
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused_by_default(
+    tls_broker: FakeBroker, tmp_path: Path
+) -> None:
+    assert_refused(tls_broker.url, tmp_path / "o.db", "certificate", None)
+    assert not tls_broker.messages("q")
+
+
+def test_a_certificate_of_another_host_is_refused(tmp_path: Path) -> None:
+    other = signed(tmp_path, "DNS:elsewhere.example")
+    broker = broker_with(other)
+    assert_refused(broker.url, tmp_path / "o.db", "certificate", trusting(other))
+    broker.stop()
+
+
+@pytest.mark.parametrize("query", ["verify=verify_none", "no_verify_ssl=1", "ssl_options={}"])
+def test_a_url_cannot_switch_that_off(tls_broker: FakeBroker, query: str) -> None:
+    with pytest.raises(ConfigurationError, match="query") as error:
+        Publisher(f"{tls_broker.url}?{query}", outbox=None)
+    assert "guest" not in str(error.value)
+
+
+def test_code_can_and_has_to_spell_it_out(tls_broker: FakeBroker, tmp_path: Path) -> None:
+    blind = ssl.create_default_context()
+    blind.check_hostname = False
+    blind.verify_mode = ssl.CERT_NONE
+    with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=blind) as publisher:
+        publisher.publish(b"x", routing_key="q").result(10)
+
+
+def test_a_client_shows_its_certificate(certificate: Path, tmp_path: Path) -> None:
+    broker = broker_with(certificate, asks=True)
+    context = trusting(certificate, shown=certificate)
+    with Publisher(broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
+        publisher.publish(b"x", routing_key="q").result(10)
+    assert_refused(broker.url, tmp_path / "none.db", "", trusting(certificate))
+    broker.stop()
+
+
+@pytest.mark.rabbit
+@pytest.mark.usefixtures("rabbitmq_node")  # which says what to do where there is no RabbitMQ
+def test_rabbitmq_takes_who_shows_a_certificate_and_nobody_else(
+    certificate: Path, tmp_path: Path
+) -> None:
+    with RabbitMQNode(tls=certificate) as node:
+        context = trusting(certificate, shown=certificate)
+        with Publisher(node.amqps_url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
+            receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
+            wait_until(lambda: publisher.status.connects == 1)
+            wait_until(lambda: receipt.is_settled)
+        assert_refused(node.amqps_url, tmp_path / "none.db", "", trusting(certificate))
+        assert_refused(node.amqps_url, tmp_path / "default.db", "certificate", None)
+
+
+def test_a_host_name_is_resolved_anew_for_each_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that has moved is found where its name points now."""
+    real, asked = socket.getaddrinfo, []
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        port = int(broker.url.rsplit(":", 1)[1].split("/")[0])
+
+        def resolve(host: Any, *arguments: Any, **options: Any) -> Any:
+            if host != "broker.example":
+                return real(host, *arguments, **options)
+            asked.append(host)
+            where = "127.0.0.1" if len(asked) > 2 else "127.0.0.2"  # nobody listens there
+            return real(where, *arguments, **options)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        url = f"amqp://guest:guest@broker.example:{port}/"
+        with Publisher(url, outbox=tmp_path / "o.db") as publisher:
+            publisher.publish(b"x", routing_key="q").result(20)
+        assert len(asked) == 3

@@ -1,0 +1,124 @@
+"""A topology, declared or checked: all problems at once, and nothing is sent before."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Link, Publisher, TopologyError, provision
+from reliablepub.testing import FakeBroker, NodeOptions, Permissions
+from reliablepub.topology import Binding, Exchange, Queue, Topology
+from tests.amqp_probe import AmqpProbe, unique
+from tests.conformance.test_survival import wait_until
+from tests.rabbitmq import RabbitMQNode
+
+
+def wanted(*, declare: bool = True) -> Topology:
+    exchange, queue, audit = unique("exchange"), unique("queue"), unique("audit")
+    return Topology(
+        exchanges=[Exchange(exchange, "topic"), Exchange(audit, "fanout", internal=True)],
+        queues=[Queue(queue, arguments={"x-max-length": 100})],
+        bindings=[
+            Binding(exchange, to_exchange=audit, routing_key="#"),
+            Binding(audit, queue=queue),
+        ],
+        declare=declare,
+    )
+
+
+def test_what_is_missing_is_made_before_the_first_publish(
+    broker: AmqpProbe, tmp_path: Path
+) -> None:
+    topology = wanted()
+    exchange, queue = topology.exchanges[0].name, topology.queues[0].name
+    with Publisher(broker.url, outbox=tmp_path / "o.db", topology=topology) as publisher:
+        publisher.publish(b"x", exchange=exchange, routing_key="k").result(10)
+    assert [body for body, _ in broker.drain(queue, 1)] == [b"x"]
+    provision(broker.url, topology)  # it is all there, and may be said again
+    checked = Topology(topology.exchanges, topology.queues, topology.bindings, declare=False)
+    provision(broker.url, checked)
+    assert broker.drain(queue) == [], "a check publishes nothing that arrives"
+
+
+def test_a_check_reports_everything_at_once_and_makes_nothing(broker: AmqpProbe) -> None:
+    other, durable = broker.declare_exchange(kind="fanout"), broker.declare_queue()
+    topology = Topology(
+        exchanges=[Exchange(other, "topic"), Exchange("missing-1"), Exchange("missing-2")],
+        queues=[Queue(durable, durable=False), Queue("missing-3")],
+        bindings=[Binding("missing-4", queue="missing-5")],
+        declare=False,
+    )
+    for _ in range(2):
+        with pytest.raises(TopologyError) as error:
+            provision(broker.url, topology)
+        problems = [problem.split(" - ")[0] for problem in error.value.problems]
+        assert sorted(problems) == sorted(
+            [
+                f"exchange '{other}': 406 PRECONDITION_FAILED",
+                "exchange 'missing-1': 404 NOT_FOUND",
+                "exchange 'missing-2': 404 NOT_FOUND",
+                f"queue '{durable}': 406 PRECONDITION_FAILED",
+                "queue 'missing-3': 404 NOT_FOUND",
+                "exchange 'missing-4': 404 NOT_FOUND",
+                "queue 'missing-5': 404 NOT_FOUND",
+            ]
+        )
+
+
+def test_while_the_broker_is_not_so_nothing_is_sent_and_nothing_refused(
+    broker: AmqpProbe, tmp_path: Path
+) -> None:
+    queue = unique("queue")
+    topology = Topology(queues=[Queue(queue)], declare=False)
+    with Publisher(broker.url, outbox=tmp_path / "o.db", topology=topology) as publisher:
+        receipt = publisher.publish(b"x", routing_key=queue)
+        wait_until(lambda: f"queue '{queue}': 404" in publisher.status.reason)
+        assert publisher.status.link is not Link.CONNECTED
+        assert publisher.status.counters.open == 1
+        broker.declare_queue(queue)
+        receipt.result(20)
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
+def shop(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+    """A user who may publish to `allowed` only and configure nothing; both exchanges are there."""
+    if request.param == "fake":
+        permissions = {"shop": {"/": Permissions(configure="", write="^allowed$", read="")}}
+        options = NodeOptions(users={"guest": "guest", "shop": "secret"}, permissions=permissions)
+        with FakeBroker(options=options) as broker:
+            yield broker.url, broker.url_of("shop", "/")
+        return
+    node: RabbitMQNode = request.getfixturevalue("rabbitmq_node")
+    node.ctl("add_user", "shop", "secret")
+    node.ctl("set_permissions", "shop", "", "^allowed$", "")
+    yield node.url, node.url.replace("guest:guest", "shop:secret")
+    node.ctl("delete_user", "shop")
+
+
+def test_a_missing_permission_is_found_without_publishing(shop: tuple[str, str]) -> None:
+    admin, user = shop
+    exchanges = [Exchange("allowed", "fanout"), Exchange("forbidden", "fanout")]
+    queue = unique("queue")
+    bindings = [Binding(exchange.name, queue=queue) for exchange in exchanges]
+    provision(admin, Topology(exchanges, [Queue(queue)], bindings))
+    probe = AmqpProbe(admin)
+    with pytest.raises(TopologyError) as error:
+        provision(user, Topology(exchanges, declare=False))
+    [problem] = error.value.problems
+    assert problem.startswith("exchange 'forbidden': 403 ACCESS_REFUSED")
+    assert probe.drain(queue) == []
+    with pytest.raises(TopologyError, match=r"exchange 'new': 403"):
+        provision(user, Topology([Exchange("new")]))
+    for exchange in exchanges:
+        probe.delete_exchange(exchange.name)
+    probe.delete_queue(queue)
+
+
+def test_no_broker_is_a_problem_too() -> None:
+    with pytest.raises(TopologyError, match=r"no broker could be asked: .*refused"):
+        provision("amqp://127.0.0.1:1", Topology())
+
+
+def test_the_next_broker_is_asked_when_one_does_not_answer(broker: AmqpProbe) -> None:
+    queue = broker.declare_queue()
+    provision(["amqp://127.0.0.1:1", broker.url], Topology(queues=[Queue(queue)], declare=False))

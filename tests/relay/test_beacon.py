@@ -1,0 +1,76 @@
+"""What a relay shows of itself, and when."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub.outbox.lease import Lease
+from reliablepub.outbox.picture import picture_path, read_picture, write_picture
+from reliablepub.relay.beacon import Beacon
+from reliablepub.relay.status import Link, Status
+
+
+@pytest.fixture
+def shown() -> list[Any]:
+    return []
+
+
+class Clocks:
+    now = 100.0
+
+
+@pytest.fixture
+def beacon(shown: list[Any]) -> Beacon:
+    return Beacon(shown.append, wall=lambda: Clocks.now + 1000, monotonic=lambda: Clocks.now)
+
+
+def at(now: float) -> None:
+    Clocks.now = now
+
+
+def test_a_change_of_the_connection_is_shown_at_once(beacon: Beacon, shown: list[Any]) -> None:
+    at(100.0)
+    beacon.turned(Status(Link.CONNECTED))
+    at(100.1)
+    beacon.turned(Status(Link.BLOCKED, "memory"))
+    assert [(p["link"], p["reason"], p["since"]) for p in shown] == [
+        ("connected", "", 1100.0),
+        ("blocked", "memory", 1100.1),
+    ]
+
+
+def test_trying_again_is_no_change(beacon: Beacon, shown: list[Any]) -> None:
+    for n, link in enumerate([Link.DISCONNECTED, Link.CONNECTING] * 3):
+        at(100.0 + 2 * n)
+        beacon.turned(Status(link, "refused"))
+    assert {(p["link"], p["since"]) for p in shown} == {("disconnected", 1100.0)}
+
+
+def test_figures_are_shown_once_a_second_and_only_new_ones(
+    beacon: Beacon, shown: list[Any]
+) -> None:
+    for now, in_flight in [(100.0, 1), (100.5, 2), (101.0, 3), (105.0, 3), (106.0, 3)]:
+        at(now)
+        beacon.turned(Status(Link.CONNECTED, in_flight=in_flight))
+    assert [p["in_flight"] for p in shown] == [1, 3]
+
+
+def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
+    outbox = tmp_path / "o.db"
+    write_picture(outbox, {"link": "connected"})
+    assert read_picture(outbox) is None, "nobody relays"
+    lease = Lease(outbox)
+    assert read_picture(outbox) == {"pid": os.getpid(), "link": "connected"}
+    assert picture_path(outbox).stat().st_mode & 0o777 == 0o600
+    picture_path(outbox).write_text(json.dumps({"pid": 1, "link": "connected"}))
+    assert read_picture(outbox) is None, "it is of a relay that is dead"
+    picture_path(outbox).write_text("{")
+    assert read_picture(outbox) is None
+    lease.release()
+
+
+def test_a_picture_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
+    write_picture(tmp_path / "nowhere" / "o.db", {})

@@ -1,0 +1,218 @@
+"""What hooks are told: everything once, in order, and nothing that harms when they fail."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tenacity import stop_after_attempt, wait_fixed
+
+from reliablepub import hooks
+from reliablepub.errors import ConfigurationError
+from reliablepub.outbox.entry import Store
+from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
+from reliablepub.relay.guard import LOGGER
+from reliablepub.relay.notices import calls_of
+from tests.relay.scripted import PARK_AT_ONCE, World
+
+ONCE = Retries(stop_after_attempt(1), wait_fixed(1))
+
+
+class Listener:
+    """Writes down everything it is told, call by call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, list[Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("on_"):
+            raise AttributeError(name)
+        return lambda events: self.calls.append((name.removeprefix("on_"), list(events)))
+
+    def __dir__(self) -> list[str]:
+        return [f"on_{name}" for name in hooks.EVENTS]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+    def told(self, name: str) -> list[Any]:
+        return [event for called, events in self.calls if called == name for event in events]
+
+
+def test_a_message_that_goes_well_is_stored_sent_and_confirmed(store: Store) -> None:
+    listener = Listener()
+    w = World(store, hooks=[listener])
+    w.connect()
+    w.turn()
+    assert listener.calls == [("connected", [hooks.LinkChanged("", 1, 0)])]
+    w.hand_over("a", "b")
+    w.turn()
+    w.time.now += 0.25
+    w.ack(2, multiple=True)
+    w.turn()
+    assert listener.names == ["connected", "stored", "sent", "confirmed"]
+
+    first, second = listener.told("confirmed")
+    assert (first.message_id, second.message_id) == ("a", "b")
+    assert first.latency_s == pytest.approx(0.25)
+    assert (first.epoch, first.tag) == (f"{store.run}-1", 1)
+    assert first.outcome.kind is OutcomeKind.CONFIRMED
+    assert first.attempts == 0
+    stored = listener.told("stored")[0]
+    assert stored == hooks.MessageStored("a", "", "q", None, stored.size)
+    sent = listener.told("sent")[1]
+    assert sent == hooks.AttemptBegun("b", "", "q", None, sent.size, f"{store.run}-1", 2, 1)
+
+
+def test_each_refusal_and_what_is_given_up_is_told_with_the_reason(store: Store) -> None:
+    listener = Listener()
+    w = World(store, policy=PARK_AT_ONCE, hooks=[listener])
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    nack = Outcome(OutcomeKind.NACKED, 0, "basic.nack")
+    [ended] = listener.told("nacked")
+    assert (ended.outcome, ended.attempts) == (nack, 1)
+    [parked] = listener.told("parked")
+    assert parked == hooks.MessageGivenUp("a", "", "q", None, parked.size, nack, 1)
+
+
+def test_what_the_policy_discards_is_told(store: Store) -> None:
+    listener = Listener()
+    policy = RetryPolicy(nacked=Retries(stop_after_attempt(1), wait_fixed(1), GiveUp.DISCARD))
+    w = World(store, policy=policy, hooks=[listener])
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    assert [event.message_id for event in listener.told("discarded")] == ["a"]
+    assert listener.told("parked") == []
+
+
+def test_a_message_that_cannot_be_written_is_refused_without_a_tag(store: Store) -> None:
+    listener = Listener()
+    w = World(store, hooks=[listener])
+    w.connect()
+    w.transport.unencodable.add("a")
+    w.hand_over("a")
+    w.turn()
+    w.turn()
+    [ended] = listener.told("refused")
+    assert (ended.tag, ended.latency_s, ended.outcome.reply_text) == (0, 0.0, "a does not fit")
+    assert listener.told("sent") == []
+
+
+def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
+    listener = Listener()
+    w = World(store, hooks=[listener])
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.lose_connection("reset")
+    w.turn()
+    for _ in range(3):
+        w.turn(after_s=100)
+        w.lose_connection("refused")
+        w.turn()
+    w.reconnect()
+    w.turn()
+    told = [(name, events[0].reason) for name, events in listener.calls if "connected" in name]
+    assert told == [
+        ("connected", ""),
+        ("disconnected", "reset"),
+        ("disconnected", "refused"),
+        ("connected", ""),
+    ]
+    assert listener.told("connected")[-1].connects == 2
+    [uncertain] = listener.told("uncertain")
+    assert (uncertain.message_id, uncertain.attempts) == ("a", 1)
+    assert listener.told("sent")[-1].attempt == 2
+
+
+def test_pauses_are_told(store: Store) -> None:
+    listener = Listener()
+    breaker = Breaker(refusals_max=1, pause=wait_fixed(10))
+    patient = Retries(stop_after_attempt(9), wait_fixed(0))
+    policy = RetryPolicy(patient, patient, patient, breaker=breaker)
+    w = World(store, policy=policy, hooks=[listener])
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.nack(1)
+    w.turn()
+    w.turn(after_s=10)
+    w.turn()
+    w.ack(2)
+    w.turn()
+    changed = hooks.DestinationChanged("", "q", 1)
+    assert (listener.told("paused"), listener.told("resumed")) == ([changed], [changed])
+
+
+def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LOGGER, "disabled", False)  # a logging.config of another test's may do so
+
+    class Broken:
+        def on_stored(self, events: Sequence[hooks.MessageStored]) -> None:
+            raise LookupError
+
+        def on_sent(self, events: Sequence[hooks.AttemptBegun]) -> None:
+            raise LookupError
+
+    listener = Listener()
+    w = World(store, hooks=[Broken(), listener])
+    w.connect()
+    with caplog.at_level(logging.ERROR, "reliablepub"):
+        for id_ in ("a", "b", "c"):
+            told = w.hand_over(id_)
+            w.turn()
+            assert told.is_stored
+    w.ack(3, multiple=True)
+    w.turn(is_flushing=True)
+    assert w.relay.status.counters.confirmed == 3
+    assert w.relay.status.callback_errors == 6
+    assert [event.message_id for event in listener.told("sent")] == ["a", "b", "c"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a hook's on_stored has failed and is passed over; this is said once",
+        "a hook's on_sent has failed and is passed over; this is said once",
+    ]
+
+
+def test_nothing_is_gathered_for_what_nobody_listens_to(store: Store) -> None:
+    class Quiet:
+        def on_parked(self, events: Sequence[hooks.MessageGivenUp]) -> None:
+            raise AssertionError
+
+    w = World(store, hooks=[Quiet()])
+    w.connect()
+    w.hand_over("a")
+    w.turn()
+    w.ack(1)
+    w.turn()
+    assert w.relay._notices._events == {"parked": []}
+
+
+@pytest.mark.parametrize(
+    ("hook", "problem"),
+    [(object(), "has no method on_"), (type("Typo", (), {"on_conformed": None})(), "on_conformed")],
+)
+def test_a_hook_that_would_never_be_called_is_refused(hook: object, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        calls_of([hook])
+
+
+def test_every_event_has_its_protocol() -> None:
+    methods = {
+        name
+        for protocol in vars(hooks).values()
+        if isinstance(protocol, type) and getattr(protocol, "_is_protocol", False)
+        for name in vars(protocol)
+        if name.startswith("on_")
+    }
+    assert methods == {f"on_{name}" for name in hooks.EVENTS}

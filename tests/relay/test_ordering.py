@@ -1,0 +1,448 @@
+"""Ordering keys: one message of a key at a time, in their order, whatever happens to each."""
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from reliablepub._core.events import ChannelClosed, Returned
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.handover import Chunk
+from reliablepub.relay.relay import POLL_S
+from tests.relay.scripted import Told, World, disk_full, patient
+
+Build = Callable[..., World]
+LONG = 10_000_000_000.0
+"""Past the real time, at which people's changes fall due."""
+
+
+def confirm_all(w: World) -> None:
+    """Confirm whatever is sent until nothing more can be."""
+    idle = 0
+    for _ in range(1_000):
+        w.turn(is_flushing=True)
+        idle = 0 if w.session.in_flight else idle + 1
+        if idle == 3:
+            return
+        w.ack_all()
+    raise AssertionError("it never ran empty")
+
+
+def assert_nothing_is_left(w: World) -> None:
+    loaded = w.relay._loaded
+    assert w.in_memory == (0, 0)
+    assert (loaded._turns.wanted, loaded._turns.admitted, len(loaded._waiters)) == (0, 0, 0)
+
+
+def enqueue(path: Path, *ids: str, key: str | None = "k") -> None:
+    with Outbox(path) as outbox:
+        for id_ in ids:
+            outbox.enqueue(Message(b"", message_id=id_, ordering_key=key))
+
+
+# -------------------------------------------------------------------- one after the other
+
+
+def test_each_waits_for_the_confirm_of_the_one_before(world: Build) -> None:
+    w = world()
+    told = w.hand_over("a", "b", "c", ordering_key="k")
+    w.turn()
+    w.turn()
+    for n, sent in enumerate((["a"], ["a", "b"], ["a", "b", "c"]), 1):
+        w.turn()
+        assert w.sent == sent
+        w.ack(n)
+        w.turn(is_flushing=True)
+    assert told.kinds == dict.fromkeys("abc", OutcomeKind.CONFIRMED)
+    w.turn()
+    assert_nothing_is_left(w)
+
+
+def test_keys_do_not_wait_for_each_other_and_nobody_without_a_key_waits(world: Build) -> None:
+    w = world()
+    w.hand_over("a1", "a2", ordering_key="a")
+    w.hand_over("b1", "b2", ordering_key="b")
+    w.hand_over("x", "y")
+    w.turn()
+    w.turn()
+    assert sorted(w.sent) == ["a1", "b1", "x", "y"]
+    confirm_all(w)
+    assert sorted(w.sent) == ["a1", "a2", "b1", "b2", "x", "y"]
+    assert_nothing_is_left(w)
+
+
+def test_a_chunk_may_hold_many_keys_and_none(world: Build) -> None:
+    w = world()
+    told = Told(w.log)
+    keys = [None, "k", "k", None, "l", "k", "l"]
+    messages = [Message(b"", message_id=f"{n}{k}", ordering_key=k) for n, k in enumerate(keys)]
+    w.inbox.put(Chunk(messages, told, told))
+    confirm_all(w)
+    for key in ("k", "l"):
+        assert [id_ for id_ in w.sent if id_.endswith(key)] == [
+            f"{n}{k}" for n, k in enumerate(keys) if k == key
+        ]
+    assert len(told.outcomes) == len(keys)
+    assert_nothing_is_left(w)
+
+
+def test_what_memory_has_no_room_for_keeps_its_order(world: Build) -> None:
+    w = world(window_max=3, loaded_max=4)
+    expected = [f"{n}-{n % 7}" for n in range(100)]
+    tolds = []
+    for id_ in expected:
+        tolds.append(w.hand_over(id_, ordering_key=id_.split("-")[1]))
+        w.turn()
+        assert w.in_memory[0] <= 4
+    confirm_all(w)
+    for key in range(7):
+        ends = f"-{key}"
+        assert [i for i in w.sent if i.endswith(ends)] == [i for i in expected if i.endswith(ends)]
+    assert all(told.outcomes for told in tolds)
+    assert_nothing_is_left(w)
+
+
+def test_several_processes_share_a_key_in_the_order_of_their_commits(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.hand_over("own1", ordering_key="k")
+    w.turn()
+    enqueue(path, "other1", "other2")
+    w.hand_over("own2", ordering_key="k")
+    w.turn()
+    w.turn(after_s=POLL_S)
+    enqueue(path, "other3")
+    w.turn(after_s=POLL_S)
+    confirm_all(w)
+    assert w.sent == ["own1", "other1", "other2", "own2", "other3"]
+    assert_nothing_is_left(w)
+
+
+# -------------------------------------------------------------------- retries, outages, restarts
+
+
+@pytest.mark.parametrize("kind", ["nacked", "returned", "refused"])
+def test_a_retry_keeps_its_place(world: Build, kind: str) -> None:
+    w = world(policy=patient(3, 5.0))
+    w.hand_over("a", "b", ordering_key="k")
+    w.turn()
+    w.turn()
+    if kind == "nacked":
+        w.nack(1)
+    elif kind == "returned":
+        w.relay.handle([Returned(w.epoch, 1, 312, "NO_ROUTE")])
+        w.ack(1)
+    else:
+        w.relay.handle([ChannelClosed(w.epoch, 404, "NOT_FOUND", by_publish=True)])
+        w.open_channel()
+    w.hand_over("c", ordering_key="k")
+    for _ in range(3):
+        w.turn(after_s=1.0)
+    assert w.sent == ["a"], "those behind it wait with it"
+    w.turn(after_s=5.0)
+    assert w.sent == ["a", "a"]
+    confirm_all(w)
+    assert w.sent == ["a", "a", "b", "c"]
+    assert_nothing_is_left(w)
+
+
+def test_an_outage_keeps_the_order(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b", ordering_key="k")
+    w.turn()
+    w.turn()
+    w.lose_connection()
+    w.turn()
+    w.reconnect()
+    w.turn()
+    assert w.sent == ["a", "a"]
+    confirm_all(w)
+    assert w.sent == ["a", "a", "b"]
+
+
+def test_the_order_survives_the_process(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        w = World(store, policy=patient(9, 5.0))
+        w.connect()
+        w.hand_over("a", "b", "c", ordering_key="k")
+        w.turn()
+        w.turn()
+        w.nack(1)
+        w.turn()
+    with closing(SqliteStore(path)) as store:
+        again = World(store, time=w.time)
+        again.connect()
+        again.turn()
+        assert again.sent == [], "the first one waits for its retry"
+        again.turn(after_s=5.0)
+        confirm_all(again)
+        assert again.sent == ["a", "b", "c"]
+        assert_nothing_is_left(again)
+
+
+def test_a_commit_that_fails_loses_no_turn(world: Build) -> None:
+    w = world()
+    w.hand_over("a", "b", ordering_key="k")
+    w.turn()
+    w.turn()
+    w.ack(1)
+    w.store.fails = disk_full
+    for _ in range(3):
+        w.turn(after_s=1.0)
+    assert w.sent == ["a"], "that it is confirmed is not on disk yet"
+    w.store.fails = lambda _turn: None
+    w.turn(after_s=1.0)
+    confirm_all(w)
+    assert w.sent == ["a", "b"]
+    assert_nothing_is_left(w)
+
+
+# -------------------------------------------------------------------- delays and deadlines
+
+
+def test_a_delay_holds_up_those_behind_it(world: Build) -> None:
+    w = world()
+    due = datetime.fromtimestamp(w.time.wall + 5.0, tz=UTC)
+    w.hand_over("a", ordering_key="k", not_before=due)
+    w.hand_over("b", ordering_key="k")
+    w.turn()
+    w.turn(after_s=4.0)
+    assert w.sent == []
+    w.turn(after_s=1.0)
+    confirm_all(w)
+    assert w.sent == ["a", "b"]
+    assert_nothing_is_left(w)
+
+
+def test_whose_time_comes_before_its_turn_waits_for_its_turn(world: Build) -> None:
+    w = world()
+    due = datetime.fromtimestamp(w.time.wall + 5.0, tz=UTC)
+    w.hand_over("a", ordering_key="k")
+    w.hand_over("b", ordering_key="k", not_before=due)
+    w.turn()
+    for _ in range(3):
+        w.turn(after_s=3.0)
+    assert w.sent == ["a"]
+    wait_s = w.turn()
+    assert wait_s is not None
+    assert wait_s > 0, "and nobody spins over it"
+    confirm_all(w)
+    assert w.sent == ["a", "b"]
+
+
+def test_a_message_that_expires_lets_the_next_one_go(world: Build) -> None:
+    w = world(policy=patient(9, 60.0))
+    first = w.hand_over("a", ordering_key="k", expires_in_s=5.0)
+    w.hand_over("b", ordering_key="k")
+    w.turn()
+    w.turn()
+    w.nack(1)
+    w.turn()
+    w.turn(after_s=5.0)
+    assert first.kinds == {"a": OutcomeKind.EXPIRED}
+    confirm_all(w)
+    assert w.sent == ["a", "b"]
+    assert_nothing_is_left(w)
+
+
+def test_one_that_expires_before_its_turn_leaves_the_others_in_order(world: Build) -> None:
+    w = world()
+    w.hand_over("a", ordering_key="k")
+    told = w.hand_over("b", ordering_key="k", expires_in_s=5.0)
+    w.hand_over("c", ordering_key="k")
+    w.turn()
+    w.turn()
+    w.turn(after_s=5.0)
+    assert told.kinds == {"b": OutcomeKind.EXPIRED}
+    assert w.sent == ["a"]
+    confirm_all(w)
+    assert w.sent == ["a", "c"]
+    assert_nothing_is_left(w)
+
+
+# -------------------------------------------------------------------- a key that is held
+
+
+def held(sqlite: SqliteStore) -> World:
+    """Of a key the first message is confirmed, the second is parked, and two wait behind it."""
+    w = World(sqlite)
+    w.connect()
+    w.hand_over("a", "b", "c", "d", ordering_key="k")
+    w.hand_over("x", ordering_key="other")
+    w.turn()
+    w.turn()
+    w.ack_all()
+    w.turn()
+    w.turn()
+    w.nack(3)
+    w.turn()
+    confirm_all(w)
+    assert w.sent == ["a", "x", "b"]
+    return w
+
+
+def test_a_parked_message_holds_its_key_where_everybody_can_see_it(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = held(sqlite)
+    w.hand_over("e", ordering_key="k")
+    w.turn(after_s=100.0)
+    assert w.sent == ["a", "x", "b"]
+    assert w.relay.lowest_awaited(0, w.time.wall) is None, "nobody who flushes waits for a person"
+    with Outbox(path) as outbox:
+        [key] = outbox.held_keys()
+        assert (key.ordering_key, key.message_id, key.outcome) == ("k", "b", "nacked")
+        assert key.held_back == 3
+        assert outbox.status().held_keys == 1
+    rows = sqlite._connection.execute("SELECT * FROM reliablepub_held_keys").fetchall()
+    assert [(row[0], row[2], row[-1]) for row in rows] == [("k", "b", 3)]
+
+
+def test_a_held_key_can_be_resumed(sqlite: SqliteStore, path: Path) -> None:
+    w = held(sqlite)
+    with Outbox(path) as outbox:
+        assert outbox.resume_key("k") == 1
+        assert outbox.resume_key("k") == 0
+        assert outbox.held_keys() == []
+    w.turn(after_s=LONG)
+    confirm_all(w)
+    assert w.sent == ["a", "x", "b", "b", "c", "d"]
+    assert_nothing_is_left(w)
+
+
+def test_a_held_key_can_be_skipped_and_what_held_it_stays_parked(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = held(sqlite)
+    with Outbox(path) as outbox:
+        assert outbox.skip_key("k") == 1
+        assert outbox.skip_key("k") == 0
+        w.turn(after_s=POLL_S)
+        confirm_all(w)
+        assert w.sent == ["a", "x", "b", "c", "d"]
+        [parked] = outbox.parked()
+        assert parked.message_id == "b"
+        outbox.retry()
+    w.turn(after_s=LONG)
+    confirm_all(w)
+    assert w.sent == ["a", "x", "b", "c", "d", "b"]
+    assert_nothing_is_left(w)
+
+
+def test_a_key_goes_on_when_what_holds_it_is_discarded(sqlite: SqliteStore, path: Path) -> None:
+    w = held(sqlite)
+    [key] = Outbox(path).held_keys()
+    assert intervene(path, [key.id], Intervention(Action.DISCARD)).changed == 1
+    w.turn(after_s=POLL_S)
+    confirm_all(w)
+    assert w.sent == ["a", "x", "b", "c", "d"]
+
+
+def test_a_key_goes_on_when_an_open_message_is_discarded(sqlite: SqliteStore, path: Path) -> None:
+    w = World(sqlite, policy=patient(9, 60.0))
+    w.connect()
+    w.hand_over("a", "b", "c", ordering_key="k")
+    w.turn()
+    w.turn()
+    w.nack(1)
+    w.turn()
+    first = sqlite.lowest_awaited(0, LONG)
+    assert first is not None
+    assert intervene(path, [first], Intervention(Action.DISCARD)).changed == 1
+    w.turn(after_s=POLL_S)
+    confirm_all(w)
+    assert w.sent == ["a", "b", "c"]
+    assert_nothing_is_left(w)
+
+
+def test_what_is_parked_out_of_turn_holds_back_only_those_behind_it(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.hand_over("a", "b", "c", "d", ordering_key="k")
+    w.turn()
+    w.turn()
+    first = sqlite.lowest_awaited(0, LONG)
+    assert first is not None
+    assert intervene(path, [first + 2], Intervention(Action.PARK)).changed == 1
+    w.turn(after_s=POLL_S)
+    confirm_all(w)
+    assert w.sent == ["a", "b"]
+    [key] = Outbox(path).held_keys()
+    assert (key.message_id, key.held_back) == ("c", 1)
+
+
+def test_a_key_is_still_held_after_a_restart(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        w = held(store)
+    with closing(SqliteStore(path)) as store:
+        again = World(store, time=w.time)
+        again.connect()
+        again.turn(after_s=100.0)
+        assert again.sent == []
+        Outbox(path).skip_key("k")
+        again.turn(after_s=POLL_S)
+        confirm_all(again)
+        assert again.sent == ["c", "d"]
+
+
+def test_without_an_outbox_giving_up_is_final_and_the_key_goes_on() -> None:
+    from reliablepub.outbox.memory import MemoryStore  # noqa: PLC0415
+
+    w = World(MemoryStore())
+    w.connect()
+    told = w.hand_over("a", "b", ordering_key="k")
+    w.turn()
+    w.turn()
+    w.nack(1)
+    w.turn()
+    confirm_all(w)
+    assert told.kinds == {"a": OutcomeKind.NACKED, "b": OutcomeKind.CONFIRMED}
+    assert_nothing_is_left(w)
+
+
+# -------------------------------------------------------------------- many
+
+
+def test_a_long_key_is_passed_over_a_page_at_a_time(sqlite: SqliteStore) -> None:
+    w = World(sqlite, loaded_max=100, messages_max=100_000)
+    for n in range(0, 12_000, 500):
+        w.hand_over(*(f"k{i}" for i in range(n, n + 500)), ordering_key="k")
+        w.turn()
+    again = World(sqlite, time=w.time, messages_max=100_000)
+    again.connect()
+    again.hand_over("x")
+    turns = 0
+    while "x" not in again.sent:
+        again.turn()
+        turns += 1
+        assert turns < 10
+    assert turns > 1, "not all at once: other work goes on in between"
+    assert again.sent == ["k0", "x"]
+    assert again.in_memory[0] == 2
+
+
+def test_many_keys_cost_memory_only_for_what_is_on_its_way(sqlite: SqliteStore) -> None:
+    w = World(sqlite, window_max=10, loaded_max=20)
+    w.connect()
+    for n in range(0, 5_000, 500):
+        told = Told()
+        ids = range(n, n + 500)
+        messages = [Message(b"", message_id=f"m{i}", ordering_key=f"key{i}") for i in ids]
+        w.inbox.put(Chunk(messages, told, told))
+        w.turn()
+    for _ in range(50):
+        w.turn(is_flushing=True)
+        w.ack_all()
+        turns = w.relay._loaded._turns
+        assert turns.admitted + turns.wanted <= 20 + 500
+        assert len(w.relay._loaded._waiters) <= 10

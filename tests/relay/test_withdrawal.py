@@ -1,0 +1,326 @@
+"""People park, discard, reroute and retry messages beside a relay that holds them in memory."""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.entry import Intervened, Turn
+from reliablepub.outbox.interventions import Action, Effect, Intervention, intervene
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.handover import Chunk
+from reliablepub.relay.waiters import Waiters
+from tests.relay.scripted import Told, World, disk_full, patient
+
+
+@pytest.fixture
+def full(sqlite: SqliteStore) -> World:
+    """A window of two, with a and b in flight; c and d are buffered."""
+    world = World(sqlite, window_max=2, policy=patient(2, 5.0))
+    world.connect()
+    world.turn()
+    return world
+
+
+@pytest.fixture
+def step_in(path: Path) -> Callable[..., Effect]:
+    def do(world: World, action: Action, *ids: int, **address: str) -> Effect:
+        what = Intervention(action, person="jo@host", note="as agreed", **address)
+        return intervene(path, ids, what, clock=lambda: world.time.wall)
+
+    return do
+
+
+def differences(path: Path) -> tuple[int, ...]:
+    with closing(sqlite3.connect(path)) as connection:
+        row: tuple[int, ...] = connection.execute(
+            "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
+            " FROM reliablepub_audit"
+        ).fetchone()
+        return row
+
+
+def test_what_is_in_flight_is_left_alone(
+    full: World, step_in: Callable[..., Effect], path: Path
+) -> None:
+    full.hand_over("a", "b", "c", "d")
+    full.turn()
+    assert full.sent == ["a", "b"]
+    effect = step_in(full, Action.DISCARD, 1, 2, 3, 99)
+    assert (effect.changed, effect.in_flight, effect.unfit) == (1, [1, 2], [99])
+    assert differences(path) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
+def test_what_is_buffered_is_not_sent_any_more(
+    full: World, step_in: Callable[..., Effect], path: Path, action: Action
+) -> None:
+    told = full.hand_over("a", "b", "c", "d")
+    full.turn()
+    assert step_in(full, action, 3).changed == 1
+    full.ack_all()
+    full.turn()  # no time has passed, so only the commit can tell
+    full.ack_all()
+    full.turn(is_flushing=True)
+    assert full.sent == ["a", "b", "d"]
+    done = {"park": "parked", "discard": "discarded"}[action]
+    assert list(told.gone) == ["c"]
+    assert f"({done} by jo@host: as agreed)" in told.gone["c"]
+    assert set(told.outcomes) == {"a", "b", "d"}
+    assert full.in_memory == (0, 0)
+    assert differences(path) == (0, 0, 0, 0)
+    counters = full.relay.status.counters
+    assert (counters.stored, counters.confirmed, counters.open) == (4, 3, 0)
+
+
+def test_a_new_message_is_stored_though_its_commit_was_interrupted(
+    full: World, step_in: Callable[..., Effect]
+) -> None:
+    full.hand_over("a", "b", "c")
+    full.turn()
+    step_in(full, Action.PARK, 3)
+    told = full.hand_over("d")
+    full.ack_all()
+    full.turn()
+    assert told.is_stored
+    assert full.sent == ["a", "b", "d"]
+
+
+def test_what_was_rerouted_goes_to_its_new_address_only(
+    full: World, step_in: Callable[..., Effect], path: Path
+) -> None:
+    told = full.hand_over("a", "b", "c")
+    full.turn()
+    assert step_in(full, Action.REROUTE, 3, routing_key="elsewhere").changed == 1
+    full.ack_all()
+    full.turn()
+    full.turn()
+    assert full.transport.routing_keys == ["q", "q", "elsewhere"]
+    full.ack_all()
+    full.turn(is_flushing=True)
+    assert full.sent == ["a", "b", "c"]
+    assert told.kinds == dict.fromkeys("abc", OutcomeKind.CONFIRMED)
+    assert full.in_memory == (0, 0)
+    assert differences(path) == (0, 0, 0, 0)
+
+
+def test_a_row_that_was_rerouted_is_not_read_beside_its_old_self(
+    full: World, step_in: Callable[..., Effect], sqlite: SqliteStore
+) -> None:
+    """It is due on disk and in memory still: until memory has let go, none is given out."""
+    full.hand_over("a", "b", "c")
+    full.turn()
+    step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
+    now = full.time.wall
+    with pytest.raises(Intervened):
+        sqlite.read_due(now, limit=9, bytes_max=9999, loaded=())
+    assert [(t.id, t.routing_key, t.is_open) for t in sqlite.touched()] == [(3, "q", True)]
+    (entry,), _ = sqlite.read_due(now, limit=9, bytes_max=9999, loaded=())
+    assert entry.message.routing_key == "elsewhere"
+
+
+def test_what_waits_to_be_sent_again_is_sent_now(
+    full: World, step_in: Callable[..., Effect]
+) -> None:
+    told = full.hand_over("a")
+    full.turn()
+    full.nack(1)
+    full.turn()
+    assert full.sent == ["a"]
+    assert step_in(full, Action.RETRY, 1).changed == 1
+    full.turn(after_s=0.1)
+    assert full.sent == ["a", "a"]
+    full.nack(2)  # the first refusal is forgotten, so the budget of two is not spent
+    full.turn()
+    assert told.outcomes == {}
+
+
+def test_who_waits_for_a_postponed_message_is_told_that_it_is_gone(
+    full: World, step_in: Callable[..., Effect]
+) -> None:
+    told = full.hand_over("a")
+    full.turn()
+    full.nack(1)
+    full.turn()
+    step_in(full, Action.DISCARD, 1)
+    full.turn(after_s=0.1)
+    assert list(told.gone) == ["a"]
+    full.turn(after_s=10.0)
+    assert full.sent == ["a"]
+
+
+def test_who_waits_for_an_unread_message_is_told_once(
+    sqlite: SqliteStore, step_in: Callable[..., Effect]
+) -> None:
+    world = World(sqlite, window_max=2, loaded_max=2)
+    world.connect()
+    first = world.hand_over("a", "b")
+    told = world.hand_over("c", "d", "e")
+    world.turn()
+    assert world.in_memory[0] == 2
+    step_in(world, Action.DISCARD, 3)
+    step_in(world, Action.PARK, 4)
+    world.turn(after_s=0.1)
+    assert list(told.gone) == ["c", "d"]
+    step_in(world, Action.RETRY, 4)
+    for _ in range(4):
+        world.turn(after_s=0.1)
+        world.ack_all()
+    world.turn(is_flushing=True)
+    assert sorted(world.sent) == ["a", "b", "d", "e"]
+    assert (list(told.gone), set(told.outcomes)) == (["c", "d"], {"e"})
+    assert set(first.outcomes) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("action", "sent"),
+    [
+        (Action.DISCARD, ["a", "b", "c"]),
+        (Action.PARK, ["a"]),  # it holds its key
+        (Action.RETRY, ["a", "a", "b", "c"]),
+        (Action.REROUTE, ["a", "a", "b", "c"]),
+    ],
+)
+def test_the_order_of_a_key_is_kept(
+    sqlite: SqliteStore, step_in: Callable[..., Effect], action: Action, sent: list[str]
+) -> None:
+    world = World(sqlite, policy=patient(5, 500.0))
+    world.connect()
+    told = Told(world.log)
+    of_key = [Message(b"x", "", "q", message_id=id_, ordering_key="k") for id_ in "abc"]
+    world.inbox.put(Chunk(of_key, told, told))
+    world.turn()
+    world.turn(after_s=0.1)
+    world.nack(1)
+    world.turn()
+    address = {"routing_key": "elsewhere"} if action is Action.REROUTE else {}
+    assert step_in(world, action, 1, **address).changed == 1
+    for _ in range(6):
+        world.turn(after_s=0.1)
+        world.ack_all()
+    assert world.sent == sent
+
+
+def test_a_new_address_is_not_paused_for_the_old_one(
+    full: World, step_in: Callable[..., Effect]
+) -> None:
+    """The relay has put it off, has not committed that yet, and somebody gives it a new address."""
+    full.hand_over("a", "b", "c")
+    full.turn()
+    (entry,) = full.session.waiting()
+    full.session.withdraw({entry})
+    full.relay._verdicts.hold(entry)
+    step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
+    full.ack_all()
+    full.turn()  # no time has passed, so only the commit can tell
+    full.turn(after_s=0.1)
+    assert full.sent == ["a", "b", "c"]
+    assert full.transport.routing_keys[-1] == "elsewhere"
+    full.ack_all()
+    full.turn(is_flushing=True)
+    assert full.in_memory == (0, 0)
+
+
+def test_a_suspect_can_be_withdrawn(full: World, step_in: Callable[..., Effect]) -> None:
+    told = full.hand_over("a", "b")
+    full.turn()
+    full.lose_connection()
+    full.turn()
+    assert step_in(full, Action.PARK, 1).changed == 1  # uncertain, and not in flight any more
+    full.reconnect()
+    full.turn()
+    assert full.sent == ["a", "b", "b"]
+    assert list(told.gone) == ["a"]
+
+
+def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[..., Effect]) -> None:
+    store = SqliteStore(path)
+    world = World(store, window_max=2)
+    world.connect()
+    world.hand_over("a")
+    world.turn()
+    store._connection.close()  # as if it were killed
+    store._lease.release()
+    assert step_in(world, Action.DISCARD, 1).changed == 1
+    assert differences(path) == (0, 0, 0, 0)
+
+
+def test_interventions_are_forgotten_with_their_messages(
+    path: Path, step_in: Callable[..., Effect]
+) -> None:
+    day = 86_400.0
+    with Outbox(path) as outbox:
+        for _ in range(2):
+            outbox.enqueue(Message(b"x"))
+    what = Intervention(Action.PARK, person="jo")
+    assert intervene(path, [1, 2], what, clock=lambda: day).changed == 2
+    gone = Intervention(Action.DISCARD, person="jo")
+    assert intervene(path, [1], gone, clock=lambda: 2 * day).changed == 1
+    with closing(SqliteStore(path, clock=lambda: 8.5 * day)) as store:
+        rows = store._connection.execute("SELECT id, action FROM reliablepub_interventions")
+        assert rows.fetchall() == [(2, "park"), (1, "discard")]
+        store.commit(Turn())
+
+
+@pytest.mark.parametrize("is_retried", [False, True])
+def test_whoever_waits_for_a_damaged_row_is_told_at_once(
+    path: Path,
+    is_retried: bool,  # noqa: FBT001
+) -> None:
+    """Stored beyond memory, or postponed: either way the row is read again, and found damaged."""
+    with closing(SqliteStore(path)) as store:
+        w = World(store, loaded_max=10 if is_retried else 2, policy=patient(9, 1.0))
+        w.connect()
+        told = w.hand_over("a", "b", "c")
+        w.turn()
+        if is_retried:
+            w.nack(3, multiple=True)
+            w.turn()
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("UPDATE reliablepub_messages SET body = x'00' WHERE message_id = 'b'")
+            db.commit()
+        w.turn(after_s=5.0)
+        w.turn()
+        assert set(told.gone) == {"b"}
+        assert "the checksum is" in told.gone["b"]
+        assert "damaged on the disk" in told.gone["b"]
+        w.ack_all()
+        w.turn(is_flushing=True)
+        assert set(told.outcomes) == {"a", "c"}
+        assert w.relay.status.counters.parked == 1
+
+
+@pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
+def test_who_steps_in_before_a_verdict_is_stored_has_the_last_word(
+    sqlite: SqliteStore, step_in: Callable[..., Effect], path: Path, action: Action
+) -> None:
+    w = World(sqlite, window_max=1)
+    w.connect()
+    w.hand_over("first")
+    told = w.hand_over("a", expires_in_s=5.0)
+    w.turn()
+    w.store.fails = disk_full
+    w.turn(after_s=6.0)  # a is given up, and that cannot be stored
+    w.store.fails = lambda _: None
+    assert step_in(w, action, 2).changed == 1
+    w.turn(after_s=1.0)
+    w.turn(after_s=1.0)
+    status = Outbox(path).status()
+    expected = (0, 1, 0) if action is Action.PARK else (0, 0, 1)
+    assert (status.expired, status.parked, status.discarded) == expected
+    assert told.outcomes == {}
+    assert differences(path) == (0, 0, 0, 0)
+
+
+def test_a_waiter_of_some_of_its_messages_is_not_taken_by_the_others() -> None:
+    waiters = Waiters()
+    told = Told()
+    waiters.stored(1, 3, told, in_memory={1, 3})
+    assert waiters.take(1) is None
+    assert waiters.take(2) is told
+    assert len(waiters) == 0

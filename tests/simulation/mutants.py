@@ -1,0 +1,468 @@
+"""Publishers that break the promise, each in one way: the checker is worth what it finds in these.
+
+Each mutant is the code under test with one rule taken out. It knows the code's inside; it must
+never know the checker.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from reliablepub._core import quarantine
+from reliablepub._core.confirms import ConfirmLedger
+from reliablepub._core.events import Settlement
+from reliablepub._core.lane import Lane
+from reliablepub._core.session import Session
+from reliablepub.outbox import writing
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
+from reliablepub.policy import GiveUp, Retries
+from reliablepub.relay.caller import Handover
+from reliablepub.relay.handover import Inbox
+from reliablepub.relay.intake import Intake
+from reliablepub.relay.limits import Room
+from reliablepub.relay.loaded import Loaded
+from reliablepub.relay.relay import Relay
+from reliablepub.relay.verdicts import Verdicts
+from reliablepub.transport.base import CannotEncode
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: Final[dict[str, Mutant]] = {}
+
+
+def mutant(mutate: Mutant) -> Mutant:
+    MUTANTS[mutate.__name__.replace("_", " ")] = mutate
+    return mutate
+
+
+# ---------------------------------------------------------------------- what a confirm means
+
+
+@mutant
+def an_ack_means_all(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_confirm
+
+    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+        return real(self, tag, verdict, multiple=True)
+
+    patch.setattr(ConfirmLedger, "handle_confirm", handle)
+
+
+@mutant
+def multiple_is_not_expanded(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_confirm
+
+    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+        return real(self, tag, verdict, multiple=False)
+
+    patch.setattr(ConfirmLedger, "handle_confirm", handle)
+
+
+@mutant
+def multiple_stops_one_short(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_confirm
+
+    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+        is_short = multiple and tag > 1
+        return real(self, tag - 1 if is_short else tag, verdict, multiple=multiple)
+
+    patch.setattr(ConfirmLedger, "handle_confirm", handle)
+
+
+@mutant
+def tags_are_shifted_by_one(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_confirm
+
+    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+        return real(self, min(tag + 1, self.last_tag), verdict, multiple=multiple)
+
+    patch.setattr(ConfirmLedger, "handle_confirm", handle)
+
+
+@mutant
+def a_nack_is_an_ack(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("reliablepub._core.session.NACKED", CONFIRMED)
+
+
+@mutant
+def a_return_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ConfirmLedger, "handle_return", lambda *_: None)
+
+
+@mutant
+def tag_0_means_all(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_confirm
+
+    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+        return real(self, tag or self.last_tag, verdict, multiple=multiple)
+
+    patch.setattr(ConfirmLedger, "handle_confirm", handle)
+
+
+@mutant
+def a_tag_beyond_the_last_means_all(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_confirm
+
+    def handle(self: Any, tag: int, verdict: Outcome, *, multiple: bool) -> Any:
+        return real(self, min(tag, max(1, self.last_tag)), verdict, multiple=multiple)
+
+    patch.setattr(ConfirmLedger, "handle_confirm", handle)
+
+
+@mutant
+def an_unknown_return_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    real: Any = ConfirmLedger.handle_return
+
+    def handle(self: Any, tag: int, reply_code: int, reply_text: str) -> None:
+        if tag:
+            real(self, tag, reply_code, reply_text)
+
+    patch.setattr(ConfirmLedger, "handle_return", handle)
+
+
+@mutant
+def a_late_confirm_of_an_old_epoch_counts(patch: pytest.MonkeyPatch) -> None:
+    def lane(self: Any, epoch: int) -> Any:
+        return self._main if self._main.ledger is not None else None
+
+    patch.setattr(Session, "_lane", lane)
+
+
+# ---------------------------------------------------------------------- what follows from it
+
+
+@mutant
+def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Verdicts.decide
+
+    def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
+        if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
+            settlement = replace(settlement, outcome=CONFIRMED)
+        real(self, settlement, now, wall)
+
+    patch.setattr(Verdicts, "decide", decide)
+
+
+@mutant
+def an_outage_spends_the_budget(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Verdicts.decide
+
+    def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
+        if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
+            settlement.key.refused += 1
+        real(self, settlement, now, wall)
+
+    patch.setattr(Verdicts, "decide", decide)
+
+
+@mutant
+def a_retry_has_another_id(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Verdicts.decide
+
+    def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
+        real(self, settlement, now, wall)
+        entry = settlement.key
+        if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
+            entry.message = entry.message.with_message_id(f"{entry.message.message_id}-again")
+
+    patch.setattr(Verdicts, "decide", decide)
+
+
+@mutant
+def parked_without_a_reason(patch: pytest.MonkeyPatch) -> None:
+    real: Any = writing.write_turn
+
+    def write(connection: Any, turn: Turn, *rest: Any, **options: Any) -> Any:
+        turn.parked = [replace(a, outcome=Outcome(a.outcome.kind)) for a in turn.parked]
+        return real(connection, turn, *rest, **options)
+
+    patch.setattr("reliablepub.outbox.store.write_turn", write)
+
+
+@mutant
+def resent_on_the_same_channel(patch: pytest.MonkeyPatch) -> None:
+    def retire(self: Any, lane: Any, reason: str, now: float) -> None:
+        again = list(lane.ledger._outstanding.values())
+        lane.ledger._outstanding.clear()
+        lane.ledger._returned.clear()
+        lane._sent.clear()
+        lane.in_flight_bytes = 0
+        lane.buffer.extendleft(reversed(again))
+
+    patch.setattr(Session, "_retire", retire)
+
+
+@mutant
+def no_confirm_deadline(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "handle_timeout", lambda *_: None)
+
+
+@mutant
+def sending_goes_on_while_blocked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "_can_write", property(lambda self: self._is_connected))
+
+
+@mutant
+def the_window_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Lane.transmit
+
+    def transmit(self: Any, *, room: int, **rest: Any) -> Any:
+        return real(self, room=room + 1, **rest)
+
+    patch.setattr(Lane, "transmit", transmit)
+
+
+@mutant
+def all_suspects_are_guilty(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lane, "suspects", property(lambda self: 1))
+
+
+@mutant
+def half_of_the_suspects_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    real: Any = quarantine._halves
+    patch.setattr(quarantine, "_halves", lambda items: real(items)[:1])
+
+
+@mutant
+def suspects_are_not_halved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(quarantine, "_halves", lambda items: [items])
+
+
+# ---------------------------------------------------------------------- the order of a turn
+
+
+@mutant
+def deleted_before_the_ack(patch: pytest.MonkeyPatch) -> None:
+    real: Any = SqliteStore.commit
+
+    def commit(self: Any, turn: Turn) -> Any:
+        turn.confirmed += [entry for sent in turn.sent for entry in sent.entries]
+        return real(self, turn)
+
+    patch.setattr(SqliteStore, "commit", commit)
+
+
+@mutant
+def sent_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Session.poll_transmit
+
+    def poll_transmit(self: Any, now: float) -> Any:
+        batches = real(self, now)
+        relay = relays[-1]
+        for batch in batches:
+            messages = [entry.message for entry in batch.keys]
+            with suppress(CannotEncode):
+                relay._transport.send(batch.epoch, batch.first_tag, messages)
+        return batches
+
+    relays: list[Relay] = []
+    construct = Relay.__init__
+
+    def init(self: Any, **parts: Any) -> None:
+        construct(self, **parts)
+        relays.append(self)
+
+    patch.setattr(Relay, "__init__", init)
+    patch.setattr(Relay, "_send", lambda *_: None)
+    patch.setattr(Session, "poll_transmit", poll_transmit)
+
+
+@mutant
+def callers_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Inbox.take
+
+    def take(self: Any, fits: Any) -> Any:
+        chunks = real(self, fits)
+        for chunk in chunks:
+            chunk.on_stored.stored()
+            chunk.on_stored = _Deaf()
+        return chunks
+
+    patch.setattr(Inbox, "take", take)
+
+
+class _Deaf:
+    def stored(self) -> None:
+        pass
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+@mutant
+def a_failed_commit_moves_the_tags(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "take_back", lambda *_: None)
+
+
+@mutant
+def a_failed_commit_is_not_told(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Intake.undo
+
+    def undo(self: Any, taken_in: Any, turn: Turn, error: Any) -> None:
+        for taken in taken_in:
+            taken.chunk.on_stored = _Deaf()
+        real(self, taken_in, turn, error)
+
+    patch.setattr(Intake, "undo", undo)
+
+
+# ---------------------------------------------------------------------- what is on disk
+
+
+@mutant
+def a_turn_is_two_transactions(patch: pytest.MonkeyPatch) -> None:
+    real: Any = SqliteStore.commit
+
+    def commit(self: Any, turn: Turn) -> Any:
+        half = len(turn.new) // 2
+        if half:
+            first, turn.new = turn.new[:half], turn.new[half:]
+            real(self, Turn(new=first))
+        return real(self, turn)
+
+    patch.setattr(SqliteStore, "commit", commit)
+
+
+@mutant
+def counted_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    real: Any = SqliteStore.commit
+    change = "UPDATE reliablepub_ledger SET open_bytes = open_bytes + ?"
+
+    def commit(self: Any, turn: Turn) -> Any:
+        size = sum(entry.message.size for entry in turn.new)
+        self._connection.execute(change, (size,))
+        snapshot = real(self, turn)
+        self._connection.execute(change, (-size,))
+        return snapshot
+
+    patch.setattr(SqliteStore, "commit", commit)
+
+
+@mutant
+def a_postponed_message_is_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Loaded, "postpone", Loaded.drop)
+
+
+@mutant
+def a_message_falls_due_twice(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Loaded._read_due
+
+    def read_due(self: Any, wall: float) -> Any:
+        self._due.clear()
+        return real(self, wall)
+
+    patch.setattr(Loaded, "_read_due", read_due)
+
+
+@mutant
+def what_others_enqueue_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SqliteStore, "changed_elsewhere", lambda _: False)
+
+
+@mutant
+def what_an_earlier_run_left_is_not_read(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Loaded.__init__
+
+    def init(self: Any, store: Any, *, last_id: int, **rest: Any) -> None:
+        real(self, store, last_id=0, **rest)
+        self._backlog._seen = last_id
+
+    patch.setattr(Loaded, "__init__", init)
+
+
+@mutant
+def the_outbox_has_no_limit(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Room, "__call__", lambda *_: True)
+
+
+@mutant
+def what_a_person_has_taken_is_sent(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("reliablepub.relay.relay.let_go", lambda store, *_: store.touched())
+
+
+@mutant
+def a_person_takes_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("reliablepub.outbox.interventions.holder_pid", lambda _: None)
+
+
+@mutant
+def what_shall_be_parked_is_discarded(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Retries.verdict
+
+    def verdict(self: Any, *args: Any) -> Any:
+        said = real(self, *args)
+        return GiveUp.DISCARD if said is GiveUp.PARK else said
+
+    patch.setattr(Retries, "verdict", verdict)
+
+
+@mutant
+def a_retry_by_a_person_loses_the_row(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Outbox.retry
+
+    def retry(self: Any, *args: Any) -> Any:
+        count = real(self, *args)
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+            connection.execute("DELETE FROM reliablepub_messages WHERE due_at IS NOT NULL")
+        return count
+
+    patch.setattr(Outbox, "retry", retry)
+
+
+# ---------------------------------------------------------------------- what callers are told
+
+
+@mutant
+def an_outcome_is_told_twice(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Verdicts._confirmed
+
+    def confirmed(self: Any, settlement: Settlement[Entry], *rest: Any) -> None:
+        real(self, settlement, *rest)
+        if settlement.key.waiter is not None:
+            settlement.key.waiter.settled(settlement.key, settlement.outcome)
+
+    patch.setattr(Verdicts, "_confirmed", confirmed)
+
+
+@mutant
+def parking_is_told_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Verdicts.decide
+
+    def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
+        before = len(self.turn.parked)
+        real(self, settlement, now, wall)
+        entry = settlement.key
+        if len(self.turn.parked) > before and entry.waiter is not None:
+            waiter, entry.waiter = entry.waiter, None
+            waiter.settled(entry, settlement.outcome)
+
+    patch.setattr(Verdicts, "decide", decide)
+
+
+@mutant
+def a_chunk_is_stored_behind_one_that_failed(patch: pytest.MonkeyPatch) -> None:
+    def failed(self: Any, error: BaseException) -> None:
+        self.error = error
+        self.done.set()
+
+    patch.setattr(Handover, "failed", failed)
+
+
+@mutant
+def what_a_caller_took_back_is_stored(patch: pytest.MonkeyPatch) -> None:
+    real: Any = Inbox.withdraw
+
+    def withdraw(self: Any, chunk: Any) -> None:
+        try:
+            real(self, chunk)
+        finally:
+            chunk.on_stored = _Deaf()
+            self._chunks.append(chunk)
+
+    patch.setattr(Inbox, "withdraw", withdraw)

@@ -1,0 +1,34 @@
+"""Everything in a queue, taken out fast: a consumer of pika's with a large prefetch.
+
+Knows: AMQP through pika. Must never know: reliablepub, Spark.
+"""
+
+import time
+from collections import Counter
+
+import pika
+
+
+def drained(url: str, queue: str, *, quiet_s: float = 0.3) -> list[tuple[str, bytes]]:
+    """The `(message_id, body)` of every message, in order; ends when none came for a while."""
+    found: list[tuple[str, bytes]] = []
+    connection = pika.BlockingConnection(pika.URLParameters(url))
+    channel = connection.channel()
+    last = time.monotonic()
+    for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=0.05):
+        if method is not None and properties is not None and body is not None:
+            found.append((str(properties.message_id), body))
+            last = time.monotonic()
+        elif time.monotonic() - last > quiet_s:
+            break
+    channel.cancel()
+    connection.close()
+    return found
+
+
+def assert_once_by_id(found: list[tuple[str, bytes]], expected: Counter[bytes]) -> None:
+    """None is missing, and who keeps one message for each id has exactly what was written."""
+    by_id: dict[str, bytes] = {}
+    for message_id, body in found:
+        assert by_id.setdefault(message_id, body) == body, "one id, two bodies"
+    assert Counter(by_id.values()) == expected

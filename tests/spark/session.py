@@ -1,0 +1,60 @@
+"""The one Spark session of a test run, since a Java machine takes seconds to start.
+
+Knows: the session's configuration. Must never know: tests.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from pyspark.sql import SparkSession
+
+from tests.spark.troubled import TroubledDataSource
+
+ENVIRONMENT_PORT = "reliablepub.test.port"
+"""Where the session tells the port of the broker that its workers have in RELIABLEPUB_URL."""
+
+
+@contextmanager
+def spark_session(folder: Path) -> Iterator[SparkSession]:
+    """Two task slots, and each task is tried up to four times, as on a cluster."""
+    events = folder / "events"
+    events.mkdir()
+    port = _free_port()
+    builder = (
+        SparkSession.builder.master("local[2,4]")
+        .appName("reliablepub")
+        .config(ENVIRONMENT_PORT, port)
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.eventLog.enabled", "true")  # test_secrets reads what it says
+        .config("spark.eventLog.compress", "false")
+        .config("spark.eventLog.dir", events.as_uri())
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        .config("spark.ui.port", "0")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    environment = {
+        "PYSPARK_PYTHON": sys.executable,
+        "RELIABLEPUB_URL": f"amqp://guest:guest@127.0.0.1:{port}/",
+    }
+    with patch.dict(os.environ, environment):  # the Java machine keeps what it is born with
+        session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(TroubledDataSource)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,86 @@
+"""Where URLs and passwords come from; no error shows what they are."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+
+from reliablepub import ConfigurationError
+from spark_sink.address import ssl_context, urls
+from spark_sink.options import parse
+
+
+def test_a_list_of_urls() -> None:
+    assert urls(parse({"url": "amqp://a/, amqps://b/"})) == ["amqp://a/", "amqps://b/"]
+
+
+def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELIABLEPUB_URL", "amqp://a/")
+    monkeypatch.setenv("OTHER", "amqp://b/")
+    assert urls(parse({})) == ["amqp://a/"]
+    assert urls(parse({"urlEnv": "OTHER"})) == ["amqp://b/"]
+
+
+def test_no_url_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+    with pytest.raises(ConfigurationError, match=r"spark\.executorEnv\.RELIABLEPUB_URL"):
+        urls(parse({}))
+
+
+def test_the_url_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    path.write_text("amqp://user:secret@a/\n")
+    assert urls(parse({"urlFile": str(path)})) == ["amqp://user:secret@a/"]
+
+
+def test_the_password_comes_from_a_file_and_is_read_each_time(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    settings = parse({"url": "amqp://user@a:1/v,amqp://user@b/", "passwordFile": str(path)})
+    path.write_text("p@ss/word\n")
+    assert urls(settings) == ["amqp://user:p%40ss%2Fword@a:1/v", "amqp://user:p%40ss%2Fword@b/"]
+    path.write_text("changed")
+    assert urls(settings)[1] == "amqp://user:changed@b/"
+
+
+def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AMQP_PASSWORD", "secret")
+    settings = parse({"url": "amqp://user@a/", "passwordEnv": "AMQP_PASSWORD"})
+    assert urls(settings) == ["amqp://user:secret@a/"]
+    monkeypatch.delenv("AMQP_PASSWORD")
+    with pytest.raises(ConfigurationError, match="AMQP_PASSWORD is not set"):
+        urls(settings)
+
+
+@pytest.mark.parametrize("url", ["amqp://a/", "amqp://user:other-canary@a/"])
+def test_a_password_needs_one_user_and_is_not_shown(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("P", "canary")
+    with pytest.raises(ConfigurationError, match="amqp://user@host/") as caught:
+        urls(parse({"url": url, "passwordEnv": "P"}))
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("option", ["urlFile", "passwordFile"])
+def test_a_missing_file_is_named(option: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{option}': there is no file absent"):
+        urls(
+            parse(
+                {"url": "amqp://u@a/"} | {option: "absent"}
+                if option != "urlFile"
+                else {option: "absent"}
+            )
+        )
+
+
+def test_certificates(tmp_path: Path) -> None:
+    assert ssl_context(parse({})) is None
+    wrong = tmp_path / "ca.pem"
+    wrong.write_text("no certificate")
+    with pytest.raises(ConfigurationError, match="a certificate cannot be read"):
+        ssl_context(parse({"caFile": str(wrong)}))
+    system = ssl.get_default_verify_paths().cafile
+    if system is not None:
+        context = ssl_context(parse({"caFile": system}))
+        assert context is not None
+        assert context.check_hostname

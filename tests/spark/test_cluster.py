@@ -1,0 +1,192 @@
+"""Executors in processes of their own, on real RabbitMQ, while they and the broker are killed."""
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pika
+import pyspark
+import pytest
+
+from tests.amqp_probe import AmqpProbe
+from tests.rabbitmq import RabbitMQNode
+from tests.spark.drained import assert_once_by_id, drained
+from tests.spark.job import BODY_BYTES
+from tests.spark.processes import executors, kill, python_workers
+
+pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parent.parent.parent
+LOCAL_CLUSTER = "local-cluster[2,1,1024]"
+LONG = 200_000
+
+
+class Job:
+    """A running write, and the queue it writes to.
+
+    Args:
+        node: the broker.
+        rows: how many.
+        arguments: of `tests.spark.job`.
+        options: of the sink.
+    """
+
+    def __init__(
+        self,
+        node: RabbitMQNode,
+        rows: int,
+        *arguments: str,
+        master: str = LOCAL_CLUSTER,
+        **options: str,
+    ) -> None:
+        self._node = node
+        self._probe = AmqpProbe(node.url)
+        self.queue = self._probe.declare_queue()
+        self.rows = rows
+        given = {"url": node.url, "routing_key": self.queue} | options
+        command = [sys.executable, "-m", "tests.spark.job", f"--master={master}", f"--rows={rows}"]
+        command += [*arguments, *(f"--option={name}={value}" for name, value in given.items())]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_for(self, messages: int) -> None:
+        """Until so many are in the queue."""
+        while self._arrived() < messages:
+            assert self._process.poll() is None, self._output()
+            time.sleep(0.1)
+
+    def assert_complete(self) -> int:
+        """It succeeds, none is missing, duplicates share an id; returns how many there were."""
+        output = self._output()
+        assert self._process.returncode == 0, output
+        found = drained(self._node.url, self.queue, quiet_s=1.0)
+        expected = Counter(str(n).ljust(BODY_BYTES).encode() for n in range(self.rows))
+        assert_once_by_id(found, expected)
+        self._probe.close()
+        return len(found) - self.rows
+
+    def _output(self) -> str:
+        return self._process.communicate()[0]
+
+    def _arrived(self) -> int:
+        with suppress(pika.exceptions.AMQPError, OSError):  # the broker may be down just now
+            connection = pika.BlockingConnection(pika.URLParameters(self._node.url))
+            answer = connection.channel().queue_declare(self.queue, passive=True)
+            connection.close()
+            return int(answer.method.message_count)
+        return 0
+
+
+def until_killed(found: Callable[[], list[int]], wanted: int = 1) -> None:
+    """Kill so many of what there is, waiting for it to be there."""
+    killed = 0
+    while killed < wanted:
+        killed += kill(found()[: wanted - killed])
+        time.sleep(0.05)
+
+
+def test_a_worker_and_an_executor_are_killed(rabbitmq_node: RabbitMQNode) -> None:
+    """The short form: a few thousand rows, slow enough to be met in the act."""
+    slow = {"maxConnections": "4", "maxRowsPerSecond": "2000"}
+    job = Job(rabbitmq_node, 4_000, "--shuffle", **slow)
+    job.wait_for(300)
+    until_killed(lambda: python_workers(job.pid))
+    job.wait_for(800)
+    until_killed(lambda: executors(job.pid))
+    assert job.assert_complete() > 0
+
+
+@pytest.mark.soak
+def test_many_rows_while_workers_and_executors_are_killed(rabbitmq_node: RabbitMQNode) -> None:
+    job = Job(rabbitmq_node, LONG, "--shuffle", "--partitions=16")
+    for arrived in range(20_000, LONG, 40_000):
+        job.wait_for(arrived)
+        until_killed(lambda: python_workers(job.pid))
+        if arrived == 60_000:
+            until_killed(lambda: executors(job.pid))
+    print(f"{job.assert_complete()} duplicates")
+
+
+@pytest.mark.soak
+def test_many_rows_while_the_broker_is_killed(rabbitmq_node: RabbitMQNode) -> None:
+    job = Job(rabbitmq_node, LONG, "--partitions=8")
+    for arrived in (30_000, 100_000):
+        job.wait_for(arrived)
+        rabbitmq_node.kill()
+        time.sleep(2)
+        rabbitmq_node.start()
+    print(f"{job.assert_complete()} duplicates")
+
+
+@pytest.mark.soak
+def test_two_hosts_race_for_each_task(rabbitmq_node: RabbitMQNode, tmp_path: Path) -> None:
+    """Speculation on a standalone master, with workers on 127.0.0.2 and 127.0.0.3."""
+    with standalone(tmp_path) as master:
+        speculation = {
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.multiplier": "1.01",
+            "spark.speculation.quantile": "0.1",
+            "spark.speculation.minTaskRuntime": "100ms",
+            "spark.executor.cores": "1",
+        }
+        confs = [f"--conf={name}={value}" for name, value in speculation.items()]
+        slow = {"maxConnections": "8", "maxRowsPerSecond": "1600"}
+        job = Job(
+            rabbitmq_node, 8_000, "--shuffle", "--partitions=8", *confs, master=master, **slow
+        )
+        job.wait_for(2_000)
+        until_killed(lambda: python_workers(os.getpid()))
+        print(f"{job.assert_complete()} duplicates")
+
+
+@contextmanager
+def standalone(folder: Path) -> Iterator[str]:
+    """A master and two workers, processes of our own."""
+    home = Path(pyspark.__file__).parent
+    classes = "org.apache.spark.deploy"
+    environment = os.environ | {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
+    port = "17077"
+    commands = [["master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]]
+    commands += [
+        [
+            "worker.Worker",
+            "--host",
+            host,
+            "-c",
+            "2",
+            "-m",
+            "1500m",
+            "--webui-port",
+            "0",
+            "-d",
+            str(folder / host),
+            f"spark://127.0.0.1:{port}",
+        ]
+        for host in ("127.0.0.2", "127.0.0.3")
+    ]
+    processes = [
+        subprocess.Popen(
+            [home / "bin" / "spark-class", f"{classes}.{name}", *arguments],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for name, *arguments in commands
+    ]
+    try:
+        yield f"spark://127.0.0.1:{port}"
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()

@@ -1,0 +1,86 @@
+"""Options: what is accepted, what is refused, and in which words."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from reliablepub import ConfigurationError
+from spark_sink.options import as_markdown, parse
+from spark_sink.settings import TABLE, Settings
+
+DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "spark.md"
+
+
+def test_without_options_there_are_defaults() -> None:
+    assert parse({}) == Settings()
+
+
+@pytest.mark.parametrize("name", ["routing_key", "ROUTING_KEY", "routingKey", "routingkey"])
+def test_case_and_underscores_make_no_difference(name: str) -> None:
+    assert parse({name: "orders"}).routing_key == "orders"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rootingkey": "x"}, "there is no option 'rootingkey' (did you mean 'routing_key'?)"),
+        ({"zzz": "x"}, "there is no option 'zzz'; there are app_id, caFile"),
+        ({"window": "0"}, "option 'window' must be a whole number of at least 1"),
+        ({"window": "many"}, "option 'window' must be a whole number"),
+        ({"priority": "256"}, "at least 0 and at most 255"),
+        ({"confirmtimeout": "-1"}, "option 'confirmTimeout' must be a number of seconds above 0"),
+        ({"confirmtimeout": "nan"}, "option 'confirmTimeout' must be a number of seconds above 0"),
+        ({"persistent": "yes"}, "option 'persistent' must be true or false"),
+        ({"unroutable": "skip"}, "option 'unroutable' must be fail or collect"),
+        ({"url": "http://host/"}, "option 'url' must be amqp://"),
+        ({"url": "amqp://a/", "urlfile": "b"}, "'url' or 'urlFile', not both"),
+        ({"passwordenv": "A", "passwordfile": "b"}, "'passwordEnv' or 'passwordFile', not both"),
+        ({"keyfile": "a.pem"}, "'keyFile' needs 'certFile'"),
+        ({"refused": "collect"}, "'collect' needs the option 'report'"),
+        ({"report": "here"}, "'report' must be an absolute path or a URI"),
+        ({"maxrowspersecond": "5"}, "'maxRowsPerSecond' needs 'maxConnections'"),
+        ({"routingkey": "a", "routing_key": "b"}, "option 'routing_key' is given twice"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, str], words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse(options)
+    assert words in str(caught.value)
+
+
+def test_all_problems_are_named_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse({"window": "0", "persistent": "maybe", "foo": "bar"})
+    assert all(name in str(caught.value) for name in ("'window'", "'persistent'", "'foo'"))
+
+
+def test_what_spark_adds_to_a_stream_is_no_mistake() -> None:
+    assert parse({"checkpointlocation": "/tmp/c", "queryname": "q"}) == Settings()
+
+
+def test_settings_travel_and_hide_the_url() -> None:
+    settings = parse({"url": "amqp://user:canary@host/"})
+    assert pickle.loads(pickle.dumps(settings)) == settings
+    assert "canary" not in repr(settings)
+
+
+@pytest.mark.parametrize("name", ["url", "window", "report"])
+def test_no_error_shows_a_value(name: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse({name: "canary", "other": "canary"})
+    assert "canary" not in str(caught.value)
+
+
+def test_writes_share_a_connection_unless_it_would_differ() -> None:
+    one, other = parse({"exchange": "a", "writeid": "1"}), parse({"exchange": "b", "writeid": "2"})
+    assert one.connection == other.connection
+    assert one.connection != parse({"window": "7"}).connection
+
+
+def test_the_document_shows_the_table_of_the_code() -> None:
+    assert as_markdown() in DOCUMENT.read_text()
+
+
+def test_every_option_says_what_it_means() -> None:
+    assert all(option.metadata["meaning"] for option in TABLE)

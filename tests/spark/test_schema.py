@@ -1,0 +1,132 @@
+"""Columns: what is accepted, what is refused, and in which words."""
+
+import pickle
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    MapType,
+    NullType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+    VarcharType,
+)
+
+from spark_sink.failures import SchemaError
+from spark_sink.options import parse
+from spark_sink.schema import match
+
+TEXT = StringType()
+PAIR = StructType([StructField("key", TEXT), StructField("value", TEXT)])
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+def problems(found: StructType, **options: str) -> str:
+    with pytest.raises(SchemaError) as caught:
+        match(found, parse(options))
+    return str(pickle.loads(pickle.dumps(caught.value)))
+
+
+def test_value_and_routing_key_are_enough() -> None:
+    columns = match(schema(value=TEXT, routing_key=TEXT), parse({}))
+    assert columns.positions == {"value": 0, "routing_key": 1}
+    assert columns.fixed == {"persistent": True}
+
+
+def test_an_option_overrides_its_column() -> None:
+    found = schema(routing_key=TEXT, value=BinaryType(), priority=IntegerType())
+    columns = match(found, parse({"routing_key": "orders", "priority": "3", "exchange": "x"}))
+    assert columns.positions == {"value": 1}
+    assert columns.fixed == {
+        "routing_key": "orders",
+        "priority": 3,
+        "exchange": "x",
+        "persistent": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("value", BinaryType()),
+        ("value", VarcharType(10)),
+        ("headers", MapType(TEXT, TEXT)),
+        ("headers", MapType(TEXT, BinaryType())),
+        ("headers", MapType(TEXT, BooleanType())),
+        ("headers", MapType(TEXT, DecimalType(9, 2))),
+        ("headers", ArrayType(PAIR)),
+        ("priority", LongType()),
+        ("timestamp", TimestampType()),
+        ("message_id", TEXT),
+    ],
+)
+def test_types_that_a_column_may_have(name: str, kind: DataType) -> None:
+    columns = {"value": TEXT, "exchange": TEXT} | {name: kind}
+    assert name in match(schema(**columns), parse({})).positions
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("value", IntegerType(), "column 'value' is int; it must be string or binary"),
+        ("value", schema(a=TEXT), "valueFormat=json"),
+        ("headers", TEXT, "column 'headers' is string; it must be map<string, T> or array"),
+        ("headers", MapType(LongType(), TEXT), "column 'headers' is map<bigint,string>"),
+        ("headers", MapType(TEXT, ArrayType(TEXT)), "column 'headers' is"),
+        ("headers", ArrayType(schema(a=TEXT, b=TEXT)), "column 'headers' is"),
+        ("priority", TEXT, "column 'priority' is string; it must be tinyint, smallint, int or"),
+        ("timestamp", TimestampNTZType(), "column 'timestamp' is timestamp_ntz"),
+        ("timestamp", DateType(), "column 'timestamp' is date; it must be timestamp (with"),
+        ("exchange", NullType(), "column 'exchange' is void; it must be string"),
+        ("rooting_key", TEXT, "column 'rooting_key' is not known (did you mean 'routing_key'"),
+        ("Value2", TEXT, "column 'Value2' is not known"),
+        ("amount", TEXT, "put your data into 'value'"),
+    ],
+)
+def test_a_wrong_column_is_named(name: str, kind: DataType, words: str) -> None:
+    columns = {"value": TEXT, "exchange": TEXT} | {name: kind}
+    assert words in problems(schema(**columns))
+
+
+def test_all_problems_are_named_at_once() -> None:
+    text = problems(schema(key=TEXT, priority=TEXT))
+    assert "'key' is not known" in text
+    assert "'priority' is string" in text
+    assert "'value' is missing" in text
+    assert "neither an exchange nor a routing key" in text
+
+
+def test_a_name_that_is_there_twice() -> None:
+    twice = StructType([StructField("value", TEXT), StructField("value", TEXT)])
+    assert "column 'value' is there twice" in problems(twice, routing_key="q")
+
+
+def test_the_default_exchange_needs_a_routing_key() -> None:
+    assert "neither an exchange nor a routing key" in problems(schema(value=TEXT), exchange="")
+    match(schema(value=TEXT), parse({"exchange": "fan"}))
+    match(schema(value=TEXT, exchange=TEXT), parse({}))
+
+
+def test_with_json_the_value_may_be_anything() -> None:
+    found = schema(value=schema(a=LongType()), exchange=TEXT)
+    assert match(found, parse({"valueFormat": "json"})).is_json
+
+
+def test_there_are_not_two_identities() -> None:
+    found = schema(value=TEXT, exchange=TEXT, message_id=TEXT)
+    assert "both a column 'message_id' and identity=position" in problems(
+        found, identity="position"
+    )

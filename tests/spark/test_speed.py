@@ -1,0 +1,175 @@
+"""What Spark costs beside a bare `Publisher`, and what a hand-written `foreachPartition` costs.
+
+``-m bench -s`` prints the figures. All in one run on one RabbitMQ, in turns, because the machine is
+shared; the queue keeps few messages, so that its growth does not count. Rows are of 1 KiB, and lie
+in Spark's memory when the clock starts.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from reliablepub import Message, Publisher
+from tests.amqp_probe import AmqpProbe
+from tests.spark.processes import descendants
+
+pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(900)]
+
+ROWS = 40_000
+ONE_BY_ONE_ROWS = 1_000
+BODY_BYTES = 1024
+ROUNDS = 5
+MICRO_BATCHES = 25
+SHARE_OF_PUBLISHER = 0.85
+TIMES_ONE_BY_ONE = 20
+CPU_US_MAX = 10.0
+MICRO_BATCH_MAX = 100 / 65
+"""Milliseconds a micro-batch may cost more where Spark alone takes 65 (4.3, a quiet machine)."""
+
+
+@pytest.fixture
+def queue(rabbitmq: AmqpProbe) -> str:
+    return rabbitmq.declare_queue(arguments={"x-max-length": 1_000})
+
+
+@pytest.fixture
+def rows(spark: SparkSession) -> Iterator[DataFrame]:
+    df = spark.range(0, ROWS, 1, 1)
+    df = df.select(
+        F.rpad(F.col("id").cast("string"), BODY_BYTES, "x").cast("binary").alias("value")
+    )
+    df.cache().count()
+    yield df
+    df.unpersist()
+
+
+def per_second(work: Callable[[], None], count: int) -> float:
+    since = time.monotonic()
+    work()
+    return count / (time.monotonic() - since)
+
+
+def cpu_s(pids: list[int]) -> float:
+    """Processor time of these processes, and of their children that have ended."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            continue
+        ticks += sum(int(field) for field in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def one_by_one(url: str, queue: str) -> Callable[[Any], None]:
+    """What people write by hand: one publish, one confirm."""
+
+    def publish(found: Any) -> None:
+        connection = pika.BlockingConnection(pika.URLParameters(url))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        properties = pika.BasicProperties(delivery_mode=2)
+        for row in found:
+            channel.basic_publish("", queue, bytes(row.value), properties, mandatory=True)
+        connection.close()
+
+    return publish
+
+
+def test_throughput_beside_a_bare_publisher_and_one_by_one(
+    spark: SparkSession, rows: DataFrame, rabbitmq: AmqpProbe, queue: str
+) -> None:
+    url = rabbitmq.url
+    bodies = [bytes(row.value) for row in rows.limit(1_000).collect()] * (ROWS // 1_000)
+
+    def bare() -> None:
+        with Publisher(url, outbox=None) as publisher:
+            messages = (Message(body, routing_key=queue) for body in bodies)
+            assert publisher.publish_many(messages).wait(300).confirmed == ROWS
+
+    def ours(**options: str) -> None:
+        common = {"url": url, "routing_key": queue, **options}
+        rows.write.format("rabbitmq").options(**common).mode("append").save()
+
+    def by_hand() -> None:
+        few = spark.createDataFrame(rows.limit(ONE_BY_ONE_ROWS).collect()).coalesce(1)
+        few.foreachPartition(one_by_one(url, queue))
+
+    kinds: dict[str, tuple[Callable[[], None], int]] = {
+        "Publisher(outbox=None)": (bare, ROWS),
+        "df.write": (ours, ROWS),
+        "df.write, ids by position": (lambda: ours(identity="position"), ROWS),
+        "foreachPartition, BlockingConnection": (by_hand, ONE_BY_ONE_ROWS),
+    }
+    ours()  # the Java machine has compiled what it needs
+    rates: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(ROUNDS):
+        for name, (work, count) in kinds.items():
+            rates[name].append(per_second(work, count))
+    picked = {name: statistics.median(found) for name, found in rates.items()}
+    base = picked["Publisher(outbox=None)"]
+    print()
+    for name, rate in picked.items():
+        print(f"{name:40} {rate:8.0f}/s  {rate / base:.2f} of Publisher")
+    # Round by round, since the machine's mood changes between rounds.
+    pairs = zip(rates["df.write"], rates["Publisher(outbox=None)"], strict=True)
+    assert statistics.median(ours / bare for ours, bare in pairs) >= SHARE_OF_PUBLISHER
+    by_hand_rate = picked["foreachPartition, BlockingConnection"]
+    assert picked["df.write"] >= TIMES_ONE_BY_ONE * by_hand_rate
+
+
+def test_spark_itself_costs_little(spark: SparkSession, rows: DataFrame) -> None:
+    """Everything but our own code: a sink of the same kind that only counts."""
+
+    def cost(trouble: str) -> float:
+        pids = [*descendants(os.getpid())]
+        before = cpu_s(pids)
+        for _ in range(4):
+            options = {"trouble": trouble, "url": "amqp://nobody/", "exchange": "x"}
+            rows.write.format("troubled").options(**options).mode("append").save()
+        pids = [*descendants(os.getpid())]
+        return (cpu_s(pids) - before) / (4 * ROWS) * 1e6
+
+    cost("count")
+    counted, built = cost("count"), cost("build")
+    print(
+        f"\nSpark's own share {counted:.1f} us CPU a row; messages and ids {built - counted:.1f} us"
+    )
+    assert counted <= CPU_US_MAX
+
+
+def test_a_micro_batch_costs_little(
+    spark: SparkSession, rabbitmq: AmqpProbe, queue: str, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for n in range(MICRO_BATCHES):
+        (source / f"{n}.txt").write_text("a\nb")
+
+    def median_ms(sink: str, **options: str) -> float:
+        query = (
+            spark.readStream.format("text")
+            .option("maxFilesPerTrigger", 1)
+            .load(str(source))
+            .writeStream.format(sink)
+            .options(checkpointLocation=str(tmp_path / sink), **options)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        took = [progress.durationMs["addBatch"] for progress in query.recentProgress]
+        assert len(took) >= MICRO_BATCHES
+        return statistics.median(took[5:])
+
+    spark_alone = median_ms("noop")
+    with_us = median_ms("rabbitmq", url=rabbitmq.url, routing_key=queue)
+    print(f"\na micro-batch of 2 rows: {with_us:.0f} ms, into nothing {spark_alone:.0f} ms")
+    assert with_us - spark_alone <= MICRO_BATCH_MAX * spark_alone

@@ -1,0 +1,153 @@
+"""`df.writeStream.format("rabbitmq")`: micro-batches, checkpoints, and what a restart replays."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
+from tests.spark.drained import assert_once_by_id, drained
+
+pytestmark = pytest.mark.timeout(300)
+
+QUICK = {"nackedAttempts": "1", "returnedAttempts": "1"}
+
+
+class Source:
+    """A folder of text files, one or more read by each micro-batch."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._files = 0
+        self.lines: Counter[bytes] = Counter()
+        folder.mkdir()
+
+    def add(self, *lines: str) -> None:
+        self._files += 1
+        (self._folder / f"{self._files}.txt").write_text("\n".join(lines))
+        self.lines += Counter(line.encode() for line in lines)
+
+    def stream(self, files_a_batch: int = 1) -> DataFrame:
+        reader = self._spark.readStream.format("text")
+        return reader.option("maxFilesPerTrigger", files_a_batch).load(str(self._folder))
+
+
+@pytest.fixture
+def source(spark: SparkSession, tmp_path: Path) -> Source:
+    return Source(spark, tmp_path / "source")
+
+
+def run(df: DataFrame, url: str, checkpoint: Path, **options: Any) -> None:
+    """Until everything that is there has been written."""
+    query = (
+        df.writeStream.format(options.pop("format", "rabbitmq"))
+        .options(url=url, checkpointLocation=str(checkpoint), **QUICK, **options)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_every_micro_batch_arrives(broker: AmqpProbe, source: Source, tmp_path: Path) -> None:
+    queue = broker.declare_queue()
+    for n in range(3):
+        source.add(*(f"{n}-{line}" for line in range(200)))
+    run(source.stream(), broker.url, tmp_path / "checkpoint", routing_key=queue)
+    source.add("later")
+    run(source.stream(), broker.url, tmp_path / "checkpoint", routing_key=queue)
+    found = drained(broker.url, queue)
+    assert Counter(body for _, body in found) == source.lines
+    assert len({message_id for message_id, _ in found}) == len(found)
+
+
+def test_a_batch_that_was_sent_and_not_committed_is_replayed_under_its_ids(
+    fake: FakeBroker, source: Source, tmp_path: Path
+) -> None:
+    source.add(*"abcdef")
+    source.add(*"ghij")
+    trouble = {"format": "troubled", "trouble": "uncommitted", "routing_key": "q"}
+    with pytest.raises(StreamingQueryException, match="the driver dies here"):
+        run(source.stream(), fake.url, tmp_path / "checkpoint", **trouble)
+    run(source.stream(), fake.url, tmp_path / "checkpoint", routing_key="q")
+    found = [(str(m.properties.message_id), m.body) for m in fake.messages("q")]
+    assert len(found) == 16
+    assert_once_by_id(found, source.lines)
+
+
+def test_a_worker_killed_in_a_micro_batch(
+    small_batches: None, broker: AmqpProbe, source: Source, tmp_path: Path
+) -> None:
+    queue = broker.declare_queue()
+    source.add(*(str(line) for line in range(400)))
+    trouble = {"format": "troubled", "trouble": "die reverse", "routing_key": queue}
+    run(source.stream(), broker.url, tmp_path / "checkpoint", **trouble)
+    found = drained(broker.url, queue)
+    assert len(found) > 400
+    assert_once_by_id(found, source.lines)
+
+
+def test_a_wrong_option_stops_the_query_at_its_first_batch(
+    fake: FakeBroker, source: Source, tmp_path: Path
+) -> None:
+    source.add("a")
+    with pytest.raises(StreamingQueryException, match="there is no option 'rootingkey'"):
+        run(source.stream(), fake.url, tmp_path / "checkpoint", rootingKey="q")
+    with pytest.raises(StreamingQueryException, match="'writeId' is for batch writes"):
+        run(source.stream(), fake.url, tmp_path / "other", routing_key="q", writeId="w")
+
+
+def test_a_restart_commits_its_report_once(
+    spark: SparkSession, fake: FakeBroker, source: Source, report: Path, tmp_path: Path
+) -> None:
+    source.add("a", "b", "c")
+    df = source.stream().withColumn(
+        "routing_key", F.when(F.col("value") == "b", "nowhere").otherwise("q")
+    )
+    options = {"unroutable": "collect", "report": report}
+    trouble = {"format": "troubled", "trouble": "uncommitted"}
+    with pytest.raises(StreamingQueryException):
+        run(df, fake.url, tmp_path / "checkpoint", **trouble, **options)
+    run(df, fake.url, tmp_path / "checkpoint", **options)
+    [failed] = spark.read.parquet(f"{report}/failed").collect()
+    assert (failed.value, failed._outcome) == ("b", "unroutable")
+    [counts] = spark.read.json(f"{report}/writes").collect()
+    assert (counts.rows, counts.confirmed, counts.unroutable) == (3, 2, 1)
+
+
+def test_for_each_batch_with_the_batch_as_its_name(
+    fake: FakeBroker, source: Source, tmp_path: Path
+) -> None:
+    source.add("a", "b")
+    attempts = []
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        name = f"orders-{batch_id}"
+        options = {"url": fake.url, "routing_key": "q", "writeId": name}
+        batch.write.format("rabbitmq").options(**options).mode("append").save()
+        attempts.append(batch_id)
+        if len(attempts) == 1:
+            raise RuntimeError("the driver dies here")
+
+    for _ in range(2):
+        query = (
+            source.stream()
+            .writeStream.foreachBatch(write)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        if not attempts:
+            with pytest.raises(StreamingQueryException):
+                query.awaitTermination()
+        else:
+            query.awaitTermination()
+    found = [(str(m.properties.message_id), m.body) for m in fake.messages("q")]
+    assert attempts == [0, 0]
+    assert len(found) == 4
+    assert_once_by_id(found, source.lines)

@@ -1,0 +1,185 @@
+"""One attempt of a task at the fake broker, without Spark: outcomes, patience, the connection."""
+
+import pickle
+import threading
+import time
+from collections.abc import Iterable
+
+import pytest
+
+from reliablepub import ConfigurationError, Message
+from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import HoldConfirms, Nack
+from spark_sink import connection
+from spark_sink.failures import PartitionStalled, RowsNotConfirmed
+from spark_sink.options import parse
+from spark_sink.rows import Invalid
+from spark_sink.settings import Settings
+from spark_sink.task import Failure, Sending, slice_rows
+
+QUEUE = "q"
+
+
+def settings_for(fake: FakeBroker, **options: str) -> Settings:
+    quick = {"nackedAttempts": "1", "returnedAttempts": "1", "report": "/unused"}
+    return parse({"url": fake.url} | quick | options)
+
+
+def rows(count: int, routing_key: str = QUEUE) -> list[Message | Invalid]:
+    return [Message(b"%d" % n, routing_key=routing_key, message_id=str(n)) for n in range(count)]
+
+
+def send(settings: Settings, *pieces: Iterable[Message | Invalid]) -> tuple[Sending, list[Failure]]:
+    failures: list[Failure] = []
+    with connection.publisher(settings) as lent:
+        sending = Sending(lent, settings, partition=7)
+        for piece in pieces:
+            failures += sending.send(piece, sending.counts.rows)
+        failures += sending.finish()
+    return sending, failures
+
+
+def test_all_is_confirmed_when_it_returns(fake: FakeBroker) -> None:
+    sending, failures = send(settings_for(fake), *[rows(300)] * 30)
+    assert sending.counts.rows == sending.counts.confirmed == 9_000 == fake.published_count
+    assert sending.counts.bytes == 30 * sum(len(str(n)) for n in range(300))
+    assert failures == []
+    assert sending.oldest_open_row == 9_000
+
+
+def test_an_unroutable_row_fails_the_task_by_name(fake: FakeBroker) -> None:
+    piece = [*rows(3), Message(b"secret", exchange="", routing_key="nobody", message_id="lost")]
+    with pytest.raises(RowsNotConfirmed) as caught:
+        send(settings_for(fake), rows(2), piece)
+    error = pickle.loads(pickle.dumps(caught.value))
+    assert (error.partition, error.row, error.message_id) == (7, 5, "lost")
+    assert error.outcome == "unroutable"
+    assert "row 5 of partition 7 (message lost) was not confirmed but unroutable: 312 NO_ROUTE" in (
+        str(error)
+    )
+    assert "secret" not in str(error)
+
+
+def test_a_refused_row_is_found_among_innocent_ones(fake: FakeBroker) -> None:
+    piece = [*rows(3), Message(b"", exchange="absent", message_id="guilty"), *rows(9)[3:]]
+    with pytest.raises(RowsNotConfirmed, match=r"row 3 .*message guilty.* refused: 404 NOT_FOUND"):
+        send(settings_for(fake), piece)
+
+
+@pytest.mark.parametrize("mode", ["unroutable", "refused", "invalid"])
+def test_what_is_collected_is_counted_and_told(fake: FakeBroker, mode: str) -> None:
+    wrong: dict[str, Message | Invalid] = {
+        "unroutable": Message(b"", routing_key="nobody", message_id="x"),
+        "refused": Message(b"", exchange="absent", message_id="x"),
+        "invalid": Invalid(2, "value: is null"),
+    }
+    piece = [*rows(2), wrong[mode], *rows(4)[2:]]
+    sending, [failure] = send(settings_for(fake, **{mode: "collect"}), piece)
+    assert failure.row == 2
+    assert failure.outcome == mode
+    assert getattr(sending.counts, mode) == sending.counts.failed == 1
+    assert sending.counts.rows == 5
+    assert sending.counts.confirmed == 4
+
+
+def test_nacks_are_collected_as_refused(fake: FakeBroker) -> None:
+    fake.inject(Nack(nth=2), Nack(nth=4))
+    sending, failures = send(settings_for(fake, refused="collect"), rows(5))
+    assert [(failure.row, failure.outcome) for failure in failures] == [
+        (1, "nacked"),
+        (3, "nacked"),
+    ]
+    assert sending.counts.nacked == 2
+
+
+def test_more_failures_than_a_receipt_would_keep(fake: FakeBroker) -> None:
+    pieces = [rows(500, routing_key="nobody")] * 5
+    sending, failures = send(settings_for(fake, unroutable="collect"), *pieces)
+    assert [failure.row for failure in failures] == list(range(2_500))
+    assert sending.counts.unroutable == 2_500
+
+
+def test_a_failure_names_its_row_even_if_rows_share_an_id(fake: FakeBroker) -> None:
+    piece = [
+        Message(b"", routing_key=key, message_id="same")
+        for key in (QUEUE, "nobody", QUEUE, "nobody")
+    ]
+    sending, failures = send(settings_for(fake, unroutable="collect"), piece)
+    assert [failure.row for failure in failures] == [1, 3]
+    assert sending.counts.confirmed == 2
+
+
+def test_without_confirms_the_task_fails_and_says_so(fake: FakeBroker) -> None:
+    fake.inject(HoldConfirms())
+    with pytest.raises(PartitionStalled) as caught:
+        send(settings_for(fake, deliveryTimeout="0.2"), rows(5))
+    text = str(pickle.loads(pickle.dumps(caught.value)))
+    assert "partition 7: no row was settled for 0.2 s (the broker is connected and does not" in text
+    assert "0 rows were confirmed" in text
+
+
+def test_with_no_broker_the_task_fails_and_says_why(fake: FakeBroker) -> None:
+    settings = settings_for(fake, deliveryTimeout="0.2")
+    fake.stop()
+    with pytest.raises(PartitionStalled, match=r"disconnected: Connection refused|connecting"):
+        send(settings, rows(5_000))
+
+
+def test_an_outage_shorter_than_that_is_survived(fake: FakeBroker) -> None:
+    settings = settings_for(fake)
+    send(settings, rows(1))
+    fake.stop()
+    threading.Timer(0.3, fake.start).start()
+    assert send(settings, rows(10))[0].counts.confirmed == 10
+
+
+def test_one_connection_serves_task_after_task(fake: FakeBroker) -> None:
+    for _ in range(3):
+        send(settings_for(fake, exchange=""), rows(3))
+    assert fake.connections == 1
+    assert {published.connection for published in fake.published} == {1}
+
+
+def test_another_broker_takes_the_place_of_the_first(fake: FakeBroker) -> None:
+    send(settings_for(fake), rows(1))
+    with FakeBroker() as other:
+        other.declare_queue(QUEUE)
+        send(settings_for(other), rows(1))
+        fake.wait_for(lambda: fake.connections == 0)
+        connection.close_idle()
+
+
+def test_an_idle_connection_is_closed(fake: FakeBroker) -> None:
+    send(settings_for(fake, idleTimeout="0.05"), rows(1))
+    fake.wait_for(lambda: fake.connections == 0)
+    send(settings_for(fake, idleTimeout="0.05"), rows(1))
+    assert fake.published_count == 2
+
+
+def test_a_connection_is_not_kept_where_they_are_counted(fake: FakeBroker) -> None:
+    send(settings_for(fake, maxConnections="1"), rows(1))
+    fake.wait_for(lambda: fake.connections == 0)
+
+
+def test_a_failed_task_leaves_nothing_on_its_way(fake: FakeBroker) -> None:
+    fake.inject(HoldConfirms())
+    with pytest.raises(PartitionStalled):
+        send(settings_for(fake, deliveryTimeout="0.1", window="10"), rows(500))
+    fake.wait_for(lambda: fake.connections == 0)
+    before = fake.published_count
+    time.sleep(0.2)
+    assert fake.published_count == before < 500
+
+
+def test_a_rate_is_kept(fake: FakeBroker) -> None:
+    settings = settings_for(fake, maxRowsPerSecond="200", maxConnections="2")
+    assert slice_rows(settings) == 10
+    since = time.monotonic()
+    send(settings, *[rows(10)] * 4)
+    assert time.monotonic() - since >= 0.3  # 100 a second: three waits of 0.1 s
+
+
+def test_without_a_url_nothing_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+    with pytest.raises(ConfigurationError, match="no broker"), connection.publisher(Settings()):
+        pytest.fail("there is no publisher")

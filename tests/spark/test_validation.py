@@ -1,0 +1,41 @@
+"""`validate`: what it finds before a query is started, and what it only warns of."""
+
+import pytest
+from pyspark.sql import SparkSession
+
+from reliablepub import ConfigurationError
+from spark_sink import SchemaError, SparkSinkWarning, validate
+from spark_sink.options import parse
+from spark_sink.validation import doubts
+
+
+def test_a_stream_is_checked_before_it_starts(spark: SparkSession) -> None:
+    df = spark.readStream.format("rate").load().selectExpr("string(value) value")
+    validate(df, url="amqp://localhost/", exchange="x", persistent=False, window=10)
+    with pytest.raises(ConfigurationError, match="no option 'rootingKey'"):
+        validate(df, rootingKey="q")
+    with pytest.raises(ConfigurationError, match="'writeId' is for batch writes"):
+        validate(df, exchange="x", writeId="w")
+    with pytest.raises(SchemaError, match="neither an exchange nor a routing key"):
+        validate(df)
+
+
+def test_ids_by_position_are_warned_of(spark: SparkSession) -> None:
+    with pytest.warns(SparkSinkWarning, match="drops rows that never arrived"):
+        validate(spark.sql("SELECT 'a' value"), exchange="x", identity="position")
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*]"])
+def test_a_master_that_never_retries_is_warned_of(master: str) -> None:
+    [doubt] = doubts(parse({}), master=master, is_speculating=False)
+    assert "use local[N,4]" in doubt
+
+
+@pytest.mark.parametrize("master", ["local[2,4]", "spark://host:7077", "yarn", ""])
+def test_others_are_not(master: str) -> None:
+    assert doubts(parse({}), master=master, is_speculating=False) == []
+
+
+def test_speculation_is_warned_of() -> None:
+    [doubt] = doubts(parse({}), master="yarn", is_speculating=True)
+    assert "spark.speculation is on" in doubt

@@ -1,0 +1,100 @@
+"""What a topology may say, in code and in TOML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from reliablepub.errors import ConfigurationError
+from reliablepub.topology import Binding, Exchange, Queue, Topology
+
+FILE = """
+declare = false
+
+[[exchange]]
+name = "orders"
+type = "topic"
+
+[[exchange]]
+name = "audit"
+internal = true
+
+[[queue]]
+name = "billing"
+arguments = { x-queue-type = "quorum", x-max-length = 5 }
+
+[[binding]]
+exchange = "orders"
+queue = "billing"
+routing_key = "order.*"
+
+[[binding]]
+exchange = "orders"
+to_exchange = "audit"
+"""
+
+
+def test_a_file_says_what_code_says() -> None:
+    assert Topology.from_toml(FILE) == Topology(
+        exchanges=(Exchange("orders", "topic"), Exchange("audit", internal=True)),
+        queues=(Queue("billing", arguments={"x-queue-type": "quorum", "x-max-length": 5}),),
+        bindings=(
+            Binding("orders", queue="billing", routing_key="order.*"),
+            Binding("orders", to_exchange="audit"),
+        ),
+        declare=False,
+    )
+
+
+def test_an_empty_file_wants_nothing() -> None:
+    assert Topology.from_toml("") == Topology()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[[exchange]", "is no TOML"),
+        ("declare = 1", "declare is 1"),
+        ("[[exchanges]]\nname = 'x'", "has exchanges; known are"),
+        ("exchange = 'x'", r"write \[\[exchange\]\]"),
+        ("[exchange]\nname = 'x'", r"write \[\[exchange\]\]"),
+        ("[[exchange]]\ntype = 'topic'", "exchange: something is missing.*name"),
+        ("[[exchange]]\nname = 'x'\nkind = 'topic'", "has 'kind'; known are name, type"),
+        ("[[exchange]]\nname = 7", "name is 7, not a str"),
+        ("[[queue]]\nname = 'x'\ndurable = 'yes'", "durable is 'yes', not a bool"),
+        ("[[queue]]\nname = 'x'\narguments = 'y'", "arguments is 'y', not a dict"),
+        ("[[binding]]\nexchange = 'x'", "either a queue or to_exchange"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named(text: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        Topology.from_toml(text)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Exchange(""),
+        lambda: Exchange("x" * 256),
+        lambda: Queue(""),
+        lambda: Queue("x", arguments={}) and Queue("é" * 128),
+        lambda: Binding("", queue="q"),
+        lambda: Binding("x", queue="q", to_exchange="y"),
+        lambda: Binding("x", queue="q", routing_key="k" * 256),
+    ],
+)
+def test_what_amqp_cannot_carry_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(ConfigurationError):
+        make()
+
+
+def test_each_part_names_itself() -> None:
+    assert str(Exchange("x")) == "exchange 'x'"
+    assert str(Queue("q")) == "queue 'q'"
+    assert str(Binding("x", queue="q", routing_key="k")) == (
+        "binding of queue 'q' to exchange 'x' with key 'k'"
+    )
+    assert str(Binding("x", to_exchange="y")) == (
+        "binding of exchange 'y' to exchange 'x' with key ''"
+    )
