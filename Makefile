@@ -3,20 +3,38 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: test demo soak bench lint format typecheck rabbitmq clean
+# Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
+RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
-test: .venv/.installed rabbitmq lint typecheck
-	$(BIN)/coverage run -m pytest
+.PHONY: test test-simulation test-all-else demo flights soak bench docs lint format typecheck rabbitmq rabbitmq-versions client-table java clean
+
+# Two at once: the simulation measures no coverage, which would double its time.
+test: .venv/.installed rabbitmq java lint typecheck
+	$(MAKE) -j2 test-simulation test-all-else
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='reliablepub/_core/*' --fail-under=100
 
+test-simulation: .venv/.installed
+	$(BIN)/pytest tests/simulation
+
+test-all-else: .venv/.installed
+	$(BIN)/coverage run -m pytest --ignore=tests/simulation
+
 # The long forms of what `test` runs in short.
-soak: .venv/.installed rabbitmq
+soak: .venv/.installed rabbitmq java
 	$(BIN)/pytest -m soak --timeout=0
 
 # Us and our peers in one run, as ratios.
-bench: .venv/.installed rabbitmq
+bench: .venv/.installed rabbitmq java
 	$(BIN)/pytest -m bench -s --timeout=0
+
+# The pages of docs/ as a site, in build/site.
+docs: .venv/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# A data pipeline on Spark, in a batch and as a stream, and the proof that nothing is missing.
+flights: .venv/.flights java
+	$(BIN)/python examples/flights_pipeline $(if $(URL),--url=$(URL)) $(if $(ROWS),--rows=$(ROWS))
 
 demo: .venv/.flights
 	$(BIN)/reliablepub demo $(if $(URL),--url=$(URL))
@@ -49,6 +67,21 @@ rabbitmq:
 	@test -n "$$RELIABLEPUB_TEST_AMQP_URL" \
 		|| test -x /usr/lib/rabbitmq/bin/rabbitmq-server \
 		|| .ci/install-rabbitmq
+
+# The facts that the fake broker is held to, at the RabbitMQ of other Debians: 4.0 and the newest.
+rabbitmq-versions: .venv/.installed
+	set -e; for suite in trixie sid; do \
+		.ci/debootstrap-rabbitmq $$suite $(RABBITMQ_CACHE)/$$suite; \
+		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite $(BIN)/pytest -m rabbit tests/facts; \
+	done
+
+# Spark runs on Java 17 or later.
+java:
+	@test -n "$$JAVA_HOME" || command -v java >/dev/null || .ci/install-java
+
+# What several clients tell their callers when the broker misbehaves: docs/client-conformance.md.
+client-table: .venv/.installed
+	$(BIN)/python -m tests.clients.table
 
 clean:
 	rm -rf .venv build dist .coverage .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

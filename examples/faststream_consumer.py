@@ -1,4 +1,4 @@
-"""A FastStream consumer that acts once, fed by `AsyncPublisher`.
+"""A FastStream consumer that acts once, fed by `AsyncPublisher` over FastStream's own connection.
 
 reliablepub only publishes. On the other side any client will do; what matters is that a message may
 arrive more than once, always under the same ``message_id``, so the consumer keeps the ids it has
@@ -69,21 +69,23 @@ async def main() -> None:
         # The broker has taken the tenth message, and the connection breaks before it says so.
         fake.inject(DropConnection(nth=10, accepted=True))
         invoices = Invoices(Path(folder) / "invoices.db")
-        broker = RabbitBroker(fake.url, logger=None)
+        broker = RabbitBroker(fake.url, logger=None, reconnect_interval=0.1)
 
         @broker.subscriber(RabbitQueue("invoices", declare=False))
         async def handle(message: RabbitMessage) -> None:
             invoices.write(message.message_id, message.body)
 
-        async with AsyncPublisher(fake.url, outbox=Path(folder) / "outbox.db") as publisher:
-            orders = [Message(b"%d" % n, routing_key="invoices") for n in range(20)]
-            receipt = await publisher.publish_many(orders)
-            await receipt.wait(timeout=30)
-
         async with broker:
             await broker.start()
-            async with asyncio.timeout(30):
-                await invoices.until(len(orders))
+            connection = await broker.connect()  # aio-pika's, robust: it comes back by itself
+            async with AsyncPublisher(
+                connection=connection, outbox=Path(folder) / "outbox.db"
+            ) as publisher:
+                orders = [Message(b"%d" % n, routing_key="invoices") for n in range(20)]
+                receipt = await publisher.publish_many(orders)
+                await receipt.wait(timeout=30)
+                async with asyncio.timeout(30):
+                    await invoices.until(len(orders))
         print("more deliveries than invoices:", invoices.deliveries > invoices.count())
         print("invoices written:", invoices.count())
         invoices.close()

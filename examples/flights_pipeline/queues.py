@@ -1,0 +1,82 @@
+"""The broker's side: an exchange, a queue for each kind of message, and a consumer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+EXCHANGE = "flights_pipeline"
+BINDINGS = {
+    "flights_pipeline.late": "*.late",
+    "flights_pipeline.on_time": "*.on_time",
+    "flights_pipeline.cancelled": "*.cancelled",
+    "flights_pipeline.hours": "hour.*",
+}
+
+
+class Queues:
+    """What the pipeline needs at the broker.
+
+    Args:
+        url: of the broker.
+    """
+
+    DUMP = "message_id STRING, routing_key STRING, value STRING"
+
+    def __init__(self, url: str) -> None:
+        self._parameters = pika.URLParameters(url)
+
+    def declare(self) -> None:
+        """Make all of it."""
+        with self._channel() as channel:
+            channel.exchange_declare(EXCHANGE, "topic", durable=True)
+            for queue, key in BINDINGS.items():
+                channel.queue_declare(queue, durable=True)
+                channel.queue_bind(queue, EXCHANGE, key)
+
+    def delete(self) -> None:
+        """Leave nothing behind."""
+        with self._channel() as channel:
+            for queue in BINDINGS:
+                channel.queue_delete(queue)
+            channel.exchange_delete(EXCHANGE)
+
+    def count(self) -> int:
+        """Messages in all queues."""
+        with self._channel() as channel:
+            found = [channel.queue_declare(queue, passive=True) for queue in BINDINGS]
+        return sum(answer.method.message_count for answer in found)
+
+    def dump(self, path: Path) -> int:
+        """Take everything out, as JSON lines; returns how many there were."""
+        lines = 0
+        with path.open("w") as file, self._channel() as channel:
+            for queue in BINDINGS:
+                for method, properties, body in channel.consume(
+                    queue, auto_ack=True, inactivity_timeout=0.5
+                ):
+                    if method is None or properties is None or body is None:
+                        break
+                    line = {
+                        "message_id": properties.message_id,
+                        "routing_key": method.routing_key,
+                        "value": body.decode(),
+                    }
+                    file.write(json.dumps(line) + "\n")
+                    lines += 1
+                channel.cancel()
+        return lines
+
+    @contextmanager
+    def _channel(self) -> Iterator[BlockingChannel]:
+        connection = pika.BlockingConnection(self._parameters)
+        try:
+            yield connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
