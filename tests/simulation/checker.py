@@ -126,6 +126,7 @@ class Checker:
         self._wall = wall
         self._disk: Disk | None = None
         self._run = 0
+        self._is_running = False
         self._is_blocked = False
         self._epochs: dict[int, Epoch] = {}
         self.stories: dict[str, Story] = {}
@@ -145,6 +146,7 @@ class Checker:
         """A process has opened the outbox."""
         require(disk.run > self._run, "a run has the number of an earlier one")
         self._disk, self._run = disk, disk.run
+        self._is_running = True
         self._is_blocked = False
         self._epochs.clear()
         self._acked.clear()
@@ -159,6 +161,7 @@ class Checker:
         if self._acked & self._open:
             self._note("an acked message outlived a crash")
         self._acked.clear()
+        self._is_running = False  # what was confirmed and outlived it, a person may park
         for story in self.live.values():
             story.live = None
         self.live.clear()
@@ -336,7 +339,7 @@ class Checker:
         require(words in story.words, f"{id_} is parked as {words}; the broker said {story.words}")
         refusals, budget = story.refusals[kind], self._budgets[kind]
         require(refusals >= budget, f"{id_} is parked after {refusals} refusals of {budget}")
-        if story.told is not None:
+        if story.told is not None and self._is_running:
             require(story.told[1] != self._run, f"{id_} is parked, and told {story.told}")
         self._note(f"parked: {kind}")
 
