@@ -43,6 +43,7 @@ lint: .venv/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/typos
 
 format: .venv/.installed
 	$(BIN)/ruff format .

@@ -1,4 +1,4 @@
-"""What Spark finds under the name ``reliablepub_outbox``: outboxes, for those who analyse them.
+"""What Spark finds under the name ``reliablepub_outbox``: outboxes, for those who analyze them.
 
 Knows: Spark's DataSource protocol, `Outbox`. Must never know: SQL.
 

@@ -11,7 +11,7 @@ The life of a message in here::
 
 *Buffered* was never written and carries no risk of a duplicate; *in flight* was. An uncertain
 attempt is reported like any other, and the session itself sends the message again, on a new epoch:
-a late confirm of the old one is recognised by its number and changes nothing. Words that cannot be
+a late confirm of the old one is recognized by its number and changes nothing. Words that cannot be
 matched with what was sent end the epoch in the same way.
 
 **Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second

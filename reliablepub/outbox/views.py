@@ -1,4 +1,4 @@
-"""The views of an outbox, row by row: for whoever analyses what is in it, or in a thousand of them.
+"""The views of an outbox, row by row: for whoever analyzes what is in it, or in a thousand of them.
 
 Knows: which views there are. Must never know: how anything is changed.
 

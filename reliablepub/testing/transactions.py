@@ -1,7 +1,7 @@
 """tx.select, tx.commit and tx.rollback on one channel.
 
 This module knows what a transaction holds back: publishes that passed their checks, and
-acknowledgements; and that commit-ok waits for the disk as a confirm does.
+acknowledgments; and that commit-ok waits for the disk as a confirm does.
 It must never know how a message is routed or a delivery settled.
 """
 

@@ -82,10 +82,10 @@ def _svg(timeline: Timeline, title: str) -> str:
 
     every = len(timeline.samples) // POINTS_MAX + 1
 
-    def line(colour: str, values: list[tuple[float, int]]) -> str:
+    def line(color: str, values: list[tuple[float, int]]) -> str:
         values = values[::every]
         points = " ".join(f"{x(t):.1f},{y(count):.1f}" for t, count in values)
-        return f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{points}"/>'
+        return f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{points}"/>'
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
@@ -110,16 +110,16 @@ def _svg(timeline: Timeline, title: str) -> str:
         parts.append(_text(LEFT - 8, y(most * share) + 4, f"{most * share:.0f}", "end"))
         parts.append(_text(x(end * share), HEIGHT - BOTTOM + 18, f"{end * share:.0f} s", "middle"))
     legend = [(STORED, "stored"), (CONFIRMED, "confirmed"), (OPEN, "open"), (FAULT, "fault")]
-    for number, (colour, name) in enumerate(legend):
+    for number, (color, name) in enumerate(legend):
         left = LEFT + 110 * number
-        parts.append(_box(left, HEIGHT - 18, 14, 10, colour))
+        parts.append(_box(left, HEIGHT - 18, 14, 10, color))
         parts.append(_text(left + 20, HEIGHT - 9, name))
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _box(x: float, y: float, width: float, height: float, colour: str) -> str:
+def _box(x: float, y: float, width: float, height: float, color: str) -> str:
     return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
+        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"/>'
     )
 
 

@@ -13,7 +13,7 @@ from reliablepub.testing import Fate, Published
 from tests.clients.letters import CONFIRMED, NACKED, REFUSED, RETURNED, Letter
 
 
-class Judgement(enum.StrEnum):
+class Judgment(enum.StrEnum):
     """What a telling was worth, the best first."""
 
     TRUE = "true"
@@ -24,7 +24,7 @@ class Judgement(enum.StrEnum):
     LOST = "lost"
 
 
-HONEST = frozenset({Judgement.TRUE, Judgement.UNSURE})
+HONEST = frozenset({Judgment.TRUE, Judgment.UNSURE})
 
 _FAILURES = frozenset({RETURNED, NACKED, REFUSED})
 _FAILED = frozenset({Fate.RETURNED, Fate.NACKED, Fate.REFUSED})
@@ -32,7 +32,7 @@ _FAILED = frozenset({Fate.RETURNED, Fate.NACKED, Fate.REFUSED})
 
 def judge(
     letter: Letter, told: str | None, published: Sequence[Published], *, has_ended: bool
-) -> Judgement:
+) -> Judgment:
     """What was told of a letter, against every copy of it that the broker has seen.
 
     Args:
@@ -45,11 +45,11 @@ def judge(
     is_taken = Fate.ACCEPTED in fates
     if told is None:
         if not has_ended:
-            return Judgement.HUNG
-        return Judgement.UNSURE if is_taken else Judgement.LOST
+            return Judgment.HUNG
+        return Judgment.UNSURE if is_taken else Judgment.LOST
     if told == CONFIRMED:
-        return Judgement.TRUE if is_taken else Judgement.FALSE_CONFIRM
+        return Judgment.TRUE if is_taken else Judgment.FALSE_CONFIRM
     if told in _FAILURES:
         is_true = fates & _FAILED and not is_taken
-        return Judgement.TRUE if is_true else Judgement.FALSE_FAILURE
-    return Judgement.UNSURE
+        return Judgment.TRUE if is_true else Judgment.FALSE_FAILURE
+    return Judgment.UNSURE

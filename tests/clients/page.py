@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from tests.clients.adapters import adapter
-from tests.clients.judge import HONEST, Judgement
+from tests.clients.judge import HONEST, Judgment
 
 if TYPE_CHECKING:
     from tests.clients.table import Cell
@@ -71,14 +71,14 @@ def render(cells: Sequence[Cell]) -> str:
 def row(cell: Cell) -> str:
     """What one client told of each letter of one script."""
     fields = []
-    for name, judgement in cell.judgements.items():
+    for name, judgment in cell.judgments.items():
         told = cell.told.get(name)
         if told is None:
-            fields.append(_shown(judgement))
-        elif judgement is Judgement.UNSURE:
+            fields.append(_shown(judgment))
+        elif judgment is Judgment.UNSURE:
             fields.append(told)
         else:
-            fields.append(f"{told}: {_shown(judgement)}")
+            fields.append(f"{told}: {_shown(judgment)}")
     return _row(cell.client, *fields)
 
 
@@ -95,8 +95,8 @@ def _use(client: str) -> str:
     return _row(client, versions(client), " ".join(how.split()))
 
 
-def _shown(judgement: Judgement) -> str:
-    return judgement.value if judgement in HONEST | {Judgement.HUNG} else f"**{judgement.value}**"
+def _shown(judgment: Judgment) -> str:
+    return judgment.value if judgment in HONEST | {Judgment.HUNG} else f"**{judgment.value}**"
 
 
 def _row(*fields: str) -> str:

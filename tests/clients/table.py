@@ -17,7 +17,7 @@ from reliablepub.testing import FakeBroker
 from tests.clients import page
 from tests.clients.adapters import MODULES
 from tests.clients.cell import HUNG
-from tests.clients.judge import Judgement, judge
+from tests.clients.judge import Judgment, judge
 from tests.clients.scripts import SCRIPTS, Script
 
 ROOT = Path(__file__).parents[2]
@@ -32,12 +32,12 @@ class Cell:
     script: Script
     client: str
     told: dict[str, str]
-    judgements: dict[str, Judgement]
+    judgments: dict[str, Judgment]
 
     @property
-    def worst(self) -> Judgement:
-        """The worst of its judgements."""
-        return max(self.judgements.values(), key=list(Judgement).index)
+    def worst(self) -> Judgment:
+        """The worst of its judgments."""
+        return max(self.judgments.values(), key=list(Judgment).index)
 
 
 def play(client: str, script: Script) -> Cell:
@@ -59,11 +59,11 @@ def play(client: str, script: Script) -> Cell:
         has_ended = process.returncode == 0
         published = broker.published
     told = dict(json.loads(line) for line in output.splitlines())
-    judgements = {
+    judgments = {
         letter.name: judge(letter, told.get(letter.name), published, has_ended=has_ended)
         for letter in script.letters
     }
-    return Cell(script, client, told, judgements)
+    return Cell(script, client, told, judgments)
 
 
 def play_all(clients: Iterable[str], scripts: Iterable[Script]) -> list[Cell]:

@@ -8,7 +8,7 @@ import pytest
 from reliablepub.testing import FakeBroker, faults
 from tests.clients import page
 from tests.clients.adapters import MODULES, OURS
-from tests.clients.judge import HONEST, Judgement, judge
+from tests.clients.judge import HONEST, Judgment, judge
 from tests.clients.letters import CONFIRMED, NACKED, RETURNED, Letter, unsure
 from tests.clients.scripts import SCRIPTS
 from tests.clients.table import PAGE, play_all
@@ -72,22 +72,22 @@ LETTER = Letter("one")
 
 
 @pytest.mark.parametrize(
-    ("fault", "told", "judgement"),
+    ("fault", "told", "judgment"),
     [
-        (None, CONFIRMED, Judgement.TRUE),
-        (None, NACKED, Judgement.FALSE_FAILURE),
-        (None, RETURNED, Judgement.FALSE_FAILURE),
-        (None, unsure(TimeoutError()), Judgement.UNSURE),
-        (None, None, Judgement.UNSURE),
-        (faults.Nack(), NACKED, Judgement.TRUE),
-        (faults.Nack(), CONFIRMED, Judgement.FALSE_CONFIRM),
-        (faults.Return(), RETURNED, Judgement.TRUE),
-        (faults.Return(), CONFIRMED, Judgement.FALSE_CONFIRM),
-        (faults.Return(), None, Judgement.LOST),
+        (None, CONFIRMED, Judgment.TRUE),
+        (None, NACKED, Judgment.FALSE_FAILURE),
+        (None, RETURNED, Judgment.FALSE_FAILURE),
+        (None, unsure(TimeoutError()), Judgment.UNSURE),
+        (None, None, Judgment.UNSURE),
+        (faults.Nack(), NACKED, Judgment.TRUE),
+        (faults.Nack(), CONFIRMED, Judgment.FALSE_CONFIRM),
+        (faults.Return(), RETURNED, Judgment.TRUE),
+        (faults.Return(), CONFIRMED, Judgment.FALSE_CONFIRM),
+        (faults.Return(), None, Judgment.LOST),
     ],
 )
-def test_a_judgement(
-    fake_broker: FakeBroker, fault: faults.Fault | None, told: str | None, judgement: Judgement
+def test_a_judgment(
+    fake_broker: FakeBroker, fault: faults.Fault | None, told: str | None, judgment: Judgment
 ) -> None:
     fake_broker.declare_queue("one")
     if fault is not None:
@@ -95,8 +95,8 @@ def test_a_judgement(
     with pika.BlockingConnection(pika.URLParameters(fake_broker.url)) as connection:
         connection.channel().basic_publish("", "one", LETTER.body, mandatory=True)
         fake_broker.wait_for(1)
-    assert judge(LETTER, told, fake_broker.published, has_ended=True) is judgement
+    assert judge(LETTER, told, fake_broker.published, has_ended=True) is judgment
 
 
 def test_who_is_still_at_it_has_hung() -> None:
-    assert judge(LETTER, None, (), has_ended=False) is Judgement.HUNG
+    assert judge(LETTER, None, (), has_ended=False) is Judgment.HUNG

@@ -12,7 +12,7 @@ from tests.rabbitmq import RabbitMQNode
 
 
 class Rig(Protocol):
-    """What a test of behaviour may do to a broker."""
+    """What a test of behavior may do to a broker."""
 
     probe: AmqpProbe
 

@@ -120,7 +120,7 @@ def test_singles_out_of_order_and_then_a_lower_multiple() -> None:
     assert not ledger.violations
 
 
-def test_an_ack_over_a_returned_tag_confirms_its_neighbours_only() -> None:
+def test_an_ack_over_a_returned_tag_confirms_its_neighbors_only() -> None:
     ledger = ledger_of(3)
     return_(ledger, 2)
     assert ack(ledger, 3, multiple=True) == [

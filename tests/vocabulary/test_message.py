@@ -37,7 +37,7 @@ SHORT_STRINGS = [
 ]
 
 
-class Colour(enum.IntEnum):
+class Color(enum.IntEnum):
     RED = 7
 
 
@@ -284,7 +284,7 @@ def test_headers_refuse_what_amqp_tables_cannot_hold(value: object) -> None:
 
 
 def test_an_enum_of_numbers_becomes_its_number() -> None:
-    assert type(header(Colour.RED)) is int
+    assert type(header(Color.RED)) is int
 
 
 def test_a_tuple_becomes_a_list() -> None:
