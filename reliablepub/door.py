@@ -99,6 +99,7 @@ def put_together(
         ),
         policy=retry or RetryPolicy(),
         hooks=calls_of(hooks),
+        watchers=[hook.watch for hook in hooks if hasattr(hook, "watch")],
         limits=limits(
             open_messages_max,
             open_bytes_max,
@@ -129,6 +130,7 @@ class Door:
     ) -> None:
         self.relay = RelayThread(parts)
         self.limits = parts.limits
+        self._watchers = parts.watchers
         self.full_timeout_s = full_timeout_s
         self.is_closed = False
         self._close_timeout_s = close_timeout_s
@@ -141,6 +143,8 @@ class Door:
 
     def open(self, observer: Observer | None = None) -> None:
         """Start the relay; whether it comes up, `RelayThread.wait_started` tells."""
+        for watch in self._watchers:
+            watch(self.relay)
         self.relay.start(observer)
         _not_closed.add(self)
 

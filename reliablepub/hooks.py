@@ -17,13 +17,16 @@ relay, with everything that has happened in it, in order::
 It is called on the relay's thread, so it must be quick; with asyncio too. One that raises harms
 nobody: that is logged once for each event, and counted (``Status.callback_errors``). What nobody
 listens to costs nothing.
+
+Some things are states rather than events: whoever has a method `Watches.watch` is given the
+publisher to look at, whenever it likes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from reliablepub.message import FieldValue
 from reliablepub.outcome import Outcome
@@ -240,6 +243,25 @@ class OnResumed(Protocol):
 
     def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
         """Called before what waits for them is sent."""
+
+
+class Watched(Protocol):
+    """A publisher, to be looked at from any thread."""
+
+    @property
+    def status(self) -> Any:  # noqa: ANN401 - `reliablepub.Status`, which is made of what is not known here
+        """The `reliablepub.Status` of its relay's last turn."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether there will be no other."""
+
+
+class Watches(Protocol):
+    """Somebody who looks at the publisher, besides being told of events or instead."""
+
+    def watch(self, publisher: Watched) -> None:
+        """Called once, when the publisher is opened, by whoever opens it."""
 
 
 EVENTS: Final = (

@@ -57,7 +57,10 @@ def test_everybody_imports_downwards_only() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["reliablepub.testing", "reliablepub.cli", "click", "rich", "sqlite_utils", "aio_pika"],
+    [
+        *("reliablepub.testing", "reliablepub.cli", "click", "rich", "sqlite_utils", "aio_pika"),
+        *("reliablepub.observe", "prometheus_client", "opentelemetry"),
+    ],
 )
 def test_importing_the_package_does_not_load_what_a_producer_never_needs(module: str) -> None:
     code = f"import reliablepub, sys; sys.exit({module!r} in sys.modules)"

@@ -82,7 +82,7 @@ class Session(Generic[K]):
         confirm_timeout_s: float,
         is_named: Callable[[K, str], bool] = lambda _key, _words: False,
     ) -> None:
-        self._window_max = window_max
+        self.window_max = window_max
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
         self._is_connected = False
@@ -290,7 +290,7 @@ class Session(Generic[K]):
         for lane in lanes:
             if lane.state is ChannelState.OPEN and lane.buffer:
                 batch = lane.transmit(
-                    room=self._window_max - self.in_flight,
+                    room=self.window_max - self.in_flight,
                     room_bytes=self._window_bytes_max - self.in_flight_bytes,
                     is_alone=self.in_flight == 0,
                     now=self._clock.reading(now),

@@ -42,8 +42,8 @@ def calls_of(hooks: Iterable[object]) -> Calls:
     for hook in hooks:
         names = [name for name in dir(hook) if name.startswith("on_")]
         unknown = [name for name in names if name.removeprefix("on_") not in EVENTS]
-        if unknown or not names:
-            said = f"has {', '.join(unknown)}" if unknown else "has no method on_..."
+        if unknown or not (names or hasattr(hook, "watch")):
+            said = f"has {', '.join(unknown)}" if unknown else "has no method on_..., and no watch"
             msg = f"the hook {type(hook).__name__} {said}; events are {', '.join(EVENTS)}"
             raise ConfigurationError(msg)
         for name in names:

@@ -113,6 +113,7 @@ class Relay:
         self._commit_by: float | None = None
         self._no_commit_until: float | None = None
         self._is_draining = False
+        self._turns = 0
         self.status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ for the shell
@@ -140,6 +141,7 @@ class Relay:
             self._give_up_late(wall)
             taken_in = self._take_in(now, wall)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+        self._turns += 1
         self.status = self._picture()
         if self._notices:
             self._notices.deliver(self.status)
@@ -333,6 +335,8 @@ class Relay:
             stale=session.stale,
             aside=session.aside,
             callback_errors=self._guard.errors,
+            window_max=session.window_max,
+            turns=self._turns,
             paused=self._pauses.shown(self._clock.monotonic()),
         )
 

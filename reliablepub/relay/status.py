@@ -55,6 +55,9 @@ class Status:
         is_flushed: of a status that ``flush`` gives: whether all that it waits for is settled.
         paused: destinations to which nothing is sent for now (`Breaker`); at most 100 of them.
         callback_errors: how often a callback of the application's has raised.
+        window_max: most messages in flight.
+        turns: how many turns the relay has taken. An idle one takes some every second; when the
+            number stands still, the relay does. Statuses that differ in nothing else are equal.
     """
 
     link: Link = Link.DISCONNECTED
@@ -69,6 +72,8 @@ class Status:
     is_flushed: bool = False
     paused: tuple[Paused, ...] = ()
     callback_errors: int = 0
+    window_max: int = 0
+    turns: int = field(default=0, compare=False)
 
     @property
     def open(self) -> int:

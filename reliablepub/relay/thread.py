@@ -14,12 +14,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from reliablepub._core.session import Session
 from reliablepub.errors import PublisherClosed
+from reliablepub.hooks import Watched
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.beacon import Beacon
@@ -49,6 +50,7 @@ class Parts:
         policy: how often refusals are tried again.
         limits: what may be held.
         hooks: what the application wants to be told of.
+        watchers: who wants to look at the relay.
     """
 
     open_store: Callable[[], Store]
@@ -57,6 +59,7 @@ class Parts:
     policy: RetryPolicy
     limits: Limits
     hooks: Calls = field(default_factory=dict)
+    watchers: Sequence[Callable[[Watched], None]] = ()
 
 
 class Observer:

@@ -145,7 +145,7 @@ def test_a_second_poison_in_the_fresh_messages_joins_the_quarantine() -> None:
 def test_what_was_not_written_yet_is_innocent_of_the_close(guilty: int, room: int) -> None:
     rig = rig_of(12, guilty, window_max=12)
     until_suspected(rig)
-    rig.window_max = rig.session._window_max = room  # so that no group of 6 goes out at once
+    rig.window_max = rig.session.window_max = room  # so that no group of 6 goes out at once
     rig.run_until_idle()
     assert refused(rig) == [guilty]
     assert len(rig.verdicts) == 12

@@ -1,0 +1,161 @@
+"""Metrics: counted as it happens, looked at when scraped, one name each."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import (
+    AsyncPublisher,
+    ConfigurationError,
+    Message,
+    Outbox,
+    Publisher,
+    Retries,
+    RetryPolicy,
+)
+from reliablepub.observe.catalogue import CATALOGUE, LEDGER_METRICS, OUTBOX_METRICS, Metric
+from reliablepub.observe.metrics import Metrics
+from reliablepub.testing import FakeBroker, faults
+from tests.observe.conftest import Scrape
+
+Becomes = Callable[..., None]
+ONCE = Retries(stop_after_attempt(1), wait_none())
+AT_ONCE = RetryPolicy(nacked=ONCE, returned=ONCE, refused=ONCE)
+
+
+def names(metrics: tuple[Metric, ...]) -> set[str]:
+    return {name for metric in metrics for name in metric.series}
+
+
+def test_every_outcome_is_counted_and_everything_in_the_catalogue_exposed(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+    broker.inject(faults.Nack(nth=5))
+    good = [Message(b"x", routing_key="q") for _ in range(5)]
+    lost = [Message(b"x", routing_key="order-4711") for _ in range(2)]
+    late = Message(b"x", routing_key="q", expires_in_s=1e-6)
+    with Publisher(broker.url, outbox=outbox, retry=AT_ONCE, hooks=[metrics]) as publisher:
+        for messages in (good, lost, [Message(b"x", exchange="no-such")], [late]):
+            publisher.publish_many(messages).wait(30)
+        assert publisher.flush(30).is_flushed
+        exposed = {name for name, _ in scrape.all()}
+        assert exposed == names(CATALOGUE)
+        assert scrape("connected") == 1
+        assert scrape("window_messages") == 1_000
+        assert scrape("outbox_relayed") == 1
+    assert scrape("stored_messages_total") == 9
+    assert scrape("sent_attempts_total") == 8
+    ended = {"confirmed": 4, "nacked": 1, "returned": 2, "refused": 1, "uncertain": 0}
+    for outcome, count in ended.items():
+        assert scrape("ended_attempts_total", outcome=outcome) == count
+    assert scrape("given_up_messages_total", ending="parked") == 4
+    assert scrape("given_up_messages_total", ending="expired") == 1
+    assert scrape("confirm_latency_seconds_count") == 4
+    assert scrape("confirm_latency_seconds_bucket", le="+Inf") == 4
+    seconds = scrape("confirm_latency_seconds_sum")
+    assert seconds is not None
+    assert seconds > 0
+    assert (scrape("parked_messages"), scrape("expired_messages")) == (4, 1)
+    assert scrape("ledger_confirmed_messages_total") == 4
+    assert scrape("oldest_open_age_seconds") == 0
+    assert "4711" not in scrape.text()  # a routing key is no label
+    # It is closed: what it has counted stays, a state it has no more.
+    assert scrape("connections_total") == 1
+    assert scrape("connected") is None
+    assert scrape("outbox_relayed") == 0
+
+
+def test_what_is_in_flight_and_blocked_is_seen_as_it_is(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, becomes: Becomes
+) -> None:
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+    broker.inject(faults.HoldConfirms())
+    with Publisher(broker.url, outbox=outbox, hooks=[metrics], close_timeout_s=0) as publisher:
+        messages = [Message(b"x", routing_key="q", persistent=False) for _ in range(3)]
+        publisher.publish_many(messages)
+        becomes(3, "in_flight_messages")
+        becomes(3, "open_messages")
+        broker.release_confirms()
+        becomes(0, "in_flight_messages")
+        becomes(0, "blocked_seconds_total")
+        broker.block("low on memory")
+        publisher.publish(b"x", routing_key="q")  # RabbitMQ tells only those who publish
+        becomes(1, "blocked")
+        becomes(1, "connected")
+        broker.unblock()
+        becomes(0, "blocked")
+        before = metrics._blocked_s()
+        assert before > 0
+        assert metrics._blocked_s() == before
+        broker.drop_connections()
+        becomes(2, "connections_total")
+
+
+def test_two_publishers_of_one_process_do_not_collide(
+    broker: FakeBroker, tmp_path: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    for name, count in (("o", 1), ("p", 2)):
+        metrics = Metrics(name, registry=registry)
+        with Publisher(broker.url, outbox=tmp_path / name, hooks=[metrics]) as publisher:
+            publisher.publish_many([Message(b"x", routing_key="q")] * count).wait(30)
+    assert scrape("stored_messages_total") == 1
+    assert scrape("stored_messages_total", outbox="p") == 2
+    with pytest.raises(ConfigurationError, match="'p' already"):
+        Metrics("p", registry=registry)
+    metrics.unregister()
+    assert scrape("stored_messages_total", outbox="p") is None
+    Metrics("p", registry=registry)
+
+
+def test_one_publisher_after_the_other_goes_on_counting(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", registry=registry)
+    for _ in range(2):
+        with Publisher(broker.url, outbox=outbox, hooks=[metrics]) as publisher:
+            publisher.publish(b"x", routing_key="q").result(30)
+            with pytest.raises(ConfigurationError, match="another publisher's"):
+                Publisher(broker.url, outbox=None, hooks=[metrics])
+    assert scrape("connections_total") == 2
+    assert scrape("stored_messages_total") == 2
+
+
+def test_without_a_disk_the_ledger_is_that_of_memory(
+    broker: FakeBroker, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    async def main() -> None:
+        hooks = [Metrics("o", registry=registry)]
+        async with AsyncPublisher(broker.url, outbox=None, hooks=hooks) as publisher:
+            await (await publisher.publish(b"x", routing_key="q"))
+            await publisher.flush(30)
+            exposed = {name for name, _ in scrape.all()}
+            assert exposed == names(CATALOGUE) - names(OUTBOX_METRICS)
+
+    asyncio.run(main())
+    assert scrape("ledger_confirmed_messages_total") == 1
+    assert scrape("open_messages") == 0
+
+
+def test_who_only_enqueues_exposes_what_the_file_tells(
+    outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    Metrics("o", outbox=outbox, registry=registry)
+    assert scrape("outbox_readable") == 0  # there is none yet, and the scrape goes on
+    with closing(Outbox(outbox)) as opened:
+        opened.enqueue(Message(b"x", routing_key="q"))
+        exposed = {name for name, _ in scrape.all()}
+        assert exposed == names(OUTBOX_METRICS) | names(LEDGER_METRICS)
+        assert scrape("open_messages") == 1
+        assert scrape("outbox_relayed") == 0
+        age_s = scrape("oldest_open_age_seconds")
+    assert age_s is not None
+    assert age_s >= 0
+    for size in (scrape("outbox_size_bytes"), scrape("outbox_disk_free_bytes")):
+        assert size is not None
+        assert size > 0
