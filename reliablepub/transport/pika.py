@@ -182,8 +182,7 @@ class PikaTransport:
         if self._events:
             timeout_s = 0.0
         timer = None if timeout_s is None else self._loop.call_later(timeout_s, _nothing)
-        self._loop.poll()
-        self._loop.process_timeouts()
+        self._turn_loop()
         if timer is not None:
             self._loop.remove_timeout(timer)
         events, self._events = self._events, []
@@ -212,9 +211,22 @@ class PikaTransport:
             connection.close()
         deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
         while deadline.callback is not None and not connection.is_closed:
+            self._turn_loop()
+        _abort(connection)
+
+    def _turn_loop(self) -> None:
+        """Let pika read, write and call back.
+
+        Some of what a peer does at the wrong moment pika meets with an error out of its loop (a
+        socket that is reset between ``connect`` and ``getpeername`` with `ValueError`). That is a
+        lost connection like any other, and no reason to publish nothing any more.
+        """
+        try:
             self._loop.poll()
             self._loop.process_timeouts()
-        _abort(connection)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection only
+            if self._connection is not None:
+                self.disconnect(f"pika failed with {type(error).__name__}: {error}")
 
     def _parameters(self, address: Address) -> pika.ConnectionParameters:
         options = None

@@ -1,5 +1,6 @@
 """Pika's transport on a fake broker: requests in, events out, and nothing left behind."""
 
+import errno
 import gc
 import re
 import socket
@@ -131,6 +132,31 @@ def test_a_failed_connection_gives_a_short_reason_without_secrets(
     assert len(said) < 200
     assert "\n" not in said
     assert re.search(reason, said), said
+
+
+def test_a_socket_reset_as_soon_as_it_is_connected_is_a_lost_connection(
+    wire: Connect, fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between ``connect`` and ``getpeername``: pika raises that out of its loop."""
+    w = wire(fake_broker.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(socket.socket, "getpeername", not_connected)
+        w.transport.connect()
+        assert "getpeername" in w.lost_reason()
+    w.connect()
+    assert w.open_channel() == 1
+
+
+def not_connected(_: socket.socket) -> None:
+    raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+
+def test_an_error_out_of_pikas_loop_loses_the_connection_and_no_more(wire: Connect) -> None:
+    w = wire()
+    w.transport._loop.call_later(0, lambda: 1 // 0)
+    assert w.lost_reason().startswith("pika failed with ZeroDivisionError")
+    w.connect()
+    assert w.open_channel() == 2
 
 
 def test_a_socket_closed_in_the_handshake_is_a_lost_connection(
