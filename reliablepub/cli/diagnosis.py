@@ -6,12 +6,15 @@ found, or how findings are printed. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 from reliablepub.cli.output import age, count_of, size_of
+from reliablepub.outbox.audit import Audit
+from reliablepub.outbox.checkup import Checkup
 from reliablepub.outbox.inspection import OutboxStatus
 from reliablepub.outbox.surroundings import Surroundings
 from reliablepub.transport.address import Address
@@ -25,6 +28,8 @@ SYNC_SLOW_MS: Final = 50.0
 OLD_S: Final = 3_600.0
 AHEAD_S: Final = 5.0
 FRAME_BYTES_MIN: Final = 131_072
+_SHOWN: Final = 5
+"""Of many things that are wrong in the same way."""
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -119,6 +124,62 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
             *("broker", kind, Level.PROBLEM, f"{kind} {name!r}, which messages name: {said}"),
             "declare it, or `reliablepub outbox reroute` them; permissions on it, if it is there",
         )
+
+
+def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding]:
+    """What the state of an outbox's file means, and of the books in it where they can be read."""
+    salvage = f"stop its relay, then reliablepub outbox salvage {path} NEW"
+    yield _of_file("pages", found.pages, "every page is whole", salvage)
+    if found.version == found.newest:
+        parts = [f"{name} is missing" for name in found.missing]
+        parts += [f"{name} was changed" for name in found.changed]
+        rebuild = f"somebody has edited it; {salvage}, which has them all"
+        yield _of_file("schema", parts, f"version {found.version}, as it was made", rebuild)
+    else:
+        words = f"version {found.version} of {found.newest}"
+        yield Finding("outbox", "schema", Level.WARNING, words, "reliablepub outbox migrate")
+    if audit is not None and not audit.structure:
+        differences = [f"{by:+d} {name}" for name, by in audit.differences.items()]
+        damaged = [f"message {id_}: {reason}" for id_, reason in audit.damaged.items()]
+        compared = f"{count_of(audit.rows, 'message')} compared with their checksums"
+        remedy = "a relay parks what is damaged; ask its sender for the message, then discard it"
+        yield _of_file("messages", damaged, compared, remedy)
+        remedy = f"somebody has edited the tables; {salvage}, which counts afresh"
+        yield _of_file("ledger", differences, "it adds up", remedy)
+    yield _of_outbox(
+        "journal",
+        found.journal == "wal",
+        f"mode {found.journal}",
+        "something has changed it; the next relay sets it to wal again",
+    )
+    yield _unused(found)
+    yield _of_outbox(
+        "access",
+        not found.readable_by_others,
+        "of its owner alone"
+        if not found.readable_by_others
+        else "others may read or write it, as its mode says",
+        f"bodies can be read by them: chmod 600 {path}",
+    )
+    names = ", ".join(file.name for file in found.leftovers)
+    left = f"a relay that was killed has left {names}; the next one replaces it"
+    yield Finding("outbox", "files", Level.OK, left if names else "nothing was left behind")
+
+
+def _of_file(check: str, wrong: Sequence[str], fine: str, remedy: str) -> Finding:
+    if not wrong:
+        return Finding("outbox", check, Level.OK, fine)
+    more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    words = "; ".join(wrong[:_SHOWN]) + more
+    return Finding("outbox", check, Level.PROBLEM, words, remedy)
+
+
+def _unused(found: Checkup) -> Finding:
+    words = f"{size_of(found.bytes_unused)} unused in the file"
+    if found.bytes_unused < FREE_MIN:
+        return Finding("outbox", "space", Level.OK, words)
+    remedy = "reliablepub outbox prune" if found.can_shrink else "VACUUM, by the database's owner"
+    return Finding("outbox", "space", Level.WARNING, words, f"to give it back: {remedy}")
 
 
 def _relay(status: OutboxStatus) -> Finding:

@@ -6,15 +6,13 @@ Knows: whom to ask for facts, and how findings are printed. Must never know: wha
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 
 import click
 
-from reliablepub.cli.diagnosis import Finding, Level, of_broker, of_outbox
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.diagnosis import of_broker, of_outbox
+from reliablepub.cli.findings import exit_of, print_findings
 from reliablepub.cli.options import URL_VARIABLE, as_form, form_option, inspected_option
-from reliablepub.cli.output import print_rows
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.surroundings import look_around
@@ -58,19 +56,5 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
         with patiently(f"asking {address}"):
             learned = probe(address, exchanges=around.exchanges, queues=around.queues)
         found += of_broker(address, learned)
-    columns = {
-        "": lambda row: {"ok": "ok", "warning": "!", "problem": "!!"}[row["level"]],
-        "about": lambda row: row["about"],
-        "check": lambda row: row["check"],
-        "found": lambda row: row["found"],
-        "what to do": lambda row: row["remedy"],
-    }
-    print_rows([asdict(finding) for finding in found], as_form(form), columns, nothing="")
-    return _exit(found)
-
-
-def _exit(found: list[Finding]) -> Exit:
-    problems = {finding.about for finding in found if finding.level is Level.PROBLEM}
-    if "outbox" in problems:
-        return Exit.OUTBOX
-    return Exit.BAD_INPUT if problems else Exit.CONFIRMED
+    print_findings(found, as_form(form))
+    return exit_of(found)

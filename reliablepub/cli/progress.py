@@ -88,6 +88,18 @@ def patiently(text: str) -> Iterator[None]:
 
 
 @contextmanager
+def following() -> Iterator[Callable[[str, int], None]]:
+    """What is counted under several names, one after the other, with no end in sight."""
+    if not sys.stderr.isatty():
+        yield lambda _what, _count: None
+        return
+    from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
+
+    with Console(stderr=True).status("working") as status:
+        yield lambda what, count: status.update(f"{what}: {count}")
+
+
+@contextmanager
 def counting(total: int) -> Iterator[Callable[[int], None]]:
     """One bar for something that is counted, where it takes long enough to be seen."""
     if not sys.stderr.isatty():

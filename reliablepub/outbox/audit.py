@@ -52,8 +52,8 @@ def audit(path: Path) -> Audit:
         OutboxError: it cannot be read.
     """
     with reading(path) as connection:
-        lines = _quick_check(connection)
-        if lines != ["ok"]:
+        lines = page_damage(connection)
+        if lines:
             return Audit(0, {}, {}, tuple(lines))
         counted = connection.execute(QUERIES["audit"]).fetchone()
         differences = {
@@ -70,11 +70,18 @@ def audit(path: Path) -> Audit:
         return Audit(rows, differences, damaged, ())
 
 
-def _quick_check(connection: sqlite3.Connection) -> list[str]:
-    """SQLite's own look at the pages; it gives up where the damage is too large to go on."""
+def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
+    """What SQLite says of the pages, where they are not right; it gives up on too large a damage.
+
+    Args:
+        connection: to look with.
+        is_quick: do not compare indexes with their tables.
+    """
+    look = "quick_check" if is_quick else "integrity_check"
     try:
-        return [row[0] for row in connection.execute(f"PRAGMA quick_check({_LISTED_MAX:d})")]
+        lines = [row[0] for row in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
     except sqlite3.Error as error:
         if not is_damage(error):
             raise
         return [str(error)]
+    return [] if lines == ["ok"] else lines

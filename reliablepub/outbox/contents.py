@@ -63,7 +63,8 @@ def read_contents(path: Path, id_: int) -> Contents | None:
         if row is None:
             return None
         columns = dict(zip((column[0] for column in cursor.description), row, strict=True))
-        raw = connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
+        kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
+        raw = connection.execute(QUERIES[kept], {"id": id_}).fetchone()
     problem = None
     try:
         entry_of(raw)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,12 +32,8 @@ from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.rows import Unreadable, check, checksum_of
 from reliablepub.outbox.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
 from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.transactions import surely
+from reliablepub.outbox.steps import CHUNK, step_by_step
 from reliablepub.outbox.writing import NO_CHANGE, remove
-
-CHUNK: Final = 500
-"""Messages in one transaction: a relay that waits for it hardly notices."""
-PAUSE_S_MAX: Final = 0.2
 
 
 class Action(StrEnum):
@@ -133,18 +130,13 @@ def intervene(
         pass  # there is one: nothing here may create an outbox
     effect = Effect()
     done = 0
+    chunks = list(_chunks(dict.fromkeys(ids)))
     with closing(open_writer(path, is_relay=False)) as connection:
-        for chunk in _chunks(dict.fromkeys(ids)):
-            begun = time.monotonic()
-
-            def work(chunk: list[int] = chunk) -> Effect:
-                return change(connection, path, chunk, what, clock())
-
-            effect.add(surely(connection, path, work))
+        steps = (partial(change, connection, path, chunk, what, clock()) for chunk in chunks)
+        for chunk, came_to in zip(chunks, step_by_step(connection, path, steps), strict=True):
+            effect.add(came_to)
             done += len(chunk)
             progress(done)
-            if len(chunk) == CHUNK:  # others want the write lock too
-                time.sleep(min(PAUSE_S_MAX, time.monotonic() - begun))
     return effect
 
 

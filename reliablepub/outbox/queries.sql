@@ -276,6 +276,45 @@ DELETE FROM reliablepub_interventions WHERE at < ?
 AND id NOT IN (SELECT id FROM reliablepub_messages)
 AND id NOT IN (SELECT id FROM reliablepub_parked);
 
+-- A person prunes: the same in small steps, a stretch of numbers at a time. The newest intervention
+-- stays, since its number tells the relay whether there are new ones.
+
+-- name: attempt_numbers
+SELECT min(attempt), max(attempt) FROM reliablepub_attempts;
+
+-- name: forget_attempts_between
+DELETE FROM reliablepub_attempts WHERE attempt BETWEEN ? AND ? AND at < ?
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_attempts.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_attempts.id);
+
+-- name: intervention_numbers
+SELECT min(intervention), max(intervention) - 1 FROM reliablepub_interventions;
+
+-- name: forget_interventions_between
+DELETE FROM reliablepub_interventions WHERE intervention BETWEEN ? AND ? AND at < ?
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_interventions.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_interventions.id);
+
+-- name: prunable
+SELECT
+    (SELECT count(*) FROM reliablepub_confirmed WHERE confirmed_at <= :confirmed_before),
+    (
+        SELECT count(*) FROM reliablepub_attempts AS a WHERE at < :history_before
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
+    ),
+    (
+        SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :history_before
+        AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id)
+    ),
+    (
+        SELECT count(*) FROM reliablepub_keys AS k WHERE kept_until < :now
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+    );
+
 -- People step in, and the relay lets go.
 
 -- name: insert_intervention
@@ -316,6 +355,13 @@ SELECT
     expires_at, CAST(ordering_key AS BLOB), NULL, size
 FROM reliablepub_parked WHERE id = :id;
 
+-- name: confirmed_message
+SELECT
+    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), stored_at, NULL, 0, 0, 0, 0, checksum, body,
+    NULL, CAST(ordering_key AS BLOB), NULL
+FROM reliablepub_confirmed WHERE id = :id;
+
 -- name: due_now
 UPDATE reliablepub_messages SET due_at = :at, nacked = 0, returned = 0, refused = 0, refused_at = NULL,
     expires_at = NULL
@@ -342,14 +388,21 @@ SELECT outcome, reply_code, reply_text FROM reliablepub_attempts
 WHERE id = ? ORDER BY attempt DESC LIMIT 1;
 
 -- name: rows_of_message_id
-SELECT id FROM reliablepub_messages WHERE message_id = :message_id
+SELECT id FROM reliablepub_messages WHERE message_id = :name
 UNION
-SELECT id FROM reliablepub_parked WHERE message_id = :message_id;
+SELECT id FROM reliablepub_parked WHERE message_id = :name;
 
 -- name: rows_once_of_message_id
-SELECT id FROM reliablepub_attempts WHERE message_id = :message_id
+SELECT id FROM reliablepub_attempts WHERE message_id = :name
 UNION
-SELECT id FROM reliablepub_interventions WHERE message_id = :message_id;
+SELECT id FROM reliablepub_interventions WHERE message_id = :name
+UNION
+SELECT id FROM reliablepub_confirmed WHERE message_id = :name
+UNION
+SELECT id FROM reliablepub_keys WHERE message_id = :name;
+
+-- name: rows_of_enqueue_key
+SELECT id FROM reliablepub_keys WHERE key = :name;
 
 -- name: one_message
 SELECT
@@ -357,15 +410,21 @@ SELECT
     CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END AS state,
     stored_at, nullif(due_at, 9e999) AS due_at, NULL AS parked_at, expires_at,
     nacked, returned, refused, uncertain, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
-    size, length(body) AS body_bytes, due_at IS 9e999 AS is_held
+    size, length(body) AS body_bytes, due_at IS 9e999 AS is_held, NULL AS confirmed_at
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties, state,
     stored_at, NULL, parked_at, expires_at,
     nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
-    size, length(body), 0
-FROM reliablepub_parked WHERE id = :id;
+    size, length(body), 0, NULL
+FROM reliablepub_parked WHERE id = :id
+UNION ALL
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
+    stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
+    size, length(body), 0, confirmed_at
+FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: attempts_of
 SELECT at, epoch, tag, outcome, reply_code, reply_text, persistence, message_id
@@ -432,6 +491,11 @@ SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body, checksum
 FROM reliablepub_parked ORDER BY id;
+
+-- What the migrations make, however it is spaced. Indexes that SQLite makes itself have no text.
+-- name: made
+SELECT type || ' ' || name, replace(replace(replace(sql, char(10), ' '), ' ', ''), '"', '')
+FROM sqlite_schema WHERE name GLOB 'reliablepub_*' AND sql IS NOT NULL;
 
 -- name: open_columns
 SELECT name, dflt_value FROM pragma_table_info('reliablepub_messages') ORDER BY cid;

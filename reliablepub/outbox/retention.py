@@ -36,13 +36,24 @@ def prune_confirmed(
 
 def give_space_back(connection: sqlite3.Connection) -> None:
     """Cut free pages off the file, some at a time, where it was made to allow that."""
-    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    free = free_pages(connection)
     if free < FREE_PAGES_MIN:
         return
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     if free > pages // 2:
-        for _ in range(PAGES_GIVEN_BACK):  # sqlite3 takes one step of it, and no more, at a time
-            connection.execute("PRAGMA incremental_vacuum(1)")
+        cut_off(connection, PAGES_GIVEN_BACK)
+
+
+def free_pages(connection: sqlite3.Connection) -> int:
+    """Pages of the file that hold nothing."""
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    return int(free)
+
+
+def cut_off(connection: sqlite3.Connection, pages: int) -> None:
+    """Shorten the file by so many free pages, where it was made to allow that."""
+    for _ in range(pages):  # sqlite3 takes one step of it, and no more, at a time
+        connection.execute("PRAGMA incremental_vacuum(1)")
 
 
 def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
@@ -53,10 +64,20 @@ def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
 
 def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
     """From here on the key is taken; and a few that are overdue are looked at."""
-    overdue = cursor.execute(QUERIES["overdue_keys"], (now, KEYS_LOOKED_AT)).fetchall()
+    forget_keys(cursor, now, KEYS_LOOKED_AT)
+    cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
+
+
+def forget_keys(cursor: sqlite3.Cursor, now: float, limit: int) -> tuple[int, int]:
+    """Look at keys that are overdue; those whose message is still there are kept on.
+
+    Returns:
+        how many were looked at, and how many of them are forgotten.
+    """
+    overdue = cursor.execute(QUERIES["overdue_keys"], (now, limit)).fetchall()
     for old, is_there in overdue:
         if is_there:
             cursor.execute(QUERIES["prolong_key"], (now + KEYS_KEPT_S, old))
         else:
             cursor.execute(QUERIES["forget_key"], (old,))
-    cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
+    return len(overdue), sum(not is_there for _, is_there in overdue)

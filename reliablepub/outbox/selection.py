@@ -51,6 +51,10 @@ _TABLES: Final = {
         + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text",
     ),
 }
+_GIVEN_UP_BEFORE: Final = {
+    "reliablepub_parked": "parked_at <= :given_up_before",
+    "reliablepub_messages": "0",
+}
 _OF_STATE: Final = {
     "ready": "due_at IS NULL",
     "waiting": "due_at IS NOT NULL",
@@ -82,6 +86,7 @@ class Selection:
         reason: a part of what was said of an attempt, in any case of letters.
         stored_before: seconds since 1970.
         stored_after: seconds since 1970.
+        given_up_before: seconds since 1970; holds for no open message.
     """
 
     states: tuple[str, ...] = STATES
@@ -91,6 +96,7 @@ class Selection:
     reason: str | None = None
     stored_before: float | None = None
     stored_after: float | None = None
+    given_up_before: float | None = None
 
     def within(self, states: tuple[str, ...]) -> Selection:
         """The same, of these states only, unless states were asked for."""
@@ -106,6 +112,7 @@ class Selection:
             "reason": (_REASON[table], self.reason),
             "stored_before": ("stored_at <= :stored_before", self.stored_before),
             "stored_after": ("stored_at >= :stored_after", self.stored_after),
+            "given_up_before": (_GIVEN_UP_BEFORE[table], self.given_up_before),
         }
         asked = {name: part for name, part in parts.items() if part[1] is not None}
         conditions = [text for text, _ in asked.values()]

@@ -28,6 +28,10 @@ _WORTH: Final = [kind.value for kind in Persistence]
 """From "not written" to "persisted": the last word is the highest that was ever said."""
 
 
+_ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of_message_id")
+"""What a name can mean: what is there goes first, then what is known at once."""
+
+
 class Next(StrEnum):
     """What happens to a message next."""
 
@@ -50,8 +54,8 @@ class Story:
     Attributes:
         id: of its row.
         message_id: its AMQP ``message_id``; None if nothing is left that names it.
-        state: ``ready``, ``waiting``, ``in flight``, ``parked``, ``expired``; of one that is not
-            there any more ``confirmed``, ``discarded``, or ``gone`` if nobody has written it down.
+        state: ``ready``, ``waiting``, ``in flight``, ``parked``, ``expired``, ``confirmed``; of one
+            that is not there any more ``discarded``, or ``gone`` if nobody has written it down.
         message: the columns of its row without the body; empty when it is gone.
         attempts: those that did not end in a confirm, and a confirm that came after them.
         interventions: what people did to it.
@@ -83,11 +87,12 @@ class Story:
 
 
 def resolve(path: Path, name: str) -> list[int]:
-    """Which rows a person means: the number of a row, or a ``message_id``.
+    """Which rows a person means: the number of a row, a ``message_id``, or what it was enqueued as.
 
     Args:
         path: the outbox.
-        name: a number is that of a row, if there is or ever was such a row.
+        name: a number is that of a row, if there is or ever was such a row; what is neither that
+            nor a ``message_id`` is a key of `Outbox.enqueue`.
 
     Returns:
         their ids, the lowest first; empty if nothing is known under this name.
@@ -101,8 +106,8 @@ def resolve(path: Path, name: str) -> list[int]:
             (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
             if 0 < id_ <= last_id:
                 return [id_]
-        for query in ("rows_of_message_id", "rows_once_of_message_id"):
-            found = connection.execute(QUERIES[query], {"message_id": name}).fetchall()
+        for query in _ROWS_NAMED:
+            found = connection.execute(QUERIES[query], {"name": name}).fetchall()
             if found:
                 return sorted(id_ for (id_,) in found)
     return []
@@ -122,12 +127,12 @@ def tell(path: Path, id_: int) -> Story:
         attempts = _all(connection, "attempts_of", (id_,))
         interventions = _all(connection, "interventions_of", (id_,))
         in_flight = None
-        if pid is not None and message.get("parked_at", 0) is None:
+        if pid is not None and message.get("state") in OPEN_STATES:
             in_flight = _one(connection, "in_flight", {"id": id_, "limit": 1})
         state = message.get("state") or _once(attempts, interventions)
         state = state if in_flight is None else "in flight"
         holder = None
-        if message.get("ordering_key") is not None and state in ("ready", "waiting"):
+        if message.get("ordering_key") is not None and state in OPEN_STATES:
             of_key = {"ordering_key": message["ordering_key"], "id": id_}
             holder = _one(connection, "key_held_by", of_key)
         following, at = _following(state, message, holder, pid, picture)

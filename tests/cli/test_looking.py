@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from reliablepub import Message, Outbox
 from reliablepub.cli import main
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.picture import write_picture
 from reliablepub.outbox.store import SqliteStore
 from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble
@@ -293,6 +296,109 @@ def test_rates_are_measured(run: Run, alone: Path) -> None:
     assert (status["stored_per_s"], status["confirmed_per_s"]) == (0.0, 0.0)
     assert parsed(run("status", "--json", "--over", "0"))["stored_per_s"] is None
     assert "nobody knows: no relay is at work" in run("status", "--over", "0").stdout
+
+
+# ------------------------------------------------------------------------------------ names
+
+
+def test_a_message_is_named_by_the_key_it_was_enqueued_under(run: Run, path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"1", message_id="m-1"), key="order 17")
+        outbox.enqueue(Message(b"2", message_id="order 17"))
+        outbox.enqueue(Message(b"3", message_id="m-3"), key="order 18")
+    assert parsed(run("show", "order 18", "--json"))["message_id"] == "m-3"
+    assert parsed(run("show", "order 17", "--json"))["message_id"] == "order 17", "an id goes first"
+    assert run("park", "order 18").stdout == "1 message parked\n"
+    with closing(SqliteStore(path)) as store:
+        (entry,), _ = store.read_ready(1, 1, limit=1, bytes_max=1)
+        store.commit(Turn(confirmed=[entry]))
+    (story,) = parsed(run("explain", "m-1", "--json"))
+    assert (story["id"], story["state"]) == (1, "gone"), "its key still remembers it"
+
+
+def test_a_confirmed_message_that_is_kept_is_shown(run: Run, path: Path) -> None:
+    with closing(SqliteStore(path, keep_confirmed_s=60)) as store:
+        entry = Entry(Message(b"here", message_id="m-1", content_type="text/plain"), 0.0)
+        store.commit(Turn(new=[entry]))
+        store.commit(Turn(confirmed=[entry]))
+        out = run("explain", "m-1").stdout
+        assert "It was confirmed 0 s ago, and is kept for a while." in out
+        assert "Delivered? persisted: the broker has taken responsibility for it." in out
+        assert run("show", 1).stdout.endswith("\n\nhere\n")
+        assert parsed(run("show", 1, "--json"))["problem"] is None
+
+
+# ------------------------------------------------------------------------------------ check
+
+
+def levels(run: Run, *options: str) -> dict[str, str]:
+    result = run("check", "--json", *options)
+    assert result.stdout, result.stderr
+    found = json.loads(result.stdout)
+    assert all(finding["remedy"] for finding in found if finding["level"] != "ok")
+    return {finding["check"]: finding["level"] for finding in found if finding["level"] != "ok"}
+
+
+def test_a_sound_file_has_no_findings(run: Run, path: Path) -> None:
+    with closing(SqliteStore(path)), Outbox(path) as outbox:
+        outbox.enqueue(Message(b"x"))
+        result = run("check")
+        assert result.exit_code == 0
+        assert "1 message compared with their checksums" in result.stdout
+        assert levels(run) == levels(run, "--quick") == {}
+
+
+def test_what_is_damaged_or_edited_is_found(run: Run, alone: Path) -> None:
+    assert levels(run) == {"messages": "problem"}
+    with closing(sqlite3.connect(alone)) as connection, connection:
+        connection.execute("DELETE FROM reliablepub_parked WHERE id = 3")
+        connection.execute("DROP TRIGGER reliablepub_key_skipped")
+        connection.execute("DROP VIEW reliablepub_open")
+        connection.execute("CREATE VIEW reliablepub_open AS SELECT 1 AS one")
+    alone.chmod(0o644)
+    assert levels(run) == {
+        "messages": "problem",
+        "ledger": "problem",
+        "schema": "problem",
+        "access": "warning",
+    }
+    out = run("check").stdout
+    assert "trigger reliablepub_key_skipped is missing; view reliablepub_open was changed" in out
+    assert "+1 parked" in out
+
+
+def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
+    with Outbox(path) as outbox:
+        for n in range(100):
+            outbox.enqueue(Message(bytes(1_000), message_id=f"m-{n}"), key=f"k{n}")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_schema SET sql = replace(sql, 'IS NOT NULL', 'IS NULL') "
+            "WHERE name = 'reliablepub_messages_waiting'"
+        )
+    assert levels(run, "--quick") == {"schema": "problem"}, "the index lacks every row"
+    assert levels(run) == {"schema": "problem", "pages": "problem"}
+    raw = bytearray(path.read_bytes())
+    raw[4096 * 40 : 4096 * 41] = b"\xff" * 4096
+    path.write_bytes(raw)
+    assert "pages" in levels(run, "--quick")
+    assert run("check").exit_code == 4
+
+
+def test_an_older_version_is_told(run: Run, alone: Path) -> None:
+    with closing(sqlite3.connect(alone)) as connection, connection:
+        connection.execute(
+            "DELETE FROM reliablepub_schema WHERE version = (SELECT max(version) FROM "
+            "reliablepub_schema)"
+        )
+    assert levels(run) == {"schema": "warning"}
+    assert "reliablepub outbox migrate" in run("check").stdout
+
+
+def test_what_a_killed_relay_has_left_is_named(run: Run, alone: Path) -> None:
+    write_picture(alone, {})
+    assert f"a relay that was killed has left {alone.name}.relay" in run("check").stdout
 
 
 def test_looking_changes_nothing(run: Run, alone: Path) -> None:

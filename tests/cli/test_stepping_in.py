@@ -1,6 +1,7 @@
 """Changing messages from the command line, also beside a relay under load."""
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,6 +18,7 @@ from reliablepub.outbox.selection import Selection, find_ids
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import eventually
+from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble
 
 Run = Callable[..., Result]
@@ -100,7 +102,7 @@ def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.M
     unanswered = run("retry", "--reason", "404")
     assert unanswered.exit_code == 2
     assert "retry 1 message? Nobody is there to answer; say --yes" in unanswered.stderr
-    monkeypatch.setattr("reliablepub.cli.outbox.stepping_in._is_somebody_there", lambda: True)
+    monkeypatch.setattr("reliablepub.cli.questions.is_somebody_there", lambda: True)
     assert run("retry", "--reason", "404", input="n\n").exit_code == 2
     assert state_of(run, 3) == "parked"
     assert "1 message put back" in run("retry", "--reason", "404", input="y\n").stdout
@@ -195,3 +197,25 @@ def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
         with pytest.raises(Withdrawn, match=r"discarded by .*: too late"):
             receipt.result(timeout=10)
     audit(run)
+
+
+def test_prune_asks_only_before_messages_go(
+    run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("prune").stdout.startswith("0 messages deleted\n")
+    foreseen = run("prune", "--parked", "0s", "--dry-run")
+    assert foreseen.stdout.startswith("2 messages (2 parked) would be deleted\n")
+    refused = run("prune", "--parked", "0s")
+    assert (refused.exit_code, state_of(run, 3)) == (2, "parked")
+    assert "delete 2 messages (2 parked) for good? Nobody is there to answer" in refused.stderr
+    monkeypatch.setattr("reliablepub.cli.questions.is_somebody_there", lambda: True)
+    assert run("prune", "--parked", "0s", input="n\n").exit_code == 2
+    assert run("prune", "--parked", "0s", input="y\n").exit_code == 0
+    assert state_of(run, 3) == "discarded"
+    assert run("explain", 3).stdout.rstrip().endswith(": pruned")
+    found = json.loads(run("prune", "--expired", "0s", "--yes", "--json").stdout)
+    assert (found["dry_run"], found["expired"], found["parked"]) == (False, 1, 0)
+    (cell,) = re.findall(
+        r"\| `--json` \| (.*?) \|$", section("reliablepub outbox prune"), re.MULTILINE
+    )
+    assert set(re.findall(r"`(\w+)`", cell)) == set(found)

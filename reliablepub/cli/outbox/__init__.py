@@ -15,6 +15,7 @@ from reliablepub.cli.exits import ask_for_command
 
 _COMMANDS: Final = {
     "audit": "reliablepub.cli.outbox.audit:audit",
+    "check": "reliablepub.cli.outbox.check:check",
     "discard": "reliablepub.cli.outbox.stepping_in:discard",
     "duplicates": "reliablepub.cli.outbox.duplicates:duplicates",
     "explain": "reliablepub.cli.outbox.explain:explain",
@@ -25,6 +26,7 @@ _COMMANDS: Final = {
     "list": "reliablepub.cli.outbox.listing:list_messages",
     "migrate": "reliablepub.cli.outbox.migration:migrate",
     "park": "reliablepub.cli.outbox.stepping_in:park",
+    "prune": "reliablepub.cli.outbox.prune:prune",
     "reroute": "reliablepub.cli.outbox.stepping_in:reroute",
     "retry": "reliablepub.cli.outbox.stepping_in:retry",
     "salvage": "reliablepub.cli.outbox.salvage:salvage",

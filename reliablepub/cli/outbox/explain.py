@@ -53,8 +53,9 @@ _ATTEMPT_LINES: Final = 20
 def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Tell the story of a message: where it is and why, every attempt, what happens next.
 
-    ID is the number of a row, or a message id. Each attempt is shown with the channel epoch, the
-    delivery tag, what the broker answered, and whether a queue may have the message.
+    ID is the number of a row, a message id, or a key of Outbox.enqueue. Each attempt is shown with
+    the channel epoch, the delivery tag, what the broker answered, and whether a queue may have the
+    message.
 
     \b
     Examples:
@@ -91,7 +92,10 @@ def told(story: Story, outbox: Path, now: float) -> list[str]:
         lines.append(f"  to {where}{key}; {message['body_bytes']} bytes")
         lines.append(f"  stored {ago(message['stored_at'], now)}")
     is_due = story.state == "waiting" and (message["due_at"] or now + 1) <= now
-    lines += ["", "It is open, and due." if is_due else f"It {_WHERE[story.state]}."]
+    where = "is open, and due" if is_due else _WHERE[story.state]
+    if story.message.get("confirmed_at") is not None:
+        where = f"was confirmed {ago(story.message['confirmed_at'], now)}, and is kept for a while"
+    lines += ["", f"It {where}."]
     lines += _why(story)
     if story.verdict is not None:
         lines.append(f"Delivered? {story.verdict}: {_VERDICT[story.verdict]}.")

@@ -36,8 +36,8 @@ _HEX_LINE: Final = 16
 def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Show a message: address, properties, headers and body.
 
-    ID is the number of a row, or a message id. A body of text or JSON is shown as such, up to
-    4 KiB, any other in hexadecimal.
+    ID is the number of a row, a message id, or a key of Outbox.enqueue. A body of text or JSON is
+    shown as such, up to 4 KiB, any other in hexadecimal.
 
     \b
     Examples:
@@ -109,6 +109,7 @@ def _head(found: Contents) -> dict[str, object]:
         "stored": ago(columns["stored_at"]),
         "due": ago(columns["due_at"]),
         "parked": ago(columns["parked_at"]),
+        "confirmed": ago(columns["confirmed_at"]),
         "expires": ago(columns["expires_at"]),
         **{name.replace("_", " "): one_line(str(v)) for name, v in found.properties.items()},
         **{f"header {name}": one_line(json.dumps(v)) for name, v in found.headers.items()},

@@ -7,7 +7,6 @@ know: SQL, or how a relay learns of it.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +14,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named, selection_options
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.outbox.listing import COLUMNS
 from reliablepub.cli.output import (
@@ -28,6 +27,7 @@ from reliablepub.cli.output import (
     print_rows,
 )
 from reliablepub.cli.progress import counting, patiently
+from reliablepub.cli.questions import ask
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.interventions import FIT, Action, Effect, Intervention, intervene
 from reliablepub.outbox.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
@@ -70,7 +70,7 @@ def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
 def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
     """Send messages again now: parked and expired ones are put back, waiting ones wait no longer.
 
-    Their refusals are forgotten. Chosen by ID (the number of a row, or a message id), or by a
+    Their refusals are forgotten. Chosen by ID (number of a row, message id or key), or by a
     filter: then those that are parked or expired, unless --state says otherwise.
 
     \b
@@ -94,7 +94,7 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
 def park(**common: Any) -> int:  # noqa: ANN401
     """Take open messages out of the line, and keep them until somebody retries or discards them.
 
-    Chosen by ID (the number of a row, or a message id), or by a filter. A running relay lets go of
+    Chosen by ID (number of a row, message id or key), or by a filter. A running relay lets go of
     them; what is in flight is left alone, because the broker may have it already.
 
     \b
@@ -117,7 +117,7 @@ def park(**common: Any) -> int:  # noqa: ANN401
 def discard(**common: Any) -> int:  # noqa: ANN401
     """Delete messages for good; they are counted as discarded, and cannot be brought back.
 
-    Chosen by ID (the number of a row, or a message id), or by a filter: then those that are parked
+    Chosen by ID (number of a row, message id or key), or by a filter: then those that are parked
     or expired, unless --state says otherwise. It asks first. `outbox export` keeps a copy.
 
     \b
@@ -142,7 +142,7 @@ def discard(**common: Any) -> int:  # noqa: ANN401
 def reroute(to_exchange: str | None, to_routing_key: str | None, **common: Any) -> int:  # noqa: ANN401
     """Send messages to another exchange or with another routing key, now.
 
-    Chosen by ID (the number of a row, or a message id), or by a filter. What was parked is put
+    Chosen by ID (number of a row, message id or key), or by a filter. What was parked is put
     back. The message id stays the same.
 
     \b
@@ -196,24 +196,15 @@ def _step_in(
         print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message")
     if not dry_run:
         if ids and not yes and (not names or action is Action.DISCARD):
-            _ask(action, len(ids))
+            ask(_question(action, len(ids)))
         with counting(len(ids)) as progress:
             effect = intervene(outbox_path, ids, what, progress=progress)
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 
-def _ask(action: Action, count: int) -> None:
-    question = f"{action.value} {count_of(count, 'message')}?"
-    if action is Action.DISCARD:
-        question = f"discard {count_of(count, 'message')} for good?"
-    if not _is_somebody_there():
-        raise Failure(f"{question} Nobody is there to answer; say --yes", Exit.BAD_INPUT)
-    if not click.confirm(question, err=True):
-        raise Failure("nothing was changed", Exit.BAD_INPUT)
-
-
-def _is_somebody_there() -> bool:
-    return sys.stdin.isatty()
+def _question(action: Action, count: int) -> str:
+    for_good = " for good" if action is Action.DISCARD else ""
+    return f"{action.value} {count_of(count, 'message')}{for_good}?"
 
 
 def _report(

@@ -41,7 +41,7 @@ def export_messages(
 ) -> int:
     """Write messages with their bodies as lines of JSON (NDJSON), byte for byte.
 
-    Chosen by ID (the number of a row, or a message id) or by a filter; all of them otherwise. The
+    Chosen by ID (number of a row, message id or key) or by a filter; all of them otherwise. The
     messages stay in the outbox.
 
     \b

@@ -1,0 +1,60 @@
+"""``reliablepub outbox check``: whether the file is whole, and the books in it.
+
+Knows: whom to ask for facts, and how findings are printed. Must never know: what a fact means.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from reliablepub.cli.diagnosis import of_file
+from reliablepub.cli.findings import exit_of, print_findings
+from reliablepub.cli.options import as_form, form_option, inspected_option
+from reliablepub.cli.progress import patiently
+from reliablepub.errors import OutboxError
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.audit import Audit
+from reliablepub.outbox.checkup import Checkup, check_up
+
+
+@click.command()
+@inspected_option
+@click.option("--quick", is_flag=True, help="Do not compare indexes with their tables.")
+@form_option
+def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
+    """Look at everything that can be wrong with the file; each finding comes with a remedy.
+
+    Pages and indexes, the tables and their version, every message against its checksum, the ledger,
+    unused space, who may read the file, what lies beside it. It reads all of the file, changes
+    nothing, and disturbs no relay. (`audit` is the part of it that counts, with the figures.)
+
+    \b
+    Example:
+      reliablepub outbox check --outbox outbox.db
+
+    \b
+    Exit codes:
+      0  no problem; there may be warnings
+      4  a problem, or it cannot be used
+    """  # noqa: D301 - click: keep these lines as they are
+    with patiently("looking at every page"):
+        found = check_up(outbox_path, is_quick=quick)
+    books = None
+    if found.version == found.newest and not found.pages:
+        with patiently("comparing every message with its checksum"):
+            books = _audited(outbox_path, found)
+    findings = list(of_file(outbox_path, found, books))
+    print_findings(findings, as_form(form))
+    return exit_of(findings)
+
+
+def _audited(outbox_path: Path, found: Checkup) -> Audit | None:
+    """The books; None where so much is missing that nobody can read them."""
+    try:
+        return Outbox(outbox_path).audit()
+    except OutboxError:
+        if not (found.missing or found.changed):
+            raise
+        return None

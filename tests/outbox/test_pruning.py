@@ -1,0 +1,194 @@
+"""What a person deletes, in small steps, and the space that comes back."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import NotAnOutbox
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox, pruning
+from reliablepub.outbox.entry import Attempt, Entry, Turn
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.pruning import Pruned, Times, foresee, prune
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import Outcome, OutcomeKind
+
+REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
+LATE = Outcome(OutcomeKind.EXPIRED, 0, "not sent")
+NOW = 1_000_000.0
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(path: Path, clock: Clock) -> Iterator[SqliteStore]:
+    with closing(SqliteStore(path, keep_confirmed_s=1e9, clock=clock)) as store:
+        yield store
+
+
+def stored(store: SqliteStore, count: int, body: bytes = b"") -> list[Entry]:
+    entries = [Entry(Message(body, message_id=f"m-{n}"), NOW) for n in range(count)]
+    store.commit(Turn(new=entries))
+    return entries
+
+
+def times(**before: float) -> Times:
+    return Times(**{"history_before": 0.0, "now": NOW, **before})
+
+
+def rows(path: Path, table: str) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute(f"SELECT count(*) FROM reliablepub_{table}").fetchone()[0])
+
+
+def pruned_as_foreseen(path: Path, wanted: Times) -> Pruned:
+    """Both ways of asking agree."""
+    foreseen, found = foresee(path, wanted), prune(path, wanted)
+    names = ("confirmed", "parked", "expired", "attempts", "interventions", "keys")
+    assert [getattr(foreseen, name) for name in names] == [getattr(found, name) for name in names]
+    assert Outbox(path).audit().is_right
+    return found
+
+
+def test_nothing_goes_unless_its_kind_is_named(path: Path, store: SqliteStore) -> None:
+    confirmed, parked, late, _ = stored(store, 4)
+    given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
+    store.commit(Turn(confirmed=[confirmed], parked=given_up, attempts=given_up))
+    assert pruned_as_foreseen(path, times()).messages == 0
+    assert (rows(path, "confirmed"), rows(path, "parked"), rows(path, "messages")) == (1, 2, 1)
+
+
+def test_what_was_confirmed_long_ago_goes(path: Path, store: SqliteStore, clock: Clock) -> None:
+    old, new = stored(store, 1_200), stored(store, 3)
+    store.commit(Turn(confirmed=old))
+    clock.now += 100
+    store.commit(Turn(confirmed=new))
+    steps: list[tuple[str, int]] = []
+    wanted = times(confirmed_before=NOW + 50)
+    assert foresee(path, wanted).confirmed == 1_200
+    prune(path, wanted, progress=lambda what, count: steps.append((what, count)))
+    assert [count for what, count in steps if what == "confirmed"] == [500, 1_000, 1_200]
+    assert rows(path, "confirmed") == 3
+
+
+def test_what_was_given_up_long_ago_is_discarded(
+    path: Path, store: SqliteStore, clock: Clock
+) -> None:
+    entries = stored(store, 4)
+    for entry, outcome in zip(entries, (REFUSED, LATE, REFUSED, LATE), strict=True):
+        store.commit(Turn(parked=[Attempt(entry, "1-1", 1, outcome, clock.now)]))
+        clock.now += 10
+    found = pruned_as_foreseen(path, times(parked_before=NOW + 15, expired_before=NOW + 15))
+    assert (found.parked, found.expired) == (1, 1)
+    status = Outbox(path).status()
+    assert (status.parked, status.expired, status.discarded) == (1, 1, 2)
+    assert [touched.action for touched in store.touched()] == ["discard"] * 2
+    assert store.commit(Turn(new=[Entry(Message(b"", message_id="m"), NOW)])).counters.open == 1, (
+        "it goes on"
+    )
+
+
+def test_history_goes_with_its_message(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "_NUMBERS", 2)
+    gone, there = stored(store, 2)
+    attempts = [Attempt(entry, "1-1", 1, REFUSED, NOW) for entry in (gone, there) * 3]
+    store.commit(Turn(confirmed=[gone], attempts=attempts))
+    assert pruned_as_foreseen(path, times(history_before=NOW)).attempts == 0, "too new"
+    assert pruned_as_foreseen(path, times(history_before=NOW + 1)).attempts == 3
+    assert rows(path, "attempts") == 3
+
+
+def test_the_newest_intervention_stays_because_the_relay_counts_by_it(
+    path: Path, store: SqliteStore
+) -> None:
+    ids = [entry.id for entry in stored(store, 3)]
+    intervene(path, ids, Intervention(Action.DISCARD), clock=lambda: NOW)
+    assert [found.id for found in store.touched()] == ids
+    assert pruned_as_foreseen(path, times(history_before=NOW + 1)).interventions == 2
+    stored(store, 1)
+    assert Outbox(path).status().open == 1, "nothing has changed behind its back"
+
+
+def test_keys_are_forgotten_when_their_time_is_over_and_their_message_is_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.time", lambda: NOW)
+    monkeypatch.setattr(pruning, "CHUNK", 2)
+    with Outbox(path) as outbox:
+        for n in range(5):
+            outbox.enqueue(Message(b""), key=f"k{n}")
+    intervene(path, [1, 2, 3], Intervention(Action.DISCARD))
+    late = NOW + 8 * 86_400
+    assert pruned_as_foreseen(path, times()).keys == 0
+    assert pruned_as_foreseen(path, times(now=late)).keys == 3
+    assert rows(path, "keys") == 2
+
+
+def parked_mebibytes(store: SqliteStore, count: int) -> None:
+    entries = stored(store, count * 16, bytes(65_536))
+    store.commit(Turn(parked=[Attempt(entry, "1-1", 1, REFUSED, NOW) for entry in entries]))
+
+
+def test_the_file_gives_its_space_back(path: Path, store: SqliteStore) -> None:
+    parked_mebibytes(store, 4)
+    store.close()
+    before = path.stat().st_size
+    found = prune(path, times(parked_before=NOW))
+    assert found.bytes_given_back > 4 << 20
+    assert path.stat().st_size == before - found.bytes_given_back
+    assert found.bytes_unused == 0
+
+
+def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as app:
+        app.execute("CREATE TABLE orders (id)")
+    path.chmod(0o600)
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        parked_mebibytes(store, 1)
+    found = prune(path, times(parked_before=NOW))
+    assert (found.parked, found.bytes_given_back) == (16, 0)
+    assert found.bytes_unused > 1 << 20
+
+
+def test_the_log_stays_short_without_a_relay(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.checkpoints.LOG_BYTES_LONG", 1 << 20)
+    parked_mebibytes(store, 6)
+    store.close()
+    longest = 0
+    log = path.with_name(path.name + "-wal")
+
+    def look(_what: str, _count: int) -> None:
+        nonlocal longest
+        longest = max(longest, log.stat().st_size)
+
+    monkeypatch.setattr("reliablepub.outbox.steps.CHUNK", 8)
+    prune(path, times(parked_before=NOW), progress=look)
+    assert longest > 0
+
+
+def test_a_file_that_is_no_outbox_is_left_alone(path: Path) -> None:
+    ask: list[Callable[[], object]] = [
+        lambda: foresee(path, times()),
+        lambda: prune(path, times()),
+    ]
+    for question in ask:
+        with pytest.raises(NotAnOutbox):
+            question()
+    assert not path.exists()
