@@ -152,8 +152,11 @@ def not_connected(_: socket.socket) -> None:
 
 
 def test_an_error_out_of_pikas_loop_loses_the_connection_and_no_more(wire: Connect) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
     w = wire()
-    w.transport._loop.call_later(0, lambda: 1 // 0)
+    w.transport._loop.call_later(0, fail)
     assert w.lost_reason().startswith("pika failed with ZeroDivisionError")
     w.connect()
     assert w.open_channel() == 2
