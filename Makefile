@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
-.PHONY: test test-simulation test-all-else demo flights soak bench docs lint format typecheck rabbitmq rabbitmq-versions client-table java clean
+.PHONY: test test-simulation test-all-else demo flights soak bench docs dist lint format typecheck rabbitmq rabbitmq-versions client-table java clean
 
 # Two at once: the simulation measures no coverage, which would double its time.
 test: .venv/.installed rabbitmq java lint typecheck
@@ -31,6 +31,10 @@ bench: .venv/.installed rabbitmq java
 # The pages of docs/ as a site, in build/site.
 docs: .venv/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+# What people install, in dist/.
+dist: .venv/.installed
+	$(BIN)/hatchling build
 
 # A data pipeline on Spark, in a batch and as a stream, and the proof that nothing is missing.
 flights: .venv/.flights java

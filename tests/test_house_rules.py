@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 
 import reliablepub
@@ -98,25 +97,6 @@ def test_all_is_what_the_package_offers() -> None:
     }
     assert len(reliablepub.__all__) == len(set(reliablepub.__all__))
     assert {name for name in reliablepub.__all__ if not name.startswith("_")} == offered
-
-
-def test_the_wheel_has_every_file_of_the_packages() -> None:
-    builder = WheelBuilder(str(ROOT))
-    shipped = {Path(file.path) for file in builder.recurse_included_files()}
-    wanted = {
-        path
-        for package in ("reliablepub", "spark_sink")
-        for pattern in ("*.py", "*.sql", "py.typed")
-        for path in (ROOT / package).rglob(pattern)
-    }
-    assert wanted <= shipped
-
-
-def test_the_wheel_puts_the_data_sources_where_spark_looks_for_it() -> None:
-    builder = WheelBuilder(str(ROOT))
-    assert {"pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py"} <= {
-        file.distribution_path for file in builder.recurse_included_files()
-    }
 
 
 def test_top_level_is_the_agreed_one() -> None:

@@ -1,0 +1,88 @@
+"""Nothing but the core dependencies is needed, and the consumer uses everything."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from importlib.metadata import packages_distributions, requires
+from pathlib import Path
+
+import pytest
+
+import reliablepub
+
+CONSUMER = Path(__file__).parent / "consumer.py"
+NAME = re.compile(r"[\w.-]+")
+# What `import` finds from now on: the standard library, the packages given, and this folder's.
+ONLY = """
+import sys
+allowed = {*sys.stdlib_module_names, "reliablepub", *sys.argv.pop(1).split(",")}
+
+
+class Others:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] not in allowed and not name.startswith("_"):
+            raise ModuleNotFoundError(f"{name} is no core dependency", name=name)
+
+
+sys.meta_path.insert(0, Others())
+"""
+
+
+def core_dependencies() -> set[str]:
+    """Distributions that come with `pip install reliablepub`, those of dependencies included."""
+    found: set[str] = set()
+    new = {"reliablepub"}
+    while new:
+        found |= new
+        new = {
+            match[0].lower().replace("_", "-")
+            for name in new
+            for requirement in requires(name) or ()
+            if "extra ==" not in requirement and (match := NAME.match(requirement))
+        } - found
+    return found - {"reliablepub"}
+
+
+def core_modules() -> set[str]:
+    core = core_dependencies()
+    return {
+        module
+        for module, distributions in packages_distributions().items()
+        if core & {name.lower().replace("_", "-") for name in distributions}
+    }
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run in a fresh interpreter that can import nothing but the core dependencies."""
+    return subprocess.run(
+        [sys.executable, "-c", ONLY + code, ",".join(core_modules())],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_every_public_verb_works_with_the_core_dependencies_alone() -> None:
+    result = run(f"import runpy; runpy.run_path({str(CONSUMER)!r}, run_name='__main__')")
+    assert (result.stdout, result.returncode) == ("well\n", 0), result.stderr
+
+
+def test_so_does_the_command_line() -> None:
+    result = run("from reliablepub.cli import main; sys.argv = ['x', '--version']; main()")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("extra", ["aio_pika", "cryptography", "prometheus_client", "pyspark"])
+def test_what_belongs_to_an_extra_is_not_a_core_dependency(extra: str) -> None:
+    assert "is no core dependency" in run(f"import {extra}").stderr
+
+
+def test_the_consumer_uses_every_public_verb() -> None:
+    tree = ast.parse(CONSUMER.read_text())
+    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    doors = (reliablepub.Publisher, reliablepub.AsyncPublisher, reliablepub.Outbox)
+    verbs = {verb for door in doors for verb, _ in inspect.getmembers(door)}
+    assert {verb for verb in verbs if not verb.startswith("_")} - used == set()

@@ -1,0 +1,109 @@
+"""What people download: the wheel and the source distribution, file by file."""
+
+import email
+import sys
+import tarfile
+import tomllib
+import zipfile
+from dataclasses import dataclass
+from email.message import Message as Headers
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+from reliablepub.cli import main
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("reliablepub", "spark_sink")
+# Where Spark looks for data sources: modules at the top level whose names begin with pyspark_.
+DATA_SOURCES = {"pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py"}
+FILES = {"LICENSE", "Makefile", "README.md", "mkdocs.yml", "pyproject.toml", "PKG-INFO"}
+FOLDERS = (".ci", "docs", "examples", "reliablepub", "spark_sink", "tests")
+
+
+@dataclass(frozen=True)
+class Built:
+    wheel: Path
+    sdist: Path
+
+    @property
+    def in_wheel(self) -> dict[str, bytes]:
+        with zipfile.ZipFile(self.wheel) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    @property
+    def metadata(self) -> Headers:
+        (text,) = (content for name, content in self.in_wheel.items() if name.endswith("/METADATA"))
+        return email.message_from_bytes(text)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("dist")
+    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    (sdist,) = SdistBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
+    return Built(Path(wheel), Path(sdist))
+
+
+def files_of(folder: str) -> set[str]:
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_has_the_packages_the_data_sources_and_nothing_else(built: Built) -> None:
+    ours = {name for name in built.in_wheel if ".dist-info/" not in name}
+    moved = {f"spark_sink/{name}" for name in DATA_SOURCES}
+    assert ours == DATA_SOURCES | files_of("reliablepub") | files_of("spark_sink") - moved
+    about = {name.partition(".dist-info/")[2] for name in built.in_wheel} - {""}
+    assert about == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert built.wheel.name.endswith("-py3-none-any.whl")  # nothing is compiled
+
+
+def test_the_source_distribution_has_all_that_make_test_needs(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        shipped = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = FILES.union(*(files_of(folder) for folder in FOLDERS))
+    assert shipped - {".gitignore"} == wanted
+
+
+def test_the_wheel_of_the_source_distribution_is_the_wheel(built: Built, tmp_path: Path) -> None:
+    with tarfile.open(built.sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    (wheel,) = WheelBuilder(str(unpacked)).build(directory=str(tmp_path), versions=["standard"])
+    assert Built(Path(wheel), built.sdist).in_wheel == built.in_wheel
+
+
+def test_the_version_stands_in_one_place(built: Built) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert built.metadata["Version"] == project["version"] == version("reliablepub")
+    shown = CliRunner().invoke(main, ["--version"]).output
+    assert shown == f"reliablepub {project['version']}\n"
+    repeated = [
+        module
+        for package in PACKAGES
+        for module in files_of(package)
+        if f'"{project["version"]}"' in (ROOT / module).read_text()
+    ]
+    assert repeated == []
+
+
+def test_the_metadata_says_what_holds(built: Built) -> None:
+    metadata = built.metadata
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert set(metadata.get_all("Provides-Extra", [])) == {
+        *("aio", "clients", "dev", "encryption", "observe", "spark")
+    }
+    classifiers = metadata.get_all("Classifier", [])
+    assert "Typing :: Typed" in classifiers
+    here = f"Programming Language :: Python :: {sys.version_info.major}.{sys.version_info.minor}"
+    assert here in classifiers
+    assert metadata["Description-Content-Type"] == "text/markdown"
