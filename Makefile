@@ -73,11 +73,12 @@ rabbitmq:
 		|| test -x /usr/lib/rabbitmq/bin/rabbitmq-server \
 		|| .ci/install-rabbitmq
 
-# The facts that the fake broker is held to, at the RabbitMQ of other Debians: 4.0 and the newest.
+# Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
 rabbitmq-versions: .venv/.installed
 	set -e; for suite in trixie sid; do \
 		.ci/debootstrap-rabbitmq $$suite $(RABBITMQ_CACHE)/$$suite; \
-		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite $(BIN)/pytest -m rabbit tests/facts; \
+		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
+			$(BIN)/pytest -m "rabbit and not soak and not bench"; \
 	done
 
 # Spark runs on Java 17 or later.
