@@ -27,6 +27,7 @@ _BUILT_IN: Final = {
     "outbox": "reliablepub.cli.outbox:outbox",
     "publish": "reliablepub.cli.publish:publish",
     "relay": "reliablepub.cli.relay:relay",
+    "shipped": "reliablepub.cli.shipped:shipped",
     "topology": "reliablepub.cli.topology:topology",
 }
 

@@ -12,7 +12,14 @@ import click
 
 from reliablepub.cli.diagnosis import of_broker, of_outbox
 from reliablepub.cli.findings import exit_of, print_findings
-from reliablepub.cli.options import URL_VARIABLE, as_form, form_option, inspected_option
+from reliablepub.cli.options import (
+    URL_VARIABLE,
+    as_form,
+    form_option,
+    inspected_option,
+    password_option,
+    with_passwords,
+)
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.surroundings import look_around
@@ -27,9 +34,11 @@ from reliablepub.transport.probe import probe
     metavar="URL",
     multiple=True,
     envvar=URL_VARIABLE,
+    callback=with_passwords,
     help="Of the broker; repeat it for failover. Without it only the outbox is looked at. Also "
     f"from {URL_VARIABLE}.",
 )
+@password_option
 @inspected_option
 @form_option
 def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:

@@ -14,27 +14,68 @@ import click
 from reliablepub.cli.output import Form
 from reliablepub.outbox import OutboxKeys
 from reliablepub.outbox.database import absolute
+from reliablepub.transport.address import with_password
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 OUTBOX_VARIABLE: Final = "RELIABLEPUB_OUTBOX"
 KEYS_VARIABLE: Final = "RELIABLEPUB_OUTBOX_KEYS"
 URL_VARIABLE: Final = "RELIABLEPUB_URL"
+PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
+_READ: Final = "reliablepub.password-file"
+"""Where the content of the file is kept while options are read."""
 
 
 def url_option(function: _F) -> _F:
-    """``--url``, required, repeatable."""
-    return click.option(
+    """``--url``, required, repeatable; and ``--password-file``."""
+    function = click.option(
         "--url",
         "urls",
         metavar="URL",
         multiple=True,
         required=True,
         envvar=URL_VARIABLE,
+        callback=with_passwords,
         help="amqp://user:password@host:port/vhost, or amqps://...; repeat it for failover. "
         f"Also from {URL_VARIABLE}, several separated by spaces, which keeps the password out of "
         "the list of processes.",
     )(function)
+    return password_option(function)
+
+
+def password_option(function: _F) -> _F:
+    """``--password-file``, whose content gets into what `with_passwords` is the callback of."""
+    return click.option(
+        "--password-file",
+        metavar="FILE",
+        type=click.Path(path_type=Path),
+        is_eager=True,
+        expose_value=False,
+        envvar=PASSWORD_VARIABLE,
+        callback=_password,
+        help=f"The password for every URL, in a file of its own. Also from {PASSWORD_VARIABLE}.",
+    )(function)
+
+
+def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    try:
+        password = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise click.UsageError(f"cannot read the password file {path}: {reason}") from None
+    if not password:
+        raise click.UsageError(f"the password file {path} is empty")
+    ctx.meta[_READ] = password
+
+
+def with_passwords(
+    ctx: click.Context, _option: click.Parameter, urls: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The callback of ``--url``: each with the password of ``--password-file``, if there is one."""
+    password = ctx.meta.get(_READ)
+    return urls if password is None else tuple(with_password(url, password) for url in urls)
 
 
 def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:

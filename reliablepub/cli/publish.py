@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from reliablepub.cli.config import config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     json_option,
@@ -74,6 +75,7 @@ class _Settings:
 
 
 @click.command()
+@config_option
 @click.argument("file", metavar="FILE|-")
 @click.option(
     "--exchange",

@@ -1,18 +1,24 @@
 """``reliablepub relay``: publishes what others put into the outbox.
 
-Knows: a publisher that is handed nothing, and when to end. Must never know: how it publishes.
+Knows: its options, and what is reported at the end. Must never know: how it publishes.
 """
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from reliablepub.cli.exits import Exit
-from reliablepub.cli.link import LinkNotes, describe
+from reliablepub.cli.config import config_option
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.link import describe
+from reliablepub.cli.notify import Notifier
 from reliablepub.cli.options import (
     json_option,
     keys_option,
@@ -21,17 +27,27 @@ from reliablepub.cli.options import (
     window_option,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
+from reliablepub.cli.service import Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox import OutboxKeys
-from reliablepub.publisher import Publisher
 from reliablepub.relay.status import Status
+from reliablepub.transport.address import has_password
 
-_LOOK_S: Final = 0.05
-_ALIVE_S: Final = 1.0
+if TYPE_CHECKING:
+    from reliablepub.observe.health import Exposition
 
 
-@click.command()
+class _Relay(click.Command):
+    """Remembers how it was called, to be asked again after SIGHUP."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta["reliablepub.arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_Relay)
+@config_option
 @url_option
 @outbox_option(required=True, text="The outbox; created if it is missing, but not with --drain.")
 @keys_option
@@ -44,28 +60,47 @@ _ALIVE_S: Final = 1.0
     default=0.0,
     help="How long confirmed messages stay in the outbox, for people to look at.",
 )
+@click.option(
+    "--health-port",
+    metavar="PORT",
+    type=click.IntRange(0, 65_535),
+    help="Answer GET /live, /ready and /metrics over HTTP; 0 takes any free port.",
+)
+@click.option(
+    "--health-host",
+    metavar="ADDRESS",
+    default="127.0.0.1",
+    show_default=True,
+    help="Where to listen for that; other machines reach only other addresses.",
+)
 @click.option("--drain", is_flag=True, help="End once nothing is open, instead of going on.")
 @json_option
-def relay(
+@click.pass_context
+def relay(  # noqa: PLR0917 - one argument for each option
+    ctx: click.Context,
     urls: tuple[str, ...],
     outbox_path: Path,
     outbox_keys: OutboxKeys | None,
     window_max: int,
     keep_confirmed_s: float,
-    *,
-    drain: bool,
-    as_json: bool,
+    health_port: int | None,
+    health_host: str,
+    drain: bool,  # noqa: FBT001 - click passes flags as arguments
+    as_json: bool,  # noqa: FBT001
 ) -> int:
     """Publish what is in an outbox, now and whenever something is put in.
 
     One relay at a time; any number of processes may put messages in. Each change of the connection
     is a line on stderr. SIGTERM and SIGINT stop sending, wait a moment for the confirms of what is
-    in flight, and end; what is open stays in the outbox.
+    in flight, and end; what is open stays in the outbox. SIGHUP reads the configuration, the
+    password and the keys again, and connects anew. Under systemd it tells how it is doing, and
+    feeds the watchdog (`reliablepub shipped` prints a unit).
 
     \b
     Examples:
       reliablepub relay --outbox outbox.db --url amqp://guest:guest@localhost/
       reliablepub relay --outbox outbox.db --url ... --drain
+      reliablepub relay --config /etc/reliablepub/orders.toml --health-port 9108
 
     \b
     Exit codes:
@@ -76,44 +111,88 @@ def relay(
     """  # noqa: D301 - click: keep these lines as they are
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
+    if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
+        _warn_of_password(urls)
     begun = time.monotonic()
-    with (
-        Stop() as stop,
-        Publisher(
-            urls,
-            outbox=outbox_path,
-            outbox_keys=outbox_keys,
-            keep_confirmed_s=keep_confirmed_s,
-            window_max=window_max,
-            close_timeout_s=0,
-        ) as publisher,
-    ):
-        before = publisher.status
-        _watch(publisher, stop, is_draining=drain)
-        last = publisher.status
-        status = publisher.close(timeout=0)
-    _report(outbox_path, before, status, last, time.monotonic() - begun, as_json=as_json)
+    settings = Settings(urls, outbox_path, outbox_keys, keep_confirmed_s, window_max)
+    hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
+    with Stop(reopens=True) as stop:
+        service = Service(
+            settings,
+            lambda: _reread(ctx),
+            stop=stop,
+            notifier=Notifier(os.environ),
+            hooks=hooks,
+        )
+        health = (
+            nullcontext()
+            if health_port is None
+            else _healthy(service, health_host, health_port, expose)
+        )
+        with health, service:  # who cannot listen does not relay
+            service.run(is_draining=drain)
+    status = service.status
+    _report(
+        outbox_path,
+        service.before,
+        status,
+        service.last,
+        time.monotonic() - begun,
+        as_json=as_json,
+    )
     if drain and stop.is_set and status.open:
         print_error(f"interrupted; {_still_open(status)}")
         return Exit.OPEN
     return Exit.CONFIRMED
 
 
-def _watch(publisher: Publisher, stop: Stop, *, is_draining: bool) -> None:
-    """Until the signal; or until nothing is open, if that is the task."""
-    notes = LinkNotes(print_note, is_eager=True)
-    alive_at = 0.0
-    while not stop.is_set:
-        status = publisher.status
-        notes.look(status)
-        if is_draining and (not status.open or publisher.flush(timeout=_LOOK_S).is_flushed):
-            return
-        now = time.monotonic()
-        if now >= alive_at:
-            alive_at = now + _ALIVE_S
-            publisher.flush(timeout=0)  # raises if the publisher has failed
-        stop.wait(_LOOK_S)
-    notes.look(publisher.status)  # the signal may have come before it was looked at
+def _reread(ctx: click.Context) -> Settings:
+    """The same flags, and what the file, the password and the keys say now."""
+    arguments = list(ctx.meta["reliablepub.arguments"])
+    with ctx.command.make_context(ctx.info_name, arguments, parent=ctx.parent) as again:
+        values = again.params
+        return Settings(
+            values["urls"],
+            values["outbox_path"],
+            values["outbox_keys"],
+            values["keep_confirmed_s"],
+            values["window_max"],
+        )
+
+
+def _warn_of_password(urls: tuple[str, ...]) -> None:
+    """A relay runs for months, and everybody on the machine can list its arguments."""
+    if any(has_password(url) and ":guest@" not in url for url in urls):
+        print_note(
+            "a password in --url is seen by everybody on this machine (ps); "
+            "use --password-file or RELIABLEPUB_URL"
+        )
+
+
+def _metrics(outbox: Path) -> tuple[list[object], Callable[[str], Exposition] | str]:
+    """The hook that counts, and who exposes it; or why there is none."""
+    try:
+        from reliablepub.observe import metrics  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        return [], f"no metrics: {error}"
+    return [metrics.Metrics(str(outbox), outbox=outbox)], metrics.exposition
+
+
+@contextmanager
+def _healthy(
+    service: Service, host: str, port: int, expose: Callable[[str], Exposition] | str
+) -> Iterator[None]:
+    from reliablepub.observe.health import Health, HealthServer  # noqa: PLC0415 - only where asked for
+
+    try:
+        server = HealthServer(host, port, Health(lambda: service.status), expose)
+    except OSError as error:
+        problem = f"cannot listen on {host} port {port} for --health-port: {error.strerror}"
+        raise Failure(problem, Exit.BAD_INPUT) from None
+    with server:
+        metrics = expose if isinstance(expose, str) else "/metrics"
+        print_note(f"health: {server.url}/live, /ready, {metrics}")
+        yield
 
 
 def _report(

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a question that can be asked, and as something to wait for.
+"""SIGINT, SIGTERM and SIGHUP as a question that can be asked, and as something to wait for.
 
 Knows: signals and file descriptors. Must never know: what is stopped.
 
@@ -18,19 +18,31 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Set by the first SIGINT or SIGTERM within the ``with`` block. For the main thread."""
+    """Set by the first SIGINT or SIGTERM within the ``with`` block. For the main thread.
 
-    def __init__(self) -> None:
+    Args:
+        reopens: whether SIGHUP asks to reopen, instead of ending the process.
+
+    Attributes:
+        is_set: whether the signal to stop has come.
+        is_reopen_due: whether SIGHUP has come; to be set back by whoever reopens.
+    """
+
+    def __init__(self, *, reopens: bool = False) -> None:
         self.is_set = False
+        self.is_reopen_due = False
+        self._reopens = reopens
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take over both signals."""
+        """Take over the signals."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in _SIGNALS:
             self._before[number] = signal.signal(number, self._on_signal)
+        if self._reopens:
+            self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         return self
 
     def __exit__(
@@ -60,6 +72,9 @@ class Stop:
                 return not self.is_set
             os.read(self._reader, 1)
         return False
+
+    def _on_hangup(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_reopen_due = True
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if self.is_set:

@@ -52,6 +52,7 @@ try:
         GaugeMetricFamily,
         HistogramMetricFamily,
     )
+    from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 except ImportError as error:
     msg = "metrics need prometheus-client: pip install 'reliablepub[observe]'"
@@ -267,6 +268,12 @@ def _ledger(counts: Counters | OutboxStatus) -> Iterator[Sample]:
     yield "reliablepub_ledger_stored_messages_total", "", counts.stored
     yield "reliablepub_ledger_confirmed_messages_total", "", counts.confirmed
     yield "reliablepub_ledger_discarded_messages_total", "", counts.discarded
+
+
+def exposition(accept: str) -> tuple[str, bytes]:
+    """The default registry in the format that a scraper asks for, as content type and text."""
+    encode, content_type = choose_encoder(accept)
+    return content_type, encode(REGISTRY)
 
 
 # ---------------------------------------------------------------------- all of one registry

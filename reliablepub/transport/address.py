@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from reliablepub.errors import ConfigurationError
 
@@ -53,12 +53,39 @@ def parse_addresses(url: str | Sequence[str]) -> tuple[Address, ...]:
     return tuple(_parse(one) for one in urls)
 
 
-def _parse(url: str) -> Address:
+def has_password(url: str) -> bool:
+    """Whether somebody who reads the URL knows a password then."""
+    try:
+        return urlsplit(url).password is not None
+    except ValueError:
+        return "@" in url
+
+
+def with_password(url: str, password: str) -> str:
+    """The URL with a password from elsewhere; without a user it is that of ``guest``.
+
+    Raises:
+        ConfigurationError: it has one already, or cannot be read.
+    """
+    parts, _ = _split(url)
+    if parts.password is not None:
+        raise ConfigurationError("the URL has a password, and one was given in a file too; drop it")
+    user, _, host = parts.netloc.rpartition("@")
+    netloc = f"{user or 'guest'}:{quote(password, safe='')}@{host}"
+    return urlunsplit(parts._replace(netloc=netloc))
+
+
+def _split(url: str) -> tuple[SplitResult, int | None]:
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
         raise ConfigurationError(_explain("the URL cannot be read")) from None
+    return parts, port
+
+
+def _parse(url: str) -> Address:
+    parts, port = _split(url)
     if parts.scheme not in _DEFAULT_PORT:
         raise ConfigurationError(_explain(f"the URL's scheme is {parts.scheme[:20]!r}"))
     if not parts.hostname:

@@ -31,7 +31,7 @@ _PART = re.compile(
     r"^```(?P<language>\w+)\n(?P<block>.*?)^```$|^<!-- setup\n(?P<setup>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
-_INLINE = re.compile(r"`((?:reliablepub|make) [^`\n]+)`")
+INLINE = re.compile(r"`((?:reliablepub|make) [^`\n]+)`")
 _LINK = re.compile(r"\[[^\]]*\]\((?!https?:)([^)\s]+)\)")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -81,7 +81,7 @@ def _call_test(test: Callable[..., None], folder: Path) -> None:
 def commands(document: Path) -> Iterator[list[str]]:
     """Every ``reliablepub ...`` and ``make ...`` shown, as words; continued lines are joined."""
     text = document.read_text()
-    shown = [found[1] for found in _INLINE.finditer(text)]
+    shown = [found[1] for found in INLINE.finditer(text)]
     for block in blocks(document):
         if block.language in ("console", "sh"):
             joined = block.text.replace("\\\n", " ")

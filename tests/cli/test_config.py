@@ -1,0 +1,104 @@
+"""Options from a file: weaker than a variable, which is weaker than a flag; nothing in vain."""
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from reliablepub.cli import main
+from reliablepub.cli.config import SHARED, TABLES, config_option
+from reliablepub.cli.options import url_option
+from reliablepub.cli.publish import publish
+from reliablepub.cli.relay import relay
+
+
+@click.command("relay")
+@config_option
+@url_option
+@click.option("--window", type=int, default=1, envvar="TEST_WINDOW")
+@click.option("--drain", is_flag=True)
+def shown(urls: tuple[str, ...], window: int, drain: bool) -> None:  # noqa: FBT001 - click's
+    click.echo(f"{urls} {window} {drain}")
+
+
+def show(folder: Path, text: str, *arguments: str, **environment: str) -> str:
+    """What a command has understood."""
+    path = folder / "relay.toml"
+    path.write_text(text)
+    variables = {"RELIABLEPUB_CONFIG": str(path), **environment}
+    result = CliRunner().invoke(shown, arguments, env=variables)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.strip()
+
+
+URLS = 'url = ["amqp://a/", "amqp://b/"]\n'
+HERE = "('amqp://a/', 'amqp://b/')"
+
+
+def test_a_flag_counts_more_than_a_variable_and_that_more_than_the_file(tmp_path: Path) -> None:
+    text = f"{URLS}[relay]\nwindow = 2\ndrain = true\n"
+    assert show(tmp_path, text) == f"{HERE} 2 True"
+    assert show(tmp_path, text, TEST_WINDOW="3") == f"{HERE} 3 True"
+    assert show(tmp_path, text, "--window", "4", TEST_WINDOW="3") == f"{HERE} 4 True"
+    assert show(tmp_path, URLS) == f"{HERE} 1 False"
+    assert show(tmp_path, URLS, RELIABLEPUB_URL="amqp://c/") == "('amqp://c/',) 1 False"
+    assert show(tmp_path, 'url = "amqp://d/"') == "('amqp://d/',) 1 False"
+
+
+def test_the_commands_own_table_counts_more_than_what_is_shared(tmp_path: Path) -> None:
+    text = "window = 5\n" + URLS
+    assert show(tmp_path, text) == f"{HERE} 5 False"
+    assert show(tmp_path, f"{text}[relay]\nwindow = 6\n[publish]\nwindow = 7") == f"{HERE} 6 False"
+
+
+def test_a_password_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("a/b@c\n")
+    text = f'password-file = "{secret}"\nurl = ["amqp://x@a:1/v", "amqp://b"]\n'
+    assert show(tmp_path, text) == (
+        "('amqp://x:a%2Fb%40c@a:1/v', 'amqp://guest:a%2Fb%40c@b') 1 False"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("windwo = 1", "unknown key 'windwo'; did you mean 'window'?"),
+        ("[relay]\nkeep_confirmed = 1", "unknown key 'keep_confirmed'; did you mean"),
+        ("[realy]\nwindow = 1", "unknown table 'realy'; did you mean 'relay'?"),
+        ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
+        ("xyzzy = 1", "unknown key 'xyzzy'; there are outbox, outbox-keys, password-file, url"),
+        ("[relay]\nwindow = {a = 1}", "window is a dict, which no option takes"),
+        ("window = [1]", "window is a list, and takes one value"),
+        ("window = 'many'", "Invalid value for '--window'"),
+        ("window = ", "is not TOML: Invalid value"),
+        ("url = 'amqp://x:hush@y/'", "url holds a password"),
+        ("password-file = 'nowhere'", "cannot read the password file nowhere: No such file"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("relay.toml").write_text(text)
+    arguments = ["relay", "--config", "relay.toml", "--outbox", "o.db"]
+    result = CliRunner().invoke(main, arguments, env={"RELIABLEPUB_URL": "amqp://nowhere/"})
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert problem in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "hush" not in result.stderr
+
+
+def test_a_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["relay", "--config", str(tmp_path / "no.toml")])
+    assert result.exit_code == 2
+    assert "no.toml: No such file" in result.stderr
+
+
+def test_what_is_shared_is_an_option_of_each_command() -> None:
+    commands: dict[str, click.Command] = {"publish": publish, "relay": relay}
+    assert tuple(sorted(commands)) == TABLES
+    for command in commands.values():
+        names = {name for parameter in command.params for name in parameter.opts}
+        assert {f"--{name}" for name in SHARED} <= names

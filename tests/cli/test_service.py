@@ -1,0 +1,280 @@
+"""A relay as a service: watched, asked over HTTP, reopened."""
+
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.cli.notify import Notifier
+from reliablepub.cli.service import Service, Settings
+from reliablepub.cli.signals import Stop
+from reliablepub.observe.health import Health, HealthServer
+from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Cli, eventually
+
+
+class Manager:
+    """What systemd is to a service: a datagram socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.settimeout(60)
+        self.heard: list[dict[str, str]] = []
+
+    def until(self, name: str) -> dict[str, str]:
+        """Listen until a variable is told; everything that was told with it."""
+        while True:
+            lines = self._socket.recv(4096).decode().splitlines()
+            told = dict(line.split("=", 1) for line in lines)
+            self.heard.append(told)
+            if name in told:
+                return told
+
+    def is_told(self) -> bool:
+        """Whether something was told that nobody has listened to; listens."""
+        try:
+            self._socket.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path / "notify")
+    yield manager
+    manager.close()
+
+
+def enqueue(cli: Cli, body: bytes) -> None:
+    with Outbox(cli.folder / "o.db") as outbox:
+        outbox.enqueue(Message(body, routing_key="all"))
+
+
+def plain(fake: FakeBroker) -> str:
+    """Its URL without the password, which is that of everybody."""
+    return fake.url.replace("guest:guest@", "")
+
+
+def test_systemd_is_told_everything_it_asks_for(
+    cli: Cli, fake: FakeBroker, manager: Manager
+) -> None:
+    cli.environment |= {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "200000"}
+    relay = cli.begin("relay", "--outbox", "o.db")
+    assert manager.until("READY")["STATUS"].endswith("0 open, 0 parked")
+    manager.until("WATCHDOG")
+    manager.until("WATCHDOG")
+    while manager.until("STATUS")["STATUS"] != "connected to the broker; 0 open, 0 parked":
+        pass
+    relay.send_signal(signal.SIGHUP)
+    assert int(manager.until("RELOADING")["MONOTONIC_USEC"]) > 0
+    manager.until("READY")
+    manager.until("WATCHDOG")
+    relay.send_signal(signal.SIGTERM)
+    manager.until("STOPPING")
+    assert cli.ended(relay).code == 0
+
+
+def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
+    cli: Cli, fake: FakeBroker
+) -> None:
+    del cli.environment["RELIABLEPUB_URL"]
+    config = cli.folder / "relay.toml"
+    config.write_text(f'url = "{plain(fake)}"\noutbox = "o.db"\n')
+    relay = cli.begin("relay", "--config", "relay.toml", "--json")
+    assert relay.stderr is not None
+    assert relay.stderr.readline() == "connected to the broker\n"
+    enqueue(cli, b"1")
+    fake.wait_for(1, timeout_s=60)
+
+    config.write_text("oubtox = 'o.db'\n")
+    relay.send_signal(signal.SIGHUP)
+    line = relay.stderr.readline()
+    assert line.startswith("not reopened, and everything stays as it is: relay.toml: unknown key")
+    enqueue(cli, b"2")
+    fake.wait_for(2, timeout_s=60)
+
+    with FakeBroker() as second:
+        second.declare_queue("all")
+        config.write_text(f'url = "{plain(second)}"\noutbox = "o.db"\n')
+        relay.send_signal(signal.SIGHUP)
+        assert relay.stderr.readline() == "reopened\n"
+        enqueue(cli, b"3")
+        second.wait_for(1, timeout_s=60)
+        assert [message.body for message in second.messages("all")] == [b"3"]
+        assert relay.stderr.readline() == "connected to the broker\n"
+
+        config.write_text(f'url = "{plain(second)}"\noutbox = "other.db"\n')
+        relay.send_signal(signal.SIGHUP)
+        assert "another outbox takes another relay" in relay.stderr.readline()
+        eventually(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
+        relay.send_signal(signal.SIGTERM)
+        ended = cli.ended(relay)
+    assert ended.code == 0
+    assert (ended.json["confirmed"], ended.json["open"]) == (3, 0)
+
+
+def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
+    relay = cli.begin("relay", "--outbox", "o.db", "--health-port", "0")
+    assert relay.stderr is not None
+    found = re.match(r"health: (http://127\.0\.0\.1:\d+)/live", relay.stderr.readline())
+    assert found is not None
+    url = found[1]
+    assert relay.stderr.readline() == "connected to the broker\n"
+    assert get(f"{url}/live") == (200, {"live": True, "reasons": []})
+    is_ready = {"ready": True, "reasons": [], "link": "connected"}
+    assert get(f"{url}/ready") == (200, {**is_ready, "open": 0, "in_flight": 0, "parked": 0})
+    enqueue(cli, b"1")
+    fake.wait_for(1, timeout_s=60)
+    confirmed = 'reliablepub_ended_attempts_total{outbox="o.db",outcome="confirmed"} 1.0'
+    eventually(lambda: confirmed in text_of(f"{url}/metrics"), 60)
+    assert "process_resident_memory_bytes" in text_of(f"{url}/metrics")
+    taken = cli("relay", "--outbox", "p.db", "--health-port", url.rpartition(":")[2])
+    assert taken.code == 2
+    assert "for --health-port: Address already in use" in taken.error
+    assert not (cli.folder / "p.db").exists()
+    fake.stop()
+    assert relay.stderr.readline().startswith("not connected to the broker")
+    code, answer = get(f"{url}/ready")
+    assert code == 503
+    assert answer["reasons"][0].startswith("not connected to the broker: ")
+    assert get(f"{url}/live")[0] == 200  # a restart would not help
+    assert get(f"{url}/else")[0] == 404
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).code == 0
+
+
+def get(url: str) -> tuple[int, Any]:
+    try:
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            text = error.read()
+            is_json = error.headers["Content-Type"] == "application/json"
+            return error.code, json.loads(text) if is_json else text.decode()
+
+
+def text_of(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return str(answer.read().decode())
+
+
+def test_without_the_extra_metrics_say_what_is_missing() -> None:
+    health = Health(lambda: cast("Any", SimpleNamespace(turns=next(turns))))
+    turns = iter(range(9))
+    with HealthServer("::1", 0, health, "no metrics: pip install it") as server:
+        assert get(f"{server.url}/metrics") == (501, "no metrics: pip install it\n")
+        assert get(f"{server.url}/live")[0] == 200
+
+
+def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) -> None:
+    """It is fed by the main thread, which goes on; but only for turns of the relay's."""
+    hanging, released = threading.Event(), threading.Event()
+
+    class Hang:
+        def on_sent(self, _events: object) -> None:
+            hanging.set()
+            released.wait(60)
+
+    fed = 0
+
+    def tell(**variables: object) -> None:
+        nonlocal fed
+        fed += "WATCHDOG" in variables
+
+    def life() -> Iterator[None]:
+        """What happens while the service waits, step by step."""
+        while fed < 3:
+            yield
+        with Outbox(tmp_path / "o.db") as outbox:
+            outbox.enqueue(Message(b"", routing_key="all"))
+        while not hanging.is_set():
+            yield
+        yield  # the last turn before it may have been noticed only now
+        before = fed
+        for _ in range(20):
+            yield
+        assert fed == before
+        assert not Health(lambda: service.status, turn_within_s=0.1).live()[0]
+        released.set()
+        while fed == before:
+            yield
+
+    class Stopping:
+        is_set = is_reopen_due = False
+
+        def wait(self, _timeout_s: float) -> bool:
+            time.sleep(0.001)
+            self.is_set = next(steps, "over") == "over"
+            return self.is_set
+
+    steps = life()
+    service = Service(
+        Settings((fake.url,), tmp_path / "o.db", None, 0, 1_000),
+        lambda: pytest.fail("nobody asked"),
+        stop=cast("Stop", Stopping()),
+        notifier=cast("Notifier", SimpleNamespace(tell=tell, watchdog_s=0.0)),
+        hooks=[Hang()],
+    )
+    with service:
+        service.run(is_draining=False)
+
+
+@pytest.mark.parametrize(
+    ("environment", "watchdog_s"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "3000000"}, None),  # nobody listens
+        ({"NOTIFY_SOCKET": "@x"}, None),
+        ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000"}, 1.5),
+        ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "me"}, 0.5),
+        ({"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "soon"}, None),
+    ],
+)
+def test_the_watchdog_is_fed_twice_in_its_time(
+    environment: dict[str, str], watchdog_s: float | None
+) -> None:
+    if environment.get("WATCHDOG_PID") == "me":
+        environment = {**environment, "WATCHDOG_PID": str(os.getpid())}
+    notifier = Notifier(environment)
+    assert notifier.watchdog_s == watchdog_s
+    notifier.tell(READY=1)  # to an abstract address where nobody is: no error
+
+
+def test_an_abstract_address_is_one_too() -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind("")  # the kernel picks one
+        name = heard.getsockname()
+        Notifier({"NOTIFY_SOCKET": "@" + name[1:].decode()}).tell(READY=1, STATUS="well")
+        assert heard.recv(100) == b"READY=1\nSTATUS=well"
+
+
+def test_a_password_on_the_command_line_is_warned_of(cli: Cli, fake: FakeBroker) -> None:
+    url = fake.url.replace("guest:guest", "guest:hush")
+    ended = cli("relay", "--outbox", "o.db", "--url", url, "--drain")
+    assert ended.code == 4  # there is no outbox, so it ends before it has begun
+    enqueue(cli, b"1")
+    relay = cli.begin("relay", "--outbox", "o.db", "--url", url)
+    assert relay.stderr is not None
+    assert relay.stderr.readline().startswith("a password in --url is seen by everybody")
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).code == 0
