@@ -29,6 +29,7 @@ _BUILT_IN: Final = {
     "relay": "reliablepub.cli.relay:relay",
     "shipped": "reliablepub.cli.shipped:shipped",
     "topology": "reliablepub.cli.topology:topology",
+    "watch": "reliablepub.cli.watch:watch",
 }
 
 

@@ -64,10 +64,12 @@ class Stop:
             os.read(self._reader, 1)  # another signal than ours ends the wait too
         return self.is_set
 
-    def wait_readable(self, fd: int) -> bool:
-        """Wait until there is something to read; False: the signal came first."""
+    def wait_readable(self, fd: int, timeout_s: float | None = None) -> bool:
+        """Wait until there is something to read; False: a signal, or the time is up."""
         while not self.is_set:
-            ready, _, _ = select.select([fd, self._reader], [], [])
+            ready, _, _ = select.select([fd, self._reader], [], [], timeout_s)
+            if not ready:
+                return False
             if fd in ready:
                 return not self.is_set
             os.read(self._reader, 1)

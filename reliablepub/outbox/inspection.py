@@ -193,6 +193,25 @@ def read_ambiguous(path: Path, *, limit: int) -> list[dict[str, Any]]:
         return list(_tables(connection).query(QUERIES["ambiguous"], (limit,)))
 
 
+def read_failures(
+    path: Path, *, failures: int, reasons: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The newest attempts that failed, and what was said most often of the last thousand.
+
+    Args:
+        path: the outbox.
+        failures: most to list.
+        reasons: likewise.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with reading(path) as connection:
+        tables = _tables(connection)
+        newest = list(tables.query(QUERIES["newest_failures"], (failures,)))
+        return newest, list(tables.query(QUERIES["top_reasons"], (reasons,)))
+
+
 def read_figures(path: Path, *, is_all: bool) -> dict[str, Counter[int]]:
     """How many messages there are by age, attempts and size, in classes (see ``figures``).
 

@@ -387,6 +387,26 @@ SELECT stored_at FROM reliablepub_messages ORDER BY id LIMIT 1;
 SELECT outcome, reply_code, reply_text FROM reliablepub_attempts
 WHERE id = ? ORDER BY attempt DESC LIMIT 1;
 
+-- The newest of the history, and no further back than a thousand lines. Attempts of unknown fate are
+-- no news once their message has gone its way, and explain less than refusals do.
+-- name: newest_failures
+SELECT
+    a.at, a.id, a.message_id,
+    coalesce(m.exchange, p.exchange) AS exchange, coalesce(m.routing_key, p.routing_key) AS routing_key,
+    a.outcome, a.reply_code, a.reply_text
+FROM (SELECT * FROM reliablepub_attempts ORDER BY attempt DESC LIMIT 1000) AS a
+LEFT JOIN reliablepub_messages AS m ON m.id = a.id
+LEFT JOIN reliablepub_parked AS p ON p.id = a.id
+WHERE a.outcome <> 'confirmed'
+AND (a.outcome <> 'uncertain' OR m.id IS NOT NULL OR p.id IS NOT NULL)
+ORDER BY a.attempt DESC LIMIT ?;
+
+-- name: top_reasons
+SELECT outcome, reply_code, reply_text, count(*) AS attempts, max(at) AS last_at
+FROM (SELECT * FROM reliablepub_attempts ORDER BY attempt DESC LIMIT 1000)
+WHERE outcome <> 'confirmed' GROUP BY outcome, reply_code, reply_text
+ORDER BY outcome = 'uncertain', attempts DESC, last_at DESC LIMIT ?;
+
 -- name: rows_of_message_id
 SELECT id FROM reliablepub_messages WHERE message_id = :name
 UNION

@@ -9,11 +9,14 @@ changes: an idle relay writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Final
 
+from reliablepub.relay.latency import Percentiles
 from reliablepub.relay.status import Link, Status
 
 EVERY_S: Final = 1.0
+PAUSED_SHOWN: Final = 10
 
 
 class Beacon:
@@ -21,6 +24,7 @@ class Beacon:
 
     Args:
         show: takes the picture.
+        latency: how long confirms took of late; asked for each picture, and not for each turn.
         wall: wall clock, seconds since 1970.
         monotonic: monotonic clock, seconds.
     """
@@ -28,11 +32,13 @@ class Beacon:
     def __init__(
         self,
         show: Callable[[Mapping[str, object]], None],
+        latency: Callable[[], Percentiles | None],
         *,
         wall: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
         self._show = show
+        self._latency = latency
         self._wall = wall
         self._monotonic = monotonic
         self._last: Status | None = None
@@ -55,6 +61,7 @@ class Beacon:
         if is_new_link:
             self._where, self._since = where, wall
         self._last, self._next_at = status, now + EVERY_S
+        latency = self._latency()
         self._show(
             {
                 "at": wall,
@@ -62,10 +69,13 @@ class Beacon:
                 "reason": status.reason,
                 "since": self._since,
                 "in_flight": status.in_flight,
+                "window_max": status.window_max,
                 "buffered": status.buffered,
                 "aside": status.aside,
                 "connects": status.connects,
                 "violations": status.violations,
                 "stale": status.stale,
+                "latency": None if latency is None else asdict(latency),
+                "paused": [asdict(paused) for paused in status.paused[:PAUSED_SHOWN]],
             }
         )

@@ -44,6 +44,7 @@ from reliablepub.relay.clock import Clock
 from reliablepub.relay.guard import Guard
 from reliablepub.relay.handover import Inbox
 from reliablepub.relay.intake import Intake, TakenIn
+from reliablepub.relay.latency import Percentiles
 from reliablepub.relay.limits import Limits
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.notices import Calls, Notices
@@ -160,6 +161,10 @@ class Relay:
     def last_id(self) -> int:
         """The highest id given so far."""
         return self._snapshot.last_id
+
+    def latency(self) -> Percentiles | None:
+        """How long confirms took of late."""
+        return self._verdicts.latencies.told(self._clock.monotonic())
 
     def wall(self) -> float:
         """The time in the outbox, seconds since 1970."""

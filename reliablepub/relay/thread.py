@@ -215,7 +215,12 @@ class RelayThread:
                 self._started.set()
                 self._observer.started()
                 try:
-                    beacon = Beacon(store.show, wall=clock.wall, monotonic=clock.monotonic)
+                    beacon = Beacon(
+                        store.show,
+                        relay.latency,
+                        wall=clock.wall,
+                        monotonic=clock.monotonic,
+                    )
                     self._run(relay, transport, beacon)
                 except BaseException as error:
                     self._failure = error  # before those who wait are told that it is over

@@ -27,6 +27,7 @@ from reliablepub.outbox.entry import HELD, Attempt, Entry, Sent, Turn
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import GiveUp, RetryIn, Verdict
 from reliablepub.relay.in_flight import InFlightRanges
+from reliablepub.relay.latency import Latencies
 from reliablepub.relay.notices import Notices
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.ruling import Ruling
@@ -46,6 +47,7 @@ class Verdicts:
         lets_others_go: a message of an ordering key is confirmed, and the next one waits for that
             to be on disk.
         ranges: the tags on the wire.
+        latencies: how long confirms take.
     """
 
     ruling: Ruling
@@ -56,6 +58,7 @@ class Verdicts:
     postponed: list[Entry] = field(default_factory=list)
     lets_others_go: bool = False
     ranges: InFlightRanges = field(default_factory=InFlightRanges)
+    latencies: Latencies = field(default_factory=Latencies)
 
     def epoch_name(self, epoch: int) -> str:
         """How an epoch is called in the outbox."""
@@ -85,6 +88,8 @@ class Verdicts:
         finished, sent_at = self.ranges.settle(settlement.epoch, settlement.tag)
         if finished is not None:
             self.turn.finished.append(finished)
+        if settlement.outcome.kind is OutcomeKind.CONFIRMED:
+            self.latencies.took(now - sent_at)
         decision = self.decide(settlement, now, wall)
         if self.notices:
             self.notices.ended(settlement, self.epoch_name(settlement.epoch), now - sent_at)

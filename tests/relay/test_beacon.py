@@ -10,6 +10,7 @@ import pytest
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.picture import picture_path, read_picture, write_picture
 from reliablepub.relay.beacon import Beacon
+from reliablepub.relay.latency import Percentiles
 from reliablepub.relay.status import Link, Status
 
 
@@ -24,7 +25,12 @@ class Clocks:
 
 @pytest.fixture
 def beacon(shown: list[Any]) -> Beacon:
-    return Beacon(shown.append, wall=lambda: Clocks.now + 1000, monotonic=lambda: Clocks.now)
+    latency = Percentiles(3, 0.001, 0.002, 0.003, 0.004)
+    return Beacon(
+        *(shown.append, lambda: latency),
+        wall=lambda: Clocks.now + 1000,
+        monotonic=lambda: Clocks.now,
+    )
 
 
 def at(now: float) -> None:
@@ -56,6 +62,13 @@ def test_figures_are_shown_once_a_second_and_only_new_ones(
         at(now)
         beacon.turned(Status(Link.CONNECTED, in_flight=in_flight))
     assert [p["in_flight"] for p in shown] == [1, 3]
+    assert shown[0]["latency"] == {
+        "confirms": 3,
+        "p50_s": 0.001,
+        "p95_s": 0.002,
+        "p99_s": 0.003,
+        "max_s": 0.004,
+    }
 
 
 def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""One look at an outbox and at the relay that is at work on it, as values with names.
+
+Knows: whom to ask. Must never know: how it is shown, SQL, or a broker.
+
+The names are those of ``--json``; times are seconds since 1970. What only a running relay knows is
+None without one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reliablepub.cli.output import age, one_line
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.inspection import read_failures
+from reliablepub.outbox.picture import read_picture
+
+FAILURES: int = 20
+REASONS: int = 5
+
+_COUNTS = (
+    *("stored", "open", "in_flight", "waiting", "held_keys"),
+    *("confirmed", "parked", "expired", "discarded"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What was seen at one moment.
+
+    Attributes:
+        at: monotonic seconds, for rates.
+        now: wall clock.
+        counts: messages by where they are.
+        more: rates, the relay, its connection, the disk.
+    """
+
+    at: float
+    now: float
+    counts: Mapping[str, int]
+    more: Mapping[str, Any]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Everything."""
+        return {**self.counts, **self.more}
+
+
+def look(outbox: Path, before: Look | None = None) -> Look:
+    """Look, without disturbing anybody.
+
+    Args:
+        outbox: its path.
+        before: an earlier look, to tell rates since then; None for no rates.
+
+    Raises:
+        NotAnOutbox: there is none.
+    """
+    found, at, now = Outbox(outbox).status(), time.monotonic(), time.time()
+    picture = read_picture(outbox) or {}
+    counts = {name: getattr(found, name) for name in _COUNTS}
+    oldest = found.oldest_open_at
+    seconds = at - before.at if before is not None else 0.0
+
+    def rate(name: str) -> float | None:
+        return round((counts[name] - before.counts[name]) / seconds, 1) if before else None
+
+    more = {
+        "outbox": str(outbox),
+        "oldest_open_age_s": None if oldest is None else round(max(0.0, now - oldest), 1),
+        "stored_per_s": rate("stored"),
+        "confirmed_per_s": rate("confirmed"),
+        "relay_pid": found.relay,
+        "link": picture.get("link"),
+        "link_reason": picture.get("reason"),
+        "link_since": picture.get("since"),
+        "bytes_on_disk": found.bytes_on_disk,
+        "bytes_free": shutil.disk_usage(outbox.parent).free,
+    }
+    return Look(at, now, counts, more)
+
+
+def look_closely(outbox: Path, before: Look | None = None) -> Look:
+    """The same, with what the relay shows of its work, and what has failed of late."""
+    seen = look(outbox, before)
+    picture = read_picture(outbox) or {}
+    failures, reasons = read_failures(outbox, failures=FAILURES, reasons=REASONS)
+    names = ("window_max", "buffered", "aside", "connects", "violations", "latency", "paused")
+    relay = {name: picture.get(name) for name in names}
+    more = {"at": seen.now, **relay, "reasons": reasons, "failures": failures}
+    return Look(seen.at, seen.now, seen.counts, {**seen.more, **more})
+
+
+def link_words(seen: Mapping[str, Any], now: float) -> str:
+    """Where the connection to the broker stands, since when, and why."""
+    if seen["relay_pid"] is None:
+        return "nobody knows: no relay is at work"
+    link = {"connected": "connected", "blocked": "blocked by the broker"}
+    words = link.get(seen["link"], "not connected")
+    since = f" since {age(now - seen['link_since'])}" if seen["link_since"] else ""
+    reason = f": {one_line(seen['link_reason'])}" if seen["link_reason"] else ""
+    return f"{words}{since}{reason}"

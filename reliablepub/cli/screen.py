@@ -1,0 +1,245 @@
+"""The picture that `reliablepub watch` draws, for terminals of any size.
+
+Knows: what was seen (`lookout`), and rich. Must never know: where it was seen, when to look again,
+keys.
+
+From 80 columns on two panels stand side by side, below that one above the other. What is most
+urgent comes first, so that a low terminal cuts off what matters least.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from reliablepub.cli.lookout import Look, link_words
+from reliablepub.cli.output import age, count_of, one_line, size_of
+
+WIDE: Final = 80
+_REMEMBERED: Final = 60
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_PANEL: Final = 2
+"""Lines that the frame of a panel takes."""
+_ABOVE: Final = 3
+"""Lines above the panels: where, who, what to do."""
+
+
+class Trail:
+    """Rates of the last looks, as lines of small bars."""
+
+    def __init__(self) -> None:
+        self._rates: dict[str, deque[float]] = {}
+
+    def add(self, seen: Look) -> None:
+        """Remember this look."""
+        for name in ("stored_per_s", "confirmed_per_s"):
+            kept = self._rates.setdefault(name, deque(maxlen=_REMEMBERED))
+            kept.append(seen.more[name] or 0.0)
+
+    def bars(self, name: str, width: int) -> str:
+        """The newest ones, as many as fit; the highest bar is the highest of these rates."""
+        rates = list(self._rates.get(name, ()))[-width:] if width > 0 else []
+        most = max(rates, default=0.0)
+        if not most:
+            return ""
+        return "".join(_BARS[round(rate / most * (len(_BARS) - 1))] for rate in rates)
+
+
+def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> RenderableType:
+    """The whole picture.
+
+    Args:
+        seen: the newest look.
+        trail: those before it.
+        width: columns of the terminal.
+        height: its lines.
+        hint: the last line, about keys.
+    """
+    is_wide = width >= WIDE
+    flow = _panel("flow", _flow(seen, trail, width // 2 if is_wide else width))
+    counts = _panel("messages", _messages(seen))
+    parts: list[RenderableType] = [_head(seen), _relay(seen), advice(seen)]
+    if is_wide:
+        beside = Table.grid(expand=True)
+        beside.add_column(ratio=2)
+        beside.add_column(ratio=3)
+        beside.add_row(counts, flow)
+        parts.append(beside)
+        used = _ABOVE + _PANEL + max(_COUNTS_LINES, _FLOW_LINES)
+    else:
+        parts += [counts, flow]
+        used = _ABOVE + 2 * _PANEL + _COUNTS_LINES + _FLOW_LINES
+    paused, reasons = seen.more["paused"] or [], seen.more["reasons"]
+    for title, rows in (("paused destinations", _paused(paused)), ("why", _reasons(reasons, seen))):
+        room = height - used - _PANEL - 1
+        if rows and room > 0:
+            parts.append(_panel(title, _lines(rows[:room])))
+            used += _PANEL + len(rows[:room])
+    room = height - used - _PANEL - 1
+    if room > 0:
+        parts.append(_panel("newest failures", _lines(_failures(seen, room, is_wide=is_wide))))
+    parts.append(Text(hint, style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def advice(seen: Look) -> Text:
+    """The one thing that a person should do or know first."""
+    more, counts = seen.more, seen.counts
+    if more["relay_pid"] is None and counts["open"]:
+        words, style = "nobody relays this outbox: start `reliablepub relay`", "bold red"
+    elif more["link"] == "disconnected":
+        words, style = "the relay has no broker; messages are safe, and wait", "bold red"
+    elif more["link"] == "blocked":
+        words, style = "the broker takes nothing: look at its memory and disk", "bold yellow"
+    elif counts["held_keys"]:
+        held = count_of(counts["held_keys"], "ordering key")
+        words, style = f"{held} held: see `reliablepub outbox keys`", "bold yellow"
+    elif counts["parked"] or counts["expired"]:
+        given_up = counts["parked"] + counts["expired"]
+        words = f"{count_of(given_up, 'message')} given up: see `reliablepub outbox list`"
+        style = "bold yellow"
+    else:
+        words, style = "nothing needs a person", "green"
+    return _line(words, style)
+
+
+def _head(seen: Look) -> Text:
+    disk = f"{size_of(seen.more['bytes_on_disk'])}, {size_of(seen.more['bytes_free'])} free"
+    return _line(f"{seen.more['outbox']}  ({disk})", "bold")
+
+
+def _relay(seen: Look) -> Text:
+    pid, link = seen.more["relay_pid"], seen.more["link"]
+    who = "no relay" if pid is None else f"relay {pid}"
+    made = seen.more["connects"]
+    again = f"; {count_of(made, 'connection')} made" if made and made > 1 else ""
+    style = {"connected": "green", "blocked": "yellow", "disconnected": "red"}.get(link, "")
+    words = "" if pid is None else f": {link_words(seen.more, seen.now)}"
+    return _line(f"{who}{words}{again}", style)
+
+
+_COUNTS_LINES: Final = 6
+
+
+def _messages(seen: Look) -> Table:
+    counts, more = seen.counts, seen.more
+    window = f" of {more['window_max']}" if more["window_max"] else ""
+    aside = f", {more['aside']} aside" if more["aside"] else ""
+    rows = {
+        "open": f"{counts['open']:,}",
+        "in flight": f"{counts['in_flight']:,}{window}{aside}",
+        "waiting": f"{counts['waiting']:,}",
+        "parked": f"{counts['parked']:,}",
+        "expired": f"{counts['expired']:,}",
+        "confirmed": f"{counts['confirmed']:,}",
+    }
+    assert len(rows) == _COUNTS_LINES
+    given_up = {name: "yellow" for name in ("parked", "expired") if counts[name]}
+    return _pairs((name, Text(text, given_up.get(name, ""))) for name, text in rows.items())
+
+
+_FLOW_LINES: Final = 6
+
+
+def _flow(seen: Look, trail: Trail, width: int) -> Table:
+    more = seen.more
+    room = width - 36
+    oldest = more["oldest_open_age_s"]
+    latency = more["latency"]
+    taken = ["", ""]
+    if latency is not None:
+        p50, p95, p99, most = (
+            in_ms(latency[name]) for name in ("p50_s", "p95_s", "p99_s", "max_s")
+        )
+        taken = [f"p50 {p50}  p95 {p95}", f"p99 {p99}  max {most}"]
+    rows = {
+        "stored": f"{_rate(more['stored_per_s']):>12}  {trail.bars('stored_per_s', room)}",
+        "confirmed": f"{_rate(more['confirmed_per_s']):>12}  {trail.bars('confirmed_per_s', room)}",
+        "oldest open": "none" if oldest is None else f"{age(oldest)} old",
+        "confirms in": taken[0] or "nobody has measured it",
+        "": taken[1],
+        "violations": f"{more['violations']} (answers that made no sense)"
+        if more["violations"]
+        else "none",
+    }
+    assert len(rows) == _FLOW_LINES
+    return _pairs((name, Text(text)) for name, text in rows.items())
+
+
+def in_ms(seconds: float) -> str:
+    """A latency in milliseconds, with two figures that mean something."""
+    thousandth = seconds * 1_000
+    return f"{thousandth:.0f} ms" if thousandth >= 10 else f"{thousandth:.1f} ms"  # noqa: PLR2004
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:,.0f}/s"
+
+
+def _paused(paused: list[Mapping[str, Any]]) -> list[Text]:
+    return [
+        _line(
+            f"{_address(row['exchange'], row['routing_key'])}: {row['refusals']} refusals in a row",
+            "yellow",
+        )
+        for row in paused
+    ]
+
+
+def _reasons(reasons: list[Mapping[str, Any]], seen: Look) -> list[Text]:
+    lines = []
+    for row in reasons:
+        last = age(max(0.0, seen.now - row["last_at"]))
+        lines.append(_line(f"{row['attempts']:>5} x  {_said(row)}  (last {last} ago)"))
+    return lines
+
+
+def _failures(seen: Look, room: int, *, is_wide: bool) -> list[Text]:
+    rows = seen.more["failures"][:room]
+    if not rows:
+        return [_line("none", "dim")]
+    lines = []
+    for row in rows:
+        where = f"{_address(row['exchange'], row['routing_key'])}  " if is_wide else ""
+        when = f"{age(max(0.0, seen.now - row['at']))} ago"
+        lines.append(_line(f"{when:>14}  {row['id']:>7}  {where}{_said(row)}"))
+    return lines
+
+
+def _said(row: Mapping[str, Any]) -> str:
+    code = f"{row['reply_code']} " if row["reply_code"] else ""
+    return one_line(f"{row['outcome']}: {code}{row['reply_text']}")
+
+
+def _address(exchange: str | None, routing_key: str | None) -> str:
+    if exchange is None:
+        return "(gone)"
+    return one_line(f"{exchange or '(default)'} / {routing_key}")
+
+
+def _line(text: str, style: str = "") -> Text:
+    """One line, however long the text is."""
+    return Text(text, style, no_wrap=True, overflow="ellipsis")
+
+
+def _lines(lines: list[Text]) -> Group:
+    return Group(*lines)
+
+
+def _pairs(rows: Iterable[tuple[str, Text]]) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis")
+    for name, text in rows:
+        table.add_row(Text(name, "dim"), text)
+    return table
+
+
+def _panel(title: str, content: RenderableType) -> Panel:
+    return Panel(content, title=title, title_align="left", border_style="dim", expand=True)

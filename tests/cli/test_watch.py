@@ -1,0 +1,249 @@
+"""The picture at several sizes and in several states; the command, also in a terminal."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from reliablepub import Message
+from reliablepub.cli import main
+from reliablepub.cli.lookout import Look, look_closely
+from reliablepub.cli.screen import Trail, draw
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.store import SqliteStore
+from tests.cli.conftest import Cli
+from tests.cli.test_app import section
+from tests.cli.trouble import make_trouble
+
+SIZES = [(200, 60), (110, 30), (80, 24), (79, 24), (40, 24), (40, 12), (20, 5)]
+LATENCY = {"confirms": 9, "p50_s": 0.0012, "p95_s": 0.025, "p99_s": 0.2, "max_s": 1.0}
+LINK = {
+    "link": "connected",
+    "reason": "",
+    "since": 0.0,
+    "window_max": 1000,
+    "connects": 2,
+    "latency": LATENCY,
+    "buffered": 3,
+    "aside": 1,
+    "violations": 0,
+    "paused": [],
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "o.db"
+
+
+@pytest.fixture
+def relay(path: Path) -> Iterator[SqliteStore]:
+    with closing(make_trouble(path)) as store:
+        yield store
+
+
+def drawn(
+    seen: Look, *, width: int = 110, height: int = 30, trail: Trail | None = None
+) -> list[str]:
+    console = Console(
+        width=width, height=height, file=io.StringIO(), record=True, color_system=None
+    )
+    console.print(draw(seen, trail or Trail(), width=width, height=height, hint="q quits"))
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("link", ["connected", "blocked", "disconnected", None])
+def test_the_picture_fits(
+    path: Path, relay: SqliteStore, width: int, height: int, link: str | None
+) -> None:
+    if link is None:
+        relay.close()
+    else:
+        relay.show({**LINK, "link": link, "reason": "no route\nto host " * 20})
+    lines = drawn(look_closely(path), width=width, height=height)
+    assert max(map(len, lines)) <= width
+    assert lines[-1] == "q quits"
+    if height >= 24:
+        assert len(lines) <= height
+    if width >= 40:
+        assert any("in flight" in line for line in lines)
+
+
+def test_it_shows_what_the_relay_shows_of_itself(path: Path, relay: SqliteStore) -> None:
+    relay.show(LINK)
+    text = "\n".join(drawn(look_closely(path)))
+    for words in (
+        f"relay {os.getpid()}: connected since",
+        "2 connections made",
+        "in flight  1 of 1000, 1 aside",
+        "p50 1.2 ms  p95 25 ms",
+        "p99 200 ms  max 1000 ms",
+        "3 x  returned: 312 NO_ROUTE (last",
+        "orders / order.created  returned: 312 NO_ROUTE",
+        "parked     2",
+    ):
+        assert words in text
+    assert "{" not in text, "no body"
+
+
+def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
+    paused = {"exchange": "", "routing_key": "q", "refusals": 5, "probe_in_s": 1.0}
+    relay.show({**LINK, "paused": [paused]})
+    assert any("(default) / q: 5 refusals in a row" in line for line in drawn(look_closely(path)))
+
+
+def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None:
+    for link, words in (
+        ("disconnected", "the relay has no broker; messages are safe, and wait"),
+        ("blocked", "the broker takes nothing: look at its memory and disk"),
+        ("connected", "3 messages given up: see `reliablepub outbox list`"),
+    ):
+        relay.show({**LINK, "link": link})
+        assert drawn(look_closely(path))[2] == words
+    relay.close()
+    assert drawn(look_closely(path))[2].startswith("nobody relays this outbox: start")
+
+
+def test_an_idle_outbox_needs_nobody(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.show(LINK)
+        lines = drawn(look_closely(path))
+    assert lines[2] == "nothing needs a person"
+    assert any("newest failures" in line for line in lines)
+
+
+def test_a_held_key_is_told(path: Path) -> None:
+    with closing(SqliteStore(path)) as store, Outbox(path) as outbox:
+        for _ in range(2):
+            outbox.enqueue(Message(b"", ordering_key="k"))
+        intervene(path, [1], Intervention(Action.PARK))
+        store.show(LINK)
+        assert drawn(look_closely(path))[2] == "1 ordering key held: see `reliablepub outbox keys`"
+
+
+def test_rates_leave_a_trail(path: Path, relay: SqliteStore) -> None:
+    seen = look_closely(path)
+    trail = Trail()
+    for rate in (0.0, 50.0, 100.0):
+        trail.add(Look(seen.at, seen.now, seen.counts, {**seen.more, "stored_per_s": rate}))
+    assert trail.bars("stored_per_s", 10) == "▁▅█"
+    assert trail.bars("stored_per_s", 2) == "▅█"
+    assert trail.bars("stored_per_s", 0) == trail.bars("confirmed_per_s", 10) == ""
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def test_for_programs_a_look_is_a_line(path: Path, relay: SqliteStore) -> None:
+    relay.show(LINK)
+    arguments = ["watch", "--outbox", str(path), "--count", "2", "--interval", "0.1s"]
+    for more in ([], ["--json"]):
+        result = CliRunner().invoke(main, arguments + more)
+        assert result.exit_code == 0, result.stderr
+        first, second = (json.loads(line) for line in result.stdout.splitlines())
+        assert (first["stored_per_s"], second["stored_per_s"]) == (None, 0.0)
+        assert first["latency"] == LATENCY
+        assert first["reasons"][0]["outcome"] == "returned"
+    table = section("reliablepub watch").split("| key | meaning |")[1]
+    own = set(re.findall(r"`(\w+)`", re.sub(r"\| [^|]*? \|$", "|", table, flags=re.MULTILINE)))
+    of_status = section("reliablepub outbox status").split("| key | meaning |")[1]
+    shared = set(re.findall(r"^\| (.*?) \|", of_status, re.MULTILINE))
+    shared = set(re.findall(r"`(\w+)`", " ".join(shared)))
+    assert set(first) == own | shared
+
+
+def test_looking_on_writes_nothing(path: Path) -> None:
+    make_trouble(path).close()
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    CliRunner().invoke(main, ["watch", "--outbox", str(path), "--count", "1"])
+    after = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert {name: after.get(name) for name in before} == before
+
+
+def test_what_is_no_outbox_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["watch", "--outbox", str(tmp_path / "nix")])
+    assert result.exit_code == 4
+    assert "there is no outbox" in result.stderr
+
+
+def test_a_signal_ends_it(cli: Cli, path: Path) -> None:
+    make_trouble(path).close()
+    process = cli.begin("watch", "--outbox", path, "--interval", "1h")
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline())["stored"] == 10
+    process.send_signal(signal.SIGTERM)
+    assert cli.ended(process).code == 0
+
+
+class Terminal:
+    """The command in a terminal of its own."""
+
+    def __init__(self, path: Path, **environment: str) -> None:
+        self.fd, child = pty.openpty()
+        ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 90, 0, 0))
+        self.modes = termios.tcgetattr(child)
+        command = [sys.executable, "-W", "error", "-m", "reliablepub", "watch"]
+        self.process = subprocess.Popen(
+            [*command, "--outbox", str(path), "--interval", "1h"],
+            stdin=child,
+            stdout=child,
+            stderr=child,
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "TERM": "xterm-256color", **environment},
+        )
+        self.child = child
+        self.output = ""
+
+    def until(self, words: str, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while words not in self.output:
+            left = deadline - time.monotonic()
+            assert left > 0, self.output
+            if select.select([self.fd], [], [], left)[0]:
+                self.output += os.read(self.fd, 65_536).decode(errors="replace")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.child)
+        os.close(self.fd)
+
+
+@pytest.mark.parametrize("key", ["q", "\x1b", None])
+def test_in_a_terminal_it_fills_the_screen_until_a_key_or_a_signal(
+    path: Path, key: str | None
+) -> None:
+    make_trouble(path).close()
+    terminal = Terminal(path, NO_COLOR="1")
+    try:
+        terminal.until("q quits")
+        assert "\x1b[?1049h" in terminal.output, "a screen of its own"
+        assert not re.search(r"\x1b\[[0-9;]*3[0-7]", terminal.output), "no colors"
+        if key is None:
+            terminal.process.send_signal(signal.SIGINT)
+        else:
+            os.write(terminal.fd, key.encode())
+        terminal.until("\x1b[?1049l")
+        assert terminal.process.wait(60) == 0
+        assert termios.tcgetattr(terminal.child) == terminal.modes, "it is as it was before"
+    finally:
+        terminal.close()
