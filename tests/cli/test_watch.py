@@ -37,7 +37,7 @@ LATENCY = {"confirms": 9, "p50_s": 0.0012, "p95_s": 0.025, "p99_s": 0.2, "max_s"
 LINK = {
     "link": "connected",
     "reason": "",
-    "since": 0.0,
+    "since": 1.0,
     "window_max": 1000,
     "connects": 2,
     "latency": LATENCY,
