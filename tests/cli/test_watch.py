@@ -96,7 +96,7 @@ def test_it_shows_what_the_relay_shows_of_itself(path: Path, relay: SqliteStore)
         "in flight  1 of 1000, 1 aside",
         "p50 1.2 ms  p95 25 ms",
         "p99 200 ms  max 1000 ms",
-        "3 x  returned: 312 NO_ROUTE (last",
+        "3 x  returned: 312 NO_ROUTE  (last",
         "orders / order.created  returned: 312 NO_ROUTE",
         "parked     2",
     ):
