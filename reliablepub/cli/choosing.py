@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -18,8 +18,13 @@ from reliablepub.cli.exits import Exit, Failure
 from reliablepub.outbox.selection import STATES, Selection
 from reliablepub.outbox.story import resolve
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:
+    _ParamType = click.ParamType  # generic since click 8.4
 
-class Duration(click.ParamType[float]):
+
+class Duration(_ParamType):
     """``90``, ``90s``, ``5m``, ``2h`` or ``7d``, as seconds."""
 
     name = "duration"
