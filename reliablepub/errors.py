@@ -89,7 +89,7 @@ class TopologyError(ReliablePubError):
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("the broker is not as the topology says: " + "; ".join(problems))
-        self.problems = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(problems)
 
 
 class PublishError(ReliablePubError):
@@ -105,7 +105,6 @@ class PublishError(ReliablePubError):
             was sent.
         may_have_arrived: whether a queue may hold it all the same: an attempt may have gone well
             without our hearing of it.
-        attempts: how often it was refused before it was given up.
         is_kept: it is parked in the outbox, if there is one; otherwise the policy discarded it.
     """
 

@@ -19,8 +19,16 @@ from typing import Final, TypeAlias
 from reliablepub.errors import InvalidMessage
 
 FieldValue: TypeAlias = (
-    "bool | int | float | str | bytes | Decimal | datetime"
-    " | Sequence[FieldValue] | Mapping[str, FieldValue] | None"
+    bool
+    | int
+    | float
+    | str
+    | bytes
+    | Decimal
+    | datetime
+    | Sequence["FieldValue"]
+    | Mapping[str, "FieldValue"]
+    | None
 )
 """What an AMQP field table may hold (RabbitMQ's rabbit_binary_parser)."""
 

@@ -114,7 +114,7 @@ class Verdict:
     __slots__ = ("_result", "message_id")
 
     def __init__(self, message_id: str) -> None:
-        self.message_id = message_id
+        self.message_id: str = message_id
         self._result: Confirmed | PublishError | None = None
 
     @property
@@ -163,9 +163,9 @@ class Counts:
     """
 
     def __init__(self) -> None:
-        self.stored = 0
-        self.confirmed = 0
-        self.failed = 0
+        self.stored: int = 0
+        self.confirmed: int = 0
+        self.failed: int = 0
         self.failures: list[PublishError] = []
 
     @property

@@ -41,10 +41,10 @@ class Bridge(Observer):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.lock = threading.Lock()
+        self.lock: threading.Lock = threading.Lock()
         self.rung: deque[Bell] = deque()
         self.waiting: set[asyncio.Future[None]] = set()
-        self.is_ended = False
+        self.is_ended: bool = False
         self._is_started = Signal(self)
         self._is_scheduled = False
         self._is_wake_due = False
