@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from reliablepub.errors import ConfigurationError
+from reliablepub.outbox.enqueuing import OpenLimits
 from reliablepub.outbox.entry import Counters
 from reliablepub.relay.handover import Chunk
 
@@ -69,9 +69,7 @@ def limits(
         messages_max = _DURABLE_MESSAGES_MAX if is_durable else loaded_max
     if bytes_max is None:
         bytes_max = _DURABLE_BYTES_MAX if is_durable else loaded_bytes_max
-    if messages_max < 1 or bytes_max < 1:
-        msg = "open_messages_max and open_bytes_max must be at least 1"
-        raise ConfigurationError(msg)
+    OpenLimits(messages_max, bytes_max)  # refuses what can only be a mistake
     return Limits(messages_max, bytes_max, loaded_max, loaded_bytes_max)
 
 

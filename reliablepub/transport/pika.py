@@ -42,6 +42,7 @@ from reliablepub.topology import Topology
 from reliablepub.transport.address import Address
 from reliablepub.transport.encoding import attempt_tag, encode_batch
 from reliablepub.transport.frames import PublishFrames
+from reliablepub.transport.parameters import connection_parameters
 from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
@@ -124,7 +125,12 @@ class PikaTransport:
         self._close = None
         connection_class = HookedConnection if IS_HOOKED else SelectConnection
         self._connection = connection_class(
-            self._parameters(address),
+            connection_parameters(
+                address,
+                timeout_s=_CONNECT_TIMEOUT_S,
+                ssl_context=self._ssl_context,
+                heartbeat_s=self._heartbeat_s,
+            ),
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
             on_close_callback=self._on_lost,
@@ -227,23 +233,6 @@ class PikaTransport:
         except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection only
             if self._connection is not None:
                 self.disconnect(f"pika failed with {type(error).__name__}: {error}")
-
-    def _parameters(self, address: Address) -> pika.ConnectionParameters:
-        options = None
-        if address.is_tls:
-            context = self._ssl_context or ssl.create_default_context()
-            options = pika.SSLOptions(context, address.host)
-        return pika.ConnectionParameters(
-            host=address.host,
-            port=address.port,
-            virtual_host=address.vhost,
-            credentials=pika.PlainCredentials(address.user, address.password),
-            heartbeat=self._heartbeat_s,
-            socket_timeout=_CONNECT_TIMEOUT_S,
-            stack_timeout=_CONNECT_TIMEOUT_S,
-            ssl_options=options,
-            client_properties={"product": "reliablepub"},
-        )
 
     def _on_open(self, connection: Connection) -> None:
         if connection is not self._connection:

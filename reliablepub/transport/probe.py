@@ -26,6 +26,7 @@ from pika.exceptions import (
 )
 
 from reliablepub.transport.address import Address
+from reliablepub.transport.parameters import connection_parameters
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 from reliablepub.transport.reasons import explain, unwrapped
 
@@ -86,7 +87,9 @@ def probe(address: Address, *, exchanges: Sequence[str], queues: Sequence[str]) 
     quiet_this_thread()
     try:
         begun = time.monotonic()
-        connection = pika.BlockingConnection(_parameters(address))
+        connection = pika.BlockingConnection(
+            connection_parameters(address, timeout_s=TIMEOUT_S, blocked_timeout_s=TIMEOUT_S)
+        )
         found.seconds = time.monotonic() - begun
         try:
             _ask(connection, found, exchanges, queues)
@@ -97,22 +100,6 @@ def probe(address: Address, *, exchanges: Sequence[str], queues: Sequence[str]) 
     finally:
         unquiet_this_thread()
     return found
-
-
-def _parameters(address: Address) -> pika.ConnectionParameters:
-    options = None
-    if address.is_tls:
-        options = pika.SSLOptions(ssl.create_default_context(), address.host)
-    return pika.ConnectionParameters(
-        host=address.host,
-        port=address.port,
-        virtual_host=address.vhost,
-        credentials=pika.PlainCredentials(address.user, address.password),
-        socket_timeout=TIMEOUT_S,
-        stack_timeout=TIMEOUT_S,
-        blocked_connection_timeout=TIMEOUT_S,
-        ssl_options=options,
-    )
 
 
 def _ask(

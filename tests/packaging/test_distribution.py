@@ -1,52 +1,22 @@
 """What people download: the wheel and the source distribution, file by file."""
 
-import email
 import sys
 import tarfile
 import tomllib
-import zipfile
-from dataclasses import dataclass
-from email.message import Message as Headers
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
-from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 from reliablepub.cli import main
+from tests.packaging.conftest import ROOT, Built
 
-ROOT = Path(__file__).parent.parent.parent
 PACKAGES = ("reliablepub", "spark_sink")
 # Where Spark looks for data sources: modules at the top level whose names begin with pyspark_.
 DATA_SOURCES = {"pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py"}
 FILES = {"LICENSE", "Makefile", "README.md", "mkdocs.yml", "pyproject.toml", "PKG-INFO"}
 FOLDERS = (".ci", "docs", "examples", "reliablepub", "spark_sink", "tests")
-
-
-@dataclass(frozen=True)
-class Built:
-    wheel: Path
-    sdist: Path
-
-    @property
-    def in_wheel(self) -> dict[str, bytes]:
-        with zipfile.ZipFile(self.wheel) as archive:
-            return {name: archive.read(name) for name in archive.namelist()}
-
-    @property
-    def metadata(self) -> Headers:
-        (text,) = (content for name, content in self.in_wheel.items() if name.endswith("/METADATA"))
-        return email.message_from_bytes(text)
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    folder = tmp_path_factory.mktemp("dist")
-    (wheel,) = WheelBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
-    (sdist,) = SdistBuilder(str(ROOT)).build(directory=str(folder), versions=["standard"])
-    return Built(Path(wheel), Path(sdist))
 
 
 def files_of(folder: str) -> set[str]:

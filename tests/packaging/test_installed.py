@@ -1,0 +1,140 @@
+"""The wheel in environments of its own, alone and with each extra: installed, used, typed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import reliablepub
+from tests.packaging.conftest import Built
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
+
+HERE = Path(__file__).parent
+SMOKE = {
+    "": "import reliablepub, reliablepub.cli, reliablepub.testing, spark_sink",
+    "aio": """
+import asyncio, aio_pika
+from reliablepub import AsyncPublisher
+from reliablepub.testing import FakeBroker
+async def main():
+    async with FakeBroker() as broker:
+        broker.declare_queue("q")
+        connection = await aio_pika.connect_robust(broker.url)
+        async with AsyncPublisher(connection=connection, outbox="aio.db") as publisher:
+            await (await publisher.publish(b"...", routing_key="q"))
+        await connection.close()
+        assert len(broker.messages("q")) == 1
+asyncio.run(main())
+""",
+    "encryption": """
+from reliablepub import Message, Outbox, OutboxKeys
+keys = OutboxKeys({"2026-11": bytes(32)})
+with Outbox("sealed.db", keys=keys) as outbox:
+    outbox.enqueue(Message(b"secret", routing_key="q"))
+assert b"secret" not in open("sealed.db", "rb").read() + open("sealed.db-wal", "rb").read()
+""",
+    "observe": """
+import prometheus_client
+from reliablepub import Publisher
+from reliablepub.observe.metrics import Metrics
+from reliablepub.testing import FakeBroker
+with FakeBroker() as broker:
+    broker.declare_queue("q")
+    metrics = Metrics()
+    with Publisher(broker.url, outbox="observed.db", hooks=[metrics]) as publisher:
+        publisher.publish(b"...", routing_key="q").result(timeout=60)
+assert b"reliablepub" in prometheus_client.generate_latest()
+""",
+    "spark": """
+from pyspark.sql import SparkSession
+from reliablepub.testing import FakeBroker
+with FakeBroker() as broker:
+    broker.declare_queue("q")
+    spark = SparkSession.builder.master("local[1]").getOrCreate()
+    frame = spark.range(10).selectExpr("string(id) AS value", "'q' AS routing_key")
+    frame.write.format("rabbitmq").option("url", broker.url).mode("append").save()
+    spark.stop()
+    assert len(broker.messages("q")) == 10
+""",
+}
+
+
+class Environment:
+    """A virtual environment with nothing in it but what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._bin = folder / "venv" / "bin"
+        # Neither this checkout nor its environment may be seen from there.
+        self._variables = {
+            name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+        } | {"PATH": f"{self._bin}:{os.environ['PATH']}"}
+        self.run(sys.executable, "-m", "venv", str(folder / "venv"))
+
+    def run(self, command: str, *arguments: str, is_checked: bool = True) -> str:
+        result = subprocess.run(
+            [shutil.which(command, path=self._variables["PATH"]) or command, *arguments],
+            cwd=self.folder,
+            env=self._variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not is_checked or result.returncode == 0, result.stdout + result.stderr
+        return result.stdout
+
+    def install(self, *requirements: str) -> None:
+        self.run("pip", "install", "--quiet", *requirements)
+
+
+@pytest.mark.parametrize("extra", SMOKE)
+def test_the_wheel_works_with(extra: str, built: Built, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install(f"{built.wheel}[{extra}]" if extra else str(built.wheel))
+    environment.run("pip", "check")
+    assert environment.run("reliablepub", "--version") == f"reliablepub {version()}\n"
+    shutil.copy(HERE / "consumer.py", tmp_path)
+    assert environment.run("python", "-W", "error", "consumer.py") == "well\n"
+    environment.run("python", "-c", SMOKE[extra])
+
+
+def version() -> str:
+    project = HERE.parent.parent / "pyproject.toml"
+    (line,) = (line for line in project.read_text().splitlines() if line.startswith("version = "))
+    return line.split('"')[1]
+
+
+def test_the_source_distribution_installs(built: Built, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install(str(built.sdist))
+    assert environment.run("reliablepub", "--version") == f"reliablepub {version()}\n"
+
+
+def test_type_checkers_know_the_public_names_from_outside(built: Built, tmp_path: Path) -> None:
+    environment = Environment(tmp_path)
+    environment.install(str(built.wheel), "mypy", "pyright")
+    shutil.copy(HERE / "consumer.py", tmp_path)
+    environment.run("mypy", "--strict", "consumer.py")
+    environment.run("pyright", "consumer.py")
+    report = environment.run(
+        *("pyright", "--verifytypes", "reliablepub", "--ignoreexternal", "--outputjson"),
+        is_checked=False,  # rooms inside of the house may be inferred
+    )
+    completeness = json.loads(report)["typeCompleteness"]
+    known = {symbol["name"]: symbol["isTypeKnown"] for symbol in completeness["symbols"]}
+    public = {f"reliablepub.{name}" for name in reliablepub.__all__}
+    homes = {getattr(reliablepub, name).__module__ for name in reliablepub.__all__} - {
+        "reliablepub"
+    }
+    assert public <= set(known)
+    unknown = {
+        name
+        for name, is_known in known.items()
+        if not is_known and (name in public or name.rpartition(".")[0] in homes)
+    }
+    assert unknown == set()
