@@ -29,7 +29,6 @@ from reliablepub.policy import RetryPolicy
 from reliablepub.relay.bridge import Bridge, Signal
 from reliablepub.relay.caller import Cutter, Handover, new_id
 from reliablepub.relay.handover import Stream
-from reliablepub.relay.limits import Limits
 from reliablepub.relay.status import Status
 from reliablepub.topology import Topology
 from reliablepub.transport.base import LentConnection
@@ -216,7 +215,7 @@ class AsyncPublisher:
         )
         assert message.message_id is not None
         receipt = AsyncReceipt(message.message_id, bridge)
-        await self._until_stored(self._door.hand_over([message], receipt, Signal(bridge)))
+        await self._until_stored(self._door.hand_over_one(message, receipt, Signal(bridge)))
         return receipt
 
     async def publish_many(
@@ -243,7 +242,7 @@ class AsyncPublisher:
         under_way: deque[Handover[Signal]] = deque()
         stream = Stream()
         try:
-            async with aclosing(_cut(messages, door.limits)) as chunks:
+            async with aclosing(_cut(messages, door.cutter())) as chunks:
                 async for chunk in chunks:
                     done = Signal(bridge)
                     under_way.append(
@@ -379,10 +378,9 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _cut(
-    messages: Iterable[Message] | AsyncIterable[Message], limits: Limits
+    messages: Iterable[Message] | AsyncIterable[Message], cutter: Cutter
 ) -> AsyncGenerator[list[Message], None]:
     """Cut a stream into chunks, and let other tasks of the loop have their turn meanwhile."""
-    cutter = Cutter(limits)
     if isinstance(messages, AsyncIterable):
         async for message in messages:
             if chunk := cutter.add(message):

@@ -31,7 +31,7 @@ from reliablepub.outbox.entry import Entry, Store, Waiter
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
-from reliablepub.relay.caller import FlagT, Handover
+from reliablepub.relay.caller import Cutter, FlagT, Handover
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.limits import limits
 from reliablepub.relay.naming import names
@@ -100,6 +100,7 @@ def put_together(
         policy=retry or RetryPolicy(),
         hooks=calls_of(hooks),
         watchers=[hook.watch for hook in hooks if hasattr(hook, "watch")],
+        stamps=[hook.stamp for hook in hooks if hasattr(hook, "stamp")],
         limits=limits(
             open_messages_max,
             open_bytes_max,
@@ -131,6 +132,7 @@ class Door:
         self.relay = RelayThread(parts)
         self.limits = parts.limits
         self._watchers = parts.watchers
+        self._stamps = parts.stamps
         self.full_timeout_s = full_timeout_s
         self.is_closed = False
         self._close_timeout_s = close_timeout_s
@@ -147,6 +149,16 @@ class Door:
             watch(self.relay)
         self.relay.start(observer)
         _not_closed.add(self)
+
+    def cutter(self) -> Cutter:
+        """Cuts a stream of messages into what is handed over together."""
+        return Cutter(self.limits, self._stamps)
+
+    def hand_over_one(self, message: Message, waiter: Waiter, done: FlagT) -> Handover[FlagT]:
+        """As `hand_over`, a message that is not cut from a stream."""
+        for stamp in self._stamps:
+            message = stamp(message)
+        return self.hand_over([message], waiter, done)
 
     def hand_over(
         self,

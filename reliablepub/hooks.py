@@ -19,7 +19,9 @@ nobody: that is logged once for each event, and counted (``Status.callback_error
 listens to costs nothing.
 
 Some things are states rather than events: whoever has a method `Watches.watch` is given the
-publisher to look at, whenever it likes.
+publisher to look at, whenever it likes. And what only the caller knows, such as the trace it is in,
+is gone on the relay's thread: a method `Stamps.stamp` is called where a message is accepted, by
+whoever publishes or enqueues it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from reliablepub.message import FieldValue
+from reliablepub.message import FieldValue, Message
 from reliablepub.outcome import Outcome
 
 
@@ -262,6 +264,16 @@ class Watches(Protocol):
 
     def watch(self, publisher: Watched) -> None:
         """Called once, when the publisher is opened, by whoever opens it."""
+
+
+class Stamps(Protocol):
+    """Somebody who adds to messages what their caller knows."""
+
+    def stamp(self, message: Message) -> Message:
+        """The message as it shall be stored; called on the caller's thread, or in its task.
+
+        What this raises the caller gets, and the message is not stored.
+        """
 
 
 EVENTS: Final = (

@@ -174,7 +174,7 @@ class Publisher:
         )
         assert message.message_id is not None
         receipt = Receipt(message.message_id, self._door.relay)
-        self._wait_stored(self._door.hand_over([message], receipt, threading.Event()))
+        self._wait_stored(self._door.hand_over_one(message, receipt, threading.Event()))
         return receipt
 
     def publish_many(
@@ -199,7 +199,7 @@ class Publisher:
         under_way: deque[Handover[threading.Event]] = deque()
         stream = Stream()
         try:
-            for chunk in cut(messages, door.limits):
+            for chunk in cut(messages, door.cutter()):
                 done = threading.Event()
                 under_way.append(
                     door.hand_over(

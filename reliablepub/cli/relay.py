@@ -73,6 +73,12 @@ class _Relay(click.Command):
     show_default=True,
     help="Where to listen for that; other machines reach only other addresses.",
 )
+@click.option(
+    "--tracing",
+    is_flag=True,
+    help="Trace each attempt with OpenTelemetry, linked to the context that came with the message. "
+    "Where spans go is the SDK's affair: start this by opentelemetry-instrument.",
+)
 @click.option("--drain", is_flag=True, help="End once nothing is open, instead of going on.")
 @json_option
 @click.pass_context
@@ -85,7 +91,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
     keep_confirmed_s: float,
     health_port: int | None,
     health_host: str,
-    drain: bool,  # noqa: FBT001 - click passes flags as arguments
+    tracing: bool,  # noqa: FBT001 - click passes flags as arguments
+    drain: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> int:
     """Publish what is in an outbox, now and whenever something is put in.
@@ -111,12 +118,14 @@ def relay(  # noqa: PLR0917 - one argument for each option
     """  # noqa: D301 - click: keep these lines as they are
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
-    if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
-        _warn_of_password(urls)
     begun = time.monotonic()
     settings = Settings(urls, outbox_path, outbox_keys, keep_confirmed_s, window_max)
-    hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
     with Stop(reopens=True) as stop:
+        if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
+            _warn_of_password(urls)
+        hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
+        if tracing:
+            hooks.append(_tracing())
         service = Service(
             settings,
             lambda: _reread(ctx),
@@ -176,6 +185,20 @@ def _metrics(outbox: Path) -> tuple[list[object], Callable[[str], Exposition] | 
     except ImportError as error:
         return [], f"no metrics: {error}"
     return [metrics.Metrics(str(outbox), outbox=outbox)], metrics.exposition
+
+
+def _tracing() -> object:
+    """The hook that traces."""
+    try:
+        from reliablepub.observe.tracing import Tracing, is_exported  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Failure(str(error), Exit.BAD_INPUT) from None
+    if not is_exported():
+        print_note(
+            "--tracing: no OpenTelemetry SDK is configured, so no span goes anywhere; "
+            "start this by opentelemetry-instrument"
+        )
+    return Tracing()
 
 
 @contextmanager

@@ -9,13 +9,14 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 from uuid import uuid4
 
-from reliablepub.errors import OutboxError, OutboxUnsure
+from reliablepub.errors import ConfigurationError, OutboxError, OutboxUnsure
+from reliablepub.hooks import Stamps
 from reliablepub.message import Message
 from reliablepub.outbox.audit import Audit, audit
 from reliablepub.outbox.checkpoints import behind_commit_if_long
@@ -57,9 +58,11 @@ class Outbox:
         open_messages_max: `enqueue` refuses a message when so many are open, whoever stored them.
             None: as many as the disk takes.
         open_bytes_max: likewise, the bytes of open messages (`Message.size`).
+        hooks: objects that add to each message what its caller knows (`reliablepub.hooks.Stamps`);
+            what happens to it is told to the hooks of whoever relays.
 
     Raises:
-        ConfigurationError: with such a limit no message would ever fit.
+        ConfigurationError: with such a limit no message would ever fit, or a hook stamps nothing.
 
     Example:
         The message exists if, and only if, the order does::
@@ -76,10 +79,12 @@ class Outbox:
         keys: OutboxKeys | None = None,
         open_messages_max: int | None = None,
         open_bytes_max: int | None = None,
+        hooks: Sequence[Stamps] = (),
     ) -> None:
         self.path: Final[Path] = absolute(path)
         limits = OpenLimits(open_messages_max, open_bytes_max)
         self._enqueuing = Enqueuing(self.path, keys, limits)
+        self._stamps = [_stamp_of(hook) for hook in hooks]
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._pid = os.getpid()
@@ -115,6 +120,8 @@ class Outbox:
             NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
             OutboxError: it was not stored.
         """
+        for stamp in self._stamps:
+            message = stamp(message)
         if message.message_id is None:
             message = message.with_message_id(str(uuid4()))
         assert message.message_id is not None
@@ -329,3 +336,11 @@ class Outbox:
                 _inherited.append(self._connection)
             self._connection = None
             self._pid = os.getpid()
+
+
+def _stamp_of(hook: Stamps) -> Callable[[Message], Message]:
+    if not hasattr(hook, "stamp"):
+        name = type(hook).__name__
+        msg = f"the hook {name} has no method stamp, and whoever relays is told of events"
+        raise ConfigurationError(msg)
+    return hook.stamp

@@ -102,9 +102,15 @@ os.register_at_fork(after_in_child=_chance.seed)
 
 
 class Cutter:
-    """Cuts a stream into pieces that are handed over and stored together, and that limits allow."""
+    """Cuts a stream into pieces that are handed over and stored together, and that limits allow.
 
-    def __init__(self, limits: Limits) -> None:
+    Args:
+        limits: of a piece.
+        stamps: what is added to each message, before it is measured.
+    """
+
+    def __init__(self, limits: Limits, stamps: Sequence[Callable[[Message], Message]] = ()) -> None:
+        self._stamps = stamps
         self._messages_max = min(CHUNK_MESSAGES_MAX, limits.messages_max)
         self._bytes_max = min(CHUNK_BYTES_MAX, limits.bytes_max)
         self._chunk: list[Message] = []
@@ -121,6 +127,8 @@ class Cutter:
         """
         if not isinstance(message, Message):
             raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
+        for stamp in self._stamps:
+            message = stamp(message)
         message = minted(message)  # the id counts too
         size = self._size + message.size
         if self._chunk and (len(self._chunk) >= self._messages_max or size > self._bytes_max):
@@ -135,13 +143,12 @@ class Cutter:
         return self._chunk
 
 
-def cut(messages: Iterable[Message], limits: Limits) -> Iterator[list[Message]]:
+def cut(messages: Iterable[Message], cutter: Cutter) -> Iterator[list[Message]]:
     """Cut a whole stream.
 
     Raises:
         InvalidMessage: the stream holds something else.
     """
-    cutter = Cutter(limits)
     for message in messages:
         chunk = cutter.add(message)
         if chunk is not None:

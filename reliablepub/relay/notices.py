@@ -42,8 +42,10 @@ def calls_of(hooks: Iterable[object]) -> Calls:
     for hook in hooks:
         names = [name for name in dir(hook) if name.startswith("on_")]
         unknown = [name for name in names if name.removeprefix("on_") not in EVENTS]
-        if unknown or not (names or hasattr(hook, "watch")):
-            said = f"has {', '.join(unknown)}" if unknown else "has no method on_..., and no watch"
+        if unknown or not (names or hasattr(hook, "watch") or hasattr(hook, "stamp")):
+            said = (
+                f"has {', '.join(unknown)}" if unknown else "has no method on_..., watch or stamp"
+            )
             msg = f"the hook {type(hook).__name__} {said}; events are {', '.join(EVENTS)}"
             raise ConfigurationError(msg)
         for name in names:

@@ -21,6 +21,7 @@ from typing import Final
 from reliablepub._core.session import Session
 from reliablepub.errors import PublisherClosed
 from reliablepub.hooks import Watched
+from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.beacon import Beacon
@@ -51,6 +52,7 @@ class Parts:
         limits: what may be held.
         hooks: what the application wants to be told of.
         watchers: who wants to look at the relay.
+        stamps: what is added to messages where they are accepted.
     """
 
     open_store: Callable[[], Store]
@@ -60,6 +62,7 @@ class Parts:
     limits: Limits
     hooks: Calls = field(default_factory=dict)
     watchers: Sequence[Callable[[Watched], None]] = ()
+    stamps: Sequence[Callable[[Message], Message]] = ()
 
 
 class Observer:

@@ -276,5 +276,14 @@ def test_a_password_on_the_command_line_is_warned_of(cli: Cli, fake: FakeBroker)
     relay = cli.begin("relay", "--outbox", "o.db", "--url", url)
     assert relay.stderr is not None
     assert relay.stderr.readline().startswith("a password in --url is seen by everybody")
+    assert relay.stderr.readline().startswith("not connected to the broker: ")
     relay.send_signal(signal.SIGTERM)
     assert cli.ended(relay).code == 0
+
+
+def test_tracing_without_an_sdk_says_that_nothing_comes_of_it(cli: Cli) -> None:
+    enqueue(cli, b"1")
+    ended = cli("relay", "--outbox", "o.db", "--drain", "--tracing")
+    assert ended.code == 0
+    assert "no OpenTelemetry SDK is configured" in ended.err
+    assert "1 confirmed" in ended.out

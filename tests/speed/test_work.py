@@ -24,7 +24,7 @@ from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt
-from reliablepub.relay.caller import cut
+from reliablepub.relay.caller import Cutter, cut
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox
 from reliablepub.relay.limits import limits
@@ -121,7 +121,7 @@ def test_from_the_inbox_to_the_last_confirm(store: Store) -> None:
     receipt = BatchReceipt(is_ended)
     receipt.accepted(COUNT)
     messages = [Message(b"x" * 1_024, routing_key=f"q{n % 8}") for n in range(COUNT)]
-    chunks = [Chunk(chunk, Stored(), receipt) for chunk in cut(messages, LIMITS)]
+    chunks = [Chunk(chunk, Stored(), receipt) for chunk in cut(messages, Cutter(LIMITS))]
     for _ in range(3):
         relay.turn()
         relay.handle(wire.listen(0))
@@ -147,7 +147,7 @@ def test_a_message_and_its_id() -> None:
     messages = counted(lambda: [Message(b"x", routing_key="q") for _ in range(COUNT)])
     assert messages < 31, f"{messages:.1f} calls a message"
     stream = [Message(b"x", routing_key="q") for _ in range(COUNT)]
-    chunks = counted(lambda: list(cut(stream, LIMITS)))
+    chunks = counted(lambda: list(cut(stream, Cutter(LIMITS))))
     assert chunks < 36, f"{chunks:.1f} calls a message"
 
 

@@ -1,0 +1,177 @@
+"""Traces for OpenTelemetry: the caller's context goes with the message, and each attempt is a span.
+
+Knows: events, headers, opentelemetry-api. Must never know: where spans go, what a turn does.
+
+Between `publish` and the wire there may be hours and another process, so nothing is kept in memory:
+the caller's context is stored with the message, in the headers that consumers continue from anyway
+(``traceparent``, or what the configured propagator writes). The span of an attempt is made when it
+has ended, with the times it had, and is *linked* to that context: the trace of a caller that waits
+for no broker does not end with a child that begins next week.
+
+Names and attributes are those of OpenTelemetry's semantic conventions for RabbitMQ. A span's name
+has the exchange only: names are meant to be few, and a routing key may hold an order number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from reliablepub.errors import InvalidMessage
+from reliablepub.hooks import AttemptEnded
+from reliablepub.message import FieldValue, Message
+from reliablepub.outcome import OutcomeKind
+
+try:
+    from opentelemetry import propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.propagators.textmap import Getter, TextMapPropagator
+    from opentelemetry.trace import Link, SpanKind, Status, StatusCode, TracerProvider
+except ImportError as error:
+    msg = "tracing needs opentelemetry-api: pip install 'reliablepub[observe]'"
+    raise ImportError(msg) from error
+
+Headers = Mapping[str, FieldValue]
+_EMPTY: Final[Headers] = {}
+
+
+class _HeaderGetter(Getter[Headers]):
+    """Reads text headers; an application may have others under any name."""
+
+    def get(self, carrier: Headers, key: str) -> list[str] | None:
+        value = carrier.get(key)
+        return [value] if isinstance(value, str) else None
+
+    def keys(self, carrier: Headers) -> list[str]:
+        return list(carrier)
+
+
+_GETTER: Final = _HeaderGetter()
+
+
+class Tracing:
+    """Traces messages from their caller to the broker's confirm, and on to consumers.
+
+    The same object, or another one, on both sides: where messages are accepted, it stores the
+    current context with them; where they are relayed, it makes the spans::
+
+        Publisher(url, outbox="outbox.db", hooks=[Tracing()])  # is both
+
+        Outbox("app.db", hooks=[Tracing()]).enqueue(...)       # here, and elsewhere
+        # reliablepub relay --tracing ...
+
+    Args:
+        tracer_provider: that of the application, globally set, unless given.
+        propagator: likewise.
+    """
+
+    def __init__(
+        self,
+        *,
+        tracer_provider: TracerProvider | None = None,
+        propagator: TextMapPropagator | None = None,
+    ) -> None:
+        self._tracer = trace.get_tracer("reliablepub", _version(), tracer_provider)
+        self._propagator = propagator
+
+    # ------------------------------------------------------------------ where it is accepted
+
+    def stamp(self, message: Message) -> Message:
+        """The message with the current context in its headers.
+
+        Headers of the application's own stay: if it has put a context there, that one counts. A
+        message whose headers have no room left goes without.
+        """
+        found: dict[str, str] = {}
+        self._text_map().inject(found)
+        headers = message.headers or _EMPTY
+        if not found or any(name in headers for name in found):
+            return message
+        try:
+            return replace(message, headers={**headers, **found})
+        except InvalidMessage:
+            return message
+
+    # ------------------------------------------------------------------ where it is relayed
+
+    def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
+        """A span each."""
+        self._record(events)
+
+    def on_returned(self, events: Sequence[AttemptEnded]) -> None:
+        """A span each, which has failed."""
+        self._record(events)
+
+    def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
+        """A span each, which has failed."""
+        self._record(events)
+
+    def on_refused(self, events: Sequence[AttemptEnded]) -> None:
+        """A span each, which has failed."""
+        self._record(events)
+
+    def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
+        """A span each, which has failed; the message is sent again."""
+        self._record(events)
+
+    def _record(self, events: Sequence[AttemptEnded]) -> None:
+        ended_at = time.time_ns()
+        for event in events:
+            span = self._tracer.start_span(
+                f"publish {event.exchange or 'amq.default'}",
+                context=Context(),  # of its own: what is current on the relay's thread is nobody's
+                kind=SpanKind.CLIENT,  # not PRODUCER: consumers continue from the caller's context
+                attributes=_attributes(event),
+                links=self._links(event),
+                start_time=ended_at - int(event.latency_s * 1e9),
+            )
+            if event.outcome.kind is not OutcomeKind.CONFIRMED:
+                span.set_attribute("error.type", event.outcome.kind.value)
+                code, text = event.outcome.reply_code, event.outcome.reply_text
+                span.set_status(Status(StatusCode.ERROR, f"{code} {text}" if code else text))
+            span.end(ended_at)
+
+    def _links(self, event: AttemptEnded) -> list[Link]:
+        if not event.headers:
+            return []
+        stored = self._text_map().extract(event.headers, Context(), _GETTER)
+        context = trace.get_current_span(stored).get_span_context()
+        return [Link(context)] if context.is_valid else []
+
+    def _text_map(self) -> TextMapPropagator:
+        """Asked for each time: the application may set the global one after this was made."""
+        return self._propagator or propagate.get_global_textmap()
+
+
+def is_exported() -> bool:
+    """Whether the application has configured anything behind OpenTelemetry's API."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
+def _attributes(event: AttemptEnded) -> dict[str, str | int]:
+    is_confirmed = event.outcome.kind is OutcomeKind.CONFIRMED
+    destination = [part for part in (event.exchange, event.routing_key) if part]
+    attributes: dict[str, str | int] = {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": ":".join(destination) or "amq.default",
+        "messaging.message.id": event.message_id,
+        "reliablepub.outcome": event.outcome.kind.value,
+        "reliablepub.attempt": event.attempts + is_confirmed,
+    }
+    if event.routing_key:
+        attributes["messaging.rabbitmq.destination.routing_key"] = event.routing_key
+    if event.tag:
+        attributes["messaging.rabbitmq.message.delivery_tag"] = event.tag
+    return attributes
+
+
+def _version() -> str | None:
+    try:
+        return version("reliablepub")
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,291 @@
+"""Traces: a caller's context reaches consumers, and every attempt is a span that links to it."""
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.baggage import set_baggage
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import attach, detach
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import (
+    AsyncPublisher,
+    ConfigurationError,
+    Message,
+    Outbox,
+    Publisher,
+    Retries,
+    RetryPolicy,
+)
+from reliablepub.message import HEADER_BYTES_MAX
+from reliablepub.observe.tracing import Tracing
+from reliablepub.testing import FakeBroker, faults
+
+ONCE = Retries(stop_after_attempt(1), wait_none())
+AT_ONCE = RetryPolicy(nacked=ONCE, returned=ONCE, refused=ONCE)
+
+
+class Exported:
+    """An application's OpenTelemetry, and what it has exported."""
+
+    def __init__(self) -> None:
+        self.provider = TracerProvider()
+        self._exporter = InMemorySpanExporter()
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("application")
+
+    def attempts(self) -> Sequence[ReadableSpan]:
+        """The spans of attempts, as they have ended."""
+        return [span for span in self._exporter.get_finished_spans() if span.kind.name == "CLIENT"]
+
+
+@pytest.fixture
+def exported() -> Iterator[Exported]:
+    exported = Exported()
+    yield exported
+    exported.provider.shutdown()
+
+
+@pytest.fixture
+def tracing(exported: Exported) -> Tracing:
+    return Tracing(tracer_provider=exported.provider, propagator=TraceContextTextMapPropagator())
+
+
+def links(span: ReadableSpan) -> list[tuple[int, int]]:
+    return [(link.context.trace_id, link.context.span_id) for link in span.links]
+
+
+def ids(context: SpanContext) -> tuple[int, int]:
+    return context.trace_id, context.span_id
+
+
+def consumed(broker: FakeBroker) -> list[tuple[int, int]]:
+    """The contexts from which consumers of `q` go on."""
+    found = []
+    for message in broker.messages("q"):
+        headers: Any = message.properties.headers
+        context = TraceContextTextMapPropagator().extract(headers)
+        found.append(ids(trace.get_current_span(context).get_span_context()))
+    return found
+
+
+def test_an_attempt_is_a_span_of_its_own_that_links_to_the_caller(
+    broker: FakeBroker, exported: Exported, tracing: Tracing
+) -> None:
+    headers = {"mine": 1}
+    with (
+        Publisher(broker.url, outbox=None, hooks=[tracing]) as publisher,
+        exported.tracer.start_as_current_span("checkout") as caller,
+    ):
+        receipt = publisher.publish(b"x", routing_key="q", headers=headers)
+        receipt.result(30)
+        publisher.flush(30)
+    context = caller.get_span_context()
+    assert headers == {"mine": 1}
+    assert consumed(broker) == [ids(context)]
+    (span,) = exported.attempts()
+    assert span.name == "publish amq.default"
+    assert span.parent is None
+    assert links(span) == [ids(context)]
+    assert span.context is not None
+    assert span.context.trace_id != context.trace_id
+    assert span.attributes == {
+        "messaging.system": "rabbitmq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "q",
+        "messaging.rabbitmq.destination.routing_key": "q",
+        "messaging.rabbitmq.message.delivery_tag": 1,
+        "messaging.message.id": receipt.message_id,
+        "reliablepub.outcome": "confirmed",
+        "reliablepub.attempt": 1,
+    }
+    assert span.status.status_code is StatusCode.UNSET
+    assert span.start_time is not None
+    assert span.end_time is not None
+    assert span.start_time < span.end_time
+
+
+def test_attempts_that_fail_say_how(
+    broker: FakeBroker, exported: Exported, tracing: Tracing
+) -> None:
+    broker.inject(faults.DropConnection())
+    with (
+        Publisher(broker.url, outbox=None, retry=AT_ONCE, hooks=[tracing]) as publisher,
+        exported.tracer.start_as_current_span("checkout") as caller,
+    ):
+        publisher.publish(b"x", routing_key="q").result(60)  # uncertain, then confirmed
+        for message in (
+            Message(b"x", exchange="amq.topic", routing_key="order.17"),
+            Message(b"x", exchange="no-such"),
+        ):
+            publisher.publish_many([message]).wait(30)
+        publisher.flush(30)
+    spans = exported.attempts()
+    assert all(links(span) == [ids(caller.get_span_context())] for span in spans)
+    told = [
+        (
+            span.name,
+            (span.attributes or {}).get("messaging.destination.name"),
+            (span.attributes or {}).get("reliablepub.attempt"),
+            (span.attributes or {}).get("error.type"),
+        )
+        for span in spans
+    ]
+    assert told == [
+        ("publish amq.default", "q", 1, "uncertain"),
+        ("publish amq.default", "q", 2, None),
+        ("publish amq.topic", "amq.topic:order.17", 1, "returned"),
+        ("publish no-such", "no-such", 1, "refused"),
+    ]
+    assert [span.status.status_code for span in spans] == [
+        StatusCode.ERROR,
+        StatusCode.UNSET,
+        StatusCode.ERROR,
+        StatusCode.ERROR,
+    ]
+    assert spans[2].status.description == "312 NO_ROUTE"
+    assert (spans[3].status.description or "").startswith("404 NOT_FOUND")
+
+
+def test_streams_and_asyncio_carry_the_context_of_their_caller(
+    broker: FakeBroker, exported: Exported, tracing: Tracing
+) -> None:
+    callers = []
+
+    def stream() -> Iterator[Message]:
+        for _ in range(3):  # each message of a stream may be another caller's
+            with exported.tracer.start_as_current_span("row") as row:
+                callers.append(ids(row.get_span_context()))
+                yield Message(b"x", routing_key="q")
+
+    async def one(publisher: AsyncPublisher) -> None:
+        with exported.tracer.start_as_current_span("task") as task:
+            callers.append(ids(task.get_span_context()))
+            await (await publisher.publish(b"x", routing_key="q"))
+            await (await publisher.publish_many(stream())).wait(30)
+
+    async def main() -> None:
+        async with AsyncPublisher(broker.url, outbox=None, hooks=[tracing]) as publisher:
+            await asyncio.gather(one(publisher), one(publisher))
+
+    with Publisher(broker.url, outbox=None, hooks=[tracing]) as publisher:
+        publisher.publish_many(stream()).wait(30)
+    asyncio.run(main())
+    assert len(callers) == 11
+    assert sorted(consumed(broker)) == sorted(callers)
+    assert sorted(link for span in exported.attempts() for link in links(span)) == sorted(callers)
+
+
+ENQUEUE = """
+import sqlite3, sys
+from opentelemetry.sdk.trace import TracerProvider
+from reliablepub import Message, Outbox
+from reliablepub.observe.tracing import Tracing
+
+tracer = TracerProvider().get_tracer("application")
+with sqlite3.connect(sys.argv[1]) as db, tracer.start_as_current_span("order") as span:
+    db.execute("CREATE TABLE orders (id)")
+    Outbox(sys.argv[1], hooks=[Tracing()]).enqueue(Message(b"x", routing_key="q"), connection=db)
+    print(span.get_span_context().trace_id, span.get_span_context().span_id)
+db.close()
+"""
+
+
+def test_a_transaction_of_another_process_is_linked_by_whoever_relays(
+    broker: FakeBroker, exported: Exported, tracing: Tracing, outbox: Path
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", ENQUEUE, str(outbox)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert printed.returncode == 0, printed.stderr
+    trace_id, span_id = map(int, printed.stdout.split())
+    with Publisher(broker.url, outbox=outbox, hooks=[tracing]) as publisher:
+        assert publisher.flush(30).is_flushed
+    (span,) = exported.attempts()
+    assert links(span) == consumed(broker) == [(trace_id, span_id)]
+    assert span.kind is SpanKind.CLIENT
+
+
+def test_without_a_context_nothing_is_added_and_nothing_linked(
+    broker: FakeBroker, exported: Exported, tracing: Tracing
+) -> None:
+    message = Message(b"x", routing_key="q")
+    assert tracing.stamp(message) is message
+    foreign = Message(b"x", routing_key="q", headers={"traceparent": b"\x00", "tracestate": 1})
+    with Publisher(broker.url, outbox=None, hooks=[tracing]) as publisher:
+        publisher.publish_many([message, foreign]).wait(30)
+        publisher.flush(30)
+    assert [links(span) for span in exported.attempts()] == [[], []]
+
+
+def test_a_context_that_the_application_has_set_counts(
+    exported: Exported, tracing: Tracing
+) -> None:
+    own = Message(b"x", headers={"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-01"})
+    with exported.tracer.start_as_current_span("checkout"):
+        assert tracing.stamp(own) is own
+
+
+def test_all_that_the_propagator_writes_goes_along(exported: Exported) -> None:
+    propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+    tracing = Tracing(tracer_provider=exported.provider, propagator=propagator)
+    token = attach(set_baggage("tenant", "acme"))
+    try:
+        with exported.tracer.start_as_current_span("checkout"):
+            stamped = tracing.stamp(Message(b"x", headers={"mine": 1}, message_id="m"))
+    finally:
+        detach(token)
+    assert stamped.message_id == "m"
+    assert stamped.headers is not None
+    assert set(stamped.headers) == {"mine", "traceparent", "baggage"}
+    assert stamped.headers["baggage"] == "tenant=acme"
+
+
+def test_a_message_without_room_goes_without(exported: Exported, tracing: Tracing) -> None:
+    full = Message(b"x", headers={"h": "x" * (HEADER_BYTES_MAX - 20)})
+    with exported.tracer.start_as_current_span("checkout"):
+        assert tracing.stamp(full) is full
+
+
+def test_what_would_stamp_nothing_is_refused(outbox: Path) -> None:
+    class Deaf:
+        def on_stored(self, _events: object) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Deaf has no method stamp"):
+        Outbox(outbox, hooks=[Deaf()])  # type: ignore[list-item]
+
+
+def test_what_a_stamp_raises_the_caller_gets_and_nothing_is_stored(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    class Strict:
+        def stamp(self, message: Message) -> Message:
+            if message.body == b"bad":
+                raise LookupError("no tenant")
+            return message
+
+    with Publisher(broker.url, outbox=outbox, hooks=[Strict()]) as publisher:
+        with pytest.raises(LookupError):
+            publisher.publish(b"bad", routing_key="q")
+        many = [Message(b"good", routing_key="q"), Message(b"bad", routing_key="q")]
+        with pytest.raises(LookupError):
+            publisher.publish_many(many)
+    with closing(Outbox(outbox, hooks=[Strict()])) as opened, pytest.raises(LookupError):
+        opened.enqueue(Message(b"bad", routing_key="q"))
+    with closing(sqlite3.connect(outbox)) as db:
+        (stored,) = db.execute("SELECT stored FROM reliablepub_ledger").fetchone()
+    assert stored == 0
