@@ -6,7 +6,7 @@ BIN := .venv/bin
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
-.PHONY: test test-simulation test-all-else demo flights soak bench docs dist lint format typecheck rabbitmq rabbitmq-versions client-table java clean
+.PHONY: test test-simulation test-all-else demo flights soak bench mutants docs dist lint format typecheck rabbitmq rabbitmq-versions client-table java clean
 
 # Two at once: the simulation measures no coverage, which would double its time.
 test: .venv/.installed rabbitmq java lint typecheck
@@ -27,6 +27,11 @@ soak: .venv/.installed rabbitmq java
 # Us and our peers in one run, as ratios.
 bench: .venv/.installed rabbitmq java
 	$(BIN)/pytest -m bench -s --timeout=0
+
+# Small changes to the code, and whether a test notices. For hours, or some modules:
+# make mutants ONLY="reliablepub/_core/confirms.py reliablepub/_core/lane.py"
+mutants: .venv/.installed
+	$(BIN)/python -m tests.mutation $(ONLY)
 
 # The pages of docs/ as a site, in build/site.
 docs: .venv/.installed

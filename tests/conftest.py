@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
@@ -19,6 +20,16 @@ URL_VARIABLE = "RELIABLEPUB_TEST_AMQP_URL"
 ROOT_VARIABLE = "RELIABLEPUB_TEST_RABBITMQ_ROOT"
 """The folder of another Debian whose RabbitMQ the private node shall be: make rabbitmq-versions."""
 MAX_MESSAGE_SIZE = 1024 * 1024
+
+# For thousands of runs of which most fail: the same examples each time, and none made smaller.
+settings.register_profile(
+    "mutants",
+    database=None,
+    derandomize=True,
+    max_examples=20,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
 
 
 @pytest.fixture(scope="session")

@@ -20,17 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Generic, TypeVar
 
 D = TypeVar("D")
 """The name of a destination."""
-
-
-class _State(Enum):
-    CLOSED = auto()
-    OPEN = auto()
-    HALF_OPEN = auto()
 
 
 @dataclass(slots=True)
@@ -38,14 +31,14 @@ class _Circuit:
     """One destination.
 
     Attributes:
-        state: as in the table.
+        is_open: as in the table; once paused and not open, it is half-open.
         refusals: in a row.
         openings: how often it has been opened, without a confirm in between.
         until: when its pause is over, unless it is closed.
         has_probe: a probe may go.
     """
 
-    state: _State = _State.CLOSED
+    is_open: bool = False
     refusals: int = 0
     openings: int = 0
     until: float = 0.0
@@ -123,9 +116,9 @@ class Breakers(Generic[D]):
             return False
         self._circuits[destination] = circuit
         circuit.refusals += 1
-        if circuit.state is _State.OPEN or circuit.refusals < self._refusals_max:
+        if circuit.is_open or circuit.refusals < self._refusals_max:
             return False
-        circuit.state = _State.OPEN
+        circuit.is_open = True
         circuit.openings += 1
         circuit.until = now + self._pause_s(circuit.openings)
         circuit.has_probe = False
@@ -146,7 +139,7 @@ class Breakers(Generic[D]):
         due = [name for name, circuit in self._paused.items() if circuit.until <= now]
         for destination in due:
             circuit = self._paused[destination]
-            circuit.state = _State.HALF_OPEN
+            circuit.is_open = False
             circuit.until = now + self._pause_s(circuit.openings)
             circuit.has_probe = True
         return due

@@ -140,6 +140,19 @@ def test_a_duplicate_never_settles_another_message() -> None:
     assert ledger.violations == {Violation.TAG_NOT_OUTSTANDING: 2}
 
 
+def test_each_violation_is_counted_however_often() -> None:
+    ledger = returned()
+    for _ in range(3):
+        return_(ledger, 1)
+    ack(ledger, 1)
+    for _ in range(2):
+        return_(ledger, 1)
+    assert ledger.violations == {
+        Violation.RETURN_REPEATED: 3,
+        Violation.RETURN_NOT_OUTSTANDING: 2,
+    }
+
+
 def test_a_multiple_below_an_earlier_one_is_a_violation() -> None:
     ledger = ledger_of(5)
     ack(ledger, 4, multiple=True)

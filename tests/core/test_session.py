@@ -262,6 +262,18 @@ def test_violations_are_counted_over_all_epochs() -> None:
     }
 
 
+def test_violations_on_the_quarantine_channel_are_counted_while_it_is_open() -> None:
+    client = connected()
+    client.submits("abcd")
+    client.writes()
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
+    client.hears(ChannelOpened(2), ChannelOpened(3))
+    assert client.writes() == "3.1:ab"
+    client.hears(Acked(3, 1, multiple=False), Acked(3, 1, multiple=False))
+    assert client.session.in_flight == 1
+    assert client.session.violations == {Violation.TAG_NOT_OUTSTANDING: 1}
+
+
 BEYOND = "the broker confirmed tag 4, the last one sent is 3"
 NAMELESS = "the broker confirmed without naming a tag"
 UNKNOWN = "the broker returned an unknown message (312 NO_ROUTE)"

@@ -23,6 +23,7 @@ from reliablepub._core.events import ConnectionClose
 from reliablepub.outcome import OutcomeKind
 from tests.core.naive_broker import CONFIRM_TIMEOUT_S, Rig
 
+EXAMPLES: Final = 3 * settings().max_examples  # 300, or fewer where the profile says so
 WINDOW_BYTES_MAX: Final = 100
 FORCED: Final = ConnectionClose(320, "CONNECTION_FORCED - bye", (0, 0))
 INTERNAL: Final = ConnectionClose(541, "INTERNAL_ERROR", (60, 40))
@@ -199,7 +200,7 @@ class SessionMachine(RuleBasedStateMachine):
 
 @pytest.mark.parametrize(
     "examples",
-    [300, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
+    [EXAMPLES, pytest.param(20_000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])],
 )
 def test_whatever_happens_every_message_ends_once_and_rightly(examples: int) -> None:
     run_state_machine_as_test(
