@@ -26,7 +26,7 @@ settings.register_profile(
     "mutants",
     database=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=8,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )

@@ -135,7 +135,8 @@ def test_fresh_messages_wait_while_a_suspect_is_tried_and_no_longer() -> None:
     assert refused(rig) == [3]
 
 
-def test_the_suspects_wait_for_what_is_in_flight_beside_them() -> None:
+def suspect_behind_a_fresh_message() -> Session[str]:
+    """At ASIDE_S, "b" is in flight, and "a", which was set aside, is due."""
     session: Session[str] = Session(
         window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
@@ -155,8 +156,21 @@ def test_the_suspects_wait_for_what_is_in_flight_beside_them() -> None:
     session.handle_timeout(ASIDE_S)  # "a" is due
     assert list(session.poll_commands()) == [OpenChannel(5)]
     session.handle(ChannelOpened(5), ASIDE_S)
+    return session
+
+
+def test_the_suspects_wait_for_what_is_in_flight_beside_them() -> None:
+    session = suspect_behind_a_fresh_message()
     session.submit("c", 1)
     assert session.poll_transmit(ASIDE_S) == [], "b is in flight"
+
+
+def test_losses_of_a_suspect_that_waits_are_not_those_of_whom_it_waits_for() -> None:
+    session = suspect_behind_a_fresh_message()
+    session.handle(ConnectionLost("reset"), ASIDE_S)
+    session.handle(Connected(), ASIDE_S)
+    assert session.aside == 1
+    assert session.poll_timeout() == ASIDE_S + ASIDE_S, "b, for the first time"
 
 
 def test_poison_of_a_channel_among_suspects_of_a_connection_is_found_too() -> None:

@@ -166,7 +166,7 @@ def test_a_channel_closed_for_no_fault_of_ours_costs_the_connection() -> None:
     assert client.took() == [Disconnect("channel closed: 541 oops")]
     assert client.ended[0] == ("a", Outcome(UNCERTAIN, 0, "channel closed: 541 oops"))
     assert client.kinds() == "a:uncertain b:uncertain"
-    assert not client.session.is_connected
+    assert client.session.is_connected is False
     assert client.session.poll_timeout() is None
     client.hears(ConnectionLost("channel closed"))
     assert client.took() == []
@@ -348,6 +348,7 @@ def test_an_overdue_confirm_retires_the_channel() -> None:
     assert client.took() == []
     client.waits(0.1)
     assert client.took() == [CloseChannel(1, "no confirm within 30 s"), OpenChannel(2)]
+    assert client.ended[-1] == ("d", Outcome(UNCERTAIN, 0, "no confirm within 30 s"))
     assert client.kinds() == "b:confirmed a:uncertain c:uncertain d:uncertain"
     client.hears(Acked(1, 4, multiple=True), ChannelOpened(2))
     assert client.kinds() == ""

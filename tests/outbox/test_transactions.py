@@ -1,0 +1,178 @@
+"""What a transaction leaves behind, and says, when a part of it fails."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub.errors import (
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+    OutboxUnsure,
+)
+from reliablepub.outbox.transactions import surely, transaction
+
+FULL, IOERR_FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC
+
+
+def failure(code: int) -> sqlite3.Error:
+    error = sqlite3.OperationalError(f"code {code}")
+    error.sqlite_errorcode = code
+    return error
+
+
+class Failing(sqlite3.Connection):
+    """Its next commits end with these codes (0: well), its rollbacks with that one."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.commits: list[int] = []
+        self.rollback_code = 0
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql == "COMMIT" and self.commits and (code := self.commits.pop(0)):
+            raise failure(code)
+        if sql == "ROLLBACK" and self.rollback_code:
+            raise failure(self.rollback_code)
+        return super().execute(sql, *parameters)
+
+
+@pytest.fixture
+def connection(path: Path) -> Iterator[Failing]:
+    with closing(
+        sqlite3.connect(path, isolation_level=None, timeout=0, factory=Failing)
+    ) as connection:
+        connection.execute("CREATE TABLE t (n)")
+        yield connection
+
+
+@pytest.fixture
+def insert(connection: Failing) -> Callable[[], int]:
+    """Store 1, then 2, and so on; each call is one of `surely`'s tries."""
+    count = 0
+
+    def work() -> int:
+        nonlocal count
+        count += 1
+        connection.execute("INSERT INTO t VALUES (?)", (count,))
+        return count
+
+    return work
+
+
+def insert_and_fail(connection: Failing, error: Exception) -> None:
+    connection.execute("INSERT INTO t VALUES (1)")
+    raise error
+
+
+def stored(connection: Failing) -> list[int]:
+    return [n for (n,) in connection.execute("SELECT n FROM t ORDER BY n")]
+
+
+def test_a_transaction_has_the_write_lock_from_its_begin(connection: Failing, path: Path) -> None:
+    with (
+        closing(sqlite3.connect(path, timeout=0)) as other,
+        transaction(connection, path),
+        pytest.raises(sqlite3.OperationalError, match="locked"),
+    ):
+        other.execute("INSERT INTO t VALUES (0)")
+    assert not connection.in_transaction
+
+
+def test_who_cannot_have_the_lock_has_changed_nothing(connection: Failing, path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutboxLocked), transaction(connection, path):
+            pytest.fail("it has begun")
+    assert not connection.in_transaction
+
+
+def test_what_is_no_error_of_sqlites_passes_and_undoes_all(connection: Failing, path: Path) -> None:
+    with pytest.raises(ZeroDivisionError), transaction(connection, path):
+        insert_and_fail(connection, ZeroDivisionError())
+    assert (stored(connection), connection.in_transaction) == ([], False)
+
+
+def test_a_disk_that_fails_before_the_commit_leaves_no_doubt(
+    connection: Failing, path: Path
+) -> None:
+    with pytest.raises(OutboxDiskFailed, match=str(path)) as caught, transaction(connection, path):
+        insert_and_fail(connection, failure(IOERR_FSYNC))
+    assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+    assert (stored(connection), connection.in_transaction) == ([], False)
+
+
+def test_a_full_disk_at_the_commit_leaves_no_doubt_either(connection: Failing, path: Path) -> None:
+    connection.commits = [FULL]
+    with pytest.raises(OutboxDiskFull), transaction(connection, path):
+        connection.execute("INSERT INTO t VALUES (1)")
+    assert (stored(connection), connection.in_transaction) == ([], False)
+
+
+def test_a_disk_that_fails_in_the_commit_leaves_its_fate_open(
+    connection: Failing, path: Path
+) -> None:
+    connection.commits = [IOERR_FSYNC]
+    words = f"outbox {path}.*is not known.*code {IOERR_FSYNC}"
+    with pytest.raises(OutboxUnsure, match=words), transaction(connection, path):
+        connection.execute("INSERT INTO t VALUES (1)")
+    assert not connection.in_transaction
+
+
+def test_a_rollback_that_fails_does_not_hide_why_it_was_needed(
+    connection: Failing, path: Path
+) -> None:
+    connection.rollback_code = IOERR_FSYNC
+    with pytest.raises(OutboxDiskFull), transaction(connection, path):
+        raise failure(FULL)
+
+
+def test_what_goes_well_is_done_once(
+    connection: Failing, path: Path, insert: Callable[[], int]
+) -> None:
+    assert surely(connection, path, insert) == 1
+    assert stored(connection) == [1]
+
+
+def test_what_failed_in_the_commit_is_written_once_more_from_the_beginning(
+    connection: Failing, path: Path, insert: Callable[[], int]
+) -> None:
+    connection.commits = [IOERR_FSYNC, 0]
+    assert surely(connection, path, insert) == 2
+    assert stored(connection) == [2]
+
+
+@pytest.mark.parametrize("second", [IOERR_FSYNC, FULL])
+def test_a_second_failure_leaves_the_fate_of_the_first_open(
+    connection: Failing, path: Path, insert: Callable[[], int], second: int
+) -> None:
+    connection.commits = [IOERR_FSYNC, second]
+    with pytest.raises(OutboxUnsure) as caught:
+        surely(connection, path, insert)
+    assert isinstance(caught.value.__cause__, OutboxError)
+    assert f"code {second}" in str(caught.value.__cause__)
+    assert (stored(connection), connection.in_transaction) == ([], False)
+
+
+def test_what_is_visible_after_all_is_not_written_twice_nor_called_stored(
+    connection: Failing, path: Path, insert: Callable[[], int]
+) -> None:
+    connection.commits = [IOERR_FSYNC]
+    with pytest.raises(OutboxUnsure) as caught:
+        surely(connection, path, insert, lambda: True)
+    assert caught.value.__cause__ is None
+    assert (stored(connection), connection.in_transaction) == ([], False)
+
+
+def test_a_full_disk_is_not_tried_twice(
+    connection: Failing, path: Path, insert: Callable[[], int]
+) -> None:
+    connection.commits = [FULL]
+    with pytest.raises(OutboxDiskFull):
+        surely(connection, path, insert)
+    assert insert() == 2, "it was called once"

@@ -1,0 +1,146 @@
+"""What waits in a store: for its turn, its time, its end, its destination."""
+
+from collections.abc import Callable
+
+import pytest
+
+from reliablepub.outbox.entry import HELD, Attempt, Entry, Intervened, Release, Store, Turn
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outcome import Outcome, OutcomeKind
+
+Make = Callable[..., Entry]
+ALL = {"limit": 1000, "bytes_max": 10**9}
+REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
+
+
+def ids(entries: list[Entry]) -> list[int]:
+    return [entry.id for entry in entries]
+
+
+def store_keyed(store: Store, entry: Make, *keys: str | None) -> list[Entry]:
+    """One entry for each key; all of one size."""
+    new = [entry(message_id=f"m-{n}", ordering_key=key, body=b"x") for n, key in enumerate(keys)]
+    store.commit(Turn(new=new))
+    return new
+
+
+# ------------------------------------------------------------------------------------- its turn
+
+
+def test_the_first_of_each_key_is_found(any_store: Store, entry: Make) -> None:
+    new = store_keyed(any_store, entry, "a", "b", "a", "b", None)
+    found, looked_at = any_store.read_first(["b", "unknown", "a"], 0.0, bytes_max=10**9)
+    assert (ids(found), looked_at) == ([2, 1], 3)
+    any_store.commit(Turn(confirmed=[new[0]]))
+    found, looked_at = any_store.read_first(["a"], 0.0, bytes_max=10**9)
+    assert (ids(found), looked_at) == ([3], 1)
+    assert any_store.read_first([], 0.0, bytes_max=10**9) == ([], 0)
+
+
+def test_looking_for_the_first_ones_stops_where_no_more_fit(any_store: Store, entry: Make) -> None:
+    size = store_keyed(any_store, entry, "a", "b", "c")[0].message.size
+    keys = ["a", "b", "c"]
+    for bytes_max, count in ((0, 1), (2 * size - 1, 1), (2 * size, 2), (3 * size, 3)):
+        found, looked_at = any_store.read_first(keys, 0.0, bytes_max=bytes_max)
+        assert (ids(found), looked_at) == ([1, 2, 3][:count], count)
+
+
+def test_the_first_of_a_key_is_not_found_before_it_is_due(any_store: Store, entry: Make) -> None:
+    new = store_keyed(any_store, entry, "a", "a")
+    new[0].due_at = 50.0
+    any_store.commit(Turn(rescheduled=[new[0]]))
+    assert any_store.read_first(["a"], 49.9, bytes_max=10**9) == ([], 1)
+    assert ids(any_store.read_first(["a"], 50.0, bytes_max=10**9)[0]) == [1]
+
+
+def test_a_parked_one_holds_its_key(store: SqliteStore, entry: Make) -> None:
+    new = store_keyed(store, entry, "a", "a", "b")
+    parked = Attempt(new[0], "1-1", 1, REFUSED, 2.0)
+    store.commit(Turn(parked=[parked], attempts=[parked]))
+    found, looked_at = store.read_first(["a", "b"], 0.0, bytes_max=10**9)
+    assert (ids(found), looked_at) == ([3], 2)
+
+
+def test_what_is_due_before_its_turn_waits_for_its_turn_alone(
+    any_store: Store, entry: Make
+) -> None:
+    new = store_keyed(any_store, entry, "a", "a")
+    new[1].due_at = 50.0
+    any_store.commit(Turn(rescheduled=[new[1]]))
+    assert any_store.read_due(60.0, loaded=(), **ALL) == ([], None)
+    any_store.commit(Turn(confirmed=[new[0]]))
+    assert any_store.read_due(60.0, loaded=(), **ALL) == ([], None), "it has no time any more"
+    assert ids(any_store.read_ready(1, 9, **ALL)[0]) == [2]
+
+
+# -------------------------------------------------------------------------------------- its end
+
+
+def store_mortal(store: Store, entry: Make, *ends: float | None, key: str | None) -> int:
+    """One entry for each time; their size."""
+    new = [entry(message_id=f"m-{n}", ordering_key=key, body=b"x") for n in range(len(ends))]
+    for one, end in zip(new, ends, strict=True):
+        one.expires_at = end
+    store.commit(Turn(new=new))
+    return new[0].message.size
+
+
+@pytest.mark.parametrize("key", [None, "all of one"])
+def test_what_has_expired_is_found_the_earliest_first_and_out_of_turn(
+    any_store: Store, entry: Make, key: str | None
+) -> None:
+    store_mortal(any_store, entry, 50.0, None, 30.0, 40.0, key=key)
+    assert any_store.read_expired(29.9, loaded=(), **ALL) == ([], 30.0)
+    found, next_at = any_store.read_expired(40.0, loaded=(), **ALL)
+    assert (ids(found), next_at) == ([3, 4], 50.0)
+    found, next_at = any_store.read_expired(60.0, loaded={4}, **ALL)
+    assert (ids(found), next_at) == ([3, 1], None)
+
+
+def test_looking_for_what_has_expired_stops_at_each_limit(any_store: Store, entry: Make) -> None:
+    size = store_mortal(any_store, entry, 10.0, 20.0, 30.0, key=None)
+    found, next_at = any_store.read_expired(60.0, limit=2, bytes_max=10**9, loaded=())
+    assert (ids(found), next_at) == ([1, 2], 30.0)
+    for bytes_max, expected in ((0, ([1], 20.0)), (2 * size, ([1, 2], 30.0))):
+        found, next_at = any_store.read_expired(60.0, limit=9, bytes_max=bytes_max, loaded=())
+        assert (ids(found), next_at) == expected
+
+
+@pytest.mark.parametrize("reads", ["read_due", "read_expired"])
+def test_what_has_come_is_not_read_past_a_persons_change(
+    store: SqliteStore, entry: Make, reads: str
+) -> None:
+    store_mortal(store, entry, 10.0, 10.0, key=None)
+    read = getattr(store, reads)
+    assert intervene(store.path, [1], Intervention(Action.PARK)).changed == 1
+    with pytest.raises(Intervened):
+        read(60.0, loaded=(), **ALL)
+    assert [touched.id for touched in store.touched()] == [1]
+    read(60.0, loaded=(), **ALL)
+
+
+# ------------------------------------------------------------------------------ its destination
+
+
+def test_what_is_held_is_released_by_destination_the_lowest_ids_first(
+    any_store: Store, entry: Make
+) -> None:
+    new = [entry(routing_key=key) for key in "aabab"]
+    for one in new[:4]:
+        one.due_at = HELD
+    any_store.commit(Turn(new=new))
+    assert any_store.has_held()
+    probe = Release(("orders", "a"), 1, at=50.0)
+    none = Release(("elsewhere", "a"), 9, at=50.0)
+    any_store.commit(Turn(released=[probe, none]))
+    assert (probe.count, none.count) == (1, 0)
+    assert any_store.read_due(49.9, loaded=(), **ALL) == ([], 50.0)
+    assert ids(any_store.read_due(50.0, loaded=(), **ALL)[0]) == [1]
+    rest = Release(("orders", "a"), 9, at=51.0)
+    any_store.commit(Turn(released=[rest]))
+    assert (rest.count, any_store.has_held()) == (2, True)
+    everybody = Release(None, 9, at=52.0)
+    any_store.commit(Turn(released=[everybody]))
+    assert (everybody.count, any_store.has_held()) == (1, False)
+    assert ids(any_store.read_due(60.0, loaded=(), **ALL)[0]) == [1, 2, 4, 3]
