@@ -12,6 +12,7 @@ import pytest
 
 from reliablepub._core.blame import blames_a_publish
 from reliablepub._core.events import (
+    Acked,
     ChannelClosed,
     ChannelOpened,
     CloseChannel,
@@ -135,20 +136,30 @@ def test_fresh_messages_wait_while_a_suspect_is_tried_and_no_longer() -> None:
     assert refused(rig) == [3]
 
 
-def suspect_behind_a_fresh_message() -> Session[str]:
-    """At ASIDE_S, "b" is in flight, and "a", which was set aside, is due."""
+def connected() -> Session[str]:
     session: Session[str] = Session(
         window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
     session.handle(Connected(), 0)
     session.handle(ChannelOpened(1), 0)
-    session.submit("a", 1)
-    for _ in range(3):  # lost three times before a word
+    return session
+
+
+def send_and_lose(session: Session[str], times: int) -> None:
+    """Send whatever can be sent, and lose the connection before a word; it is made again."""
+    for _ in range(times):
         session.poll_transmit(0)
         session.handle(ConnectionLost("reset"), 0)
         session.handle(Connected(), 0)
         list(session.poll_commands())
         session.handle(ChannelOpened(session._last_epoch), 0)
+
+
+def suspect_behind_a_fresh_message() -> Session[str]:
+    """At ASIDE_S, "b" is in flight, and "a", which was set aside, is due."""
+    session = connected()
+    session.submit("a", 1)
+    send_and_lose(session, 3)
     assert session.aside == 1
     session.submit("b", 1)
     [batch] = session.poll_transmit(0)
@@ -171,6 +182,28 @@ def test_losses_of_a_suspect_that_waits_are_not_those_of_whom_it_waits_for() -> 
     session.handle(Connected(), ASIDE_S)
     assert session.aside == 1
     assert session.poll_timeout() == ASIDE_S + ASIDE_S, "b, for the first time"
+
+
+def test_a_connection_lost_after_a_word_is_not_the_first_of_three() -> None:
+    session = connected()
+    session.submit("a", 1)
+    session.submit("b", 1)
+    session.poll_transmit(0)
+    session.handle(Acked(1, 1, multiple=False), 0)
+    send_and_lose(session, 3)
+    assert session.aside == 0
+    send_and_lose(session, 1)
+    assert session.aside == 1
+
+
+def test_connections_lost_with_nothing_in_flight_make_nobody_suspect() -> None:
+    session = connected()
+    send_and_lose(session, 3)
+    session.submit("a", 1)
+    send_and_lose(session, 2)
+    assert session.aside == 0
+    send_and_lose(session, 1)
+    assert session.aside == 1
 
 
 def test_poison_of_a_channel_among_suspects_of_a_connection_is_found_too() -> None:

@@ -65,6 +65,20 @@ def test_neither_the_file_nor_its_log_shows_anything(path: Path, keys: OutboxKey
         assert [entry.message for entry in due] == [message(1)]
 
 
+def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: OutboxKeys) -> None:
+    keyed = Message(**SECRET, message_id="m-1", ordering_key="k")
+    entry = Entry(keyed, 1.0, due_at=5.0, expires_at=9.0)
+    limits: dict[str, Any] = {"limit": 9, "bytes_max": 9999, "loaded": ()}
+    with closing(SqliteStore(path, keys=keys)) as store:
+        store.commit(Turn(new=[entry]))
+        for found in (
+            store.read_due(5.0, **limits)[0],
+            store.read_expired(9.0, **limits)[0],
+            store.read_first(["k"], 5.0, bytes_max=9999)[0],
+        ):
+            assert [e.message for e in found] == [keyed]
+
+
 def test_keys_are_rotated(path: Path) -> None:
     for number, keys in enumerate(
         (None, OutboxKeys({"old": OLD}), OutboxKeys({"new": NEW, "old": OLD})), 1
