@@ -16,7 +16,7 @@ from sqlite_utils import Database
 from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Attempt, Counters, Entry, Sent, Store, Turn
+from reliablepub.outbox.entry import Attempt, Counters, DamagedRow, Entry, Sent, Store, Turn
 from reliablepub.outbox.lease import lock_path
 from reliablepub.outbox.store import LEFT_IN_FLIGHT, SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
@@ -437,6 +437,10 @@ def test_a_damaged_row_is_parked_and_never_sent(
     (parked,) = Outbox(store.path).parked()
     assert parked.id == 2
     assert "checksum" in parked.reply_text
+    assert store.damaged() == [
+        DamagedRow(2, parked.message_id, parked.exchange, parked.routing_key, parked.reply_text)
+    ]
+    assert store.damaged() == [], "told once"
 
 
 def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
