@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -58,11 +59,20 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 def assert_all_arrived(probe: AmqpProbe, queue: str, expected: int, *, duplicates_max: int) -> None:
     """Every number from 0 arrived, each always under one id, and not too many of them twice."""
-    arrived = probe.drain(queue, expected, timeout_s=20)
+    arrived = probe.drain(queue, expected)
     ids = {(body, properties.message_id) for body, properties in arrived}
     assert {int(body) for body, _ in ids} == set(range(expected))
     assert len(ids) == expected
     assert len(arrived) - expected <= duplicates_max
+
+
+def uncertain(outbox: Path) -> int:
+    """Attempts that nobody knows the end of."""
+    with closing(sqlite3.connect(outbox)) as db:
+        where = "outcome = 'uncertain'"
+        (count,) = db.execute(f"SELECT count(*) FROM reliablepub_history WHERE {where}").fetchone()
+    assert isinstance(count, int)
+    return count
 
 
 def numbered(count: int, queue: str, first: int = 0) -> list[Message]:
@@ -103,6 +113,7 @@ def test_a_connection_lost_in_flight_loses_nothing(
             publisher.publish_many(numbered(100, queue, first=count))
             count += 100
             assert count < 100_000, "the connection was never cut"
+            wait_until(lambda: publisher.status.open < 5 * WINDOW)
         cutting.join()
         assert publisher.flush(30).open == 0
     assert_all_arrived(rig.probe, queue, count, duplicates_max=2 * WINDOW)
@@ -137,10 +148,11 @@ def test_a_blocked_broker_stops_sending_but_not_accepting(
         with pytest.raises(StillOpen):
             receipt.wait(1.0)  # longer than a confirm may take: the deadline stands still
         assert publisher.status.connects == 1
+        assert uncertain(outbox) == 0
         rig.unblock()
-        receipt.wait(20)
+        receipt.wait(60)
         first.result(10)
-    assert_all_arrived(rig.probe, queue, 1_002, duplicates_max=0)
+    assert_all_arrived(rig.probe, queue, 1_002, duplicates_max=uncertain(outbox))
 
 
 def test_what_is_open_at_close_is_published_by_the_next_publisher(
