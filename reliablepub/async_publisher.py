@@ -29,11 +29,11 @@ from reliablepub.policy import RetryPolicy
 from reliablepub.relay.bridge import Bridge, Signal
 from reliablepub.relay.caller import Cutter, Handover, new_id
 from reliablepub.relay.handover import Stream
+from reliablepub.relay.limits import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN
 from reliablepub.relay.status import Status
 from reliablepub.topology import Topology
 from reliablepub.transport.base import LentConnection
 
-MIB: Final = 1024 * 1024
 _BREATH_S: Final = 0.002
 """How long `AsyncPublisher.publish_many` works before the loop's other tasks get their turn."""
 
@@ -62,12 +62,11 @@ class AsyncPublisher:
         connection: of aio-pika's, instead of a URL; opened by the event loop that opens this.
         outbox: path of the outbox, made where there is none; None keeps messages in memory only.
         outbox_keys: encrypt bodies and properties in the outbox.
-        keep_confirmed_s: how long the outbox keeps messages that are confirmed, for people to look
-            at; 0 for not at all.
-        window_max: most messages in flight.
+        keep_confirmed_s: how long the outbox keeps what is confirmed, for people to see; 0 not.
+        window_min: most messages in flight at first; the window adapts, unless both are the same.
+        window_max: most messages in flight ever.
         window_bytes_max: most bytes in flight; a larger message goes alone.
-        confirm_timeout_s: how long a confirm may take before the channel is given up and the
-            messages on it are sent again.
+        confirm_timeout_s: a confirm that takes longer ends its channel; its messages are resent.
         heartbeat_s: noticing a dead broker takes twice that; a ``connection`` has its own.
         retry: what to do with messages the broker refuses.
         hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.
@@ -92,8 +91,9 @@ class AsyncPublisher:
         outbox: str | os.PathLike[str] | None,
         outbox_keys: OutboxKeys | None = None,
         keep_confirmed_s: float = 0.0,
-        window_max: int = 1_000,
-        window_bytes_max: int = 16 * MIB,
+        window_min: int = WINDOW_MIN,
+        window_max: int = WINDOW_MAX,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
         confirm_timeout_s: float = 30.0,
         heartbeat_s: int = 10,
         retry: RetryPolicy | None = None,
@@ -111,6 +111,7 @@ class AsyncPublisher:
             outbox=outbox,
             outbox_keys=outbox_keys,
             keep_confirmed_s=keep_confirmed_s,
+            window_min=window_min,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,

@@ -56,6 +56,7 @@ def put_together(
     outbox: str | os.PathLike[str] | None,
     outbox_keys: OutboxKeys | None,
     keep_confirmed_s: float,
+    window_min: int,
     window_max: int,
     window_bytes_max: int,
     confirm_timeout_s: float,
@@ -80,6 +81,7 @@ def put_together(
         topology=topology,
     )
     for name, value in (
+        ("window_min", window_min),
         ("window_max", window_max),
         ("window_bytes_max", window_bytes_max),
         ("confirm_timeout_s", confirm_timeout_s),
@@ -92,6 +94,7 @@ def put_together(
         open_store=lambda: _open_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
         open_session=lambda: Session[Entry](
+            window_min=window_min,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,

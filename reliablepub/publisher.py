@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.message import FieldValue, Message
@@ -25,10 +25,9 @@ from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.caller import Handover, cut, new_id
 from reliablepub.relay.handover import Stream
+from reliablepub.relay.limits import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN
 from reliablepub.relay.status import Status
 from reliablepub.topology import Topology
-
-MIB: Final = 1024 * 1024
 
 
 class Publisher:
@@ -45,12 +44,11 @@ class Publisher:
         outbox: path of the outbox, made where there is none; None keeps messages in memory only,
             so that what is not confirmed when the process ends is lost.
         outbox_keys: encrypt bodies and properties in the outbox.
-        keep_confirmed_s: how long the outbox keeps messages that are confirmed, for people to look
-            at; 0 for not at all.
-        window_max: most messages in flight.
+        keep_confirmed_s: how long the outbox keeps what is confirmed, for people to see; 0 not.
+        window_min: most messages in flight at first; the window adapts, unless both are the same.
+        window_max: most messages in flight ever.
         window_bytes_max: most bytes in flight; a larger message goes alone.
-        confirm_timeout_s: how long a confirm may take before the channel is given up and the
-            messages on it are sent again.
+        confirm_timeout_s: a confirm that takes longer ends its channel; its messages are resent.
         heartbeat_s: AMQP heartbeat; a dead broker is noticed within twice that.
         retry: what to do with messages the broker refuses.
         hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.
@@ -77,8 +75,9 @@ class Publisher:
         outbox: str | os.PathLike[str] | None,
         outbox_keys: OutboxKeys | None = None,
         keep_confirmed_s: float = 0.0,
-        window_max: int = 1_000,
-        window_bytes_max: int = 16 * MIB,
+        window_min: int = WINDOW_MIN,
+        window_max: int = WINDOW_MAX,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
         confirm_timeout_s: float = 30.0,
         heartbeat_s: int = 10,
         retry: RetryPolicy | None = None,
@@ -95,6 +94,7 @@ class Publisher:
             outbox=outbox,
             outbox_keys=outbox_keys,
             keep_confirmed_s=keep_confirmed_s,
+            window_min=window_min,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=confirm_timeout_s,

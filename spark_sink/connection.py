@@ -68,6 +68,7 @@ def _open(settings: Settings, addresses: tuple[str, ...]) -> Publisher:
     return Publisher(
         addresses,
         outbox=None,
+        window_min=settings.window_min,
         window_max=settings.window,
         window_bytes_max=settings.window_bytes,
         confirm_timeout_s=settings.confirm_timeout_s,

@@ -154,6 +154,12 @@ class Settings:
 
     # ---------------------------------------------------------------- speed and patience
     window: int = _connection("window", _whole(1), 1_000, "most rows in flight, for each task")
+    window_min: int = _connection(
+        "windowMin",
+        _whole(1),
+        32,
+        "most of them at first; from there the window adapts. The same as `window` fixes it",
+    )
     window_bytes: int = _connection(
         "windowBytes",
         _whole(1),

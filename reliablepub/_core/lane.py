@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from reliablepub._core.confirms import ConfirmLedger, Violation
 from reliablepub._core.events import Batch, Settlement
+from reliablepub._core.window import Progress
 from reliablepub.outcome import Outcome, OutcomeKind
 
 K = TypeVar("K")
@@ -57,6 +58,13 @@ class Lane(Generic[K]):
         return self.ledger.outstanding if self.ledger is not None else 0
 
     @property
+    def progress(self) -> Progress:
+        """How far the current epoch is."""
+        ledger = self.ledger or ConfirmLedger(0)
+        settled = ledger.last_tag - ledger.outstanding
+        return Progress(ledger.epoch, ledger.last_tag, ledger.lowest_tag, settled)
+
+    @property
     def suspects(self) -> int:
         """Those of them that the broker may still find fault with: not the returned ones."""
         return self.in_flight - (self.ledger.returned if self.ledger is not None else 0)
@@ -86,10 +94,8 @@ class Lane(Generic[K]):
         """The channel is there."""
         self.state = ChannelState.OPEN
 
-    def transmit(
-        self, *, room: int, room_bytes: int, is_alone: bool, now: float
-    ) -> Batch[K] | None:
-        """Register the next messages, as many as there is room for.
+    def transmit(self, *, room: int, room_bytes: int, is_alone: bool, now: float) -> list[Batch[K]]:
+        """Register the next messages, as many as there is room for: one batch, if there is any.
 
         Args:
             room: messages.
@@ -110,10 +116,10 @@ class Lane(Generic[K]):
             keys.append(item[0])
             total += size
         if not keys:
-            return None
+            return []
         self.in_flight_bytes += total
         self._sent.append((self.ledger.last_tag, now))
-        return Batch(self.ledger.epoch, first_tag, keys)
+        return [Batch(self.ledger.epoch, first_tag, keys)]
 
     def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Settlement[K]]:
         """Settle what one confirm covers.

@@ -15,11 +15,9 @@ a late confirm of the old one is recognized by its number and changes nothing. W
 matched with what was sent end the epoch in the same way.
 
 **Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second
-channel (`reliablepub._core.quarantine`) until the guilty one is alone, and *refused*. The main
-channel reopens at once and carries fresh messages meanwhile. When it was the whole connection that
-was closed, they wait: a suspect is then tried with nothing beside it. A connection that is lost
-without blame is an outage, unless it happens again and again before the broker has said anything of
-what was in flight: then the suspects are halved in the same way, but nobody is refused.
+channel (`reliablepub._core.quarantine`), and the main channel reopens at once and carries fresh
+messages meanwhile. When it was the whole connection that was closed, they wait: a suspect is then
+tried with nothing beside it. `reliablepub._core.aftermath` has the table of what becomes of whom.
 
 **Blocked.** Nothing is sent into an alarm, and nothing times out in it: deadlines are kept on a
 clock that stands still meanwhile.
@@ -55,6 +53,7 @@ from reliablepub._core.events import (
 )
 from reliablepub._core.lane import ChannelState, Lane
 from reliablepub._core.quarantine import Quarantine
+from reliablepub._core.window import Window
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 K = TypeVar("K")
@@ -70,8 +69,14 @@ class Session(Generic[K]):
         window_max: most messages in flight.
         window_bytes_max: most bytes in flight; one message may exceed it when it is alone.
         confirm_timeout_s: how long a confirm may take before the channel is retired.
+        window_min: from where on the window adapts, up to ``window_max``; None: it is fixed.
         is_named: whether the broker's words, when it closes a channel, name a message (by its
             exchange, say); those are suspected first.
+
+    Attributes:
+        window: how many messages may be in flight just now.
+        blocked_reason: the broker's reason for blocking us, or None.
+        stale: events of old epochs that were ignored.
     """
 
     def __init__(
@@ -80,9 +85,10 @@ class Session(Generic[K]):
         window_max: int,
         window_bytes_max: int,
         confirm_timeout_s: float,
+        window_min: int | None = None,
         is_named: Callable[[K, str], bool] = lambda _key, _words: False,
     ) -> None:
-        self.window_max = window_max
+        self.window = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
         self._is_connected = False
@@ -91,9 +97,9 @@ class Session(Generic[K]):
         self._main: Lane[K] = Lane()
         self._quarantine: Quarantine[K] = Quarantine()
         self._aftermath = Aftermath(self._main, self._quarantine, is_named)
-        self._blocked_reason: str | None = None
+        self.blocked_reason: str | None = None
         self._clock = StoppableClock()
-        self._stale = 0
+        self.stale = 0
         self._commands: deque[Command] = deque()
 
     # ------------------------------------------------------------------ getters
@@ -107,11 +113,6 @@ class Session(Generic[K]):
     def is_ready(self) -> bool:
         """Whether fresh messages can be written right now, window permitting."""
         return self._can_write and self._main.state is ChannelState.OPEN
-
-    @property
-    def blocked_reason(self) -> str | None:
-        """The broker's reason for blocking us, or None."""
-        return self._blocked_reason
 
     @property
     def buffered(self) -> int:
@@ -139,11 +140,6 @@ class Session(Generic[K]):
         return self._quarantine.aside
 
     @property
-    def stale(self) -> int:
-        """Events of old epochs that were ignored."""
-        return self._stale
-
-    @property
     def violations(self) -> Counter[Violation]:
         """What the broker said out of turn, over all epochs."""
         return self._aftermath.violations + self._main.violations + self._quarantine.violations
@@ -162,7 +158,7 @@ class Session(Generic[K]):
             return
         lane = self._lane(event.epoch)
         if lane is None:
-            self._stale += 1
+            self.stale += 1
             return
         try:
             self._OF_A_CHANNEL[type(event)](self, lane, event, now)
@@ -185,6 +181,7 @@ class Session(Generic[K]):
 
     def _connected(self, event: Connected, now: float) -> None:
         self._is_connected = True
+        self.window.reset()
         self._aftermath.connected()
         self._unblocked(event, now)
         self._open_lanes(now)
@@ -197,7 +194,7 @@ class Session(Generic[K]):
 
     def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, now: float) -> None:
         if lane.state is not ChannelState.OPENING:
-            self._stale += 1
+            self.stale += 1
             return
         lane.opened()
         self._open_lanes(now)
@@ -222,11 +219,11 @@ class Session(Generic[K]):
 
     def _blocked(self, event: Blocked, now: float) -> None:
         self._clock.stop(now)
-        self._blocked_reason = event.reason
+        self.blocked_reason = event.reason
 
     def _unblocked(self, _event: Event, now: float) -> None:
         self._clock.start(now)
-        self._blocked_reason = None
+        self.blocked_reason = None
 
     # ------------------------------------------------------------------ commands
 
@@ -252,6 +249,7 @@ class Session(Generic[K]):
             if lane is None:
                 msg = f"epoch {batch.epoch} is over; its batch cannot be taken back"
                 raise ValueError(msg)
+            self.window.forget_round()
             lane.take_back(batch.first_tag, len(batch.keys))
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
@@ -280,25 +278,28 @@ class Session(Generic[K]):
         would take every byte that becomes free, and a large suspect would never be sent.
         """
         if not self._can_write or self._is_draining:
+            self.window.forget_round()
             return []
+        now = self._clock.reading(now)
+        self.window.heard(self._main.progress, now)
         lanes: tuple[Lane[K], ...] = (self._quarantine, self._main)
         if self._quarantine.is_alone:
             lanes = () if self._main.in_flight else (self._quarantine,)
             if not self.in_flight:
                 self._aftermath.nothing_heard()
-        batches = []
+        batches: list[Batch[K]] = []
         for lane in lanes:
             if lane.state is ChannelState.OPEN and lane.buffer:
-                batch = lane.transmit(
-                    room=self.window_max - self.in_flight,
+                batches += lane.transmit(
+                    room=self.window.size - self.in_flight,
                     room_bytes=self._window_bytes_max - self.in_flight_bytes,
                     is_alone=self.in_flight == 0,
-                    now=self._clock.reading(now),
+                    now=now,
                 )
-                if batch is not None:
-                    batches.append(batch)
                 if lane.buffer:
                     break
+        is_held_up = bool(self._main.buffer) and not self._quarantine.in_flight
+        self.window.sent(self._main.progress, now, is_held_up=is_held_up)
         return batches
 
     def poll_commands(self) -> Iterable[Command]:
@@ -320,7 +321,7 @@ class Session(Generic[K]):
 
     @property
     def _can_write(self) -> bool:
-        return self._is_connected and self._blocked_reason is None
+        return self._is_connected and self.blocked_reason is None
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer is overdue, should the broker not block us before."""
@@ -373,6 +374,7 @@ class Session(Generic[K]):
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """Leave a channel whose verdicts are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
+        self.window.reset()
         self._aftermath.overdue(lane, reason)
         self._open_lanes(now)
 

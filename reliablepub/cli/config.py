@@ -23,7 +23,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
 """Commands that read the file; each has a table for what is its own."""
-SHARED: Final = ("outbox", "outbox-keys", "password-file", "url", "window")
+SHARED: Final = ("outbox", "outbox-keys", "password-file", "url", "window", "window-min")
 """What stands above the tables, for all of these commands."""
 
 

@@ -79,6 +79,7 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         "link": picture.get("link"),
         "link_reason": picture.get("reason"),
         "link_since": picture.get("since"),
+        "window": picture.get("window"),
         "bytes_on_disk": found.bytes_on_disk,
         "bytes_free": shutil.disk_usage(outbox.parent).free,
     }
@@ -90,7 +91,7 @@ def look_closely(outbox: Path, before: Look | None = None) -> Look:
     seen = look(outbox, before)
     picture = read_picture(outbox) or {}
     failures, reasons = read_failures(outbox, failures=FAILURES, reasons=REASONS)
-    names = ("window_max", "buffered", "aside", "connects", "violations", "latency", "paused")
+    names = ("buffered", "aside", "connects", "violations", "latency", "paused")
     relay = {name: picture.get(name) for name in names}
     more = {"at": seen.now, **relay, "reasons": reasons, "failures": failures}
     return Look(seen.at, seen.now, seen.counts, {**seen.more, **more})

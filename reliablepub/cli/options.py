@@ -14,6 +14,7 @@ import click
 from reliablepub.cli.output import Form
 from reliablepub.outbox import OutboxKeys
 from reliablepub.outbox.database import absolute
+from reliablepub.relay.limits import WINDOW_MAX, WINDOW_MIN
 from reliablepub.transport.address import with_password
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -123,17 +124,22 @@ def inspected_option(function: _F) -> _F:
     )(function)
 
 
-def window_option(function: _F) -> _F:
-    """``--window``."""
-    return click.option(
-        "--window",
-        "window_max",
-        metavar="COUNT",
-        type=click.IntRange(min=1),
-        default=1_000,
-        show_default=True,
-        help="Most messages in flight.",
-    )(function)
+def window_options(function: _F) -> _F:
+    """``--window`` and ``--window-min``."""
+    for name, variable, default, text in (
+        ("--window", "window_max", WINDOW_MAX, "Most messages in flight ever."),
+        ("--window-min", "window_min", WINDOW_MIN, "Most at first; from there it adapts."),
+    ):
+        function = click.option(
+            name,
+            variable,
+            metavar="COUNT",
+            type=click.IntRange(min=1),
+            default=default,
+            show_default=True,
+            help=text,
+        )(function)
+    return function
 
 
 def json_option(function: _F) -> _F:

@@ -23,7 +23,7 @@ from reliablepub.cli.options import (
     keys_option,
     outbox_option,
     url_option,
-    window_option,
+    window_options,
 )
 from reliablepub.cli.output import print_error, print_json, print_note, print_result
 from reliablepub.cli.patience import Patience
@@ -70,6 +70,7 @@ class _Settings:
     urls: tuple[str, ...]
     outbox: Path | None
     outbox_keys: OutboxKeys | None
+    window_min: int
     window_max: int
     timeout_s: float
 
@@ -135,7 +136,7 @@ class _Settings:
     "Without it they are in memory only, and what is not confirmed at the end is not kept.",
 )
 @keys_option
-@window_option
+@window_options
 @click.option(
     "--timeout",
     "timeout_s",
@@ -159,6 +160,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
     urls: tuple[str, ...],
     outbox_path: Path | None,
     outbox_keys: OutboxKeys | None,
+    window_min: int,
     window_max: int,
     timeout_s: float,
     as_json: bool,  # noqa: FBT001 - click passes flags as arguments
@@ -200,7 +202,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
     )
     if recipe.is_ndjson is False:
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
-    settings = _Settings(urls, outbox_path, outbox_keys, window_max, timeout_s)
+    settings = _Settings(urls, outbox_path, outbox_keys, window_min, window_max, timeout_s)
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:
@@ -237,6 +239,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         settings.urls,
         outbox=settings.outbox,
         outbox_keys=settings.outbox_keys,
+        window_min=settings.window_min,
         window_max=settings.window_max,
         # Room in memory is waited for here, where signals and the timeout are seen to.
         open_messages_max=open_messages_max,

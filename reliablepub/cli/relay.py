@@ -24,7 +24,7 @@ from reliablepub.cli.options import (
     keys_option,
     outbox_option,
     url_option,
-    window_option,
+    window_options,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
 from reliablepub.cli.service import Service, Settings
@@ -51,7 +51,7 @@ class _Relay(click.Command):
 @url_option
 @outbox_option(required=True, text="The outbox; created if it is missing, but not with --drain.")
 @keys_option
-@window_option
+@window_options
 @click.option(
     "--keep-confirmed",
     "keep_confirmed_s",
@@ -87,6 +87,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     urls: tuple[str, ...],
     outbox_path: Path,
     outbox_keys: OutboxKeys | None,
+    window_min: int,
     window_max: int,
     keep_confirmed_s: float,
     health_port: int | None,
@@ -119,7 +120,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
     begun = time.monotonic()
-    settings = Settings(urls, outbox_path, outbox_keys, keep_confirmed_s, window_max)
+    settings = Settings(urls, outbox_path, outbox_keys, keep_confirmed_s, window_min, window_max)
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
             _warn_of_password(urls)
@@ -165,6 +166,7 @@ def _reread(ctx: click.Context) -> Settings:
             values["outbox_path"],
             values["outbox_keys"],
             values["keep_confirmed_s"],
+            values["window_min"],
             values["window_max"],
         )
 

@@ -129,7 +129,7 @@ _COUNTS_LINES: Final = 6
 
 def _messages(seen: Look) -> Table:
     counts, more = seen.counts, seen.more
-    window = f" of {more['window_max']}" if more["window_max"] else ""
+    window = f" of {more['window']}" if more["window"] else ""
     aside = f", {more['aside']} aside" if more["aside"] else ""
     rows = {
         "open": f"{counts['open']:,}",

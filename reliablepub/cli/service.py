@@ -40,13 +40,15 @@ class Settings:
         outbox: which is relayed.
         outbox_keys: that encrypt it, or None.
         keep_confirmed_s: how long confirmed messages stay.
-        window_max: most messages in flight.
+        window_min: most messages in flight at first.
+        window_max: most messages in flight ever.
     """
 
     urls: tuple[str, ...] = field(repr=False)
     outbox: Path
     outbox_keys: OutboxKeys | None
     keep_confirmed_s: float
+    window_min: int
     window_max: int
 
     def open(self, hooks: Sequence[object]) -> Publisher:
@@ -56,6 +58,7 @@ class Settings:
             outbox=self.outbox,
             outbox_keys=self.outbox_keys,
             keep_confirmed_s=self.keep_confirmed_s,
+            window_min=self.window_min,
             window_max=self.window_max,
             close_timeout_s=0,
             hooks=hooks,

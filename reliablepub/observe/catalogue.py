@@ -124,7 +124,7 @@ STATUS_METRICS: Final = (
     Metric(
         "reliablepub_window_messages",
         Type.GAUGE,
-        "Most messages that may be in flight.",
+        "Most messages that may be in flight for now.",
     ),
     Metric(
         "reliablepub_buffered_messages",

@@ -235,7 +235,7 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_connected", "", status.link in (Link.CONNECTED, Link.BLOCKED)
     yield "reliablepub_blocked", "", status.link is Link.BLOCKED
     yield "reliablepub_in_flight_messages", "", status.in_flight
-    yield "reliablepub_window_messages", "", status.window_max
+    yield "reliablepub_window_messages", "", status.window
     yield "reliablepub_buffered_messages", "", status.buffered
     yield "reliablepub_aside_messages", "", status.aside
     yield "reliablepub_paused_destinations", "", len(status.paused)

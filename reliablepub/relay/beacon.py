@@ -69,7 +69,7 @@ class Beacon:
                 "reason": status.reason,
                 "since": self._since,
                 "in_flight": status.in_flight,
-                "window_max": status.window_max,
+                "window": status.window,
                 "buffered": status.buffered,
                 "aside": status.aside,
                 "connects": status.connects,

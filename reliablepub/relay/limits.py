@@ -13,6 +13,12 @@ from reliablepub.outbox.entry import Counters
 from reliablepub.relay.handover import Chunk
 
 _MIB: Final = 1024 * 1024
+WINDOW_MIN: Final = 32
+"""Messages in flight on a new connection, unless it is said otherwise."""
+WINDOW_MAX: Final = 4_096
+"""Most messages in flight, however far the broker is, likewise."""
+WINDOW_BYTES_MAX: Final = 16 * _MIB
+"""Most bytes in flight, likewise."""
 _LOADED_MESSAGES_MIN: Final = 2_000
 _LOADED_BYTES_MIN: Final = 32 * _MIB
 _DURABLE_MESSAGES_MAX: Final = 10_000_000

@@ -46,6 +46,7 @@ class Status:
         reason: why it is blocked or was last lost; empty when there is nothing to say.
         counters: the ledger, of everybody who uses the outbox.
         in_flight: messages written and not settled.
+        window: most messages in flight for now.
         buffered: messages in memory, waiting for the window.
         connects: connections made so far.
         violations: confirms and returns that made no sense.
@@ -55,7 +56,6 @@ class Status:
         is_flushed: of a status that ``flush`` gives: whether all that it waits for is settled.
         paused: destinations to which nothing is sent for now (`Breaker`); at most 100 of them.
         callback_errors: how often a callback of the application's has raised.
-        window_max: most messages in flight.
         turns: how many turns the relay has taken. An idle one takes some every second; when the
             number stands still, the relay does. Statuses that differ in nothing else are equal.
     """
@@ -64,6 +64,7 @@ class Status:
     reason: str = ""
     counters: Counters = field(default_factory=Counters)
     in_flight: int = 0
+    window: int = 0
     buffered: int = 0
     connects: int = 0
     violations: int = 0
@@ -72,7 +73,6 @@ class Status:
     is_flushed: bool = False
     paused: tuple[Paused, ...] = ()
     callback_errors: int = 0
-    window_max: int = 0
     turns: int = field(default=0, compare=False)
 
     @property

@@ -10,17 +10,22 @@ import struct
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 CHUNK_BYTES = 16 * 1024
+LINE_PIECES = 1_000
 RESET = struct.pack("ii", 1, 0)
+
+_Line: TypeAlias = asyncio.Queue[tuple[float, bytes]]
+"""Pieces under way, and when each of them arrives; an empty one is the end."""
 
 
 class Proxy:
     """Listens on loopback and passes everything on to one port, as well as it is allowed to.
 
     Attributes:
-        latency_s: added to each piece, each way.
+        delay_s: how far away the broker is, each way; what is under way does not wait for another.
+        latency_s: added to each piece, each way; the next one waits meanwhile.
         bytes_per_s: the most that passes each way; None for no limit.
         piece_bytes: the most that passes at once.
         resets: share of pieces at which the connection is reset instead.
@@ -37,6 +42,7 @@ class Proxy:
 
     def heal(self) -> None:
         """Let everything pass at once."""
+        self.delay_s = 0.0
         self.latency_s = 0.0
         self.bytes_per_s: float | None = None
         self.piece_bytes = CHUNK_BYTES
@@ -100,9 +106,13 @@ class Proxy:
         pair = {writer, broker_writer}
         self._writers |= pair
         try:
+            up: _Line = asyncio.Queue(LINE_PIECES)
+            down: _Line = asyncio.Queue(LINE_PIECES)
             await asyncio.gather(
-                self._pass(reader, broker_writer, lambda: self.is_silent_up),
-                self._pass(broker_reader, writer, lambda: self.is_silent_down),
+                self._pass(reader, up, lambda: self.is_silent_up),
+                self._pass(broker_reader, down, lambda: self.is_silent_down),
+                self._arrive(up, broker_writer),
+                self._arrive(down, writer),
             )
         except OSError:
             pass
@@ -112,10 +122,7 @@ class Proxy:
                 _reset(end)
 
     async def _pass(
-        self,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        is_silent: Callable[[], bool],
+        self, reader: asyncio.StreamReader, line: _Line, is_silent: Callable[[], bool]
     ) -> None:
         while data := await reader.read(CHUNK_BYTES):
             for start in range(0, len(data), self.piece_bytes):
@@ -129,9 +136,18 @@ class Proxy:
                     delay_s += len(piece) / self.bytes_per_s
                 if delay_s:
                     await asyncio.sleep(delay_s)
-                writer.write(piece)
-                await writer.drain()
-        raise ConnectionResetError  # one end has closed: so does the other
+                await line.put((self._loop.time() + self.delay_s, piece))
+        await line.put((self._loop.time() + self.delay_s, b""))
+
+    async def _arrive(self, line: _Line, writer: asyncio.StreamWriter) -> None:
+        while True:
+            at, piece = await line.get()
+            if (delay_s := at - self._loop.time()) > 0:
+                await asyncio.sleep(delay_s)
+            if not piece:
+                raise ConnectionResetError  # one end has closed: so does the other
+            writer.write(piece)
+            await writer.drain()
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

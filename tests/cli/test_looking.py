@@ -244,6 +244,12 @@ def test_without_a_broker_that_is_what_is_missing(
     assert "no route to host" in run("status", "--over", 0).stdout
 
 
+def test_the_status_tells_the_window(run: Run, relay: SqliteStore) -> None:
+    relay.show({"link": "connected", "reason": "", "since": 0.0, "window": 128})
+    assert parsed(run("status", "--json", "--over", 0))["window"] == 128
+    assert "128 messages" in run("status", "--over", 0).stdout
+
+
 def test_a_message_whose_destination_is_paused_says_so(run: Run, alone: Path) -> None:
     with closing(sqlite3.connect(alone)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET due_at = 9e999 WHERE id = 7")

@@ -164,7 +164,8 @@ def test_a_broker_that_is_down_costs_nothing(cli: Cli, flights: Flights, arrived
 
 
 def test_without_an_outbox_it_says_that_nothing_is_kept(cli: Cli, flights: Flights) -> None:
-    ended = cli("publish", flights(9000), *TO_ALL, "--url", NOBODY, "--timeout", "0.3", "--json")
+    limits = ("--window", "1000", "--timeout", "0.3")
+    ended = cli("publish", flights(9000), *TO_ALL, "--url", NOBODY, *limits, "--json")
     assert ended.code == 3
     assert "there is no outbox to keep them: publish them again" in ended.err
     assert "Error: gave up after record" in ended.err
@@ -310,16 +311,16 @@ def test_a_run_killed_while_it_waits_is_not_begun_again(
     cli: Cli, flights: Flights, fake: FakeBroker, arrived: Arrived
 ) -> None:
     fake.inject(faults.HoldConfirms())
-    publish = ("publish", flights(50), *TO_ALL, "--outbox", "o.db")
+    publish = ("publish", flights(30), *TO_ALL, "--outbox", "o.db")
     first = cli.begin(*publish)
-    fake.wait_for(50)
+    fake.wait_for(30)
     first.kill()
     cli.ended(first)
     fake.release_confirms()
 
     second = cli(*publish)
     assert second.code == 0, second.err
-    assert "all 50 records were stored by a run that did not finish" in second.err
+    assert "all 30 records were stored by a run that did not finish" in second.err
     assert all(len(set(ids)) == 1 for ids in arrived().values())
 
 
@@ -356,13 +357,15 @@ def test_a_signal_ends_it_in_good_order(
     assert again.json["stored"] == 20_000 - ended.json["stored"]
 
 
-@pytest.mark.parametrize(("count", "outbox"), [(10, ("--outbox", "o.db")), (10, ()), (9000, ())])
+@pytest.mark.parametrize(
+    ("count", "options"), [(10, ("--outbox", "o.db")), (10, ()), (9000, ("--window", "1000"))]
+)
 def test_a_signal_ends_the_wait_for_confirms(
-    cli: Cli, flights: Flights, fake: FakeBroker, count: int, outbox: tuple[str, ...]
+    cli: Cli, flights: Flights, fake: FakeBroker, count: int, options: tuple[str, ...]
 ) -> None:
     fake.inject(faults.HoldConfirms())
-    process = cli.begin("publish", flights(count), *TO_ALL, *outbox, "--json")
-    fake.wait_for(min(count, 1000))
+    process = cli.begin("publish", flights(count), *TO_ALL, *options, "--json")
+    fake.wait_for(min(count, 32))
     process.send_signal(signal.SIGTERM)
     ended = cli.ended(process)
     assert ended.code == 3

@@ -228,7 +228,7 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
 
     steps = life()
     service = Service(
-        Settings((fake.url,), tmp_path / "o.db", None, 0, 1_000),
+        Settings((fake.url,), tmp_path / "o.db", None, 0, 32, 1_000),
         lambda: pytest.fail("nobody asked"),
         stop=cast("Stop", Stopping()),
         notifier=cast("Notifier", SimpleNamespace(tell=tell, watchdog_s=0.0)),

@@ -38,7 +38,7 @@ LINK = {
     "link": "connected",
     "reason": "",
     "since": 1.0,
-    "window_max": 1000,
+    "window": 1000,
     "connects": 2,
     "latency": LATENCY,
     "buffered": 3,

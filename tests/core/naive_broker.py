@@ -203,6 +203,7 @@ class Rig:
         *,
         window_max: int = 8,
         window_bytes_max: int = 1_000,
+        window_min: int | None = None,
         is_named: Callable[[int, str], bool] = lambda _key, _words: False,
     ) -> None:
         self.window_max, self.window_bytes_max = window_max, window_bytes_max
@@ -210,6 +211,7 @@ class Rig:
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=CONFIRM_TIMEOUT_S,
+            window_min=window_min,
             is_named=is_named,
         )
         self.broker = NaiveBroker()

@@ -8,6 +8,7 @@ import pytest
 
 from reliablepub._core.confirms import Violation
 from reliablepub._core.events import ChannelClosed, CloseChannel, ConnectionLost, OpenChannel
+from reliablepub._core.window import Window
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.core.naive_broker import Rig
 
@@ -145,7 +146,8 @@ def test_a_second_poison_in_the_fresh_messages_joins_the_quarantine() -> None:
 def test_what_was_not_written_yet_is_innocent_of_the_close(guilty: int, room: int) -> None:
     rig = rig_of(12, guilty, window_max=12)
     until_suspected(rig)
-    rig.window_max = rig.session.window_max = room  # so that no group of 6 goes out at once
+    rig.window_max = room
+    rig.session.window = Window(room, room)  # so that no group of 6 goes out at once
     rig.run_until_idle()
     assert refused(rig) == [guilty]
     assert len(rig.verdicts) == 12

@@ -38,9 +38,11 @@ def has_channel(machine: SessionMachine) -> bool:
 class SessionMachine(RuleBasedStateMachine):
     """Everything that may happen, one rule each."""
 
-    @initialize(window_max=st.integers(1, 8))
-    def start(self, window_max: int) -> None:
-        self.rig = Rig(window_max=window_max, window_bytes_max=WINDOW_BYTES_MAX)
+    @initialize(window_max=st.integers(1, 8), window_min=st.none() | st.integers(1, 2))
+    def start(self, window_max: int, window_min: int | None) -> None:
+        self.rig = Rig(
+            window_max=window_max, window_min=window_min, window_bytes_max=WINDOW_BYTES_MAX
+        )
         self.rig.broker.connect()
 
     # the client

@@ -39,6 +39,7 @@ def test_three_bad_ones_among_ten_thousand_in_flight(rabbitmq: AmqpProbe, tmp_pa
         rabbitmq.url,
         outbox=outbox,
         retry=RetryPolicy(refused=Retries(stop_after_attempt(1), wait_none())),
+        window_min=COUNT,
         window_max=COUNT,
         window_bytes_max=64 * 1024 * 1024,
     ) as publisher:

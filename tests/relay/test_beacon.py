@@ -60,8 +60,8 @@ def test_figures_are_shown_once_a_second_and_only_new_ones(
 ) -> None:
     for now, in_flight in [(100.0, 1), (100.5, 2), (101.0, 3), (105.0, 3), (106.0, 3)]:
         at(now)
-        beacon.turned(Status(Link.CONNECTED, in_flight=in_flight))
-    assert [p["in_flight"] for p in shown] == [1, 3]
+        beacon.turned(Status(Link.CONNECTED, in_flight=in_flight, window=32 * in_flight))
+    assert [(p["in_flight"], p["window"]) for p in shown] == [(1, 32), (3, 96)]
     assert shown[0]["latency"] == {
         "confirms": 3,
         "p50_s": 0.001,

@@ -86,6 +86,7 @@ class World:
     def _draw_limits(self) -> None:
         rng = self.rng
         self.window_max = rng.choice([1, 2, 4, 8, 30])
+        self.window_min = rng.choice([1, 4, self.window_max])
         self.window_bytes_max = rng.choice([1_000, 10_000, 1_000_000])
         self.confirm_timeout_s = rng.choice([0.3, 2.0, 8.0])
         self.loaded_max = rng.choice([4, 10, 100])
@@ -118,6 +119,7 @@ class World:
         if self.process is not None:
             return
         session = lambda: Session[Entry](  # noqa: E731
+            window_min=self.window_min,
             window_max=self.window_max,
             window_bytes_max=self.window_bytes_max,
             confirm_timeout_s=self.confirm_timeout_s,

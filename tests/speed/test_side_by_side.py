@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aio_pika
 import pytest
@@ -26,6 +27,8 @@ pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(1_800)]
 COUNT = 20_000
 ROUNDS = 3
 QUEUES = 8
+FIXED: dict[str, Any] = {"window_min": WINDOW, "window_max": WINDOW}
+"""The window that the others have."""
 
 Way = Callable[[str, Sequence[str], int, Path], None]
 """Publishes so many messages to queues; the path is for an outbox."""
@@ -36,7 +39,7 @@ def messages(queues: Sequence[str], count: int) -> Iterator[Message]:
 
 
 def ours(url: str, queues: Sequence[str], count: int, outbox: Path | None) -> None:
-    with Publisher(url, outbox=outbox, window_max=WINDOW) as publisher:
+    with Publisher(url, outbox=outbox, **FIXED) as publisher:
         publisher.publish(BODY, routing_key=queues[0]).result(30)  # connected from here on
         assert publisher.publish_many(messages(queues, count)).wait(300).confirmed == count
 
@@ -51,12 +54,12 @@ def ours_async(
 
     async def main() -> None:
         if not is_guest:
-            async with AsyncPublisher(url, outbox=outbox, window_max=WINDOW) as publisher:
+            async with AsyncPublisher(url, outbox=outbox, **FIXED) as publisher:
                 await publish(publisher)
             return
         async with (
             await aio_pika.connect(url) as connection,
-            AsyncPublisher(connection=connection, outbox=outbox, window_max=WINDOW) as publisher,
+            AsyncPublisher(connection=connection, outbox=outbox, **FIXED) as publisher,
         ):
             await publish(publisher)
 

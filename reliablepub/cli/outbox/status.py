@@ -64,5 +64,6 @@ def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
         "rates": "not measured" if more["stored_per_s"] is None else rates,
         "relay": "none" if pid is None else f"process {pid}",
         "broker": link_words(more, now),
+        "window": "nobody knows" if more["window"] is None else f"{more['window']} messages",
         "on disk": f"{size_of(more['bytes_on_disk'])}, {size_of(more['bytes_free'])} free",
     }
