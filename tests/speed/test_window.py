@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(3_600)]
 FIXED = [10, 30, 100, 300, 1_000, 3_000, 10_000]
 ADAPTIVE = 0
 ROUNDS = 5
-LASTS_S = 8.0
+LASTS_S = 12.0
 QUEUES = 8
 
 
