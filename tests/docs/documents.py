@@ -10,6 +10,8 @@ is expected to have (queues, tables) is made by a comment that only the source s
     broker.declare_queue("invoices")
     -->
 
+A block that needs Spark is called ``py``; tests/spark runs it.
+
 Functions of a block that are called ``test_...`` are called, with a ``fake_broker`` or ``tmp_path``
 if they ask for one.
 """
@@ -24,7 +26,8 @@ from typing import Any
 from reliablepub.testing import FakeBroker
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PLACEHOLDER = "amqp://guest:guest@localhost/"
 
 _PART = re.compile(
