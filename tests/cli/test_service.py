@@ -15,14 +15,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
-from reliablepub import Message, Outbox
+from reliablepub import Message, Outbox, Publisher
+from reliablepub.cli import main
 from reliablepub.cli.notify import Notifier
 from reliablepub.cli.service import Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.observe.health import Health, HealthServer
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import Cli, eventually
+from tests.cli.conftest import NOBODY, Cli, eventually
 
 
 class Manager:
@@ -146,10 +148,6 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     confirmed = 'reliablepub_ended_attempts_total{outbox="o.db",outcome="confirmed"} 1.0'
     eventually(lambda: confirmed in text_of(f"{url}/metrics"), 60)
     assert "process_resident_memory_bytes" in text_of(f"{url}/metrics")
-    taken = cli("relay", "--outbox", "p.db", "--health-port", url.rpartition(":")[2])
-    assert taken.code == 2
-    assert "for --health-port: Address already in use" in taken.error
-    assert not (cli.folder / "p.db").exists()
     fake.stop()
     assert relay.stderr.readline().startswith("not connected to the broker")
     code, answer = get(f"{url}/ready")
@@ -268,22 +266,37 @@ def test_an_abstract_address_is_one_too() -> None:
         assert heard.recv(100) == b"READY=1\nSTATUS=well"
 
 
-def test_a_password_on_the_command_line_is_warned_of(cli: Cli, fake: FakeBroker) -> None:
-    url = fake.url.replace("guest:guest", "guest:hush")
-    ended = cli("relay", "--outbox", "o.db", "--url", url, "--drain")
-    assert ended.code == 4  # there is no outbox, so it ends before it has begun
-    enqueue(cli, b"1")
-    relay = cli.begin("relay", "--outbox", "o.db", "--url", url)
-    assert relay.stderr is not None
-    assert relay.stderr.readline().startswith("a password in --url is seen by everybody")
-    assert relay.stderr.readline().startswith("not connected to the broker: ")
-    relay.send_signal(signal.SIGTERM)
-    assert cli.ended(relay).code == 0
+def run(*arguments: str | Path) -> tuple[int, str]:
+    """A relay in this process, for what needs no other: its exit code, and what is on stderr."""
+    result = CliRunner().invoke(main, ["relay", *map(str, arguments)])
+    return result.exit_code, result.stderr
 
 
-def test_tracing_without_an_sdk_says_that_nothing_comes_of_it(cli: Cli) -> None:
+def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "o.db"
+    warning = "a password in --url is seen by everybody"
+    with Publisher(NOBODY, outbox=path, close_timeout_s=0):  # so that a relay ends at once
+        assert warning in run("--outbox", path, "--url", NOBODY)[1]
+        assert warning not in run("--outbox", path, "--url", "amqp://guest:guest@localhost/")[1]
+        assert warning not in run("--outbox", path, "--url", "amqp://localhost/")[1]
+
+
+def test_who_cannot_listen_does_not_relay(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        path = tmp_path / "o.db"
+        code, said = run("--outbox", path, "--url", NOBODY, "--health-port", port)
+    assert code == 2
+    assert f"cannot listen on 127.0.0.1 port {port} for --health-port: Address already" in said
+    assert not path.exists()
+
+
+def test_tracing_without_an_sdk_says_that_nothing_comes_of_it(
+    cli: Cli, fake: FakeBroker, tmp_path: Path
+) -> None:
     enqueue(cli, b"1")
-    ended = cli("relay", "--outbox", "o.db", "--drain", "--tracing")
-    assert ended.code == 0
-    assert "no OpenTelemetry SDK is configured" in ended.err
-    assert "1 confirmed" in ended.out
+    path = tmp_path / "o.db"
+    code, said = run("--outbox", path, "--url", fake.url, "--drain", "--tracing")
+    assert code == 0
+    assert "no OpenTelemetry SDK is configured" in said
+    assert len(fake.messages("all")) == 1
