@@ -66,7 +66,7 @@ def test_a_password_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
     [
         ("windwo = 1", "unknown key 'windwo'; did you mean 'window'?"),
         ("[relay]\nkeep_confirmed = 1", "unknown key 'keep_confirmed'; did you mean"),
-        ("[realy]\nwindow = 1", "unknown table 'realy'; did you mean 'relay'?"),
+        ("[rellay]\nwindow = 1", "unknown table 'rellay'; did you mean 'relay'?"),
         ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
         ("xyzzy = 1", "unknown key 'xyzzy'; there are outbox, outbox-keys, password-file, url"),
         ("[relay]\nwindow = {a = 1}", "window is a dict, which no option takes"),
