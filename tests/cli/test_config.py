@@ -64,7 +64,7 @@ def test_a_password_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("windwo = 1", "unknown key 'windwo'; did you mean 'window'?"),
+        ("windows = 1", "unknown key 'windows'; did you mean 'window'?"),
         ("[relay]\nkeep_confirmed = 1", "unknown key 'keep_confirmed'; did you mean"),
         ("[rellay]\nwindow = 1", "unknown table 'rellay'; did you mean 'relay'?"),
         ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
