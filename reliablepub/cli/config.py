@@ -1,4 +1,4 @@
-"""Options from a TOML file, which count less than the environment, and that less than flags.
+"""Options from a TOML file and from variables: a file counts less than they, they less than flags.
 
 Knows: TOML, and the options a click command has. Must never know: what an option is for.
 
@@ -20,11 +20,28 @@ from reliablepub.transport.address import has_password
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
+PREFIX: Final = "RELIABLEPUB_"
+"""Of every variable; the rest is the option's name, in capitals."""
 CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
 """Commands that read the file; each has a table for what is its own."""
 SHARED: Final = ("outbox", "outbox-keys", "password-file", "url", "window", "window-min")
 """What stands above the tables, for all of these commands."""
+
+
+class ConfigurableCommand(click.Command):
+    """A command each of whose options has a variable, named by the same rule."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - click's
+        super().__init__(*args, **settings)
+        for option in self.params:
+            if isinstance(option, click.Option) and option.envvar is None:
+                option.envvar = variable_of(option.opts[0])
+
+
+def variable_of(flag: str) -> str:
+    """The variable that stands for a flag."""
+    return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def config_option(function: _F) -> _F:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.config import config_option
+from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     json_option,
@@ -75,7 +75,7 @@ class _Settings:
     timeout_s: float
 
 
-@click.command()
+@click.command(cls=ConfigurableCommand)
 @config_option
 @click.argument("file", metavar="FILE|-")
 @click.option(

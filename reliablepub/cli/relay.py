@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from reliablepub.cli.config import config_option
+from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.link import describe
 from reliablepub.cli.notify import Notifier
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
 
 
-class _Relay(click.Command):
+class _Relay(ConfigurableCommand):
     """Remembers how it was called, to be asked again after SIGHUP."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from reliablepub.cli import main
-from reliablepub.cli.config import SHARED, TABLES, config_option
+from reliablepub.cli.config import SHARED, TABLES, config_option, variable_of
 from reliablepub.cli.options import url_option
 from reliablepub.cli.publish import publish
 from reliablepub.cli.relay import relay
@@ -94,6 +94,21 @@ def test_a_file_that_is_missing_is_an_error(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["relay", "--config", str(tmp_path / "no.toml")])
     assert result.exit_code == 2
     assert "no.toml: No such file" in result.stderr
+
+
+@pytest.mark.parametrize("command", [publish, relay])
+def test_every_option_has_the_variable_of_its_name(command: click.Command) -> None:
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert option.envvar == variable_of(option.opts[0])
+    assert variable_of("--keep-confirmed") == "RELIABLEPUB_KEEP_CONFIRMED"
+
+
+def test_a_variable_of_a_name_is_read(tmp_path: Path) -> None:
+    variables = {"RELIABLEPUB_URL": "amqp://nowhere/", "RELIABLEPUB_KEEP_CONFIRMED": "long"}
+    result = CliRunner().invoke(main, ["relay", "--outbox", str(tmp_path / "o")], env=variables)
+    assert result.exit_code == 2
+    assert "Invalid value for '--keep-confirmed': 'long'" in result.stderr
 
 
 def test_what_is_shared_is_an_option_of_each_command() -> None:
