@@ -196,6 +196,19 @@ def test_a_connection_lost_after_a_word_is_not_the_first_of_three() -> None:
     assert session.aside == 1
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_suspects_whom_nobody_blames_are_told_what_has_happened(count: int) -> None:
+    session = connected()
+    for key in "ab"[:count]:
+        session.submit(key, 1)
+    send_and_lose(session, 3)
+    settlements = session.poll_settlements()
+    assert len(settlements) == 3 * count
+    assert {settlement.outcome for settlement in settlements} == {
+        Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost: reset")
+    }
+
+
 def test_connections_lost_with_nothing_in_flight_make_nobody_suspect() -> None:
     session = connected()
     send_and_lose(session, 3)

@@ -190,7 +190,7 @@ def test_a_lost_connection_makes_everything_in_flight_uncertain() -> None:
     client.hears(Returned(1, 1, 312, "NO_ROUTE"), ConnectionLost("reset by peer"))
     assert client.ended[1] == ("b", Outcome(UNCERTAIN, 0, "connection lost: reset by peer"))
     assert client.kinds() == "a:returned b:uncertain c:uncertain d:uncertain"
-    assert not client.session.is_connected
+    assert client.session.is_connected is False
     assert client.session.in_flight_bytes == 0
     assert client.writes() == ""
     assert client.took() == []
