@@ -152,13 +152,12 @@ class Aftermath(Generic[K]):
             what = "connection" if is_connection else "channel"
             text = f"this message, or one in flight with it, closed the {what}: {close.reply_text}"
             outcome = Outcome(OutcomeKind.UNCERTAIN, close.reply_code, text)
-        suspects = [item for lane in lanes for item in self.close(lane, outcome)]
-        named = [self._is_named(key, close.reply_text) for key, _ in suspects]
-        self._quarantine.suspect(
-            [item for item, is_named in zip(suspects, named, strict=True) if is_named],
-            [item for item, is_named in zip(suspects, named, strict=True) if not is_named],
-            is_alone=is_alone,
-        )
+        named: list[tuple[K, int]] = []
+        others: list[tuple[K, int]] = []
+        for item in (item for lane in lanes for item in self.close(lane, outcome)):
+            is_named = self._is_named(item[0], close.reply_text)
+            (named if is_named else others).append(item)
+        self._quarantine.suspect(named, others, is_alone=is_alone)
 
     def _is_struck_again(self) -> bool:
         """Whether connections are lost, one after the other, over what was in flight."""

@@ -379,7 +379,7 @@ def test_whom_the_words_name_is_tried_first(guilty: tuple[int, ...]) -> None:
 
 
 def test_the_only_one_named_costs_one_channel_more_and_no_halving() -> None:
-    rig = Rig(window_max=100, is_named=lambda key, _words: key == 42)
+    rig = Rig(window_max=100, is_named=lambda key, words: (key, words) == (42, "no"))
     rig.broker.connect()
     rig.submit_many(100, guilty=[42])
     rig.run_until_idle()

@@ -16,6 +16,7 @@ from reliablepub._core.events import (
     CloseChannel,
     Command,
     Connected,
+    ConnectionClose,
     ConnectionLost,
     Disconnect,
     Event,
@@ -330,6 +331,35 @@ def test_a_return_of_what_is_settled_is_counted_and_nothing_else() -> None:
     assert client.session.violations == {Violation.RETURN_NOT_OUTSTANDING: 1}
     client.hears(Acked(1, 2, multiple=False))
     assert client.kinds() == "a:confirmed b:confirmed"
+
+
+# ------------------------------------------------------------------------------------ quarantine
+
+POISON = ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40))
+
+
+def test_fresh_messages_flow_beside_the_halves_of_a_half() -> None:
+    client = connected()
+    client.submits("abcd")
+    client.writes()
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True))
+    client.hears(ChannelOpened(2), ChannelOpened(3))
+    assert client.writes() == "3.1:ab"
+    client.hears(ChannelClosed(3, 404, "NOT_FOUND", by_publish=True), ChannelOpened(4))
+    client.submits("e")
+    assert client.writes() == "4.1:a 2.1:e"
+
+
+def test_suspects_of_a_connection_stay_alone_when_only_their_channel_is_closed() -> None:
+    client = connected()
+    client.submits("abcd")
+    client.writes()
+    client.hears(ConnectionLost("closed", POISON), Connected())
+    client.hears(ChannelOpened(2), ChannelOpened(3))
+    assert client.writes() == "3.1:ab"
+    client.hears(ChannelClosed(3, 404, "NOT_FOUND", by_publish=True), ChannelOpened(4))
+    client.submits("e")
+    assert client.writes() == "4.1:a"
 
 
 # ------------------------------------------------------------------------------------- deadlines

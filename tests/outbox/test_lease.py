@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.errors import OutboxInUse
+from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.outbox.lease import Lease, holder_pid, lock_path
 
 HOLD = """
@@ -79,6 +79,17 @@ def test_nobody_is_named_after_release(path: Path) -> None:
     Lease(path).release()
     assert holder_pid(path) is None
     assert lock_path(path).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_link_to_somebody_elses_lock_is_nobodys_lease(path: Path) -> None:
+    other = path.with_name("other.db")
+    lease = Lease(other)
+    lock_path(path).symlink_to(lock_path(other))
+    assert holder_pid(path) is None
+    with pytest.raises(OutboxError, match=str(lock_path(path))):
+        Lease(path)
+    assert Lease.borrow(path) is None
+    lease.release()
 
 
 def test_a_removed_lock_file_is_not_locked_in_secret(path: Path) -> None:

@@ -459,6 +459,47 @@ def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
     assert store.snapshot().counters.parked == 1
 
 
+def test_a_damaged_row_that_finds_no_room_among_the_parked_is_not_sent_either(
+    store: SqliteStore, entry: Make
+) -> None:
+    store.commit(Turn(new=[entry(body=bytes(100_000))]))
+    with closing(sqlite3.connect(store.path)) as other, other:
+        other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
+    store.commit(Turn(new=[entry(body=bytes(100_000))]))  # takes the pages that this has freed
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    for pages_max, parked in ((pages, 0), (10 * pages, 1)):
+        store._connection.execute(f"PRAGMA max_page_count = {pages_max}").fetchone()
+        assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
+        assert store.snapshot().counters.parked == parked
+
+
+def test_what_else_keeps_a_damaged_row_from_being_parked_is_an_error(
+    store: SqliteStore, entry: Make
+) -> None:
+    store.commit(Turn(new=[entry()]))
+    with closing(sqlite3.connect(store.path)) as other, other:
+        other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
+
+    def refuse(action: int, table: str | None, *_: object) -> int:
+        is_park = action == sqlite3.SQLITE_INSERT and table == "reliablepub_parked"
+        return sqlite3.SQLITE_DENY if is_park else sqlite3.SQLITE_OK
+
+    store._connection.set_authorizer(refuse)
+    with pytest.raises(OutboxError, match=f"outbox {store.path} could not be used"):
+        store.read_ready(1, 9, **ALL)
+
+
+def test_each_damaged_row_is_told_of_however_many_reads_find_them(
+    store: SqliteStore, entry: Make
+) -> None:
+    store.commit(Turn(new=[entry(), entry()]))
+    with closing(sqlite3.connect(store.path)) as other, other:
+        other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
+    for id_ in (1, 2):
+        assert store.read_ready(id_, id_, **ALL)[0] == []
+    assert [row.id for row in store.damaged()] == [1, 2]
+
+
 def test_a_row_that_is_no_message_is_parked_too(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
