@@ -81,6 +81,14 @@ def test_nobody_is_named_after_release(path: Path) -> None:
     assert lock_path(path).stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.parametrize("name", [b"", b"\xff\xfe", "\N{ARABIC-INDIC DIGIT THREE}".encode(), b"-3"])
+def test_a_name_that_is_no_number_names_nobody(path: Path, name: bytes) -> None:
+    lease = Lease(path)
+    lock_path(path).write_bytes(name)
+    assert holder_pid(path) is None
+    lease.release()
+
+
 def test_a_link_to_somebody_elses_lock_is_nobodys_lease(path: Path) -> None:
     other = path.with_name("other.db")
     lease = Lease(other)
