@@ -184,6 +184,18 @@ def test_losses_of_a_suspect_that_waits_are_not_those_of_whom_it_waits_for() -> 
     assert session.poll_timeout() == ASIDE_S + ASIDE_S, "b, for the first time"
 
 
+def test_a_suspect_that_waits_stays_alone_when_another_message_is_found_guilty() -> None:
+    session = suspect_behind_a_fresh_message()
+    close = ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40))
+    session.handle(ConnectionLost("closed", close), ASIDE_S)  # because of "b"
+    session.handle(Connected(), ASIDE_S)
+    for command in list(session.poll_commands()):
+        assert isinstance(command, OpenChannel)
+        session.handle(ChannelOpened(command.epoch), ASIDE_S)
+    session.submit("c", 1)
+    assert [batch.keys for batch in session.poll_transmit(ASIDE_S)] == [["a"]]
+
+
 def test_a_connection_lost_after_a_word_is_not_the_first_of_three() -> None:
     session = connected()
     session.submit("a", 1)

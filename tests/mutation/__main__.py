@@ -5,6 +5,7 @@ answers with a table, and with every survivor that `survivors.toml` does not exp
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,10 @@ def _enter(work: Path) -> None:
     for name in ("pyproject.toml", "reliablepub", "tests"):
         if not (work / name).exists():
             (work / name).symlink_to(ROOT / name)
+    for file in ROOT.glob("reliablepub/**/*.sql"):  # mutmut would keep those of the first run
+        copy = work / "mutants" / file.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
     os.chdir(work)
 
 
