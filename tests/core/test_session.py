@@ -146,6 +146,20 @@ def test_verdicts_reach_the_caller_in_order() -> None:
     ]
 
 
+def test_verdicts_are_kept_until_they_are_asked_for() -> None:
+    client = connected()
+    client.submits("abc")
+    client.writes()
+    for event in (
+        Acked(1, 1, multiple=False),
+        Nacked(1, 2, multiple=False),
+        ConnectionLost("reset"),
+    ):
+        client.session.handle(event, client.now)
+    client.poll()
+    assert client.kinds() == "a:confirmed b:nacked c:uncertain"
+
+
 # ---------------------------------------------------------------------------------------- epochs
 
 
