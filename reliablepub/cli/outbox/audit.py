@@ -13,6 +13,7 @@ import click
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, one_line, print_error, print_json, print_result
+from reliablepub.cli.progress import patiently
 from reliablepub.outbox import Outbox
 
 
@@ -34,7 +35,8 @@ def audit(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click pass
       0  everything adds up
       4  something does not, or it cannot be used
     """  # noqa: D301 - click: keep these lines as they are
-    found = Outbox(outbox_path).audit()
+    with patiently("comparing every message with its checksum"):
+        found = Outbox(outbox_path).audit()
     code = Exit.CONFIRMED if found.is_right else Exit.OUTBOX
     if as_json:
         print_json(asdict(found) | {"outbox": str(outbox_path), "is_right": found.is_right})
