@@ -17,6 +17,7 @@ from click.core import ParameterSource
 
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.failures import failures_noted
 from reliablepub.cli.link import describe
 from reliablepub.cli.notify import Notifier
 from reliablepub.cli.options import (
@@ -139,7 +140,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
             if health_port is None
             else _healthy(service, health_host, health_port, expose)
         )
-        with health, service:  # who cannot listen does not relay
+        with health, failures_noted(), service:  # who cannot listen does not relay
             service.run(is_draining=drain)
     status = service.status
     _report(

@@ -28,7 +28,7 @@ from reliablepub.outbox.failures import is_unfinished, os_error, outbox_error, r
 from reliablepub.outbox.migrate import is_current, migrate, migrations, version_of
 from reliablepub.outbox.transactions import transaction
 
-LOGGER: Final = logging.getLogger("reliablepub")
+LOGGER: Final = logging.getLogger("reliablepub.outbox")
 BUSY_TIMEOUT_S: Final = 5.0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-LOGGER: Final = logging.getLogger("reliablepub")
+LOGGER: Final = logging.getLogger("reliablepub.hooks")
 
 
 class Guard:

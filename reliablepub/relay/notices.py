@@ -53,6 +53,12 @@ def calls_of(hooks: Iterable[object]) -> Calls:
     return calls
 
 
+def with_calls(calls: Calls, own: Mapping[str, Callable[[Sequence[Any]], None]]) -> Calls:
+    """Those of the hooks, and after them our own."""
+    names = (*calls, *(name for name in own if name not in calls))
+    return {name: [*calls.get(name, ()), *((own[name],) if name in own else ())] for name in names}
+
+
 class Notices:
     """Gathers events, and tells them.
 
@@ -66,6 +72,11 @@ class Notices:
         self._guard = guard
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
+
+    @property
+    def hears_confirms(self) -> bool:
+        """Whether anybody listens to what happens all the time."""
+        return "confirmed" in self._events
 
     def __bool__(self) -> bool:
         """Whether anybody listens to anything."""

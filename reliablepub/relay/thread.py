@@ -9,7 +9,6 @@ transport's loop, the session. Callers touch the inbox, the last `Status`, and t
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sys
 import threading
@@ -29,13 +28,13 @@ from reliablepub.relay.caller import Flag
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.flush import Flush
 from reliablepub.relay.handover import Inbox
+from reliablepub.relay.journal import Journal
 from reliablepub.relay.limits import Limits
-from reliablepub.relay.notices import Calls
+from reliablepub.relay.notices import Calls, with_calls
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.status import Link, Status
+from reliablepub.relay.status import Status
 from reliablepub.transport.base import Transport
 
-LOGGER: Final = logging.getLogger("reliablepub")
 LAST_CONFIRMS_S: Final = 1.0
 """How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
 
@@ -202,6 +201,8 @@ class RelayThread:
                 transport = self._parts.open_transport(store.run)
                 stack.callback(transport.close)
                 clock = Clock()
+                journal = Journal(clock.monotonic)
+                stack.callback(journal.close)
                 relay = Relay(
                     store=store,
                     transport=transport,
@@ -209,7 +210,7 @@ class RelayThread:
                     inbox=self.inbox,
                     policy=self._parts.policy,
                     limits=self._parts.limits,
-                    hooks=self._parts.hooks,
+                    hooks=with_calls(self._parts.hooks, journal.calls()),
                     clock=clock,
                 )
                 stack.callback(self._detach)
@@ -224,7 +225,7 @@ class RelayThread:
                         wall=clock.wall,
                         monotonic=clock.monotonic,
                     )
-                    self._run(relay, transport, beacon)
+                    self._run(relay, transport, beacon, journal)
                 except BaseException as error:
                     self._failure = error  # before those who wait are told that it is over
                     raise
@@ -235,12 +236,11 @@ class RelayThread:
             self._started.set()
             self._observer.ended()
 
-    def _run(self, relay: Relay, transport: Transport, beacon: Beacon) -> None:
-        last: tuple[Link, str] | None = None
+    def _run(self, relay: Relay, transport: Transport, beacon: Beacon, journal: Journal) -> None:
         while True:
             is_closing = self._close_at is not None
             wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
-            last = self._report(relay.status, last)
+            journal.turned()
             beacon.turned(relay.status)
             self._answer_flushes(relay)
             self._observer.turned()
@@ -249,19 +249,6 @@ class RelayThread:
             relay.handle(transport.listen(self._wait_s(wait_s)))
         relay.drain()
         relay.turn(is_flushing=True)
-
-    def _report(self, status: Status, last: tuple[Link, str] | None) -> tuple[Link, str] | None:
-        """One line for each change that a person may want to know of, none for each attempt."""
-        now = (status.link, status.reason)
-        if status.link is Link.CONNECTING or now == last:
-            return last
-        if status.link is Link.CONNECTED:
-            LOGGER.info("connected; %d messages are open", status.open)
-        elif status.link is Link.BLOCKED:
-            LOGGER.warning("the broker blocks publishing: %s", status.reason)
-        else:
-            LOGGER.warning("not connected: %s; %d messages are open", status.reason, status.open)
-        return now
 
     def _is_done(self, relay: Relay) -> bool:
         """Whether a closing relay may end: nothing is open, or the time is up."""

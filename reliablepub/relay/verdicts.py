@@ -88,10 +88,11 @@ class Verdicts:
         finished, sent_at = self.ranges.settle(settlement.epoch, settlement.tag)
         if finished is not None:
             self.turn.finished.append(finished)
-        if settlement.outcome.kind is OutcomeKind.CONFIRMED:
+        is_confirmed = settlement.outcome.kind is OutcomeKind.CONFIRMED
+        if is_confirmed:
             self.latencies.took(now - sent_at)
         decision = self.decide(settlement, now, wall)
-        if self.notices:
+        if self.notices.hears_confirms or not is_confirmed:
             self.notices.ended(settlement, self.epoch_name(settlement.epoch), now - sent_at)
         return decision
 

@@ -61,6 +61,13 @@ _QUEUE_FULL_S: Final = 0.001
 """How long to wait for aiormq's writer: it empties its whole queue whenever it gets its turn."""
 
 
+class _Finished(ChannelFrame):
+    """Frames of ours in aiormq's write queue, which logs each at DEBUG: without the bodies."""
+
+    def __repr__(self) -> str:
+        return f"<{len(self.payload)} bytes of reliablepub's>"
+
+
 @dataclass(slots=True, eq=False)
 class _Piece:
     """Bytes on their way to aiormq's write queue."""
@@ -176,7 +183,7 @@ class GuestChannels:
         queue = self.connection.write_queue
         while self._waiting and queue.qsize() < max(1, queue.maxsize // 2):
             piece = self._waiting.popleft()
-            queue.put_nowait(ChannelFrame(payload=piece.payload, should_close=False))
+            queue.put_nowait(_Finished(payload=piece.payload, should_close=False))
             if piece.when_queued is not None:
                 piece.when_queued()
         if self._waiting:

@@ -85,6 +85,10 @@ def test_draining_reports_what_is_parked(cli: Cli, enqueue: Callable[..., Path])
         "1 message is parked; see `reliablepub outbox list --state parked --outbox o.db`"
         in ended.err
     )
+    lines = [line for line in ended.err.splitlines() if "routing key 'nowhere'" in line]
+    assert lines[0].endswith(": returned: 312 NO_ROUTE (attempt 1)")
+    assert "given up (parked): returned: 312 NO_ROUTE" in lines[-1]
+    assert len(lines) == 2, "however many attempts there were"
 
 
 def test_draining_does_not_wait_for_what_is_put_off(cli: Cli, enqueue: Callable[..., Path]) -> None:

@@ -169,6 +169,16 @@ async def test_closed_before_it_was_opened(scene: Scene) -> None:
 
 
 @on_a_loop
+async def test_no_body_is_in_what_aiormq_logs_of_its_queue(scene: Scene) -> None:
+    channel = await scene.opened()
+    channel.publish([b"the body"])
+    logged = [repr(scene.host.write_queue.get_nowait())]
+    while not scene.host.write_queue.empty():
+        logged.append(repr(scene.host.write_queue.get_nowait()))
+    assert "the body" not in "".join(logged)
+    assert logged[-1] == "<8 bytes of reliablepub's>"
+
+
 async def test_half_of_the_write_queue_is_the_application_s(scene: Scene) -> None:
     channel = await scene.opened()
     channel.publish([b"publish %d" % n for n in range(12)])

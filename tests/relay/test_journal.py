@@ -1,0 +1,147 @@
+"""What is in the log, and how much of it."""
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import Publisher, RetryPolicy, Unroutable
+from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
+from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.policy import Retries
+from reliablepub.relay import journal
+from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal
+from reliablepub.testing import FakeBroker
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
+ABOUT = "message m-1 to exchange 'orders' with routing key 'key'"
+NO_ROUTE = Outcome(OutcomeKind.RETURNED, 312, "NO_\nROUTE")
+
+
+@pytest.fixture(autouse=True)
+def log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[pytest.LogCaptureFixture]:
+    for logger in (journal.LINK, journal.MESSAGES):
+        monkeypatch.setattr(logger, "disabled", False)  # a logging.config of another test's may
+    with caplog.at_level(logging.DEBUG, "reliablepub"):
+        yield caplog
+
+
+class Now:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def now() -> Now:
+    return Now()
+
+
+@pytest.fixture
+def written(now: Now) -> Journal:
+    return Journal(now)
+
+
+def attempt(name: str, exchange: str = "orders") -> AttemptEnded:
+    return AttemptEnded("m-1", exchange, "key", None, 3, "1-1", 7, NO_ROUTE, 1, 0.1)
+
+
+GIVEN_UP = MessageGivenUp("m-1", "orders", "key", None, 3, NO_ROUTE, 3)
+SAMPLES: dict[str, object] = {
+    **dict.fromkeys(("connected", "disconnected", "blocked", "unblocked"), LinkChanged("", 1, 2)),
+    **dict.fromkeys(("paused", "resumed"), DestinationChanged("orders", "key", 5)),
+    **{name: attempt(name) for name in ("returned", "nacked", "refused", "uncertain")},
+    **dict.fromkeys(("parked", "expired", "discarded"), GIVEN_UP),
+}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+def test_an_event_is_one_line_with_its_fields(
+    written: Journal, log: pytest.LogCaptureFixture, name: str
+) -> None:
+    written.calls()[name]([SAMPLES[name]])
+    (record,) = log.records
+    logger, level, fields = EVENTS[name]
+    assert (record.name, record.levelno) == (logger.name, level)
+    assert "\n" not in record.getMessage()
+    assert vars(record)["event"] == name
+    for field in fields:
+        assert vars(record)[field] is not None
+
+
+def test_the_words_say_what_happened_to_which_message(
+    written: Journal, log: pytest.LogCaptureFixture
+) -> None:
+    written.on_returned([attempt("returned")])
+    written.on_parked([GIVEN_UP])
+    written.on_disconnected([LinkChanged("no route\nto host", 1, 5)])
+    assert [record.getMessage() for record in log.records] == [
+        f"{ABOUT}: returned: 312 NO_ ROUTE (attempt 1)",
+        f"{ABOUT}: given up (parked): returned: 312 NO_ ROUTE (attempt 3)",
+        "not connected to the broker: no route to host; 5 messages are open",
+    ]
+
+
+def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
+    written: Journal, now: Now, log: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(1_000):
+        written.on_nacked([attempt("nacked")] * 100)
+        written.turned()
+        now.now += 0.0101
+    first, repeated = log.records
+    assert vars(first)["event"] == "nacked"
+    found = vars(repeated)
+    assert [found[name] for name in SUM_FIELDS[:3]] == ["nacked", "orders", 312]
+    assert found["event"] == "repeated"
+    assert re.fullmatch(r"\d+ more: nacked, 312, exchange 'orders' in 10 s", repeated.getMessage())
+    written.close()
+    assert 1 + sum(vars(record)["count"] for record in log.records[1:]) == 100_000
+
+
+def test_what_is_not_logged_is_not_counted(written: Journal, now: Now) -> None:
+    journal.MESSAGES.setLevel(logging.CRITICAL)
+    try:
+        written.on_nacked([attempt("nacked")] * 3)
+    finally:
+        journal.MESSAGES.setLevel(logging.NOTSET)
+    now.now += 100
+    written.turned()
+
+
+def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
+    table = DOCUMENT.partition("| event | logger | level | fields |\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (.*?) \| `(.*?)` \| (.*?) \| (.*?) \|", table, re.MULTILINE)
+    shown = {
+        name: (logger, level, tuple(re.findall(r"`(\w+)`", fields)))
+        for names, logger, level, fields in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    of_sums = shown.pop("repeated")
+    assert of_sums[2] == SUM_FIELDS
+    assert shown == {
+        name: (logger.name, logging.getLevelName(level), fields)
+        for name, (logger, level, fields) in EVENTS.items()
+    }
+
+
+def test_a_publisher_logs_its_failures_and_no_secret(
+    fake_broker: FakeBroker, log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    retry = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
+    with Publisher(fake_broker.url, outbox=tmp_path / "o.db", retry=retry) as publisher:
+        receipt = publisher.publish(b"the body", routing_key="nowhere", message_id="m-1")
+        with pytest.raises(Unroutable):
+            receipt.result(timeout=60)
+    events = [vars(record).get("event") for record in log.records]
+    assert events[0] == "connected"
+    assert {"returned", "parked"} <= set(events)
+    text = "\n".join(record.getMessage() + repr(vars(record)) for record in log.records)
+    assert "the body" not in text
+    assert "guest:guest" not in text
