@@ -179,6 +179,7 @@ async def test_no_body_is_in_what_aiormq_logs_of_its_queue(scene: Scene) -> None
     assert logged[-1] == "<8 bytes of reliablepub's>"
 
 
+@on_a_loop
 async def test_half_of_the_write_queue_is_the_application_s(scene: Scene) -> None:
     channel = await scene.opened()
     channel.publish([b"publish %d" % n for n in range(12)])
