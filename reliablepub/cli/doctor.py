@@ -21,6 +21,7 @@ from reliablepub.cli.options import (
     with_passwords,
 )
 from reliablepub.cli.progress import patiently
+from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.surroundings import look_around
 from reliablepub.transport.address import parse_addresses
@@ -39,6 +40,7 @@ from reliablepub.transport.probe import probe
     f"from {URL_VARIABLE}.",
 )
 @password_option
+@tls_options
 @inspected_option
 @form_option
 def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
@@ -58,12 +60,15 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
       4  a problem with the outbox, or it cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     addresses = parse_addresses(urls) if urls else ()
+    context = tls_context(click.get_current_context())
     with patiently("looking at the outbox"):
         around = look_around(outbox_path)
         found = list(of_outbox(Outbox(outbox_path).status(), around, time.time()))
     for address in addresses:
         with patiently(f"asking {address}"):
-            learned = probe(address, exchanges=around.exchanges, queues=around.queues)
+            learned = probe(
+                address, exchanges=around.exchanges, queues=around.queues, ssl_context=context
+            )
         found += of_broker(address, learned)
     print_findings(found, as_form(form))
     return exit_of(found)

@@ -59,6 +59,7 @@ def password_option(function: _F) -> _F:
 
 
 def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
+    ctx.meta[_READ] = None  # also where an earlier reading of the options has left one
     if path is None or ctx.resilient_parsing:
         return
     try:

@@ -6,6 +6,7 @@ inside.
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -34,6 +35,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.cli.source import Source
 from reliablepub.cli.summary import Summary
 from reliablepub.cli.template import Template, TemplateError
+from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import OutboxError
 from reliablepub.outbox import Outbox, OutboxKeys
 from reliablepub.publisher import Publisher
@@ -73,6 +75,7 @@ class _Settings:
     window_min: int
     window_max: int
     timeout_s: float
+    ssl_context: ssl.SSLContext | None
 
 
 @click.command(cls=ConfigurableCommand)
@@ -130,6 +133,7 @@ class _Settings:
     "starts with {.",
 )
 @url_option
+@tls_options
 @outbox_option(
     required=False,
     text="Store messages here first; what cannot be published now stays. "
@@ -202,7 +206,8 @@ def publish(  # noqa: PLR0917 - one argument for each option
     )
     if recipe.is_ndjson is False:
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
-    settings = _Settings(urls, outbox_path, outbox_keys, window_min, window_max, timeout_s)
+    context = tls_context(click.get_current_context())
+    settings = _Settings(urls, outbox_path, outbox_keys, window_min, window_max, timeout_s, context)
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:
@@ -246,6 +251,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         open_bytes_max=None if settings.outbox is not None else 1 << 30,
         full_timeout_s=settings.timeout_s,
         close_timeout_s=0,
+        ssl_context=settings.ssl_context,
     )
     reader = _Reader(read_lines(source.fd, stop))
     before = publisher.status

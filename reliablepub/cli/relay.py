@@ -30,6 +30,7 @@ from reliablepub.cli.options import (
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
 from reliablepub.cli.service import Service, Settings
 from reliablepub.cli.signals import Stop
+from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox import OutboxKeys
 from reliablepub.relay.status import Status
@@ -50,6 +51,7 @@ class _Relay(ConfigurableCommand):
 @click.command(cls=_Relay)
 @config_option
 @url_option
+@tls_options
 @outbox_option(required=True, text="The outbox; created if it is missing, but not with --drain.")
 @keys_option
 @window_options
@@ -121,7 +123,15 @@ def relay(  # noqa: PLR0917 - one argument for each option
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
     begun = time.monotonic()
-    settings = Settings(urls, outbox_path, outbox_keys, keep_confirmed_s, window_min, window_max)
+    settings = Settings(
+        urls,
+        outbox_path,
+        outbox_keys,
+        keep_confirmed_s,
+        window_min,
+        window_max,
+        tls_context(ctx),
+    )
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
             _warn_of_password(urls)
@@ -169,6 +179,7 @@ def _reread(ctx: click.Context) -> Settings:
             values["keep_confirmed_s"],
             values["window_min"],
             values["window_max"],
+            tls_context(again),
         )
 
 

@@ -9,6 +9,7 @@ since the last time: a service whose main thread lives, and whose relay hangs, i
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ class Settings:
         keep_confirmed_s: how long confirmed messages stay.
         window_min: most messages in flight at first.
         window_max: most messages in flight ever.
+        ssl_context: for ``amqps``; None: the system's authorities.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -50,6 +52,7 @@ class Settings:
     keep_confirmed_s: float
     window_min: int
     window_max: int
+    ssl_context: ssl.SSLContext | None = None
 
     def open(self, hooks: Sequence[object]) -> Publisher:
         """A publisher that relays."""
@@ -60,6 +63,7 @@ class Settings:
             keep_confirmed_s=self.keep_confirmed_s,
             window_min=self.window_min,
             window_max=self.window_max,
+            ssl_context=self.ssl_context,
             close_timeout_s=0,
             hooks=hooks,
         )

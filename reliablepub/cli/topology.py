@@ -15,6 +15,7 @@ from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, ask_for_command
 from reliablepub.cli.options import url_option
 from reliablepub.cli.output import count_of, one_line, print_error, print_result
+from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
 from reliablepub.provisioning import provision
 from reliablepub.topology import Topology
@@ -57,6 +58,7 @@ _file_argument = click.argument(
 @click.command()
 @_file_argument
 @url_option
+@tls_options
 def check(file: Path, urls: tuple[str, ...]) -> int:
     """Report everything that is not as FILE says; nothing is changed.
 
@@ -78,6 +80,7 @@ def check(file: Path, urls: tuple[str, ...]) -> int:
 @click.command()
 @_file_argument
 @url_option
+@tls_options
 def declare(file: Path, urls: tuple[str, ...]) -> int:
     """Make what FILE says and is missing; report everything that could not be made.
 
@@ -99,7 +102,7 @@ def _read(file: Path) -> Topology:
 
 def _run(wanted: Topology, urls: tuple[str, ...]) -> int:
     try:
-        provision(urls, wanted)
+        provision(urls, wanted, ssl_context=tls_context(click.get_current_context()))
     except TopologyError as error:
         for problem in error.problems:
             print_error(one_line(problem))

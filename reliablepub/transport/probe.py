@@ -34,7 +34,7 @@ TIMEOUT_S: Final = 5.0
 _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (
         ssl.SSLCertVerificationError,
-        "trust the authority that signed it (SSL_CERT_FILE), or use the name in the certificate",
+        "trust the authority that signed it (--tls-ca), or use the name in the certificate",
     ),
     (ssl.SSLError, "is the port one for TLS? 5671 usually is"),
     (socket.gaierror, "correct the name, or the DNS"),
@@ -75,20 +75,32 @@ class Probe:
     missing: list[tuple[str, str, str]] = field(default_factory=list)
 
 
-def probe(address: Address, *, exchanges: Sequence[str], queues: Sequence[str]) -> Probe:
+def probe(
+    address: Address,
+    *,
+    exchanges: Sequence[str],
+    queues: Sequence[str],
+    ssl_context: ssl.SSLContext | None = None,
+) -> Probe:
     """Connect, ask, and leave.
 
     Args:
         address: of the broker.
         exchanges: names to look for.
         queues: likewise.
+        ssl_context: for ``amqps``, instead of the system's authorities.
     """
     found = Probe(str(address))
     quiet_this_thread()
     try:
         begun = time.monotonic()
         connection = pika.BlockingConnection(
-            connection_parameters(address, timeout_s=TIMEOUT_S, blocked_timeout_s=TIMEOUT_S)
+            connection_parameters(
+                address,
+                timeout_s=TIMEOUT_S,
+                blocked_timeout_s=TIMEOUT_S,
+                ssl_context=ssl_context,
+            )
         )
         found.seconds = time.monotonic() - begun
         try:

@@ -61,6 +61,18 @@ def test_a_password_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_a_password_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> None:
+    """A relay reads its options again after SIGHUP, below the same group."""
+    path, group = tmp_path / "relay.toml", click.Context(main)
+    (tmp_path / "password").write_text("hush")
+    found = []
+    for text in (f'password-file = "{tmp_path / "password"}"\n', ""):
+        path.write_text(text + 'url = "amqp://a/"\n')
+        context = shown.make_context("relay", ["--config", str(path)], parent=group)
+        found.append(context.params["urls"])
+    assert found == [("amqp://guest:hush@a/",), ("amqp://a/",)]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -68,7 +80,7 @@ def test_a_password_comes_from_a_file_of_its_own(tmp_path: Path) -> None:
         ("[relay]\nkeep_confirmed = 1", "unknown key 'keep_confirmed'; did you mean"),
         ("[rellay]\nwindow = 1", "unknown table 'rellay'; did you mean 'relay'?"),
         ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
-        ("xyzzy = 1", "unknown key 'xyzzy'; there are outbox, outbox-keys, password-file, url"),
+        ("xyzzy = 1", "unknown key 'xyzzy'; there are outbox, outbox-keys, password-file, tls-ca"),
         ("[relay]\nwindow = {a = 1}", "window is a dict, which no option takes"),
         ("window = [1]", "window is a list, and takes one value"),
         ("window = 'many'", "Invalid value for '--window'"),

@@ -1,0 +1,80 @@
+"""Options for TLS: whom to trust, and whom to be.
+
+Knows: certificates as files, and Python's `ssl`. Must never know: what is sent over it.
+
+The files are read when a command begins, and again when a relay is reopened.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+
+from reliablepub.cli.config import variable_of
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+TLS: Final = {
+    "--tls-ca": "Authorities to verify the broker of an amqps URL against, not the system's.",
+    "--tls-certificate": "A certificate to show to the broker, its chain after it.",
+    "--tls-key": "The key of that certificate, if it is in a file of its own.",
+}
+
+
+def tls_options(function: _F) -> _F:
+    """``--tls-ca``, ``--tls-certificate``, ``--tls-key``; `tls_context` makes use of them."""
+    for name, text in reversed(TLS.items()):
+        function = click.option(
+            name,
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            expose_value=False,
+            callback=_remember,
+            envvar=variable_of(name),
+            help=f"{text} PEM.",
+        )(function)
+    return function
+
+
+def _remember(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
+    ctx.meta[f"reliablepub.{option.opts[0]}"] = path
+
+
+def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
+    """What the options of a command say; None: the system's authorities, and no certificate.
+
+    Raises:
+        click.UsageError: a file cannot be used, naming it.
+    """
+    authorities, certificate, key = (ctx.meta.get(f"reliablepub.{name}") for name in TLS)
+    if key is not None and certificate is None:
+        raise click.UsageError("--tls-key is the key of a certificate: give --tls-certificate too")
+    if authorities is None and certificate is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except OSError as error:  # of ssl's, too
+        raise click.UsageError(f"--tls-ca: cannot use {authorities}: {_reason(error)}") from None
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key, password=_refuse_to_ask)
+        except OSError as error:
+            files = f"{certificate} with {key}" if key is not None else str(certificate)
+            problem = f"--tls-certificate: cannot use {files}: {_reason(error)}"
+            raise click.UsageError(problem) from None
+    return context
+
+
+def _refuse_to_ask() -> NoReturn:
+    """Without this OpenSSL asks whoever is at the terminal, and a service waits for ever."""
+    raise click.UsageError("the key of --tls-certificate is encrypted; give it one that is not")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"it is no PEM file of that kind, or the two do not fit ({error.reason})"
+    return error.strerror or str(error)
