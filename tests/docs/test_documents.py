@@ -116,6 +116,18 @@ def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path)
     assert set(reliablepub.__all__) <= shown
 
 
+def test_every_error_is_explained() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \| (.+) \|$", text, re.MULTILINE)
+    explained = {name: again for name, again, _, _ in rows}
+    errors = {
+        name: "yes" if value.retryable else "no"
+        for name, value in vars(reliablepub).items()
+        if isinstance(value, type) and issubclass(value, reliablepub.ReliablePubError)
+    }
+    assert explained == errors
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_by_one_command(example: Path, tmp_path: Path) -> None:
     result = subprocess.run(
