@@ -6,7 +6,11 @@ BIN := .venv/bin
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
-.PHONY: test test-simulation test-all-else demo flights soak bench mutants docs dist lint format typecheck rabbitmq rabbitmq-versions client-table java clean
+# Which versions of PySpark there are, and where they are installed; 1 GB each, likewise kept.
+SPARK_VERSIONS := 4.0 4.1 4.2 4.3
+SPARK_CACHE ?= $(CURDIR)/.spark-versions
+
+.PHONY: test test-simulation test-all-else demo flights soak bench mutants docs dist lint format typecheck rabbitmq rabbitmq-versions spark-versions client-table java clean
 
 # Two at once: the simulation measures no coverage, which would double its time.
 test: .venv/.installed rabbitmq java lint typecheck
@@ -85,6 +89,18 @@ rabbitmq-versions: .venv/.installed
 		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m "rabbit and not soak and not bench"; \
 	done
+
+# The Spark tests at every PySpark that the sink is for, the newest patch of each, with Spark Connect.
+spark-versions: $(SPARK_VERSIONS:%=spark-%)
+
+$(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq java
+	$(<D)/bin/pytest -m "not soak and not bench" tests/spark
+
+$(SPARK_CACHE)/%/.installed: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet -e '.[spark]' 'pyspark[connect]~=$*.0' \
+		hypothesis pytest pytest-randomly pytest-timeout
+	@touch $@
 
 # Spark runs on Java 17 or later.
 java:

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 
 from reliablepub import ConfigurationError, Outbox
 
-_TIMES: Final = ("stored_at", "due_at", "expires_at", "parked_at", "confirmed_at")
+_TIMES: Final = ("stored_at", "due_at", "expires_at", "parked_at", "confirmed_at", "at")
 _TEXT: Final = (
     "outbox",
     "message_id",
@@ -36,6 +36,8 @@ _TEXT: Final = (
     "state",
     "outcome",
     "reply_text",
+    *("persistence", "epoch"),
+    *("action", "person", "note"),
 )
 _MESSAGE: Final = ("outbox", "id", "message_id", "exchange", "routing_key", "ordering_key")
 COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -50,6 +52,14 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         *("stored_at", "parked_at", "expires_at", "size"),
     ),
     "confirmed": (*_MESSAGE, "stored_at", "confirmed_at", "size"),
+    "history": (
+        *("outbox", "attempt", "id", "message_id", "at"),
+        *("outcome", "reply_code", "reply_text", "persistence", "epoch", "tag"),
+    ),
+    "interventions": (
+        *("outbox", "intervention", "id", "message_id", "exchange", "routing_key"),
+        *("at", "action", "person", "note"),
+    ),
     "audit": (
         *("outbox", "stored", "confirmed", "parked", "expired", "discarded", "open"),
         *("open_difference", "parked_difference", "expired_difference", "bytes_difference"),
@@ -62,7 +72,7 @@ class OutboxDataSource(DataSource):
     """Outboxes as a DataFrame.
 
     Options: the path (``load("/var/lib/app/*.db")``; wildcards, on a disk that all hosts share) and
-    ``view``: ``open`` (the default), ``parked``, ``confirmed`` or ``audit``.
+    ``view``: ``open`` (the default) or another of `COLUMNS`.
     """
 
     @classmethod

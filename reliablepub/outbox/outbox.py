@@ -155,7 +155,10 @@ class Outbox:
         Bodies and headers are not among the columns; times are text, in UTC.
 
         Args:
-            view: ``open``, ``parked``, ``confirmed`` (as long as they are kept) or ``audit``.
+            view: ``open``, ``parked``, ``confirmed`` (as long as they are kept), ``history`` (the
+                attempts of every message that was not confirmed at once, kept for a week after it
+                has left), ``interventions`` (what people did to messages, kept as long) or
+                ``audit`` (the ledger, recounted).
 
         Raises:
             ConfigurationError: there is no such view.

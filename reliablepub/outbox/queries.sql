@@ -493,6 +493,18 @@ SELECT * FROM reliablepub_parked_messages WHERE id > ? ORDER BY id LIMIT ?;
 -- name: view_confirmed
 SELECT * FROM reliablepub_confirmed_messages WHERE id > ? ORDER BY id LIMIT ?;
 
+-- name: view_history
+SELECT
+    attempt, id, message_id, datetime(at, 'unixepoch') AS at, outcome, reply_code, reply_text,
+    persistence, epoch, tag
+FROM reliablepub_attempts WHERE attempt > ? ORDER BY attempt LIMIT ?;
+
+-- name: view_interventions
+SELECT
+    intervention, id, message_id, exchange, routing_key, datetime(at, 'unixepoch') AS at, action,
+    person, note
+FROM reliablepub_interventions WHERE intervention > ? ORDER BY intervention LIMIT ?;
+
 -- name: view_audit
 SELECT * FROM reliablepub_audit WHERE ? = 0 LIMIT ?;
 

@@ -18,11 +18,11 @@ from reliablepub.outbox.database import reading
 from reliablepub.outbox.sql import QUERIES
 
 PIECE_ROWS: Final = 2_000
-VIEWS: Final = ("open", "parked", "confirmed", "audit")
+VIEWS: Final = ("open", "parked", "confirmed", "history", "interventions", "audit")
 
 
 def read_view(path: Path, view: str) -> Iterator[dict[str, object]]:
-    """Rows of a view, lowest ids first, as `reliablepub_<view>` has them.
+    """Rows of a view, in the order of the number that comes first in it.
 
     Raises:
         ConfigurationError: there is no such view.

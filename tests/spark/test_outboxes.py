@@ -4,14 +4,17 @@ import os
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Message, Outbox, Publisher, Retries, RetryPolicy
+from reliablepub.cli import main
 from reliablepub.testing import FakeBroker
 from spark_sink import OutboxDataSource
+from spark_sink.outboxes import COLUMNS
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -38,6 +41,11 @@ def rows(spark: SparkSession, path: object, view: str) -> list[Row]:
     return reader.load(str(path)).orderBy("outbox").collect()
 
 
+def step_in(path: Path, *arguments: str) -> None:
+    command = ["outbox", *arguments, f"--outbox={path}"]
+    assert CliRunner().invoke(main, command).exit_code == 0
+
+
 def test_open_messages_of_all_hosts(spark: SparkSession, hosts: Path) -> None:
     df = spark.read.format("reliablepub_outbox").load(f"{hosts}/*.db")
     assert df.rdd.getNumPartitions() == HOSTS
@@ -56,6 +64,33 @@ def test_what_is_parked_and_why(spark: SparkSession, hosts: Path) -> None:
     assert {(row.state, row.outcome, row.reply_code) for row in found} == {
         ("parked", "returned", 312)
     }
+
+
+def test_every_attempt_that_was_no_confirm(spark: SparkSession, hosts: Path) -> None:
+    parked = {row.message_id for row in rows(spark, f"{hosts}/*.db", "parked")}
+    found = rows(spark, f"{hosts}/*.db", "history")
+    assert {row.message_id for row in found} == parked
+    assert len({(row.outbox, row.attempt) for row in found}) == len(found) == sum(range(HOSTS))
+    assert {(row.outcome, row.reply_code, row.persistence) for row in found} == {
+        ("returned", 312, "not written")
+    }
+    with Outbox(hosts / "host1.db") as outbox:
+        [stored] = outbox.rows("history")
+    [row] = [row for row in found if row.outbox.endswith("host1.db")]
+    assert f"{row['at']:%Y-%m-%d %H:%M:%S}" == stored["at"]
+
+
+def test_what_people_did(spark: SparkSession, hosts: Path) -> None:
+    path = hosts / "host2.db"
+    first, second = (str(row["message_id"]) for row in Outbox(path).rows("parked"))
+    step_in(path, "retry", first)
+    step_in(path, "discard", second, "--note=a test order", "--yes")
+    found = rows(spark, f"{hosts}/*.db", "interventions")
+    assert [(row.message_id, row.action, row.note) for row in found] == [
+        (first, "retry", ""),
+        (second, "discard", "a test order"),
+    ]
+    assert {(row.outbox, row.routing_key) for row in found} == {(str(path), "nobody")}
 
 
 def test_the_books_of_all_hosts_add_up(spark: SparkSession, hosts: Path) -> None:
@@ -92,7 +127,7 @@ def test_a_relay_goes_on_meanwhile(spark: SparkSession, tmp_path: Path, fake: Fa
     [
         ("{}/none-*.db", "open", "no file is there for"),
         ("none.db", "open", "by an absolute path"),
-        ("{}/*.db", "closed", "option 'view' must be open or parked or confirmed or audit"),
+        ("{}/*.db", "closed", "option 'view' must be open or parked or confirmed or history or"),
     ],
 )
 def test_mistakes_are_named(
@@ -102,11 +137,17 @@ def test_mistakes_are_named(
         rows(spark, path.format(tmp_path), view)
 
 
-def test_the_columns_are_those_of_the_views(tmp_path: Path) -> None:
-    with Outbox(tmp_path / "a.db") as outbox:
-        outbox.enqueue(Message(b""))
-        [audit] = outbox.rows("audit")
-        [message] = outbox.rows("open")
-    source = OutboxDataSource({"path": "x", "view": "audit"})
-    assert set(source.schema().names) == {"outbox", *audit}
-    assert set(OutboxDataSource({"path": "x"}).schema().names) == {"outbox", *message}
+def test_the_columns_are_those_of_the_views(tmp_path: Path, fake: FakeBroker) -> None:
+    path = tmp_path / "a.db"
+    keeping = Publisher(
+        fake.url, outbox=path, keep_confirmed_s=60, retry=RetryPolicy(returned=ONCE)
+    )
+    with keeping as publisher:
+        publisher.publish(b"", routing_key="q").result(10)
+        publisher.publish_many(Message(b"", routing_key="nobody") for _ in range(2)).wait(10)
+    with Outbox(path) as outbox:
+        outbox.retry([outbox.parked()[0].id])
+        for view in COLUMNS:
+            row = next(outbox.rows(view))
+            source = OutboxDataSource({"path": "x", "view": view})
+            assert set(source.schema().names) == {"outbox", *row}, view
