@@ -254,7 +254,7 @@ class Settings:
         _text,
         None,
         "names a batch write, so that writing it once more gives the same ids; made at random "
-        "otherwise",
+        "otherwise. Needed in `foreachBatch`",
     )
 
     # ---------------------------------------------------------------- the same for every row

@@ -168,19 +168,37 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         constant = (sorted(self._columns.fixed.items()), sorted(self._columns.positions))
         return kind(attempt.write, attempt.partition, constant)
 
+    def _write_of(self, micro_batch: str | None) -> str:
+        """The identity of the write; of one in `foreachBatch`, with that of the micro-batch."""
+        if self._write_id is None:
+            assert micro_batch, "Spark tells a task of a stream its query and its batch"
+            return micro_batch
+        if micro_batch is None:
+            return self._write_id
+        if self._settings.write_id is None and "message_id" not in self._columns.positions:
+            # Two writes of one micro-batch may hold equal rows, and nothing but a name tells them
+            # apart; with a name made at random, a replay would not be recognized.
+            raise ConfigurationError(
+                "a write in foreachBatch needs a name that it has again when its batch is "
+                "replayed: give each such write a 'writeId' of its own, such as "
+                "f'orders-{batch_id}', or its rows a column 'message_id'"
+            )
+        return f"{micro_batch}-{self._write_id}"
+
     def _attempt(self) -> _Attempt:
         context = TaskContext.get()
         assert context is not None, "Spark calls write() in a task"
-        write = self._write_id
-        if write is None:
-            query = context.getLocalProperty("sql.streaming.queryId")
-            batch = context.getLocalProperty("streaming.sql.batchId")
-            assert query, "Spark tells a task of a stream its query"
-            assert batch, "and its batch"
-            write = f"{query}-{batch}"
+        write = self._write_of(_micro_batch(context))
         partition = context.partitionId()
         name = f"{write}-{partition}-{context.taskAttemptId()}"
         return _Attempt(write, partition, context.attemptNumber(), name)
+
+
+def _micro_batch(context: TaskContext) -> str | None:
+    """Which query and batch a task works for: the same when they are replayed; None for neither."""
+    query = context.getLocalProperty("sql.streaming.queryId")
+    batch = context.getLocalProperty("streaming.sql.batchId")
+    return f"{query}-{batch}" if query and batch else None
 
 
 class _Pieces:

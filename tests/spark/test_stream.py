@@ -1,6 +1,7 @@
 """`df.writeStream.format("rabbitmq")`: micro-batches, checkpoints, and what a restart replays."""
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,34 +121,54 @@ def test_a_restart_commits_its_report_once(
     assert (counts.rows, counts.confirmed, counts.unroutable) == (3, 2, 1)
 
 
-def test_for_each_batch_with_the_batch_as_its_name(
+def for_each_batch(source: Source, tmp_path: Path, write: Callable[[DataFrame, int], None]) -> None:
+    """Until everything that is there has been through `write`."""
+    query = (
+        source.stream()
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+def test_for_each_batch_with_names_for_its_writes(
     fake: FakeBroker, source: Source, tmp_path: Path
 ) -> None:
+    """Each batch has rows like the other's, and writes them twice: eight messages, not fewer."""
+    source.add("a", "b")
     source.add("a", "b")
     attempts = []
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        name = f"orders-{batch_id}"
-        options = {"url": fake.url, "routing_key": "q", "writeId": name}
-        batch.write.format("rabbitmq").options(**options).mode("append").save()
+        for name in ("first", "second"):
+            options = {"url": fake.url, "routing_key": "q", "writeId": name}
+            batch.write.format("rabbitmq").options(**options).mode("append").save()
         attempts.append(batch_id)
         if len(attempts) == 1:
             raise RuntimeError("the driver dies here")
 
-    for _ in range(2):
-        query = (
-            source.stream()
-            .writeStream.foreachBatch(write)
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        if not attempts:
-            with pytest.raises(StreamingQueryException):
-                query.awaitTermination()
-        else:
-            query.awaitTermination()
+    with pytest.raises(StreamingQueryException):
+        for_each_batch(source, tmp_path, write)
+    for_each_batch(source, tmp_path, write)
     found = [(str(m.properties.message_id), m.body) for m in fake.messages("q")]
-    assert attempts == [0, 0]
-    assert len(found) == 4
-    assert_once_by_id(found, source.lines)
+    assert attempts == [0, 0, 1]
+    assert len(found) == 12
+    assert_once_by_id(found, source.lines + source.lines)
+
+
+def test_for_each_batch_without_a_name_is_refused(
+    fake: FakeBroker, source: Source, tmp_path: Path
+) -> None:
+    source.add("a")
+    options = {"url": fake.url, "routing_key": "q"}
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        with_ids = batch.withColumn("message_id", F.concat(F.lit(f"{batch_id}-"), "value"))
+        for df in (with_ids, batch):
+            df.write.format("rabbitmq").options(**options).mode("append").save()
+
+    with pytest.raises(StreamingQueryException, match="foreachBatch needs a name"):
+        for_each_batch(source, tmp_path, write)
+    assert [m.properties.message_id for m in fake.messages("q")] == ["0-a"]
