@@ -76,6 +76,11 @@ class AmqpProbe:
         with self._channel() as channel:
             channel.exchange_delete(name)
 
+    def count(self, queue: str) -> int:
+        """How many messages are ready in the queue."""
+        with self._channel() as channel:
+            return int(channel.queue_declare(queue, passive=True).method.message_count)
+
     def drain(
         self, queue: str, expected: int = 0, *, timeout_s: float = 120.0
     ) -> list[tuple[bytes, pika.BasicProperties]]:

@@ -3,6 +3,7 @@
 Knows: how to start Spark on any master. Must never know: what is killed.
 
 ``--shuffle`` gives each task the rows of a shuffle, so that their order differs from try to try.
+``--register`` is for Pythons that do not have the sink installed.
 """
 
 import argparse
@@ -23,8 +24,9 @@ def main() -> None:
     parser.add_argument("--shuffle", action="store_true")
     parser.add_argument("--conf", action="append", default=[])
     parser.add_argument("--option", action="append", default=[])
+    parser.add_argument("--register", action="store_true")
     arguments = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = (
         SparkSession.builder.master(arguments.master)
         .config("spark.driver.bindAddress", "127.0.0.1")
@@ -38,6 +40,10 @@ def main() -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    if arguments.register:
+        from spark_sink import RabbitMQDataSource  # noqa: PLC0415 - it may have been shipped
+
+        spark.dataSource.register(RabbitMQDataSource)
     df = spark.range(0, arguments.rows, 1, arguments.partitions)
     if arguments.shuffle:
         df = df.repartition(arguments.partitions, F.col("id"))

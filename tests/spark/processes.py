@@ -10,6 +10,7 @@ from pathlib import Path
 
 DAEMON = "pyspark.daemon"
 EXECUTOR = "CoarseGrainedExecutorBackend"
+DRIVER = "org.apache.spark.deploy.SparkSubmit"
 
 
 def descendants(root: int) -> Iterator[int]:
@@ -37,6 +38,11 @@ def python_workers(root: int) -> list[int]:
 def executors(root: int) -> list[int]:
     """The Java machines of executors."""
     return [pid for pid in descendants(root) if EXECUTOR in _command(pid)]
+
+
+def drivers(root: int) -> list[int]:
+    """The Java machines of drivers."""
+    return [pid for pid in descendants(root) if DRIVER in _command(pid)]
 
 
 def kill(pids: list[int]) -> int:

@@ -24,7 +24,7 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
     """Two task slots, and each task is tried up to four times, as on a cluster."""
     events = folder / "events"
     events.mkdir()
-    port = _free_port()
+    port = free_port()
     builder = (
         SparkSession.builder.master("local[2,4]")
         .appName("reliablepub")
@@ -54,7 +54,8 @@ def spark_session(folder: Path) -> Iterator[SparkSession]:
         session.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody has just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -5,12 +5,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pika
-import pyspark
 import pytest
 
 from tests.amqp_probe import AmqpProbe
@@ -18,6 +17,7 @@ from tests.rabbitmq import RabbitMQNode
 from tests.spark.drained import assert_once_by_id, drained
 from tests.spark.job import BODY_BYTES
 from tests.spark.processes import executors, kill, python_workers
+from tests.spark.standalone import standalone
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
 
@@ -80,10 +80,7 @@ class Job:
 
     def _arrived(self) -> int:
         with suppress(pika.exceptions.AMQPError, OSError):  # the broker may be down just now
-            connection = pika.BlockingConnection(pika.URLParameters(self._node.url))
-            answer = connection.channel().queue_declare(self.queue, passive=True)
-            connection.close()
-            return int(answer.method.message_count)
+            return self._probe.count(self.queue)
         return 0
 
 
@@ -148,45 +145,3 @@ def test_two_hosts_race_for_each_task(rabbitmq_node: RabbitMQNode, tmp_path: Pat
         job.wait_for(2_000)
         until_killed(lambda: python_workers(os.getpid()))
         print(f"{job.assert_complete()} duplicates")
-
-
-@contextmanager
-def standalone(folder: Path) -> Iterator[str]:
-    """A master and two workers, processes of our own."""
-    home = Path(pyspark.__file__).parent
-    classes = "org.apache.spark.deploy"
-    environment = os.environ | {"SPARK_HOME": str(home), "PYSPARK_PYTHON": sys.executable}
-    port = "17077"
-    commands = [["master.Master", "--host", "127.0.0.1", "--port", port, "--webui-port", "0"]]
-    commands += [
-        [
-            "worker.Worker",
-            "--host",
-            host,
-            "-c",
-            "2",
-            "-m",
-            "1500m",
-            "--webui-port",
-            "0",
-            "-d",
-            str(folder / host),
-            f"spark://127.0.0.1:{port}",
-        ]
-        for host in ("127.0.0.2", "127.0.0.3")
-    ]
-    processes = [
-        subprocess.Popen(
-            [home / "bin" / "spark-class", f"{classes}.{name}", *arguments],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for name, *arguments in commands
-    ]
-    try:
-        yield f"spark://127.0.0.1:{port}"
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

@@ -1,0 +1,71 @@
+"""A Python without our package, and our package as people ship it to clusters.
+
+Knows: installed distributions and their files. Must never know: Spark's API.
+"""
+
+import shutil
+import sysconfig
+import venv
+from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent.parent
+OURS = ("reliablepub", "spark_sink")
+
+
+def bare_python(folder: Path) -> Path:
+    """An interpreter with PySpark and what that needs, and nothing else."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    paths = {"base": str(folder), "platbase": str(folder)}
+    packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+    for found in _needed("pyspark[connect]", "pyarrow"):
+        for name in _top_level(found):
+            if not (packages / name).exists():
+                (packages / name).symlink_to(str(found.locate_file(name)))
+    return folder / "bin" / "python"
+
+
+def shipped(folder: Path) -> tuple[Path, Path]:
+    """Our package as ``pip install --target`` makes it (docs/spark.md): as a zip, and unpacked."""
+    packages = folder / "package"
+    for name in OURS:
+        shutil.copytree(ROOT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for found in _needed("reliablepub"):
+        for name in _top_level(found):
+            source = Path(str(found.locate_file(name)))
+            if source.is_dir() and name not in OURS:
+                shutil.copytree(source, packages / name, dirs_exist_ok=True)
+            elif source.suffix == ".py":
+                shutil.copy(source, packages)
+    return Path(shutil.make_archive(str(folder / "reliablepub"), "zip", packages)), packages
+
+
+def _needed(*names: str) -> Iterator[Distribution]:
+    """These distributions, and all that they need; pip is not shipped."""
+    open_ends = [Requirement(name) for name in names]
+    seen = {"pip"}
+    while open_ends:
+        wanted = open_ends.pop()
+        key = str(wanted)
+        if wanted.name in seen or key in seen:
+            continue
+        seen.add(key)
+        try:
+            found = distribution(wanted.name)
+        except PackageNotFoundError:
+            continue  # pyspark[connect] where it is not asked for
+        yield found
+        for text in found.requires or ():
+            need = Requirement(text)
+            extras = wanted.extras or {""}
+            if need.marker is None or any(need.marker.evaluate({"extra": e}) for e in extras):
+                open_ends.append(need)
+
+
+def _top_level(found: Distribution) -> set[str]:
+    """Names in `site-packages`."""
+    names = {file.parts[0] for file in found.files or ()}
+    return {name for name in names if name not in ("..", "__pycache__", "/")}
