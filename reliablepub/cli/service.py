@@ -23,10 +23,11 @@ from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.notify import Notifier
 from reliablepub.cli.output import one_line, print_note
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import ConfigurationError
+from reliablepub.errors import ConfigurationError, ReliablePubError
 from reliablepub.outbox import OutboxKeys
 from reliablepub.publisher import Publisher
 from reliablepub.relay.status import Status
+from reliablepub.transport.address import parse_addresses
 
 _LOOK_S: Final = 0.05
 _ALIVE_S: Final = 1.0
@@ -175,6 +176,7 @@ class Service:
         self._notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
         try:
             settings = self._reread()
+            parse_addresses(settings.urls)
             if settings.outbox != self._settings.outbox:
                 raise click.UsageError("another outbox takes another relay: restart this one")
         except (click.ClickException, ConfigurationError, OSError) as error:
@@ -182,12 +184,22 @@ class Service:
             print_note(f"not reopened, and everything stays as it is: {said}")
         else:
             publisher.close()
-            self._settings = settings
-            self._publisher = publisher = settings.open(self._hooks)
+            self._publisher = publisher = self._opened_anew(settings)
             self._notes = LinkNotes(print_note, is_eager=True)
-            print_note("reopened")
         self._told = ""
         self._notifier.tell(READY=1)
+        return publisher
+
+    def _opened_anew(self, settings: Settings) -> Publisher:
+        """With new settings; with the old ones, where a publisher cannot be opened with these."""
+        try:
+            publisher = settings.open(self._hooks)
+        except ReliablePubError as error:
+            publisher = self._settings.open(self._hooks)
+            print_note(f"reopened, but as it was: {error}")
+        else:
+            self._settings = settings
+            print_note("reopened")
         return publisher
 
 

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -106,10 +107,19 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     enqueue(cli, b"1")
     fake.wait_for(1, timeout_s=60)
 
-    config.write_text("oubtox = 'o.db'\n")
-    relay.send_signal(signal.SIGHUP)
-    line = relay.stderr.readline()
-    assert line.startswith("not reopened, and everything stays as it is: relay.toml: unknown key")
+    for text, problem in (
+        (
+            "outbxo = 'o.db'\n",
+            "not reopened, and everything stays as it is: relay.toml: unknown key",
+        ),
+        (
+            "url = 'http://x/'\noutbox = 'o.db'\n",
+            "not reopened, and everything stays as it is: the",
+        ),
+    ):
+        config.write_text(text)
+        relay.send_signal(signal.SIGHUP)
+        assert relay.stderr.readline().startswith(problem)
     enqueue(cli, b"2")
     fake.wait_for(2, timeout_s=60)
 
@@ -183,6 +193,46 @@ def test_without_the_extra_metrics_say_what_is_missing() -> None:
         assert get(f"{server.url}/live")[0] == 200
 
 
+class Stepping:
+    """A `Stop` for a service in this thread: with each wait the test takes a step of its own."""
+
+    def __init__(self, steps: Iterator[None]) -> None:
+        self.is_set = self.is_reopen_due = False
+        self._steps = steps
+
+    def wait(self, _timeout_s: float) -> bool:
+        time.sleep(0.001)
+        self.is_set = next(self._steps, "over") == "over"
+        return self.is_set
+
+
+def test_what_cannot_be_opened_is_reopened_as_it_was(
+    fake: FakeBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings((fake.url,), tmp_path / "o.db", None, 0, 32, 1_000)
+
+    def life() -> Iterator[None]:
+        stop.is_reopen_due = True
+        while stop.is_reopen_due:
+            yield
+        with Outbox(settings.outbox) as outbox:
+            outbox.enqueue(Message(b"", routing_key="all"))
+        while not fake.messages("all"):
+            yield
+
+    stop = Stepping(life())
+    service = Service(
+        settings,
+        lambda: replace(settings, window_max=0),
+        stop=cast("Stop", stop),
+        notifier=Notifier({}),
+        hooks=[],
+    )
+    with service:
+        service.run(is_draining=False)
+    assert "reopened, but as it was: window_max is 0" in capsys.readouterr().err
+
+
 def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) -> None:
     """It is fed by the main thread, which goes on; but only for turns of the relay's."""
     hanging, released = threading.Event(), threading.Event()
@@ -216,19 +266,10 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
         while fed == before:
             yield
 
-    class Stopping:
-        is_set = is_reopen_due = False
-
-        def wait(self, _timeout_s: float) -> bool:
-            time.sleep(0.001)
-            self.is_set = next(steps, "over") == "over"
-            return self.is_set
-
-    steps = life()
     service = Service(
         Settings((fake.url,), tmp_path / "o.db", None, 0, 32, 1_000),
         lambda: pytest.fail("nobody asked"),
-        stop=cast("Stop", Stopping()),
+        stop=cast("Stop", Stepping(life())),
         notifier=cast("Notifier", SimpleNamespace(tell=tell, watchdog_s=0.0)),
         hooks=[Hang()],
     )
