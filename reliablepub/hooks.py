@@ -97,7 +97,8 @@ class MessageGivenUp(MessageEvent):
     """A message will not be sent again: parked, expired or discarded.
 
     Attributes:
-        outcome: why, in the broker's words where it gave any.
+        outcome: why, in the broker's words where it gave any. Uncertain, with what is wrong, where
+            the message's row on the disk is damaged; then headers and size are not told.
         attempts: how many attempts of it have ended without a confirm.
     """
 

@@ -133,7 +133,7 @@ class Touched:
         message_id: of the message.
         exchange: where it was to go until then.
         routing_key: with which routing key.
-        action: ``retry``, ``park``, ``discard`` or ``reroute``.
+        action: ``retry``, ``park``, ``discard``, ``reroute`` or ``skip``.
         person: who it was.
         note: why, in their words.
         is_open: whether it is to be published still.

@@ -1,4 +1,4 @@
-"""What people do to messages: retry, park, discard and reroute them, also beside a running relay.
+"""What people do to messages: retry, park, discard, reroute, skip; also beside a running relay.
 
 Knows: what each of these does to a row and to the ledger, and which rows must be left alone. Must
 never know: how messages were chosen, the relay.
@@ -43,6 +43,8 @@ class Action(StrEnum):
     PARK = "park"
     DISCARD = "discard"
     REROUTE = "reroute"
+    SKIP = "skip"
+    """Let what it holds go first: its ordering key goes on without it."""
 
 
 FIT: Final[dict[Action, tuple[str, ...]]] = {
@@ -50,6 +52,7 @@ FIT: Final[dict[Action, tuple[str, ...]]] = {
     Action.PARK: OPEN_STATES,
     Action.DISCARD: STATES,
     Action.REROUTE: STATES,
+    Action.SKIP: ("parked",),
 }
 """In which states a message may be for it."""
 
@@ -199,6 +202,8 @@ class _Step:
             self._park(id_)
         elif action is Action.DISCARD:
             self._discard(id_, state)
+        elif action is Action.SKIP:
+            self._connection.execute(QUERIES["skip"], (id_,))
         else:
             self._make_due(id_, state)
         if rerouted is not None:

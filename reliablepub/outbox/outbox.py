@@ -274,11 +274,8 @@ class Outbox:
             OutboxError: the file cannot be written; the key is still held.
         """
         ids = self._holding(ordering_key)
-
-        def skip(own: sqlite3.Connection) -> int:
-            return sum(own.execute(QUERIES["skip"], (id_,)).rowcount for id_ in ids)
-
-        return self._write(skip) if ids else 0
+        what = Intervention(Action.SKIP)
+        return self._write(lambda own: change(own, self.path, ids, what, time.time()).changed)
 
     def _holding(self, ordering_key: str) -> list[int]:
         with reading(self.path) as connection:

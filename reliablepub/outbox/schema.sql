@@ -192,7 +192,7 @@ CREATE TABLE reliablepub_interventions (
     exchange TEXT NOT NULL,
     routing_key TEXT NOT NULL,
     at REAL NOT NULL,
-    action TEXT NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute')),
+    action TEXT NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute', 'skip')),
     person TEXT NOT NULL,
     note TEXT NOT NULL
 ) STRICT;

@@ -22,8 +22,8 @@ from reliablepub.hooks import (
     MessageStored,
 )
 from reliablepub.message import FieldValue
-from reliablepub.outbox.entry import Attempt, Entry, Sent
-from reliablepub.outcome import OutcomeKind
+from reliablepub.outbox.entry import Attempt, DamagedRow, Entry, Sent
+from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.guard import Guard
 from reliablepub.relay.status import Link, Status
 
@@ -112,6 +112,22 @@ class Notices:
             self._given_up("expired" if is_expired else "parked", attempt)
         for attempt in discarded:
             self._given_up("discarded", attempt)
+
+    def damaged(self, rows: Iterable[DamagedRow]) -> None:
+        """Rows were parked unsent by us, because they are not what was stored.
+
+        Whether they were sent before, by whoever relayed before us, nobody knows any more.
+        """
+        events = self._events.get("parked")
+        if events is not None:
+            events += [
+                MessageGivenUp(
+                    *(row.message_id, row.exchange, row.routing_key, None, 0),
+                    Outcome(OutcomeKind.UNCERTAIN, 0, row.reason),
+                    attempts=0,
+                )
+                for row in rows
+            ]
 
     def _given_up(self, name: str, attempt: Attempt) -> None:
         events = self._events.get(name)

@@ -228,7 +228,7 @@ class Relay:
             except Intervened:
                 let_go(self._store, self._session, self._loaded, self._verdicts)
             else:
-                tell_damaged(self._store, self._loaded)
+                tell_damaged(self._store, self._loaded, self._notices)
                 return entries
 
     # ------------------------------------------------------------------ commit, send

@@ -17,6 +17,7 @@ from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, Withdrawn
 from reliablepub.outbox.entry import Entry, Store, Touched
 from reliablepub.relay.loaded import Loaded
+from reliablepub.relay.notices import Notices
 from reliablepub.relay.verdicts import Verdicts
 
 _DONE: Final = {"park": "parked", "discard": "discarded"}
@@ -39,9 +40,11 @@ def let_go(store: Store, session: Session[Entry], loaded: Loaded, verdicts: Verd
             waiter.withdrawn(_error(change))
 
 
-def tell_damaged(store: Store, loaded: Loaded) -> None:
-    """Whoever waits for a message whose row the store could not read is told at once."""
-    for row in store.damaged():
+def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
+    """Whoever waits for a message whose row the store could not read is told; hooks are, too."""
+    rows = store.damaged()
+    notices.damaged(rows)
+    for row in rows:
         waiter = loaded.take_out(row.id, is_open=False)
         if waiter is not None:
             waiter.withdrawn(

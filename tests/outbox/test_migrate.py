@@ -172,6 +172,33 @@ def test_an_outbox_of_any_version_keeps_its_messages(path: Path, version: int) -
         outbox.close()
 
 
+def test_what_people_have_done_is_kept_and_its_numbers_go_on(path: Path) -> None:
+    """A relay knows the last number: one that comes again would be overlooked."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for number, name in enumerate(migrations()[:5], 1):
+            for statement in statements(script("migrations", name)):
+                connection.execute(statement)
+            connection.execute(QUERIES["record_migration"], (number, 0.0))
+        done = "(id, message_id, exchange, routing_key, at, action, person, note)"
+        for _ in range(2):
+            connection.execute(
+                f"INSERT INTO reliablepub_interventions {done}"
+                " VALUES (7, 'm-7', 'x', 'k', 9e9, 'discard', 'ann', 'why')"
+            )
+        connection.execute("DELETE FROM reliablepub_interventions WHERE intervention = 2")
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(
+            f"INSERT INTO reliablepub_interventions {done}"
+            " VALUES (8, 'm-8', 'x', 'k', 9e9, 'skip', 'ann', '')"
+        )
+        kept = connection.execute("SELECT * FROM reliablepub_interventions").fetchall()
+        assert kept == [
+            (1, 7, "m-7", "x", "k", 9e9, "discard", "ann", "why"),
+            (3, 8, "m-8", "x", "k", 9e9, "skip", "ann", ""),
+        ]
+
+
 def test_a_newer_outbox_is_refused(path: Path) -> None:
     SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as connection, connection:

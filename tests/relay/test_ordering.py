@@ -12,6 +12,7 @@ from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.interventions import Action, Intervention, intervene
 from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.story import tell
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import POLL_S
@@ -330,6 +331,8 @@ def test_a_held_key_can_be_skipped_and_what_held_it_stays_parked(
         assert w.sent == ["a", "x", "b", "c", "d"]
         [parked] = outbox.parked()
         assert parked.message_id == "b"
+        story = tell(path, parked.id)
+        assert [did["action"] for did in story.interventions] == ["skip"]
         outbox.retry()
     w.turn(after_s=LONG)
     confirm_all(w)

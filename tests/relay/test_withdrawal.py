@@ -1,12 +1,13 @@
 """People park, discard, reroute and retry messages beside a relay that holds them in memory."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from reliablepub.hooks import MessageGivenUp
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Intervened, Turn
@@ -267,6 +268,16 @@ def test_interventions_are_forgotten_with_their_messages(
         store.commit(Turn())
 
 
+class Parked:
+    """Listens to what is parked."""
+
+    def __init__(self) -> None:
+        self.events: list[MessageGivenUp] = []
+
+    def on_parked(self, events: Sequence[MessageGivenUp]) -> None:
+        self.events += events
+
+
 @pytest.mark.parametrize("is_retried", [False, True])
 def test_whoever_waits_for_a_damaged_row_is_told_at_once(
     path: Path,
@@ -274,7 +285,9 @@ def test_whoever_waits_for_a_damaged_row_is_told_at_once(
 ) -> None:
     """Stored beyond memory, or postponed: either way the row is read again, and found damaged."""
     with closing(SqliteStore(path)) as store:
-        w = World(store, loaded_max=10 if is_retried else 2, policy=patient(9, 1.0))
+        parked = Parked()
+        loaded_max = 10 if is_retried else 2
+        w = World(store, loaded_max=loaded_max, policy=patient(9, 1.0), hooks=[parked])
         w.connect()
         told = w.hand_over("a", "b", "c")
         w.turn()
@@ -289,6 +302,9 @@ def test_whoever_waits_for_a_damaged_row_is_told_at_once(
         assert set(told.gone) == {"b"}
         assert "the checksum is" in told.gone["b"]
         assert "damaged on the disk" in told.gone["b"]
+        [event] = parked.events
+        assert (event.message_id, event.outcome.kind) == ("b", OutcomeKind.UNCERTAIN)
+        assert "the checksum is" in event.outcome.reply_text
         w.ack_all()
         w.turn(is_flushing=True)
         assert set(told.outcomes) == {"a", "c"}

@@ -177,6 +177,7 @@ def _intervention(event: dict[str, Any]) -> str:
         "retry": "put back",
         "park": "parked",
         "discard": "discarded",
+        "skip": "left behind, so that its key goes on,",
         "reroute": f"rerouted from exchange {event['exchange']!r}, routing key "
         f"{event['routing_key']!r},",
     }[event["action"]]
