@@ -1,12 +1,17 @@
-"""Everything in a queue, taken out fast: a consumer of pika's with a large prefetch.
+"""What is in a queue: how much, and all of it, taken out fast by a consumer of pika's.
 
 Knows: AMQP through pika. Must never know: reliablepub, Spark.
 """
 
 import time
 from collections import Counter
+from contextlib import suppress
 
 import pika
+from pika.adapters.utils.connection_workflow import AMQPConnectorException
+from pika.exceptions import AMQPError
+
+from tests.amqp_probe import AmqpProbe
 
 
 def drained(url: str, queue: str, *, quiet_s: float = 0.3) -> list[tuple[str, bytes]]:
@@ -24,6 +29,13 @@ def drained(url: str, queue: str, *, quiet_s: float = 0.3) -> list[tuple[str, by
     channel.cancel()
     connection.close()
     return found
+
+
+def arrived(url: str, queue: str) -> int:
+    """How many messages are in the queue; 0 while the broker is down, or too busy to say."""
+    with suppress(AMQPError, AMQPConnectorException, OSError):
+        return AmqpProbe(url).count(queue)
+    return 0
 
 
 def assert_once_by_id(found: list[tuple[str, bytes]], expected: Counter[bytes]) -> None:

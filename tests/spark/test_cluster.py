@@ -6,15 +6,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-import pika
 import pytest
 
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode
-from tests.spark.drained import assert_once_by_id, drained
+from tests.spark.drained import arrived, assert_once_by_id, drained
 from tests.spark.job import BODY_BYTES
 from tests.spark.processes import executors, kill, python_workers
 from tests.spark.standalone import standalone
@@ -61,7 +59,7 @@ class Job:
 
     def wait_for(self, messages: int) -> None:
         """Until so many are in the queue."""
-        while self._arrived() < messages:
+        while arrived(self._node.url, self.queue) < messages:
             assert self._process.poll() is None, self._output()
             time.sleep(0.1)
 
@@ -77,11 +75,6 @@ class Job:
 
     def _output(self) -> str:
         return self._process.communicate()[0]
-
-    def _arrived(self) -> int:
-        with suppress(pika.exceptions.AMQPError, OSError):  # the broker may be down just now
-            return self._probe.count(self.queue)
-        return 0
 
 
 def until_killed(found: Callable[[], list[int]], wanted: int = 1) -> None:
@@ -106,10 +99,10 @@ def test_a_worker_and_an_executor_are_killed(rabbitmq_node: RabbitMQNode) -> Non
 @pytest.mark.soak
 def test_many_rows_while_workers_and_executors_are_killed(rabbitmq_node: RabbitMQNode) -> None:
     job = Job(rabbitmq_node, LONG, "--shuffle", "--partitions=16")
-    for arrived in range(20_000, LONG, 40_000):
-        job.wait_for(arrived)
+    for number in range(20_000, LONG, 40_000):
+        job.wait_for(number)
         until_killed(lambda: python_workers(job.pid))
-        if arrived == 60_000:
+        if number == 60_000:
             until_killed(lambda: executors(job.pid))
     print(f"{job.assert_complete()} duplicates")
 
@@ -117,8 +110,8 @@ def test_many_rows_while_workers_and_executors_are_killed(rabbitmq_node: RabbitM
 @pytest.mark.soak
 def test_many_rows_while_the_broker_is_killed(rabbitmq_node: RabbitMQNode) -> None:
     job = Job(rabbitmq_node, LONG, "--partitions=8")
-    for arrived in (30_000, 100_000):
-        job.wait_for(arrived)
+    for number in (30_000, 100_000):
+        job.wait_for(number)
         rabbitmq_node.kill()
         time.sleep(2)
         rabbitmq_node.start()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.amqp_probe import AmqpProbe
-from tests.spark.drained import assert_once_by_id, drained
+from tests.spark.drained import arrived, assert_once_by_id, drained
 from tests.spark.processes import drivers, kill
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -38,9 +38,9 @@ def test_a_stream_whose_driver_is_killed(rabbitmq: AmqpProbe, tmp_path: Path) ->
         *(f"--source={source}", f"--checkpoint={tmp_path / 'checkpoint'}"),
         *(f"--option={name}={value}" for name, value in options.items()),
     ]
-    for arrived in KILLS_AT:
+    for number in KILLS_AT:
         query = start(command)
-        while rabbitmq.count(queue) < arrived:
+        while arrived(rabbitmq.url, queue) < number:
             assert query.poll() is None, query.communicate()[0]
             time.sleep(0.05)
         assert kill(drivers(query.pid)) == 1
