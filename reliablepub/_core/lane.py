@@ -49,8 +49,9 @@ class Lane(Generic[K]):
 
     @property
     def epoch(self) -> int:
-        """The current epoch, 0 while there is none."""
-        return self.ledger.epoch if self.ledger is not None else 0
+        """The current epoch, where there is one."""
+        assert self.ledger is not None
+        return self.ledger.epoch
 
     @property
     def in_flight(self) -> int:

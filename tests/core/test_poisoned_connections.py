@@ -196,6 +196,20 @@ def test_a_suspect_that_waits_stays_alone_when_another_message_is_found_guilty()
     assert [batch.keys for batch in session.poll_transmit(ASIDE_S)] == [["a"]]
 
 
+def test_a_word_about_one_suspect_says_nothing_of_the_next_one() -> None:
+    session = connected()
+    session.submit("a", 1)
+    session.submit("b", 1)
+    send_and_lose(session, 3)  # "a" and "b" are tried one by one from here on
+    [batch] = session.poll_transmit(0)
+    assert batch.keys == ["a"]
+    session.handle(Acked(batch.epoch, 1, multiple=False), 0)
+    [batch] = session.poll_transmit(0)
+    assert batch.keys == ["b"]
+    session.handle(ConnectionLost("reset"), 0)
+    assert session.aside == 1
+
+
 def test_a_connection_lost_after_a_word_is_not_the_first_of_three() -> None:
     session = connected()
     session.submit("a", 1)

@@ -118,6 +118,13 @@ def test_the_window_counts_bytes() -> None:
     assert client.writes() == "1.3:c"
 
 
+def test_the_window_is_filled_to_the_byte() -> None:
+    client = connected()
+    client.submits("abc", size=50)
+    assert client.writes() == "1.1:ab"
+    assert client.session.in_flight_bytes == 100
+
+
 def test_a_message_larger_than_the_window_goes_alone() -> None:
     client = connected()
     client.submits("a", size=10)
