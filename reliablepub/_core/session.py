@@ -192,12 +192,11 @@ class Session(Generic[K]):
         self._unblocked(event, now)
         self._aftermath.connection_lost(event, self._clock.reading(now))
 
-    def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, now: float) -> None:
-        if lane.state is not ChannelState.OPENING:
+    def _channel_opened(self, lane: Lane[K], _event: ChannelOpened, _now: float) -> None:
+        if lane.state is ChannelState.OPENING:
+            lane.opened()
+        else:
             self.stale += 1
-            return
-        lane.opened()
-        self._open_lanes(now)
 
     def _channel_closed(self, lane: Lane[K], event: ChannelClosed, now: float) -> None:
         if event.by_publish:

@@ -263,8 +263,8 @@ def test_words_of_another_epoch_change_nothing_and_are_counted(late: Event) -> N
 
 def test_a_channel_that_opens_twice_is_stale_news() -> None:
     client = connected()
-    client.hears(ChannelOpened(1))
-    assert client.session.stale == 1
+    client.hears(ChannelOpened(1), ChannelOpened(1))
+    assert client.session.stale == 2
 
 
 def test_violations_are_counted_over_all_epochs() -> None:
@@ -609,7 +609,7 @@ def test_a_draining_session_sends_nothing_more_and_settles_what_is_in_flight() -
     client.submits("abcde")
     client.writes()
     client.session.drain()
-    with pytest.raises(RuntimeError, match="^a draining session takes no more messages$"):
+    with pytest.raises(RuntimeError, match=r"^a draining session takes no more messages$"):
         client.session.submit("f", 1)
     client.hears(Acked(1, 2, multiple=True))
     assert client.kinds() == "a:confirmed b:confirmed"

@@ -139,6 +139,15 @@ def test_ballast_is_given_once_and_kept_again(tmp_path: Path) -> None:
     assert Ballast(path, size=8192).release()
 
 
+def test_ballast_that_somebody_else_has_removed_gives_nothing(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path / "outbox.db", size=8192)
+    file = tmp_path / "outbox.db.ballast"
+    file.unlink()
+    assert not ballast.release()
+    file.write_bytes(b"")  # another one's
+    assert not ballast.release(), "it has none any more"
+
+
 def test_a_missing_ballast_is_no_error(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "no" / "outbox.db")
     ballast.restore()

@@ -116,6 +116,8 @@ def test_an_ordinary_message_has_no_properties() -> None:
         ({"trace": "é", "n": 1}, '{"headers":{"trace":"é","n":1}}'),
         ({"raw": b"hi"}, '{"headers":{"raw":{"$bytes":"aGk="}}}'),
         ({"price": Decimal("1.50")}, '{"headers":{"price":{"$decimal":"1.50"}}}'),
+        ({"a": {"b": b"hi"}}, '{"headers":{"a":{"b":{"$bytes":"aGk="}}}}'),
+        ({"$bytes": {"$bytes": 1}}, '{"headers":{"$bytes":{"$table":{"$bytes":1}}}}'),
     ],
 )
 def test_people_can_read_it(headers: dict[str, FieldValue], text: str) -> None:

@@ -435,7 +435,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
     assert (counters.stored, counters.parked, counters.open) == (3, 1, 2)
     assert counters.open_bytes == sum(e.message.size for e in found)
     (parked,) = Outbox(store.path).parked()
-    assert parked.id == 2
+    assert (parked.id, parked.outcome) == (2, "refused")
     assert "checksum" in parked.reply_text
     assert store.damaged() == [
         DamagedRow(2, parked.message_id, parked.exchange, parked.routing_key, parked.reply_text)
