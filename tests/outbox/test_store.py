@@ -436,7 +436,11 @@ def test_a_damaged_row_is_parked_and_never_sent(
     assert counters.open_bytes == sum(e.message.size for e in found)
     (parked,) = Outbox(store.path).parked()
     assert (parked.id, parked.outcome) == (2, "refused")
-    assert "checksum" in parked.reply_text
+    assert parked.reply_text.startswith("the checksum is ")
+    assert parked.reply_text.endswith(
+        " when it was stored: the file was damaged or edited, and what is left may not be what was"
+        " accepted"
+    )
     assert store.damaged() == [
         DamagedRow(2, parked.message_id, parked.exchange, parked.routing_key, parked.reply_text)
     ]
