@@ -74,11 +74,10 @@ class Aftermath(Generic[K]):
         self._main = main
         self._quarantine = quarantine
         self._is_named = is_named
-        self._is_clean = True
-        self._has_heard = False
         self._strikes = 0
         self.settlements: list[Settlement[K]] = []
         self.violations: Counter[Violation] = Counter()
+        self.connected()
 
     # ------------------------------------------------------------------ evidence
 

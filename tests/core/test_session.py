@@ -90,6 +90,7 @@ def connected() -> Client:
 def test_nothing_is_written_before_the_channel_is_open() -> None:
     client = Client()
     client.submits("a")
+    assert (client.session.is_connected, client.session.blocked_reason) == (False, None)
     assert client.writes() == ""
     client.hears(Connected())
     assert not client.session.is_ready
@@ -255,8 +256,8 @@ def test_words_of_another_epoch_change_nothing_and_are_counted(late: Event) -> N
     client.writes()
     client.kinds()
     client.took()
-    client.hears(late)
-    assert client.session.stale == 1
+    client.hears(late, late)
+    assert client.session.stale == 2
     assert (client.kinds(), client.took(), client.session.in_flight) == ("", [], 2)
     assert not client.session.violations
 
@@ -357,6 +358,15 @@ def test_a_return_of_what_is_settled_is_counted_and_nothing_else() -> None:
 # ------------------------------------------------------------------------------------ quarantine
 
 POISON = ConnectionClose(540, "NOT_IMPLEMENTED", (60, 40))
+
+
+def test_a_channel_that_ended_with_nothing_in_flight_leaves_no_doubt_about_the_next() -> None:
+    client = connected()
+    client.hears(ChannelClosed(1, 404, "NOT_FOUND", by_publish=True), ChannelOpened(2))
+    client.submits("a")
+    client.writes()
+    client.hears(ConnectionLost("closed", POISON))
+    assert client.ended == [("a", Outcome(OutcomeKind.REFUSED, 540, "NOT_IMPLEMENTED"))]
 
 
 def test_fresh_messages_flow_beside_the_halves_of_a_half() -> None:
