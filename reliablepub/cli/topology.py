@@ -13,8 +13,8 @@ import click
 
 from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, ask_for_command
-from reliablepub.cli.options import url_option
-from reliablepub.cli.output import count_of, one_line, print_error, print_result
+from reliablepub.cli.options import json_option, url_option
+from reliablepub.cli.output import count_of, one_line, print_error, print_json, print_result
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
 from reliablepub.provisioning import provision
@@ -59,7 +59,8 @@ _file_argument = click.argument(
 @_file_argument
 @url_option
 @tls_options
-def check(file: Path, urls: tuple[str, ...]) -> int:
+@json_option
+def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Report everything that is not as FILE says; nothing is changed.
 
     Exchanges and queues that are missing or different, and exchanges we may not publish to. AMQP
@@ -74,14 +75,15 @@ def check(file: Path, urls: tuple[str, ...]) -> int:
       0  all is as FILE says
       2  something is not, or no broker could be asked
     """  # noqa: D301 - click: keep these lines as they are
-    return _run(replace(_read(file), declare=False), urls)
+    return _run(replace(_read(file), declare=False), urls, as_json=as_json)
 
 
 @click.command()
 @_file_argument
 @url_option
 @tls_options
-def declare(file: Path, urls: tuple[str, ...]) -> int:
+@json_option
+def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001
     """Make what FILE says and is missing; report everything that could not be made.
 
     \b
@@ -93,21 +95,31 @@ def declare(file: Path, urls: tuple[str, ...]) -> int:
       0  all is as FILE says
       2  something is not, or no broker could be asked
     """  # noqa: D301 - click: keep these lines as they are
-    return _run(replace(_read(file), declare=True), urls)
+    return _run(replace(_read(file), declare=True), urls, as_json=as_json)
 
 
 def _read(file: Path) -> Topology:
     return Topology.from_toml(file.read_text())
 
 
-def _run(wanted: Topology, urls: tuple[str, ...]) -> int:
+def _run(wanted: Topology, urls: tuple[str, ...], *, as_json: bool) -> int:
+    problems: tuple[str, ...] = ()
     try:
         provision(urls, wanted, ssl_context=tls_context(click.get_current_context()))
     except TopologyError as error:
-        for problem in error.problems:
-            print_error(one_line(problem))
-        return Exit.BAD_INPUT
-    kinds = (wanted.exchanges, "exchange"), (wanted.queues, "queue"), (wanted.bindings, "binding")
-    counts = ", ".join(count_of(len(things), kind) for things, kind in kinds)
-    print_result(f"{'declared' if wanted.declare else 'found'}: {counts}")
-    return Exit.CONFIRMED
+        problems = tuple(one_line(problem) for problem in error.problems)
+    things = {
+        "exchange": len(wanted.exchanges),
+        "queue": len(wanted.queues),
+        "binding": len(wanted.bindings),
+    }
+    if as_json:
+        counts = {f"{kind}s": count for kind, count in things.items()}
+        print_json({"declared": wanted.declare, **counts, "problems": problems})
+    elif problems:
+        for problem in problems:
+            print_error(problem)
+    else:
+        words = ", ".join(count_of(count, kind) for kind, count in things.items())
+        print_result(f"{'declared' if wanted.declare else 'found'}: {words}")
+    return Exit.BAD_INPUT if problems else Exit.CONFIRMED

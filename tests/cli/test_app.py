@@ -1,6 +1,7 @@
 """The group: help, plug-ins, and errors in one line; and that docs/cli.md leaves nothing out."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -185,3 +186,49 @@ def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(app, "_plug_ins", lambda: {"extra": object()})
     monkeypatch.setattr(app, "_load", lambda _: click.Command("extra", callback=fail))
     assert isinstance(CliRunner().invoke(main, ["extra"]).exception, ZeroDivisionError)
+
+
+# ---------------------------------------------------------------------- completion
+
+
+def completed(*words: str) -> list[str]:
+    """What bash would offer for the last of these words."""
+    environment = {
+        "_RELIABLEPUB_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(words),
+        "COMP_CWORD": str(len(words) - 1),
+    }
+    result = CliRunner(env=environment).invoke(main, prog_name="reliablepub")
+    assert result.exit_code == 0, result.stderr
+    return [line.partition(",")[2] for line in result.stdout.splitlines()]
+
+
+def test_bash_completes_commands_options_and_states() -> None:
+    assert "outbox" in completed("reliablepub", "ou")
+    assert completed("reliablepub", "outbox", "ex") == ["explain", "export"]
+    assert "--older-than" in completed("reliablepub", "outbox", "list", "--older")
+    assert completed("reliablepub", "outbox", "list", "--state", "par") == ["parked"]
+
+
+def test_the_documented_line_makes_a_script_for_bash() -> None:
+    assert '"$(_RELIABLEPUB_COMPLETE=bash_source reliablepub)"' in DOCUMENT
+    environment = {"_RELIABLEPUB_COMPLETE": "bash_source"}
+    script = CliRunner(env=environment).invoke(main, prog_name="reliablepub").stdout
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert "complete " in script
+
+
+# ---------------------------------------------------------------------- for machines
+
+NO_JSON = (
+    *("reliablepub outbox", "reliablepub topology"),  # groups
+    "reliablepub outbox export",  # what it prints is JSON
+    "reliablepub shipped",  # prints a file
+)
+
+
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_every_command_speaks_json(name: str, command: click.Command) -> None:
+    has_it = any("--json" in option.opts for option in command.params)
+    assert has_it is (name not in NO_JSON)
+    assert not has_it or "Exit codes:" in (command.help or "")

@@ -27,6 +27,11 @@ def test_declared_it_can_be_checked(cli: Cli, fake: FakeBroker, tmp_path: Path) 
         "Error: exchange 'orders': 404 NOT_FOUND - no exchange 'orders' in vhost '/'",
         "Error: queue 'billing': 404 NOT_FOUND - no queue 'billing' in vhost '/'",
     ]
+    as_json = cli("topology", "check", file, "--url", fake.url, "--json")
+    assert (as_json.code, as_json.json["queues"]) == (2, 1)
+    assert [problem.partition(":")[0] for problem in as_json.json["problems"]] == [
+        *("exchange 'orders'", "queue 'billing'")
+    ]
     declared = cli("topology", "declare", file, "--url", fake.url)
     assert (declared.code, declared.out) == (0, "declared: 1 exchange, 1 queue, 1 binding\n")
     checked = cli("topology", "check", file, "--url", fake.url)

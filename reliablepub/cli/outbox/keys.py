@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import count_of, one_line, print_error, print_json, print_result
+from reliablepub.cli.options import as_form, form_option, inspected_option
+from reliablepub.cli.outbox.listing import said
+from reliablepub.cli.output import ago, count_of, print_error, print_note, print_result, print_rows
 from reliablepub.outbox import Outbox
 
 
@@ -23,13 +24,13 @@ from reliablepub.outbox import Outbox
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most to list."
 )
 @inspected_option
-@json_option
+@form_option
 def keys(
     resume: str | None,
     skip: str | None,
     limit: int,
     outbox_path: Path,
-    as_json: bool,  # noqa: FBT001 - click passes flags as arguments
+    form: str | None,
 ) -> int:
     """List the ordering keys that a parked message holds, and how many wait behind it.
 
@@ -51,18 +52,20 @@ def keys(
         if resume is not None or skip is not None:
             return _let_go(opened, resume, skip)
         found = opened.held_keys(limit)
-    if as_json:
-        print_json([asdict(key) for key in found])
-        return Exit.CONFIRMED
-    for key in found:
-        said = one_line(f"{key.reply_code or ''} {key.reply_text}")
-        print_result(
-            f"{one_line(key.ordering_key)}  holds back {count_of(key.held_back, 'message')}: "
-            f"{key.id} was {key.outcome}: {said}; message {key.message_id} to exchange "
-            f"{key.exchange!r} with routing key {key.routing_key!r}"
-        )
-    if not found:
-        print_result("no key is held")
+    columns = {
+        "key": lambda row: row["ordering_key"],
+        "holds back": lambda row: row["held_back"],
+        "id": lambda row: row["id"],
+        "since": lambda row: ago(row["parked_at"]),
+        "exchange": lambda row: row["exchange"] or "(default)",
+        "routing key": lambda row: row["routing_key"],
+        "message id": lambda row: row["message_id"],
+        "said": said,
+    }
+    rows = [asdict(key) for key in found]
+    print_rows(rows, as_form(form), columns, nothing="no key is held")
+    if len(found) == limit:
+        print_note(f"the first {limit}; there may be more, see --limit")
     return Exit.CONFIRMED
 
 

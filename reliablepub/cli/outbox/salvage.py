@@ -5,19 +5,22 @@ Knows: what `Outbox` offers. Must never know: SQL, or a broker.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.output import count_of, print_error, print_result
+from reliablepub.cli.options import json_option
+from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.outbox import Outbox
 
 
 @click.command()
 @click.argument("damaged", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-def salvage(damaged: Path, new: Path) -> int:
+@json_option
+def salvage(damaged: Path, new: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Copy every intact message of the outbox DAMAGED into the outbox NEW.
 
     Stop whatever uses DAMAGED first. It stays as it is; NEW must not exist. Then let the relay use
@@ -34,6 +37,9 @@ def salvage(damaged: Path, new: Path) -> int:
       4  one of the files cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     found = Outbox(new).salvage(damaged)
+    if as_json:
+        print_json(asdict(found))
+        return Exit.PARKED if found.broken else Exit.CONFIRMED
     for row in found.broken:
         print_error(f"message {row.id} ({row.message_id}): {row.reason}")
     if not found.has_sources:
