@@ -21,6 +21,7 @@ def signed(folder: Path, *names: str) -> Path:
     new = ["openssl", "req", "-x509", "-days", "2", "-nodes"]
     new += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
     authority = [*new, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]
+    authority += ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 asks for it
     subprocess.run(authority, cwd=folder, check=True, capture_output=True)
     leaf = [*new, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", "/CN=leaf"]
     leaf += ["-addext", f"subjectAltName={','.join(names)}", "-addext", "basicConstraints=CA:FALSE"]
