@@ -10,19 +10,25 @@ RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
-.PHONY: test test-simulation test-all-else demo flights soak bench mutants docs dist lint format typecheck rabbitmq rabbitmq-versions spark-versions client-table java clean
+.PHONY: test test-simulation test-spark test-all-else demo flights soak bench mutants docs dist lint format typecheck rabbitmq rabbitmq-versions spark-versions client-table java clean
 
-# Two at once: the simulation measures no coverage, which would double its time.
+# Two at once, in this order: the simulation and Spark together take as long as half of all else.
 test: .venv/.installed rabbitmq java lint typecheck
-	$(MAKE) -j2 test-simulation test-all-else
+	$(BIN)/coverage erase
+	$(MAKE) -j2 test-all-else test-simulation test-spark
+	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 	$(BIN)/coverage report --include='reliablepub/_core/*' --fail-under=100
 
+# Without coverage, which would double its time.
 test-simulation: .venv/.installed
 	$(BIN)/pytest tests/simulation
 
+test-spark: .venv/.installed
+	$(BIN)/coverage run --parallel-mode -m pytest tests/spark
+
 test-all-else: .venv/.installed
-	$(BIN)/coverage run -m pytest --ignore=tests/simulation
+	$(BIN)/coverage run --parallel-mode -m pytest --ignore=tests/simulation --ignore=tests/spark
 
 # The long forms of what `test` runs in short.
 soak: .venv/.installed rabbitmq java
