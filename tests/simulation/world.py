@@ -381,7 +381,8 @@ class World:
             require(self.disk.left_in_flight() == 0, "something is recorded as in flight for ever")
 
     def _check_memory(self, process: Process) -> None:
-        """Nothing is left in memory of what is gone."""
+        """Nothing is left in memory of what is gone, once it has looked what others did."""
+        process.relay._poll_at = 0.0
         process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
         turns = loaded._turns
