@@ -33,8 +33,10 @@ MICRO_BATCH_TURNS = 6
 SHARE_OF_PUBLISHER = 0.85
 TIMES_ONE_BY_ONE = 20
 CPU_US_MAX = 10.0
+MICRO_BATCH_MS_MAX = 100
+"""How much longer than Java's sink that does nothing a micro-batch may take, on a quiet machine."""
 MICRO_BATCH_MAX = 0.25
-"""How much more a micro-batch may take than one to a sink in Python that does nothing."""
+"""How much more of it than Python's sink that does nothing."""
 QUEUES = 8
 """One queue alone is a process of RabbitMQ's that is slower than a publisher."""
 
@@ -199,5 +201,8 @@ def test_a_micro_batch_costs_little(
         print(
             f"a micro-batch of 2 rows to {sink:8} {wall:5.0f} ms, {cpu:5.0f} ms CPU of everybody's"
         )
-    turns = zip(wall_ms["rabbitmq"], wall_ms["silent"], strict=True)
-    assert statistics.median(ours / silent - 1 for ours, silent in turns) <= MICRO_BATCH_MAX
+    ours, java, python = wall_ms["rabbitmq"], wall_ms["noop"], wall_ms["silent"]
+    more_ms = [one - other for one, other in zip(ours, java, strict=True)]
+    assert statistics.median(more_ms) <= MICRO_BATCH_MS_MAX
+    share = [one / other - 1 for one, other in zip(ours, python, strict=True)]
+    assert statistics.median(share) <= MICRO_BATCH_MAX
