@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests import svg
+
 WIDTH, HEIGHT = 880, 400
 POINTS_MAX = 300
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 70, 50
@@ -67,10 +69,10 @@ class Timeline:
 
     def draw(self, path: Path, title: str) -> None:
         """Write the picture."""
-        path.write_text(_svg(self, title))
+        svg.write(path, WIDTH, HEIGHT, _parts(self, title))
 
 
-def _svg(timeline: Timeline, title: str) -> str:
+def _parts(timeline: Timeline, title: str) -> list[str]:
     end = max([1.0, *(t for t, _, _ in timeline.samples), *(to for _, _, to in timeline.faults)])
     most = max([1, *(stored for _, stored, _ in timeline.samples)])
 
@@ -83,23 +85,17 @@ def _svg(timeline: Timeline, title: str) -> str:
     every = len(timeline.samples) // POINTS_MAX + 1
 
     def line(color: str, values: list[tuple[float, int]]) -> str:
-        values = values[::every]
-        points = " ".join(f"{x(t):.1f},{y(count):.1f}" for t, count in values)
-        return f'<polyline fill="none" stroke="{color}" stroke-width="2" points="{points}"/>'
+        return svg.line(color, ((x(t), y(count)) for t, count in values[::every]))
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}">',
-        _box(0, 0, WIDTH, HEIGHT, "white"),
-        _text(LEFT, 20, title),
-    ]
+    parts = [svg.text(LEFT, 20, title)]
     named: list[str] = []
     for name, began, ended in timeline.faults:
         width = max(2.0, x(ended) - x(began))
-        parts.append(_box(x(began), TOP, width, HEIGHT - TOP - BOTTOM, FAULT))
+        parts.append(svg.box(x(began), TOP, width, HEIGHT - TOP - BOTTOM, FAULT))
         if name not in named:
             is_late = x(began) > 0.75 * WIDTH
             left, anchor = (x(ended), "end") if is_late else (x(began), "start")
-            parts.append(_text(left, TOP - 32 + 14 * (len(named) % 3), name, anchor))
+            parts.append(svg.text(left, TOP - 32 + 14 * (len(named) % 3), name, anchor))
             named.append(name)
     parts += [
         line(STORED, [(t, stored) for t, stored, _ in timeline.samples]),
@@ -107,24 +103,13 @@ def _svg(timeline: Timeline, title: str) -> str:
         line(OPEN, [(t, stored - confirmed) for t, stored, confirmed in timeline.samples]),
     ]
     for share in (0.0, 0.5, 1.0):
-        parts.append(_text(LEFT - 8, y(most * share) + 4, f"{most * share:.0f}", "end"))
-        parts.append(_text(x(end * share), HEIGHT - BOTTOM + 18, f"{end * share:.0f} s", "middle"))
+        parts.append(svg.text(LEFT - 8, y(most * share) + 4, f"{most * share:.0f}", "end"))
+        parts.append(
+            svg.text(x(end * share), HEIGHT - BOTTOM + 18, f"{end * share:.0f} s", "middle")
+        )
     legend = [(STORED, "stored"), (CONFIRMED, "confirmed"), (OPEN, "open"), (FAULT, "fault")]
     for number, (color, name) in enumerate(legend):
         left = LEFT + 110 * number
-        parts.append(_box(left, HEIGHT - 18, 14, 10, color))
-        parts.append(_text(left + 20, HEIGHT - 9, name))
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _box(x: float, y: float, width: float, height: float, color: str) -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{color}"/>'
-    )
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-family="sans-serif" '
-        f'font-size="12" fill="#333">{text}</text>'
-    )
+        parts.append(svg.box(left, HEIGHT - 18, 14, 10, color))
+        parts.append(svg.text(left + 20, HEIGHT - 9, name))
+    return parts

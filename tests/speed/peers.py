@@ -7,7 +7,7 @@ knows their libraries and the wire. It must never know what is measured.
 import asyncio
 import itertools
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +36,10 @@ class Outstanding:
 
     def __len__(self) -> int:
         return len(self._tags)
+
+    @property
+    def tags(self) -> list[int]:
+        return sorted(self._tags)
 
     def send(self, count: int) -> None:
         self._tags.update(range(self._next, self._next + count))
@@ -69,42 +73,60 @@ def raw_socket(url: str, queues: Sequence[str], count: int) -> None:
             buffer = buffer[end:]
 
 
+def raw_unconfirmed(url: str, queues: Sequence[str], count: int) -> None:
+    """The same without confirms; over when the broker has answered that it read everything."""
+    frames = [_publish_frames(queue) for queue in queues]
+    with _connected(url, is_confirming=False) as wire:
+        for since in range(0, count, WINDOW):
+            numbers = range(since, min(since + WINDOW, count))
+            wire.sendall(b"".join(frames[n % len(frames)] for n in numbers))
+        wire.sendall(frame.marshal(commands.Channel.Close(200, "", 0, 0), 1))
+        _read(wire, b"")
+
+
 def pika_select(url: str, queues: Sequence[str], count: int) -> None:
     """Pika's `SelectConnection`, with a window that its user counts by hand."""
-    outstanding = Outstanding()
-    names = itertools.islice(itertools.cycle(queues), count)
-    properties = pika.BasicProperties(delivery_mode=2)
-    connection: Any = None
-
-    def opened(_: Any) -> None:
-        connection.channel(on_open_callback=selected)
-
-    def selected(channel: Any) -> None:
-        channel.confirm_delivery(lambda method: confirmed(channel, method))
-        fill(channel, names)
-
-    def confirmed(channel: Any, method: Any) -> None:
-        assert isinstance(method.method, pika.spec.Basic.Ack)
-        outstanding.ack(method.method.delivery_tag, multiple=method.method.multiple)
-        if not fill(channel, names) and not outstanding:
-            connection.close()
-
-    def fill(channel: Any, names: Iterator[str]) -> int:
-        written = 0
-        for name in itertools.islice(names, WINDOW - len(outstanding)):
-            channel.basic_publish("", name, BODY, properties, mandatory=True)
-            written += 1
-            outstanding.send(1)
-        return written
-
+    window = WindowByHand(queues, count)
     connection = SelectConnection(
         pika.URLParameters(url),
-        on_open_callback=opened,
+        on_open_callback=window.opened,
         on_close_callback=lambda *_: connection.ioloop.stop(),
     )
     connection.ioloop.start()
     connection.ioloop.close()
-    assert not outstanding
+    assert not window.outstanding
+
+
+class WindowByHand:
+    """What a user of `SelectConnection` writes to have a window's worth of publishes in flight."""
+
+    def __init__(self, queues: Sequence[str], count: int) -> None:
+        self.outstanding = Outstanding()
+        self._names = itertools.islice(itertools.cycle(queues), count)
+        self._properties = pika.BasicProperties(delivery_mode=2)
+
+    def opened(self, connection: Any) -> None:
+        self._connection = connection
+        connection.channel(on_open_callback=self._selected)
+
+    def _selected(self, channel: Any) -> None:
+        self._channel = channel
+        channel.confirm_delivery(self._confirmed)
+        self._fill()
+
+    def _confirmed(self, method: Any) -> None:
+        assert isinstance(method.method, pika.spec.Basic.Ack)
+        self.outstanding.ack(method.method.delivery_tag, multiple=method.method.multiple)
+        if not self._fill() and not self.outstanding:
+            self._connection.close()
+
+    def _fill(self) -> int:
+        written = 0
+        for name in itertools.islice(self._names, WINDOW - len(self.outstanding)):
+            self._channel.basic_publish("", name, BODY, self._properties, mandatory=True)
+            written += 1
+            self.outstanding.send(1)
+        return written
 
 
 def pika_blocking(url: str, queues: Sequence[str], count: int) -> None:
@@ -156,18 +178,19 @@ def _publish_frames(queue: str) -> bytes:
     return b"".join(frame.marshal(one, 1) for one in frames)
 
 
-def _connected(url: str) -> socket.socket:
-    """A socket with an open channel in confirm mode."""
+def _connected(url: str, *, is_confirming: bool = True) -> socket.socket:
+    """A socket with an open channel, in confirm mode if wanted."""
     parts = urlsplit(url)
     wire = socket.create_connection((parts.hostname, parts.port))
     login = f"\0{parts.username}\0{parts.password}"
-    tune = (
+    tune = [
         commands.Connection.StartOk({}, "PLAIN", login, "en_US"),
         commands.Connection.TuneOk(2047, 131_072, 0),
         commands.Connection.Open("/"),
         commands.Channel.Open(),
-        commands.Confirm.Select(),
-    )
+    ]
+    if is_confirming:
+        tune.append(commands.Confirm.Select())
     wire.sendall(ProtocolHeader().marshal())
     buffer = _read(wire, b"")
     for method in tune:

@@ -1,0 +1,211 @@
+"""How long a caller waits for the disk, and how many can be served at once.
+
+What a disk can do is measured in the same run: `fdatasync` after 4 KiB more, on the same file
+system, and `sqlite3` by itself. Rounds are interleaved, and everything is told as a ratio as well.
+"""
+
+import itertools
+import os
+import sqlite3
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Message, Publisher
+from tests.amqp_probe import AmqpProbe
+from tests.speed.measuring import Goal, check, print_table, spaced, without_old_garbage
+from tests.speed.peers import BODY
+
+pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(900)]
+
+QUEUES = 8
+ROUNDS = 5
+ONE_BY_ONE = 200
+THREADS = 64
+LASTS_S = 2.0
+AT_ONCE = 40_000
+A_COMMIT = 500
+NOWHERE = "amqp://guest:guest@127.0.0.1:9/%2F"  # the port of "discard", where nobody listens
+
+
+@pytest.fixture
+def queues(rabbitmq: AmqpProbe) -> list[str]:
+    return [rabbitmq.declare_queue(arguments={"x-max-length": 1_000}) for _ in range(QUEUES)]
+
+
+@pytest.fixture
+def publisher(rabbitmq: AmqpProbe, queues: list[str], tmp_path: Path) -> Iterator[Publisher]:
+    """Connected, and warm."""
+    with (
+        without_old_garbage(),
+        Publisher(rabbitmq.url, outbox=tmp_path / "outbox.db") as publisher,
+    ):
+        receipt = publisher.publish_many(Message(BODY, routing_key=name) for name in queues * 100)
+        assert receipt.wait(60).confirmed == receipt.stored
+        yield publisher
+
+
+def percentile_ms(taken_s: Sequence[float], percent: float) -> float:
+    ordered = sorted(taken_s)
+    return 1_000 * ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+def all_of(rounds: Iterable[list[float]]) -> list[float]:
+    return list(itertools.chain.from_iterable(rounds))
+
+
+def taken_s(act: Callable[[], object]) -> float:
+    since = time.perf_counter()
+    act()
+    return time.perf_counter() - since
+
+
+def test_one_thread_that_waits_for_the_disk_each_time(
+    publisher: Publisher, queues: list[str], tmp_path: Path
+) -> None:
+    names = itertools.cycle(queues)
+    disk: list[list[float]] = []
+    ours: list[list[float]] = []
+    with (tmp_path / "log").open("wb", buffering=0) as log:
+
+        def synced() -> None:
+            log.write(bytes(4_096))
+            os.fdatasync(log.fileno())
+
+        for _ in range(ROUNDS):
+            disk.append([taken_s(synced) for _ in range(ONE_BY_ONE)])
+            ours.append(
+                [
+                    taken_s(lambda: publisher.publish(BODY, routing_key=next(names)))
+                    for _ in range(ONE_BY_ONE)
+                ]
+            )
+            assert publisher.flush(60).is_flushed
+    rows = [
+        (name, *(f"{percentile_ms(all_of(rounds), percent):.2f} ms" for percent in (50, 99)))
+        for name, rounds in (("`fdatasync` of 4 KiB", disk), ("`publish()`", ours))
+    ]
+    print_table(("one thread", "p50", "p99"), rows)
+    pairs = zip(ours, disk, strict=True)
+    ratio = statistics.median(percentile_ms(us, 50) / percentile_ms(it, 50) for us, it in pairs)
+    check([Goal("`publish()`, p50 in fsyncs", ratio, 2.0, is_most=True)])
+
+
+class Load:
+    """Threads that publish one message after the other, and how long each of them took.
+
+    Args:
+        every_s: seconds from one publish of a thread to its next; 0 publishes as fast as it can.
+    """
+
+    def __init__(self, publisher: Publisher, queues: Sequence[str], every_s: float = 0.0) -> None:
+        self._publisher, self._queues, self._every_s = publisher, queues, every_s
+        self.taken_s: list[float] = []
+        self.late_s: list[float] = []
+
+    def run(self, lasts_s: float) -> float:
+        """Publish for a while.
+
+        Returns:
+            durable messages a second.
+        """
+        since = time.perf_counter()
+        threads = [
+            threading.Thread(target=self._publish, args=(since, lasts_s, number))
+            for number in range(THREADS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return len(self.taken_s) / (time.perf_counter() - since)
+
+    def _publish(self, since: float, lasts_s: float, number: int) -> None:
+        queue = self._queues[number % len(self._queues)]
+        due = since + self._every_s * number / THREADS
+        while (now := time.perf_counter()) < since + lasts_s:
+            if due > now:
+                time.sleep(due - now)
+            begun = time.perf_counter()
+            self._publisher.publish(BODY, routing_key=queue)
+            ended = time.perf_counter()
+            self.taken_s.append(ended - begun)
+            self.late_s.append(ended - due)
+            due = due + self._every_s if self._every_s else ended
+
+
+def test_many_threads_and_half_of_what_they_can(publisher: Publisher, queues: list[str]) -> None:
+    rates: list[float] = []
+    full = Load(publisher, queues)
+    half = Load(publisher, queues)
+    for _ in range(ROUNDS):
+        load = Load(publisher, queues)
+        rates.append(load.run(LASTS_S))
+        full.taken_s += load.taken_s
+        assert publisher.flush(60).is_flushed
+        load = Load(publisher, queues, every_s=2 * THREADS / rates[-1])
+        load.run(LASTS_S)
+        half.taken_s += load.taken_s
+        half.late_s += load.late_s
+        assert publisher.flush(60).is_flushed
+    columns = [
+        (f"`publish()`, {THREADS} threads, as fast as they can", full.taken_s),
+        (f"`publish()`, {THREADS} threads, half of that", half.taken_s),
+        ("the same, from the moment it was due", half.late_s),
+    ]
+    print_table(
+        ("", "p50", "p99", "worst"),
+        [
+            (name, *(f"{percentile_ms(taken, percent):.1f} ms" for percent in (50, 99, 100)))
+            for name, taken in columns
+        ],
+    )
+    check(
+        [
+            Goal(f"durable a second, {THREADS} threads", statistics.median(rates), 10_000.0),
+            Goal("p99 at half load, ms", percentile_ms(half.taken_s, 99), 10.0, is_most=True),
+        ]
+    )
+
+
+def test_many_at_once_while_the_broker_is_away(tmp_path: Path) -> None:
+    ours: list[float] = []
+    plain: list[float] = []
+    with without_old_garbage():
+        for turn in range(ROUNDS):
+            plain.append(AT_ONCE / taken_s(partial(_insert, tmp_path / f"{turn}-plain.db")))
+            ours.append(AT_ONCE / taken_s(partial(_store, tmp_path / f"{turn}.db")))
+    rates = [statistics.median(rates) for rates in (plain, ours)]
+    share = statistics.median(us / it for us, it in zip(ours, plain, strict=True))
+    names = (f"`sqlite3` alone, {A_COMMIT} rows a commit", "`publish_many`, the broker is away")
+    rows = [(name, spaced(rate)) for name, rate in zip(names, rates, strict=True)]
+    print_table(("", "durable a second"), rows)
+    check(
+        [
+            Goal("`publish_many`, durable a second", rates[1], 25_000.0),
+            Goal("`publish_many` / `sqlite3` alone", share, 0.5, 0.1),
+        ]
+    )
+
+
+def _store(path: Path) -> None:
+    with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
+        publisher.publish_many(Message(BODY, routing_key="away") for _ in range(AT_ONCE))
+
+
+def _insert(path: Path) -> None:
+    """The least that a row on disk costs: no checksum, no ledger, no ids."""
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE messages (id INTEGER PRIMARY KEY, routing_key, body)")
+    rows = (("away", BODY) for _ in range(AT_ONCE))
+    while batch := list(itertools.islice(rows, A_COMMIT)):
+        with connection:
+            connection.executemany("INSERT INTO messages (routing_key, body) VALUES (?, ?)", batch)
+    connection.close()
