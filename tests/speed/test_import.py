@@ -1,8 +1,13 @@
-"""What `import reliablepub` costs a program that starts, beside other clients."""
+"""What `import reliablepub` costs a program that starts, beside other clients.
 
+Everything is compiled before, into a folder of the test's: as pip leaves what it has installed.
+"""
+
+import os
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,13 +21,21 @@ OURS = "import reliablepub"
 PROGRAMS = (NOTHING, "import asyncio", "import pika", "import aio_pika", OURS)
 
 
-def test_the_first_import() -> None:
+def test_the_first_import(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(tmp_path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def cost_ms(program: str) -> float:
+        before_s = processor_s()
+        subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+        return 1_000 * (processor_s() - before_s)
+
+    for program in PROGRAMS:
+        cost_ms(program)  # compiles
     taken_ms: dict[str, list[float]] = {program: [] for program in PROGRAMS}
     for _ in range(ROUNDS):
         for program, taken in taken_ms.items():
-            before_s = processor_s()
-            subprocess.run([sys.executable, "-c", program], check=True)
-            taken.append(1_000 * (processor_s() - before_s))
+            taken.append(cost_ms(program))
     print_table(
         ("", "least processor time", "median"),
         [

@@ -6,6 +6,7 @@ dearer learns it here, and raises the limit if it is worth it; who makes it chea
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from reliablepub.outbox.entry import Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.relay.caller import Cutter, cut
-from tests.speed.counting import Calls, Instructions
+from tests.speed.counting import Calls, Instructions, Steps
 from tests.speed.unplugged import (
     LIMITS,
     Unplugged,
@@ -43,6 +44,17 @@ def test_from_the_inbox_to_the_last_confirm(store: Store) -> None:
     calls = counted(lambda: unplugged.publish(chunks, receipt))
     assert unplugged.wire.bytes > COUNT * 1_024
     assert calls < 80, f"{calls:.1f} calls a message"
+
+
+def test_what_sqlite_does_for_it(tmp_path: Path) -> None:
+    """An index more, or a look more, which no call of Python's shows."""
+    with closing(SqliteStore(tmp_path / "outbox.db")) as store:
+        unplugged, receipt = Unplugged(store), nobody_waits()
+        chunks = chunks_of(messages(COUNT), receipt)
+        with Steps(store._connection) as steps:
+            unplugged.publish(chunks, receipt)
+    a_message = steps.count / COUNT
+    assert a_message < 138, f"{a_message:.1f} steps of its virtual machine a message"
 
 
 def counted(work: Callable[[], object]) -> float:

@@ -1,11 +1,14 @@
 """Our way and a peer's from a message to its confirm, in one thread, without a network.
 
 The same messages, each confirmed by a frame of its own; so whatever is counted is the same on each
-run. It knows the parts of the relay, and pika's insides. It must never know what is counted.
+run. ``python -m tests.speed.unplugged PROGRAM COUNT FOLDER`` is one of them alone. It knows the
+parts of the relay, and pika's insides. It must never know what is counted.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pika
@@ -16,6 +19,8 @@ from reliablepub._core.events import Acked, ChannelOpened, Connected, Event
 from reliablepub._core.session import Session
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt
 from reliablepub.relay.caller import Cutter, cut
@@ -28,6 +33,7 @@ from reliablepub.transport.frames import PublishFrames
 from reliablepub.transport.pika_hooks import HookedConnection
 from tests.speed.peers import BODY, WINDOW, WindowByHand
 
+ROOT = Path(__file__).parent.parent.parent
 QUEUES = [f"q{n}" for n in range(8)]
 LIMITS = limits(None, None, window_max=WINDOW, window_bytes_max=16 * 1024 * 1024, is_durable=True)
 _PROPERTIES: Any = {"capabilities": {"publisher_confirms": True, "basic.nack": True}}
@@ -173,3 +179,25 @@ def pika_by_hand(count: int) -> int:
         while window.outstanding:
             connection._on_data_available(confirms(window.outstanding.tags))
         return connection.bytes
+
+
+def relay_by_itself(store: Store, count: int) -> None:
+    """From messages to confirms that came off the wire, all of it."""
+    unplugged, receipt = Unplugged(store), nobody_waits()
+    unplugged.publish(chunks_of(messages(count), receipt), receipt)
+    assert hear_confirms(confirms(range(1, count + 1))) == receipt.confirmed == count
+
+
+def on_disk(count: int, folder: Path) -> None:
+    with closing(SqliteStore(folder / f"{count}.db")) as store:
+        relay_by_itself(store, count)
+
+
+PROGRAMS: dict[str, Callable[[int, Path], object]] = {
+    "pika": lambda count, _: pika_by_hand(count),
+    "memory": lambda count, _: relay_by_itself(MemoryStore(), count),
+    "disk": on_disk,
+}
+
+if __name__ == "__main__":
+    PROGRAMS[sys.argv[1]](int(sys.argv[2]), Path(sys.argv[3]))
