@@ -54,10 +54,7 @@ _DECIMAL_PLACES_MAX = 255
 _DECIMAL_DIGITS_MAX = 10
 _ROUTING_HEADERS = ("CC", "BCC")
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
-_SHORT_STRING_FIELDS = (
-    "exchange",
-    "routing_key",
-    "message_id",
+_RARE_SHORT_STRINGS = (
     "content_type",
     "content_encoding",
     "correlation_id",
@@ -68,7 +65,7 @@ _SHORT_STRING_FIELDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, init=False)
 class Message:
     """One message: where it goes, its properties (AMQP ``basic`` class), and its body.
 
@@ -124,44 +121,93 @@ class Message:
     ordering_key: str | None = None
     size: int = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        """Check everything; keep copies of what the caller could still change."""
-        _check_body(self.body)
-        short_bytes = 0
-        for name in _SHORT_STRING_FIELDS:  # a loop, since every message pays for it
-            value = getattr(self, name)
-            if value is not None:
-                short_bytes += _short_string_bytes(name, value)
-        if self.message_id == "":
-            raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
-        if self.reply_to == _DIRECT_REPLY_TO:
-            raise InvalidMessage("reply_to", "direct reply-to needs a consumer on our own channel")
-        _check_range("priority", self.priority, PRIORITY_MAX)
-        _check_range("expiration", self.expiration, EXPIRATION_MS_MAX)
-        _check_time("timestamp", self.timestamp)
-        _check_time("not_before", self.not_before)
-        _check_expires_in(self.expires_in_s)
-        if type(self.persistent) is not bool:
-            raise InvalidMessage("persistent", f"is {self.persistent!r}; True or False")
-        size = len(self.body) + short_bytes + _FIXED_BYTES
-        if self.ordering_key is not None:
-            size += _ordering_key_bytes(self.ordering_key)
-        if self.headers is not None:
-            headers, header_bytes = _checked_headers(self.headers, short_bytes)
-            object.__setattr__(self, "headers", headers)
+    def __init__(  # noqa: PLR0917 - in the order of the fields
+        self,
+        body: bytes,
+        exchange: str = "",
+        routing_key: str = "",
+        headers: Mapping[str, FieldValue] | None = None,
+        message_id: str | None = None,
+        persistent: bool = True,  # noqa: FBT001, FBT002 - likewise
+        priority: int | None = None,
+        expiration: int | None = None,
+        timestamp: datetime | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        correlation_id: str | None = None,
+        reply_to: str | None = None,
+        type: str | None = None,  # noqa: A002 - AMQP's own name for it
+        user_id: str | None = None,
+        app_id: str | None = None,
+        expires_in_s: float | None = None,
+        not_before: datetime | None = None,
+        ordering_key: str | None = None,
+    ) -> None:
+        """Check everything; keep copies of what the caller could still change.
+
+        Every message pays for this. What a dataclass would write here sets each field by a call of
+        its own, and takes three times as long; and what is left out need not be set at all.
+        """
+        _check_body(body)
+        fields = self.__dict__
+        fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
+        size = _FIXED_BYTES + len(body)
+        size += _short_string_bytes("exchange", exchange)
+        size += _short_string_bytes("routing_key", routing_key)
+        if message_id is not None:
+            size += _message_id_bytes(message_id)
+            fields["message_id"] = message_id
+        if persistent is not True:
+            _check_persistent(persistent)
+            fields["persistent"] = persistent
+        if not (
+            priority is None
+            and expiration is None
+            and timestamp is None
+            and content_type is None
+            and content_encoding is None
+            and correlation_id is None
+            and reply_to is None
+            and type is None
+            and user_id is None
+            and app_id is None
+            and expires_in_s is None
+            and not_before is None
+        ):
+            rare = {
+                "priority": priority,
+                "expiration": expiration,
+                "timestamp": timestamp,
+                "content_type": content_type,
+                "content_encoding": content_encoding,
+                "correlation_id": correlation_id,
+                "reply_to": reply_to,
+                "type": type,
+                "user_id": user_id,
+                "app_id": app_id,
+                "expires_in_s": expires_in_s,
+                "not_before": not_before,
+            }
+            size += _rare_bytes(rare)
+            fields.update(rare)
+        if headers is not None:
+            room = HEADER_BYTES_MAX + _FIXED_BYTES + len(body) - size
+            fields["headers"], header_bytes = _checked_headers(headers, room)
             size += header_bytes
-        object.__setattr__(self, "size", size)
+        if ordering_key is not None:
+            size += _ordering_key_bytes(ordering_key)
+            fields["ordering_key"] = ordering_key
+        fields["size"] = size
 
     def with_message_id(self, message_id: str) -> Message:
         """The same message under the given id."""
-        if self.message_id is not None or self.headers is not None or not message_id:
+        if self.message_id is not None or self.headers is not None:
             return replace(self, message_id=message_id)
-        twin = object.__new__(Message)  # in half the time of `replace`: all but the id is checked
-        for name in Message.__slots__:
-            object.__setattr__(twin, name, getattr(self, name))
-        object.__setattr__(twin, "message_id", message_id)
-        size = self.size + _short_string_bytes("message_id", message_id)
-        object.__setattr__(twin, "size", size)
+        twin = object.__new__(Message)  # in a fifth of the time of `replace`: the rest is checked
+        fields = twin.__dict__
+        fields.update(self.__dict__)
+        fields["message_id"] = message_id
+        fields["size"] += _message_id_bytes(message_id)
         return twin
 
     def __repr__(self) -> str:
@@ -179,6 +225,30 @@ def _check_body(body: object) -> None:
     if len(body) > BODY_BYTES_MAX:
         problem = f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}"
         raise InvalidMessage("body", problem)
+
+
+def _message_id_bytes(value: object) -> int:
+    if value == "":
+        raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
+    return _short_string_bytes("message_id", value)
+
+
+def _check_persistent(value: object) -> None:
+    if type(value) is not bool:
+        raise InvalidMessage("persistent", f"is {value!r}; True or False")
+
+
+def _rare_bytes(fields: Mapping[str, object]) -> int:
+    """Check the fields that most messages leave out; the bytes of those that take any."""
+    _check_range("priority", fields["priority"], PRIORITY_MAX)
+    _check_range("expiration", fields["expiration"], EXPIRATION_MS_MAX)
+    _check_time("timestamp", fields["timestamp"])
+    _check_time("not_before", fields["not_before"])
+    _check_expires_in(fields["expires_in_s"])
+    if fields["reply_to"] == _DIRECT_REPLY_TO:
+        raise InvalidMessage("reply_to", "direct reply-to needs a consumer on our own channel")
+    given = ((name, fields[name]) for name in _RARE_SHORT_STRINGS)
+    return sum(_short_string_bytes(name, value) for name, value in given if value is not None)
 
 
 def _short_string_bytes(name: str, value: object) -> int:
@@ -244,7 +314,7 @@ def _checked_datetime(name: str, value: datetime) -> datetime:
         raise InvalidMessage(name, "is after the year 9999 in UTC") from None
 
 
-def _checked_headers(headers: object, short_bytes: int) -> tuple[dict[str, FieldValue], int]:
+def _checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], int]:
     """A copy of the headers, and their size when encoded."""
     if not isinstance(headers, Mapping):
         raise InvalidMessage("headers", f"is {type(headers).__name__}, not a mapping")
@@ -254,11 +324,10 @@ def _checked_headers(headers: object, short_bytes: int) -> tuple[dict[str, Field
     for name in _ROUTING_HEADERS:
         if name in table and not isinstance(table[name], list):
             raise InvalidMessage(f"headers[{name!r}]", "is no list of routing keys")
-    if size + short_bytes > HEADER_BYTES_MAX:
+    if size > room:
         raise InvalidMessage(
             "headers",
-            f"take {size} bytes; the header frame holds {HEADER_BYTES_MAX - short_bytes} "
-            "(put large data into the body)",
+            f"take {size} bytes; the header frame holds {room} (put large data into the body)",
         )
     return table, size
 
