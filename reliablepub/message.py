@@ -94,6 +94,8 @@ class Message:
             were stored; at most 255 bytes of UTF-8. Consumers do not see it.
         size: bytes that count against windows and limits: body, routing, properties, and a flat sum
             for what frames and rows add.
+        is_plain: nothing is set but body, routing, ``headers``, ``message_id``, ``persistent`` and
+            ``ordering_key``: so it is with most messages, and they are done with sooner.
 
     Raises:
         InvalidMessage: when the broker would answer it with an error (RabbitMQ rabbit_channel,
@@ -120,6 +122,7 @@ class Message:
     not_before: datetime | None = None
     ordering_key: str | None = None
     size: int = field(init=False, repr=False, compare=False)
+    is_plain: bool = field(default=True, init=False, repr=False, compare=False)
 
     def __init__(  # noqa: PLR0917 - in the order of the fields
         self,
@@ -190,6 +193,7 @@ class Message:
             }
             size += _rare_bytes(rare)
             fields.update(rare)
+            fields["is_plain"] = False
         if headers is not None:
             room = HEADER_BYTES_MAX + _FIXED_BYTES + len(body) - size
             fields["headers"], header_bytes = _checked_headers(headers, room)

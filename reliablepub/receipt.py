@@ -188,7 +188,7 @@ class Counts:
             self.confirmed += 1
         else:
             self._given_up(publish_error(entry, outcome))
-        if self.open == 0:
+        if self.confirmed + self.failed == self.stored:
             self._tell()
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:

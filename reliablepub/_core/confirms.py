@@ -31,6 +31,7 @@ recognized (the next ack would confirm an unroutable message).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -96,10 +97,10 @@ class ConfirmLedger(Generic[K]):
         self._lowest = lowest
         return lowest
 
-    def register(self, key: K) -> int:
-        """Give the next tag to a publish that is about to be written."""
-        self._last += 1
-        self._outstanding[self._last] = key
+    def register(self, *keys: K) -> int:
+        """Give the next tags to publishes that are about to be written; the last one of them."""
+        self._outstanding.update(enumerate(keys, self._last + 1))
+        self._last += len(keys)
         return self._last
 
     def take_back(self, tag: int) -> K:
@@ -169,6 +170,19 @@ class ConfirmLedger(Generic[K]):
         if not settled:
             self.violations[Violation.TAG_NOT_OUTSTANDING] += 1
         return settled
+
+    def handle_acks(self, tags: Sequence[int]) -> list[K] | None:
+        """Settle single tags as confirmed, all at once: most confirms are like that.
+
+        Returns:
+            their keys; or None, and nothing was settled, where one of them needs a closer look: it
+            is not outstanding, or one of those outstanding was returned.
+        """
+        distinct = set(tags)
+        is_plain = len(distinct) == len(tags) and not self._returned
+        if not is_plain or not self._outstanding.keys() >= distinct:
+            return None
+        return list(map(self._outstanding.pop, tags))
 
     def close(self, outcome: Outcome) -> list[tuple[int, K, Outcome]]:
         """Settle all that is outstanding, the channel being gone: returned, else as given."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from reliablepub.outcome import Outcome
 
@@ -83,6 +83,14 @@ class Acked:
 
 
 @dataclass(frozen=True, slots=True)
+class AckedEach:
+    """``basic.ack`` several times in a row, without ``multiple``: one `Acked` after the other."""
+
+    epoch: int
+    tags: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Nacked:
     """``basic.nack``, read like `Acked`."""
 
@@ -113,7 +121,7 @@ class Unblocked:
     """``connection.unblocked``."""
 
 
-ChannelEvent: TypeAlias = Acked | Nacked | Returned | ChannelOpened | ChannelClosed
+ChannelEvent: TypeAlias = Acked | AckedEach | Nacked | Returned | ChannelOpened | ChannelClosed
 Event: TypeAlias = ChannelEvent | Connected | ConnectionLost | Blocked | Unblocked
 
 
@@ -151,8 +159,7 @@ class Batch(Generic[K]):
     keys: Sequence[K]
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement(Generic[K]):
+class Settlement(NamedTuple, Generic[K]):
     """One attempt has ended.
 
     An uncertain message is sent again by the session; with every other the caller decides.

@@ -7,14 +7,15 @@ is opened or closed (the session's), what a key means.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from enum import Enum, auto
+from itertools import islice
 from typing import Generic, TypeVar
 
 from reliablepub._core.confirms import ConfirmLedger, Violation
 from reliablepub._core.events import Batch, Settlement
 from reliablepub._core.window import Progress
-from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 
 K = TypeVar("K")
 
@@ -105,22 +106,19 @@ class Lane(Generic[K]):
             now: on the session's active clock.
         """
         assert self.ledger is not None
-        first_tag = self.ledger.last_tag + 1
-        keys: list[K] = []
-        total = 0
-        while self.buffer and len(keys) < room:
-            size = self.buffer[0][1]
-            if total + size > room_bytes and not (is_alone and not keys):
+        count = total = 0
+        for _, size in islice(self.buffer, max(0, room)):
+            if total + size > room_bytes and not (is_alone and not count):
                 break
-            item = self.buffer.popleft()
-            self.ledger.register(item)
-            keys.append(item[0])
             total += size
-        if not keys:
+            count += 1
+        if not count:
             return []
+        items = [self.buffer.popleft() for _ in range(count)]
+        first_tag = self.ledger.last_tag + 1
+        self._sent.append((self.ledger.register(*items), now))
         self.in_flight_bytes += total
-        self._sent.append((self.ledger.last_tag, now))
-        return [Batch(self.ledger.epoch, first_tag, keys)]
+        return [Batch(self.ledger.epoch, first_tag, [key for key, _ in items])]
 
     def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Settlement[K]]:
         """Settle what one confirm covers.
@@ -130,9 +128,22 @@ class Lane(Generic[K]):
         """
         assert self.ledger is not None
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
-        self.in_flight_bytes -= sum(size for _, (_, size), _ in settled)
+        self.in_flight_bytes -= sum([size for _, (_, size), _ in settled])
         epoch = self.ledger.epoch
         return [Settlement(key, epoch, tag, outcome) for tag, (key, _), outcome in settled]
+
+    def confirm_each(self, tags: Sequence[int]) -> list[Settlement[K]] | None:
+        """Settle what a run of single acks covers; None, and nothing is settled, if one is odd."""
+        assert self.ledger is not None
+        items = self.ledger.handle_acks(tags)
+        if items is None:
+            return None
+        epoch = self.ledger.epoch
+        self.in_flight_bytes -= sum([size for _, size in items])
+        return [
+            Settlement(key, epoch, tag, CONFIRMED)
+            for tag, (key, _) in zip(tags, items, strict=True)
+        ]
 
     def note_return(self, tag: int, reply_code: int, reply_text: str) -> None:
         """A message was unroutable; its confirm will say so.

@@ -34,6 +34,7 @@ from reliablepub._core.clock import StoppableClock
 from reliablepub._core.confirms import EpochUntrusted, Violation
 from reliablepub._core.events import (
     Acked,
+    AckedEach,
     Batch,
     Blocked,
     ChannelClosed,
@@ -158,7 +159,7 @@ class Session(Generic[K]):
             return
         lane = self._lane(event.epoch)
         if lane is None:
-            self.stale += 1
+            self.stale += len(event.tags) if isinstance(event, AckedEach) else 1
             return
         try:
             self._OF_A_CHANNEL[type(event)](self, lane, event, now)
@@ -211,6 +212,15 @@ class Session(Generic[K]):
         self._aftermath.settlements += lane.confirm(event.tag, verdict, multiple=event.multiple)
         if lane is self._quarantine:
             self._next_suspects()
+
+    def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
+        settlements = lane.confirm_each(event.tags) if lane is self._main else None
+        if settlements is None:
+            for tag in event.tags:
+                self.handle(Acked(event.epoch, tag, multiple=False), now)
+        else:
+            self._aftermath.heard()
+            self._aftermath.settlements += settlements
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         self._aftermath.heard()
@@ -392,6 +402,7 @@ class Session(Generic[K]):
         ChannelOpened: _channel_opened,
         ChannelClosed: _channel_closed,
         Acked: _confirmed,
+        AckedEach: _acked_each,
         Nacked: _confirmed,
         Returned: _returned,
     }

@@ -40,20 +40,7 @@ _encode: Final = JSONEncoder(
 def to_text(message: Message) -> str:
     """All properties but ``message_id``, as JSON."""
     m = message
-    if (  # most messages have none: worth a look before anything is built
-        m.headers is None
-        and m.content_type is None
-        and m.persistent
-        and m.timestamp is None
-        and m.correlation_id is None
-        and m.type is None
-        and m.priority is None
-        and m.expiration is None
-        and m.content_encoding is None
-        and m.reply_to is None
-        and m.user_id is None
-        and m.app_id is None
-    ):
+    if m.is_plain and m.headers is None and m.persistent:
         return "{}"
     found: dict[str, Any] = {
         name: value for name in _PLAIN if (value := getattr(m, name)) is not None

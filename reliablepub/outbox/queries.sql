@@ -18,9 +18,15 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_mess
 
 -- name: insert_message
 INSERT INTO reliablepub_messages (
-    id, message_id, exchange, routing_key, properties, stored_at, due_at,
-    nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key
+    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
+    due_at, nacked, returned, refused, uncertain, expires_at, ordering_key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- Most messages have nothing else, and are stored many at once.
+-- name: insert_plain_message
+INSERT INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: delete_run
 DELETE FROM reliablepub_messages WHERE id BETWEEN ? AND ? RETURNING size;

@@ -23,6 +23,18 @@ class Unreadable(Exception):
 
 def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
     """Parameters of ``insert_message``; with keys, the entry has its id already."""
+    counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
+    times = (entry.due_at, *counts, entry.expires_at)
+    return *plain_row_of(entry, keys), *times, entry.message.ordering_key
+
+
+def is_plain(entry: Entry) -> bool:
+    """Whether its row is what ``insert_plain_message`` stores."""
+    return entry.is_for_now and entry.expires_at is None and not entry.attempts
+
+
+def plain_row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
+    """Parameters of ``insert_plain_message``, likewise."""
     message = entry.message
     properties, body = to_text(message), message.body
     if keys is not None:
@@ -38,16 +50,9 @@ def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
         message.routing_key,
         properties,
         entry.stored_at,
-        entry.due_at,
-        entry.nacked,
-        entry.returned,
-        entry.refused,
-        entry.uncertain,
         message.size,
         crc32(body, crc32(head.encode())),
         body,
-        entry.expires_at,
-        message.ordering_key,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from itertools import chain
 from typing import Final
 
 from reliablepub.outbox.encryption import OutboxKeys
@@ -24,7 +25,14 @@ from reliablepub.outbox.entry import (
     Snapshot,
     Turn,
 )
-from reliablepub.outbox.rows import attempt_of, id_runs, row_of, schedule_of
+from reliablepub.outbox.rows import (
+    attempt_of,
+    id_runs,
+    is_plain,
+    plain_row_of,
+    row_of,
+    schedule_of,
+)
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outcome import OutcomeKind
 
@@ -37,6 +45,10 @@ NO_CHANGE: Final = {
     "open_bytes": 0,
 }
 """Parameters of ``change_ledger`` that change nothing."""
+ROWS_AT_ONCE: Final = 50
+"""Rows that one statement stores: it costs half of what a statement for each would."""
+_VALUES: Final = ", (" + ", ".join("?" * 9) + ")"
+_INSERT_MANY: Final = QUERIES["insert_plain_message"].rstrip(";") + _VALUES * (ROWS_AT_ONCE - 1)
 
 
 def write_turn(
@@ -92,9 +104,20 @@ def _insert(
         entry.id = last_id
         size += entry.message.size
     if new:
-        rows = (row_of(entry, keys) for entry in new)
-        connection.executemany(QUERIES["insert_message"], rows)
+        _insert_rows(connection, new, keys)
     return last_id, size
+
+
+def _insert_rows(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
+    rows = [plain_row_of(entry, keys) for entry in new if is_plain(entry)]
+    whole = len(rows) - len(rows) % ROWS_AT_ONCE
+    for first in range(0, whole, ROWS_AT_ONCE):
+        values = chain.from_iterable(rows[first : first + ROWS_AT_ONCE])
+        connection.execute(_INSERT_MANY, tuple(values))
+    connection.executemany(QUERIES["insert_plain_message"], rows[whole:])
+    if len(rows) < len(new):
+        others = (row_of(entry, keys) for entry in new if not is_plain(entry))
+        connection.executemany(QUERIES["insert_message"], others)
 
 
 def park_damaged(

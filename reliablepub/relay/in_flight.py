@@ -9,32 +9,59 @@ go when no tag of its range is outstanding any more.
 from __future__ import annotations
 
 from bisect import bisect_right
+from dataclasses import dataclass, field
 
 from reliablepub.outbox.entry import Sent
+
+
+@dataclass(slots=True)
+class _Range:
+    """Tags that were written together, and how many of them are outstanding."""
+
+    epoch: int
+    tags: range
+    sent: Sent
+    at: float
+    left: int
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """The ranges of one epoch, by their first tags."""
+
+    firsts: list[int] = field(default_factory=list)
+    ranges: list[_Range] = field(default_factory=list)
 
 
 class InFlightRanges:
     """Counts down the outstanding tags of each range."""
 
     def __init__(self) -> None:
-        self._by_epoch: dict[int, tuple[list[int], list[tuple[Sent, float]], list[int]]] = {}
+        self._by_epoch: dict[int, _Epoch] = {}
+        self._last = _Range(0, range(0), Sent("", 0, ()), 0.0, 0)  # confirms come in runs
 
     def add(self, epoch: int, sent: Sent, at: float) -> None:
         """A batch has been recorded and is about to be written."""
-        firsts, ranges, left = self._by_epoch.setdefault(epoch, ([], [], []))
-        firsts.append(sent.first_tag)
-        ranges.append((sent, at))
-        left.append(len(sent.entries))
+        tags = range(sent.first_tag, sent.first_tag + len(sent.entries))
+        known = self._by_epoch.setdefault(epoch, _Epoch())
+        known.firsts.append(sent.first_tag)
+        known.ranges.append(_Range(epoch, tags, sent, at, len(tags)))
 
     def settle(self, epoch: int, tag: int) -> tuple[Sent | None, float]:
         """One tag is settled; the range, if it was its last one, and when it was written."""
-        firsts, ranges, left = self._by_epoch[epoch]
-        index = bisect_right(firsts, tag) - 1
-        finished, at = ranges[index]
-        left[index] -= 1
-        if left[index]:
-            return None, at
-        del firsts[index], ranges[index], left[index]
-        if not firsts:
-            del self._by_epoch[epoch]
-        return finished, at
+        found = self._last
+        if found.epoch != epoch or tag not in found.tags:
+            known = self._by_epoch[epoch]
+            found = self._last = known.ranges[bisect_right(known.firsts, tag) - 1]
+        found.left -= 1
+        if found.left:
+            return None, found.at
+        self._remove(found)
+        return found.sent, found.at
+
+    def _remove(self, done: _Range) -> None:
+        known = self._by_epoch[done.epoch]
+        index = known.ranges.index(done)
+        del known.firsts[index], known.ranges[index]
+        if not known.ranges:
+            del self._by_epoch[done.epoch]

@@ -114,9 +114,10 @@ class Intake:
             is_in_turn = is_in_turn and self._loaded.fits(len(entries), chunk.size)
             taken = TakenIn(chunk, entries, is_in_turn)
             taken_in.append(taken)
-            for entry in taken.loaded:
+            loaded = list(taken.loaded)
+            self._loaded.add(*loaded)
+            for entry in loaded:
                 entry.waiter = chunk.waiter
-                self._loaded.add(entry)
                 self._session.submit(entry, entry.message.size)
         return taken_in
 
@@ -130,8 +131,7 @@ class Intake:
         """They are not: forget them, and tell their callers why."""
         new = [entry for taken in taken_in for entry in taken.loaded]
         self._session.withdraw(set(new))
-        for entry in new:
-            self._loaded.drop(entry)
+        self._loaded.drop(*new)
         turn.new, turn.sources = [], {}
         for taken in taken_in:
             taken.chunk.on_stored.failed(error)

@@ -96,27 +96,28 @@ class Loaded:
         """Whether so much may be added."""
         return messages <= self.room and bytes_ <= self.room_bytes
 
-    def add(self, entry: Entry) -> None:
-        """An entry is in memory now."""
-        self._messages += 1
-        self._bytes += entry.message.size
+    def add(self, *entries: Entry) -> None:
+        """Entries are in memory now."""
+        self._messages += len(entries)
+        self._bytes += sum([entry.message.size for entry in entries])
 
-    def drop(self, entry: Entry) -> None:
-        """An entry has left the store, or never came into it."""
-        self._leave(entry, is_settled=True)
+    def drop(self, *entries: Entry) -> None:
+        """Entries have left the store, or never came into it."""
+        self._leave(entries, is_settled=True)
 
-    def _leave(self, entry: Entry, *, is_settled: bool) -> None:
-        self._messages -= 1
-        self._bytes -= entry.message.size
-        self._due.discard(entry.id)
-        self._deadlines.forget(entry)
-        key = entry.message.ordering_key
-        if key is not None:
-            self._turns.leave(key, entry.id, is_settled=is_settled)
+    def _leave(self, entries: Sequence[Entry], *, is_settled: bool) -> None:
+        self._messages -= len(entries)
+        self._bytes -= sum([entry.message.size for entry in entries])
+        self._due.difference_update([entry.id for entry in entries])
+        for entry in entries:
+            if entry.expires_at is not None:
+                self._deadlines.forget(entry)
+            if (key := entry.message.ordering_key) is not None:
+                self._turns.leave(key, entry.id, is_settled=is_settled)
 
     def postpone(self, entry: Entry) -> None:
         """An entry leaves memory until it falls due; its row says when. It is still its turn."""
-        self._leave(entry, is_settled=False)
+        self._leave((entry,), is_settled=False)
         if entry.waiter is not None:
             self._waiters.put(entry.id, entry.waiter)
         self._on_disk(entry)
@@ -148,17 +149,20 @@ class Loaded:
             self._backlog.loaded(first, last)
         else:
             self._backlog.others(last)
-        in_memory: set[int] = set()
-        for entry in entries:
-            if is_loaded and entry.is_for_now:
-                in_memory.add(entry.id)
+        in_memory = [entry for entry in entries if is_loaded and entry.is_for_now]
+        for entry in in_memory:
+            if entry.expires_at is not None:
                 self._deadlines.watch(entry)
-            else:
+        if len(in_memory) == len(entries):
+            return
+        for entry in entries:
+            if not (is_loaded and entry.is_for_now):
                 self._on_disk(entry)
                 if is_loaded and entry.message.ordering_key is not None:
                     self._turns.want(entry.message.ordering_key)
-        if waiter is not None and len(in_memory) < len(entries):
-            self._waiters.stored(first, last, waiter, in_memory=in_memory)
+        if waiter is not None:
+            ids = {entry.id for entry in in_memory}
+            self._waiters.stored(first, last, waiter, in_memory=ids)
 
     def _on_disk(self, entry: Entry) -> None:
         """An entry is to be found again by its times."""
@@ -221,9 +225,9 @@ class Loaded:
         return entries
 
     def _have_read(self, entries: Sequence[Entry]) -> None:
+        self.add(*entries)
         for entry in entries:
             entry.waiter = self._waiters.take(entry.id)
-            self.add(entry)
             self._deadlines.watch(entry)
 
     def _read_due(self, wall: float) -> list[Entry]:

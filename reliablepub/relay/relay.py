@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from reliablepub._core.decide import Expire
 from reliablepub._core.events import Batch, Event, Settlement
 from reliablepub._core.session import Session
 from reliablepub.errors import (
@@ -178,10 +177,7 @@ class Relay:
 
     def _judge(self, now: float, wall: float) -> None:
         """Take in the attempts that have ended; the session sends no late one again."""
-        late = set()
-        for settlement in self._session.poll_settlements():
-            if isinstance(self._verdicts.judge(settlement, now, wall), Expire):
-                late.add(settlement.key)
+        late = self._verdicts.judge(self._session.poll_settlements(), now, wall)
         if late:
             self._session.withdraw(late)
         for entry in self._pauses.withdrawn_from(self._session):
@@ -289,8 +285,7 @@ class Relay:
         """What only memory knows follows the store; then whoever waits is told."""
         turn, postponed = self._verdicts.committed()
         self._commit_by = None
-        for entry in turn.confirmed:
-            self._loaded.drop(entry)
+        self._loaded.drop(*turn.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
         if self._pauses.released(turn):

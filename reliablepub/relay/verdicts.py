@@ -18,7 +18,6 @@ from reliablepub._core.decide import (
     Discard,
     Expire,
     Park,
-    Remove,
     RetryAt,
     decide,
 )
@@ -83,18 +82,30 @@ class Verdicts:
         self.turn, self.postponed, self.lets_others_go = Turn(), [], False
         return turn, postponed
 
-    def judge(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision:
-        """Take in an attempt that has ended on the wire."""
-        finished, sent_at = self.ranges.settle(settlement.epoch, settlement.tag)
-        if finished is not None:
-            self.turn.finished.append(finished)
-        is_confirmed = settlement.outcome.kind is OutcomeKind.CONFIRMED
-        if is_confirmed:
-            self.latencies.took(now - sent_at)
-        decision = self.decide(settlement, now, wall)
-        if self.notices.hears_confirms or not is_confirmed:
-            self.notices.ended(settlement, self.epoch_name(settlement.epoch), now - sent_at)
-        return decision
+    def judge(
+        self, settlements: Sequence[Settlement[Entry]], now: float, wall: float
+    ) -> set[Entry]:
+        """Take in attempts that have ended on the wire.
+
+        Returns:
+            those who are too late to be sent again.
+        """
+        late: set[Entry] = set()
+        hears_confirms = self.notices.hears_confirms
+        for settlement in settlements:
+            entry, epoch, tag, outcome = settlement
+            finished, sent_at = self.ranges.settle(epoch, tag)
+            if finished is not None:
+                self.turn.finished.append(finished)
+            if outcome.kind is OutcomeKind.CONFIRMED:
+                self.latencies.took(now - sent_at)
+                self._confirmed(settlement, now, wall)
+                if not hears_confirms:
+                    continue
+            elif isinstance(self.decide(settlement, now, wall), Expire):
+                late.add(entry)
+            self.notices.ended(settlement, self.epoch_name(epoch), now - sent_at)
+        return late
 
     def unwritable(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
         """Take in an attempt that never came to the wire."""
@@ -102,12 +113,9 @@ class Verdicts:
         self.notices.ended(settlement, self.epoch_name(settlement.epoch), 0.0)
 
     def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision:
-        """Decide what follows from an attempt."""
+        """Decide what follows from an attempt without a confirm."""
         entry, outcome = settlement.key, settlement.outcome
         self.pauses.heard(entry, outcome.kind, now)
-        if outcome.kind is OutcomeKind.CONFIRMED:
-            self._confirmed(settlement, wall)
-            return Remove()
         attempt = self._keep(settlement, wall)
         setattr(entry, outcome.kind.value, getattr(entry, outcome.kind.value) + 1)
         verdict: Verdict = RetryIn(0.0)
@@ -171,8 +179,9 @@ class Verdicts:
         outcome = Outcome(OutcomeKind.EXPIRED, 0, text, entry.persistence)
         self.turn.parked.append(self._keep(Settlement(entry, 0, 0, outcome), wall))
 
-    def _confirmed(self, settlement: Settlement[Entry], wall: float) -> None:
+    def _confirmed(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
         entry = settlement.key
+        self.pauses.heard(entry, OutcomeKind.CONFIRMED, now)
         self.turn.confirmed.append(entry)
         if entry.message.ordering_key is not None:
             self.lets_others_go = True

@@ -13,7 +13,6 @@ import calendar
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from operator import attrgetter
 from struct import Struct
 
 from reliablepub.message import ATTEMPT_HEADER, FieldValue, Message
@@ -36,21 +35,18 @@ _INT32 = range(-(2**31), 2**31)
 _HEADERS_AND_DELIVERY_MODE = 1 << 13 | 1 << 12
 _MESSAGE_ID = 1 << 7
 _PLAIN_FLAGS = _FLAGS.pack(_HEADERS_AND_DELIVERY_MODE | _MESSAGE_ID)
-_rare_properties = attrgetter(
-    "content_type",
-    "content_encoding",
-    "priority",
-    "correlation_id",
-    "reply_to",
-    "expiration",
-    "timestamp",
-    "type",
-    "user_id",
-    "app_id",
-)
-_NO_RARE_PROPERTIES = (None,) * 10
 _ATTEMPT = _OCTET.pack(len(ATTEMPT_HEADER)) + ATTEMPT_HEADER.encode() + b"S"
 _TRANSIENT, _PERSISTENT = b"\x01", b"\x02"
+_LENGTHS = range(256)
+_OURS = [_ATTEMPT + _LENGTH.pack(length) for length in _LENGTHS]
+"""Our header up to its value, by the length of that."""
+_ONLY_OURS = [_LENGTH.pack(len(ours) + length) + ours for length, ours in enumerate(_OURS)]
+"""The header table of most messages, likewise."""
+_MODE_AND_ID = {
+    True: [_PERSISTENT + _OCTET.pack(length) for length in _LENGTHS],
+    False: [_TRANSIENT + _OCTET.pack(length) for length in _LENGTHS],
+}
+"""What is between the headers and the ``message_id``, by the length of that."""
 
 
 def encode_properties(message: Message, attempt: str) -> bytes:
@@ -63,11 +59,10 @@ def encode_properties(message: Message, attempt: str) -> bytes:
     Raises:
         ValueError: a header cannot be read back when the broker returns the message.
     """
-    if message.message_id is not None and _rare_properties(message) == _NO_RARE_PROPERTIES:
-        id_ = message.message_id.encode()  # most messages have nothing else
-        mode = _PERSISTENT if message.persistent else _TRANSIENT
-        headers = _headers(message.headers, attempt)
-        return b"".join((_PLAIN_FLAGS, headers, mode, _OCTET.pack(len(id_)), id_))
+    if message.is_plain and message.message_id is not None:
+        id_ = message.message_id.encode()
+        between = _MODE_AND_ID[message.persistent][len(id_)]
+        return _PLAIN_FLAGS + _headers(message.headers, attempt) + between + id_
     flags = _HEADERS_AND_DELIVERY_MODE
     out: list[bytes] = [b""]
     flags |= _add_short_string(out, message.content_type, 1 << 15)
@@ -107,16 +102,18 @@ def encode_batch(
     Raises:
         CannotEncode: properties do not fit into a frame.
     """
-    encoded = []
-    for index, message in enumerate(messages):
-        properties = encode_properties(message, attempt_name(run, epoch, first_tag + index))
-        if len(properties) + HEADER_OVERHEAD > frame_max:
+    encoded = [
+        encode_properties(message, attempt_name(run, epoch, tag))
+        for tag, message in enumerate(messages, first_tag)
+    ]
+    room = frame_max - HEADER_OVERHEAD
+    for index, properties in enumerate(encoded):
+        if len(properties) > room:
             problem = (
                 f"its properties take {len(properties)} bytes, "
                 f"and this broker's frames hold {frame_max}"
             )
             raise CannotEncode(index, problem)
-        encoded.append(properties)
     return encoded
 
 
@@ -143,8 +140,9 @@ def _add_short_string(out: list[bytes], value: str | None, flag: int) -> int:
 def _headers(headers: Mapping[str, FieldValue] | None, attempt: str) -> bytes:
     """The header table, the attempt at its end; for most messages it is the only one."""
     name = attempt.encode()
-    ours = _ATTEMPT + _LENGTH.pack(len(name)) + name
-    body = _entries(headers) + ours if headers else ours
+    if not headers:
+        return _ONLY_OURS[len(name)] + name
+    body = _entries(headers) + _OURS[len(name)] + name
     return _LENGTH.pack(len(body)) + body
 
 

@@ -60,8 +60,20 @@ class PublishFrames:
         pieces: list[bytes] = []
         size = 0
         for message, encoded in zip(messages, properties, strict=True):
-            self._add(pieces, message, encoded)
-            size += len(message.body) + len(encoded)
+            destination = (message.exchange, message.routing_key)
+            body = message.body
+            length, content = len(body), _CONTENT.size + len(encoded)
+            pieces += (
+                self._methods.get(destination) or self._method(destination),
+                _HEADER.pack(_HEADER_FRAME, self._channel, content, _BASIC, 0, length),
+                encoded,
+                _FRAME_END,
+            )
+            if 0 < length <= self._body_max:
+                pieces += (_FRAME.pack(_BODY_FRAME, self._channel, length), body, _FRAME_END)
+            else:
+                self._add_in_parts(pieces, body)
+            size += length + content
             if size >= _PIECE_BYTES:
                 written.append(b"".join(pieces))
                 pieces, size = [], 0
@@ -69,26 +81,11 @@ class PublishFrames:
             written.append(b"".join(pieces))
         return written
 
-    def _add(self, pieces: list[bytes], message: Message, properties: bytes) -> None:
-        body = message.body
-        length = len(body)
-        channel = self._channel
-        destination = (message.exchange, message.routing_key)
-        pieces += (
-            self._methods.get(destination) or self._method(destination),
-            _HEADER.pack(
-                _HEADER_FRAME, channel, _CONTENT.size + len(properties), _BASIC, 0, length
-            ),
-            properties,
-            _FRAME_END,
-        )
-        if length <= self._body_max:
-            if length:
-                pieces += (_FRAME.pack(_BODY_FRAME, channel, length), body, _FRAME_END)
-            return
-        for start in range(0, length, self._body_max):
+    def _add_in_parts(self, pieces: list[bytes], body: bytes) -> None:
+        """A body of several frames, or of none."""
+        for start in range(0, len(body), self._body_max):
             part = body[start : start + self._body_max]
-            pieces += (_FRAME.pack(_BODY_FRAME, channel, len(part)), part, _FRAME_END)
+            pieces += (_FRAME.pack(_BODY_FRAME, self._channel, len(part)), part, _FRAME_END)
 
     def _method(self, destination: tuple[str, str]) -> bytes:
         """``basic.publish``, remembered; ever new destinations make it start over at times."""

@@ -25,6 +25,7 @@ from pika.connection import Connection
 
 from reliablepub._core.events import (
     Acked,
+    AckedEach,
     Blocked,
     ChannelClosed,
     ChannelOpened,
@@ -307,7 +308,7 @@ class PikaTransport:
         if isinstance(self._connection, HookedConnection):
             number = int(channel.channel_number)
             self._frames[epoch] = PublishFrames(number, _frame_max(self._connection))
-            self._connection.confirm_to(number, partial(self._on_hooked_confirm, epoch))
+            self._connection.confirm_to(number, partial(self._on_hooked_confirms, epoch))
 
     def _on_confirm_selected(self, epoch: int, _frame: MethodFrame) -> None:
         self._events.append(ChannelOpened(epoch))
@@ -317,8 +318,18 @@ class PikaTransport:
         kind = Acked if isinstance(method, spec.Basic.Ack) else Nacked
         self._events.append(kind(epoch, method.delivery_tag, method.multiple))
 
-    def _on_hooked_confirm(self, epoch: int, is_ack: bool, tag: int, multiple: bool) -> None:  # noqa: FBT001
-        self._events.append((Acked if is_ack else Nacked)(epoch, tag, multiple))
+    def _on_hooked_confirms(
+        self,
+        epoch: int,
+        is_ack: bool,  # noqa: FBT001
+        tags: Sequence[int],
+        multiple: bool,  # noqa: FBT001
+    ) -> None:
+        if is_ack and not multiple:
+            self._events.append(AckedEach(epoch, tags))
+        else:
+            kind = Acked if is_ack else Nacked
+            self._events += [kind(epoch, tag, multiple) for tag in tags]
 
     def _on_return(
         self,

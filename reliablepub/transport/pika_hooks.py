@@ -25,29 +25,31 @@ from pika.adapters.select_connection import SelectConnection
 
 TESTED_VERSIONS: Final = ("1.4.",)
 
-_CONFIRM: Final = Struct(">BHIHHQBB")  # a whole basic.ack or basic.nack frame
+_CONFIRM: Final = Struct(">11sQBB")  # a whole basic.ack or basic.nack frame; up to its tag:
+_CONFIRM_HEAD: Final = Struct(">BHIHH")
 _METHOD_FRAME: Final = 1
 _PAYLOAD: Final = 13
 _BASIC: Final = 60
 _ACK, _NACK = 80, 120
-_CONFIRMS: Final = frozenset((_ACK, _NACK))
 _FRAME_END: Final = 0xCE
 _MULTIPLE: Final = 1
 
-OnConfirm = Callable[[bool, int, bool], None]
-"""Called with: is it an ack, its tag, its ``multiple``."""
+OnConfirms = Callable[[bool, list[int], bool], None]
+"""Called with a run of confirms: are they acks, their tags, their ``multiple``."""
 
 
 class HookedConnection(SelectConnection):
     """A `SelectConnection` that takes finished frames, and hands out confirms undecoded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - pika's own
-        self._on_confirm: dict[int, OnConfirm] = {}
+        self._on_confirms: dict[bytes, tuple[OnConfirms, bool]] = {}
         super().__init__(*args, **kwargs)
 
-    def confirm_to(self, channel: int, on_confirm: OnConfirm) -> None:
+    def confirm_to(self, channel: int, on_confirms: OnConfirms) -> None:
         """Have the confirms of a channel called out directly from now on."""
-        self._on_confirm[channel] = on_confirm
+        for method, is_ack in ((_ACK, True), (_NACK, False)):
+            head = _CONFIRM_HEAD.pack(_METHOD_FRAME, channel, _PAYLOAD, _BASIC, method)
+            self._on_confirms[head] = on_confirms, is_ack
 
     def write_frames(self, frames: Sequence[bytes]) -> None:
         """Write finished frames; each item should hold many, it is one write."""
@@ -62,26 +64,28 @@ class HookedConnection(SelectConnection):
             super()._on_data_available(data_in[rest:] if rest else data_in)
 
     def _take_confirms(self, data: bytes) -> int:
-        """Call out the confirms that the data begins with; where the rest begins."""
-        callbacks = self._on_confirm
-        unpack, size = _CONFIRM.unpack_from, _CONFIRM.size
-        offset, last = 0, len(data) - size
-        while offset <= last:
-            kind, channel, length, class_id, method_id, tag, bits, end = unpack(data, offset)
-            if (
-                kind != _METHOD_FRAME
-                or length != _PAYLOAD
-                or class_id != _BASIC
-                or end != _FRAME_END
-                or method_id not in _CONFIRMS
-                or channel not in callbacks
-            ):
+        """Call out the confirms that the data begins with, by runs of a kind; where the rest is."""
+        whole = memoryview(data)[: len(data) // _CONFIRM.size * _CONFIRM.size]
+        count, run_head, run_bits, tags = 0, b"", 0, list[int]()
+        for head, tag, bits, end in _CONFIRM.iter_unpack(whole):
+            if head != run_head or bits != run_bits:
+                self._call_out(run_head, run_bits, tags)
+                run_head, run_bits, tags = head, bits, []
+                if head not in self._on_confirms:
+                    break
+            if end != _FRAME_END:
                 break
-            callbacks[channel](method_id == _ACK, tag, bits & _MULTIPLE == _MULTIPLE)
-            offset += size
-        self.bytes_received += offset  # pika's heartbeat looks at this
-        self.frames_received += offset // size
-        return offset
+            tags.append(tag)
+            count += 1
+        self._call_out(run_head, run_bits, tags)
+        self.bytes_received += count * _CONFIRM.size  # pika's heartbeat looks at this
+        self.frames_received += count
+        return count * _CONFIRM.size
+
+    def _call_out(self, head: bytes, bits: int, tags: list[int]) -> None:
+        if tags:
+            on_confirms, is_ack = self._on_confirms[head]
+            on_confirms(is_ack, tags, bits & _MULTIPLE == _MULTIPLE)
 
 
 def is_recognized() -> bool:

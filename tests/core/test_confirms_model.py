@@ -89,6 +89,17 @@ class Pair:
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
         assert settled == self.model.confirm(tag, verdict, multiple=multiple)
 
+    def acks(self, tags: list[int]) -> None:
+        """All at once, or none: then one needs a closer look, as would any if one was returned."""
+        is_odd = len(set(tags)) < len(tags) or not self.model.open.issuperset(tags)
+        if is_odd or self.model.returned:
+            assert self.ledger.handle_acks(tags) is None
+            return
+        keys = [self.model.keys[tag - 1] for tag in tags]
+        assert self.ledger.handle_acks(tags) == keys
+        for tag in tags:
+            self.model.confirm(tag, CONFIRMED, multiple=False)
+
     def note_return(self, tag: int) -> None:
         outcome = Outcome(OutcomeKind.RETURNED, 312, f"NO_ROUTE {tag}")
         if not self.model.knows(tag):
@@ -135,6 +146,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def confirm(self, data: st.DataObject, verdict: Outcome, multiple: bool) -> None:  # noqa: FBT001
         tag = data.draw(st.integers(0, self.pair.model.last + 1))
         self.pair.confirm(tag, verdict, multiple=multiple)
+
+    @rule(data=st.data())
+    def acks(self, data: st.DataObject) -> None:
+        known = sorted(self.pair.model.open) or [1]
+        any_tag = st.sampled_from(known) | st.integers(0, self.pair.model.last + 1)
+        self.pair.acks(data.draw(st.lists(any_tag, min_size=1, max_size=10)))
 
     @rule(data=st.data())
     def note_return(self, data: st.DataObject) -> None:

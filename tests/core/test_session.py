@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reliablepub._core.confirms import Violation
 from reliablepub._core.events import (
     Acked,
+    AckedEach,
     Batch,
     Blocked,
     ChannelClosed,
@@ -82,6 +85,51 @@ def connected() -> Client:
     client.hears(Connected(), ChannelOpened(1))
     assert client.took() == [OpenChannel(1)]
     return client
+
+
+# ------------------------------------------------------------------------------------------ runs
+
+
+@given(
+    tags=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    returned=st.sets(st.integers(1, 4)),
+    epoch=st.sampled_from([1, 1, 1, 7]),
+)
+def test_a_run_of_acks_is_the_same_as_one_after_the_other(
+    tags: list[int], returned: set[int], epoch: int
+) -> None:
+    at_once, one_by_one = connected(), connected()
+    for client in (at_once, one_by_one):
+        client.submits("abcd")
+        client.writes()
+        client.hears(*(Returned(1, tag, 312, "NO_ROUTE") for tag in returned))
+    at_once.hears(AckedEach(epoch, tags))
+    one_by_one.hears(*(Acked(epoch, tag, multiple=False) for tag in tags))
+    assert at_once.ended == one_by_one.ended
+    assert at_once.took() == one_by_one.took()
+    for client in (at_once, one_by_one):
+        client.hears(ConnectionLost("over"))
+    assert at_once.ended == one_by_one.ended
+    assert at_once.session.stale == one_by_one.session.stale
+    assert at_once.session.violations == one_by_one.session.violations
+    assert (at_once.session.in_flight_bytes, at_once.session.buffered) == (
+        one_by_one.session.in_flight_bytes,
+        one_by_one.session.buffered,
+    )
+
+
+def test_runs_of_acks_in_quarantine_bring_the_next_suspects() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(ChannelClosed(1, 406, "no", by_publish=True), ChannelOpened(2), ChannelOpened(3))
+    client.took()
+    assert client.writes() == "3.1:a"
+    client.hears(AckedEach(3, [1]))
+    assert client.writes() == "3.2:b"
+    client.hears(AckedEach(3, [2]))
+    assert client.took() == [CloseChannel(3, "quarantine is empty")]
+    assert client.kinds() == "a:uncertain b:uncertain a:confirmed b:confirmed"
 
 
 # ---------------------------------------------------------------------------------------- window

@@ -143,7 +143,7 @@ def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
 
     def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
         if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
-            settlement = replace(settlement, outcome=CONFIRMED)
+            settlement = settlement._replace(outcome=CONFIRMED)
         real(self, settlement, now, wall)
 
     patch.setattr(Verdicts, "decide", decide)

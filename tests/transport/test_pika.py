@@ -16,6 +16,7 @@ import pytest
 
 from reliablepub._core.events import (
     Acked,
+    AckedEach,
     Blocked,
     ChannelClosed,
     ChannelOpened,
@@ -54,6 +55,11 @@ class Wire:
                     return event
             assert time.monotonic() < deadline, f"no {kinds}, only {self.events}"
             self.events += self.transport.listen(0.2)
+
+    def until_acked(self) -> list[int]:
+        """The tags that an ack names, however many came at once."""
+        event = self.until(Acked, AckedEach)
+        return list(event.tags) if isinstance(event, AckedEach) else [event.tag]
 
     def connect(self) -> None:
         self.transport.connect()
@@ -213,7 +219,7 @@ def test_a_publish_is_confirmed_under_the_tag_of_the_core(
     w.send(3, to("q"))
     confirmed = 0
     while confirmed < 3:
-        confirmed = max(confirmed, w.until(Acked).tag)
+        confirmed = max(confirmed, *w.until_acked())
     (first, *_) = fake_broker.messages("q")
     assert first.body == b"body"
 
@@ -247,7 +253,7 @@ def test_headers_beyond_the_negotiated_frame_are_refused_before_anything_is_writ
             w.send(1, to("q"), to("q", headers={"large": "x" * 9000}))
         assert raised.value.index == 1
         w.send(1, to("q", headers={"small": "x" * 7000}))
-        w.until(Acked)
+        w.until_acked()
         assert broker.published_count == 1
         w.close()
 
@@ -319,7 +325,7 @@ def test_blocked_and_unblocked_are_reported(wire: Connect, fake_broker: FakeBrok
     assert w.until(Blocked) == Blocked("low on disk")
     fake_broker.unblock()
     w.until(Unblocked)
-    w.until(Acked)
+    w.until_acked()
 
 
 def test_events_of_a_dropped_connection_are_not_reported_for_the_next(
@@ -370,7 +376,7 @@ def test_a_broker_without_a_free_channel_does_not_stop_the_others() -> None:
         w.open_channel()
         w.transport.open_channel(2)
         w.send(1, to("q"))
-        w.until(Acked)
+        w.until_acked()
         w.close()
 
 

@@ -23,7 +23,10 @@ class Wire(HookedConnection):
         self.seen: list[tuple[Any, ...]] = []
         with closing(IOLoop()) as loop:
             super().__init__(custom_ioloop=loop, internal_connection_workflow=False)
-        self.confirm_to(HOOKED_CHANNEL, lambda *confirm: self.seen.append(("hook", *confirm)))
+        self.confirm_to(HOOKED_CHANNEL, self._note)
+
+    def _note(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
+        self.seen += [("hook", is_ack, tag, multiple) for tag in tags]
 
     def _process_frame(self, frame_value: Any) -> None:
         method = getattr(frame_value, "method", None)
