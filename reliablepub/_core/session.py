@@ -19,15 +19,14 @@ channel (`reliablepub._core.quarantine`), and the main channel reopens at once a
 messages meanwhile. When it was the whole connection that was closed, they wait: a suspect is then
 tried with nothing beside it. `reliablepub._core.aftermath` has the table of what becomes of whom.
 
-**Blocked.** Nothing is sent into an alarm, and nothing times out in it: deadlines are kept on a
-clock that stands still meanwhile.
+**Blocked.** Nothing is sent into an alarm, and nothing times out: the clock for it stands still.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic
 
 from reliablepub._core.aftermath import Aftermath
 from reliablepub._core.clock import StoppableClock
@@ -46,6 +45,7 @@ from reliablepub._core.events import (
     ConnectionLost,
     Disconnect,
     Event,
+    K,
     Nacked,
     OpenChannel,
     Returned,
@@ -56,8 +56,6 @@ from reliablepub._core.lane import ChannelState, Lane
 from reliablepub._core.quarantine import Quarantine
 from reliablepub._core.window import Window
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
-
-K = TypeVar("K")
 
 
 class Session(Generic[K]):
@@ -215,12 +213,12 @@ class Session(Generic[K]):
 
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
         settlements = lane.confirm_each(event.tags) if lane is self._main else None
-        if settlements is None:
-            for tag in event.tags:
-                self.handle(Acked(event.epoch, tag, multiple=False), now)
-        else:
+        if settlements is not None:
             self._aftermath.heard()
             self._aftermath.settlements += settlements
+            return
+        for tag in event.tags:
+            self.handle(Acked(event.epoch, tag, multiple=False), now)
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         self._aftermath.heard()
@@ -234,8 +232,6 @@ class Session(Generic[K]):
         self._clock.start(now)
         self.blocked_reason = None
 
-    # ------------------------------------------------------------------ commands
-
     def submit(self, key: K, size: int) -> None:
         """Buffer a message; it is written when the window has room.
 
@@ -243,8 +239,7 @@ class Session(Generic[K]):
             RuntimeError: the session is draining.
         """
         if self._is_draining:
-            msg = "a draining session takes no more messages"
-            raise RuntimeError(msg)
+            raise RuntimeError("a draining session takes no more messages")
         self._main.buffer.append((key, size))
 
     def take_back(self, batches: Sequence[Batch[K]]) -> None:
@@ -256,8 +251,7 @@ class Session(Generic[K]):
         for batch in reversed(batches):
             lane = self._lane(batch.epoch)
             if lane is None:
-                msg = f"epoch {batch.epoch} is over; its batch cannot be taken back"
-                raise ValueError(msg)
+                raise ValueError(f"epoch {batch.epoch} is over; its batch cannot be taken back")
             self.window.forget_round()
             lane.take_back(batch.first_tag, len(batch.keys))
 
@@ -334,10 +328,8 @@ class Session(Generic[K]):
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer is overdue, should the broker not block us before."""
-        since = lane.waiting_since
-        if since is None or not self._can_write:
-            return None
-        return self._clock.due_at(since + self._confirm_timeout_s)
+        since = lane.waiting_since if self._can_write else None
+        return None if since is None else self._clock.due_at(since + self._confirm_timeout_s)
 
     def _due_aside(self) -> float | None:
         """When somebody who was set aside is due; without a connection that changes nothing."""
@@ -357,8 +349,7 @@ class Session(Generic[K]):
             return
         self._next_suspects()
         for lane in (self._main, self._quarantine):
-            is_wanted = lane is self._main or lane.buffer
-            if is_wanted and lane.state is ChannelState.CLOSED:
+            if (lane is self._main or lane.buffer) and lane.state is ChannelState.CLOSED:
                 self._last_epoch += 1
                 lane.opening(self._last_epoch, self._clock.reading(now))
                 self._order(OpenChannel(self._last_epoch))

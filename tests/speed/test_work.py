@@ -43,7 +43,7 @@ def test_from_the_inbox_to_the_last_confirm(store: Store) -> None:
     chunks = chunks_of(messages(COUNT), receipt)
     calls = counted(lambda: unplugged.publish(chunks, receipt))
     assert unplugged.wire.bytes > COUNT * 1_024
-    assert calls < 80, f"{calls:.1f} calls a message"
+    assert calls < 43, f"{calls:.1f} calls a message"
 
 
 def test_what_sqlite_does_for_it(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def counted(work: Callable[[], object]) -> float:
 
 def test_a_message_and_its_id() -> None:
     made = counted(lambda: messages(COUNT))
-    assert made < 31, f"{made:.1f} calls a message"
+    assert made < 14.5, f"{made:.1f} calls a message"
     stream = messages(COUNT)
     chunks = counted(lambda: list(cut(stream, Cutter(LIMITS))))
     assert chunks < 36, f"{chunks:.1f} calls a message"
@@ -75,7 +75,7 @@ def test_confirms_off_the_wire() -> None:
     data = confirms(range(1, COUNT + 1))
     calls = counted(lambda: hear_confirms(data))
     assert hear_confirms(data) == COUNT
-    assert calls < 3.5, f"{calls:.1f} calls a message"
+    assert calls < 1.3, f"{calls:.1f} calls a message"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def by_hand() -> int:
 
 def test_beside_a_window_by_hand(store: Store, by_hand: int) -> None:
     """All of it, from the message to the last confirm: against a peer, so for every Python."""
-    most = 1.25 if isinstance(store, SqliteStore) else 1.18
+    most = 0.65 if isinstance(store, SqliteStore) else 0.58
     unplugged, receipt = Unplugged(store), nobody_waits()
     data = confirms(range(1, SHORT_COUNT + 1))
     with Instructions() as instructions:

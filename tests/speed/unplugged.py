@@ -15,7 +15,7 @@ import pika
 from pamqp import commands, frame
 from pika.adapters.select_connection import IOLoop, SelectConnection
 
-from reliablepub._core.events import Acked, ChannelOpened, Connected, Event
+from reliablepub._core.events import AckedEach, ChannelOpened, Connected, Event
 from reliablepub._core.session import Session
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
@@ -57,7 +57,7 @@ class Wire:
         properties = encode_batch(messages, 1, epoch, first_tag, 131_072)
         self.bytes += sum(map(len, self._frames.encode(messages, properties)))
         tags = range(first_tag, first_tag + len(messages))
-        self._events += [Acked(epoch, tag, multiple=False) for tag in tags]
+        self._events.append(AckedEach(epoch, tags))
 
     def listen(self, timeout_s: float | None) -> list[Event]:
         events, self._events = self._events, []
@@ -134,10 +134,10 @@ def hear_confirms(data: bytes) -> int:
     Returns:
         how many there were.
     """
-    heard: list[tuple[bool, int, bool]] = []
+    heard: list[int] = []
     with closing(IOLoop()) as loop:
         connection = HookedConnection(custom_ioloop=loop, internal_connection_workflow=False)
-        connection.confirm_to(1, lambda *one: heard.append(one))
+        connection.confirm_to(1, lambda _, tags, __: heard.extend(tags))
         connection._on_data_available(data)
     return len(heard)
 
