@@ -5,7 +5,7 @@ never know the checker.
 """
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -139,14 +139,16 @@ def a_late_confirm_of_an_old_epoch_counts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Verdicts.decide
+    real: Any = Verdicts.judge
 
-    def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
-        if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
-            settlement = settlement._replace(outcome=CONFIRMED)
-        real(self, settlement, now, wall)
+    def judge(self: Any, settlements: Sequence[Settlement[Entry]], *times: float) -> Any:
+        told = [
+            one._replace(outcome=CONFIRMED) if one.outcome.kind is OutcomeKind.UNCERTAIN else one
+            for one in settlements
+        ]
+        return real(self, told, *times)
 
-    patch.setattr(Verdicts, "decide", decide)
+    patch.setattr(Verdicts, "judge", judge)
 
 
 @mutant

@@ -68,7 +68,7 @@ def test_a_message_and_its_id() -> None:
     assert made < 14.5, f"{made:.1f} calls a message"
     stream = messages(COUNT)
     chunks = counted(lambda: list(cut(stream, Cutter(LIMITS))))
-    assert chunks < 36, f"{chunks:.1f} calls a message"
+    assert chunks < 16.5, f"{chunks:.1f} calls a message"
 
 
 def test_confirms_off_the_wire() -> None:
