@@ -25,6 +25,7 @@ from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.caller import Handover, cut, new_id
 from reliablepub.relay.handover import Stream
+from reliablepub.relay.latch import Latch
 from reliablepub.relay.limits import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN
 from reliablepub.relay.status import Status
 from reliablepub.topology import Topology
@@ -174,7 +175,7 @@ class Publisher:
         )
         assert message.message_id is not None
         receipt = Receipt(message.message_id, self._door.relay)
-        self._wait_stored(self._door.hand_over_one(message, receipt, threading.Event()))
+        self._wait_stored(self._door.hand_over_one(message, receipt, Latch()))
         return receipt
 
     def publish_many(
@@ -196,11 +197,11 @@ class Publisher:
             PublisherClosed: likewise.
         """
         door, receipt = self._door, BatchReceipt(self._door.relay)
-        under_way: deque[Handover[threading.Event]] = deque()
+        under_way: deque[Handover[Latch]] = deque()
         stream = Stream()
         try:
             for chunk in cut(messages, door.cutter()):
-                done = threading.Event()
+                done = Latch()
                 under_way.append(
                     door.hand_over(
                         chunk,
@@ -289,7 +290,7 @@ class Publisher:
 
     # ------------------------------------------------------------------ inside
 
-    def _wait_stored(self, handover: Handover[threading.Event]) -> None:
+    def _wait_stored(self, handover: Handover[Latch]) -> None:
         """Wait for the commit; for room too, if the outbox is full, but not longer than asked."""
         door, since = self._door, time.monotonic()
         patience_s = left_s = math.inf if door.full_timeout_s is None else door.full_timeout_s
