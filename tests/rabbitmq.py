@@ -217,7 +217,9 @@ class RabbitMQNode:
     def set_memory_alarm(self) -> None:
         """connection.blocked to whoever publishes, until the alarm is cleared."""
         self._is_alarmed = True
-        self.eval("rabbit_alarm:set_alarm({{resource_limit, memory, node()}, []}).")
+        alarm = "{{resource_limit, memory, node()}, []}"
+        # To set it returns at once; to ask behind that waits until each connection has been told.
+        self.eval(f"rabbit_alarm:set_alarm({alarm}), rabbit_alarm:get_alarms().")
 
     def clear_memory_alarm(self) -> None:
         """connection.unblocked."""
