@@ -23,7 +23,8 @@ from typing import Final, Self
 from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.errors import PublisherClosed, WrongEventLoop
-from reliablepub.message import FieldValue, Message
+from reliablepub.headers import FieldValue
+from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.bridge import Bridge, Signal

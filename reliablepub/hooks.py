@@ -30,7 +30,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from reliablepub.message import FieldValue, Message
+from reliablepub.headers import FieldValue
+from reliablepub.message import Message
 from reliablepub.outcome import Outcome
 
 

@@ -9,33 +9,23 @@ certain to cause one must not come into being: the caller gets the error, at the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from decimal import Decimal
-from math import isfinite
-from typing import Final, TypeAlias
+from datetime import datetime
+from typing import Final
 
 from reliablepub.errors import InvalidMessage
-
-FieldValue: TypeAlias = (
-    bool
-    | int
-    | float
-    | str
-    | bytes
-    | Decimal
-    | datetime
-    | Sequence["FieldValue"]
-    | Mapping[str, "FieldValue"]
-    | None
+from reliablepub.headers import (
+    SHORT_STRING_MAX,
+    FieldValue,
+    checked_datetime,
+    checked_headers,
+    utf8,
 )
-"""What an AMQP field table may hold (RabbitMQ's rabbit_binary_parser)."""
 
 ATTEMPT_HEADER: Final = "x-reliablepub-attempt"
 """Our own header, unique per attempt: a ``basic.return`` carries no tag, and is matched by this."""
 
-SHORT_STRING_MAX: Final = 255
 HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
 """RabbitMQ's default frame_max, less the frame's own bytes and room for `ATTEMPT_HEADER`: a content
 header frame beyond frame_max is a 501 that closes the connection."""
@@ -45,14 +35,8 @@ EXPIRATION_MS_MAX: Final = 4_294_967_295
 PRIORITY_MAX: Final = 255
 EXPIRES_IN_S_MAX: Final = 1e9
 """Thirty years; who needs longer does not need a deadline."""
-NESTING_MAX: Final = 32
 
 _FIXED_BYTES: Final = 128
-_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-_INT32_MAX = 2**31 - 1
-_DECIMAL_PLACES_MAX = 255
-_DECIMAL_DIGITS_MAX = 10
-_ROUTING_HEADERS = ("CC", "BCC")
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _RARE_SHORT_STRINGS = (
     "content_type",
@@ -196,7 +180,7 @@ class Message:
             fields["is_plain"] = False
         if headers is not None:
             room = HEADER_BYTES_MAX + _FIXED_BYTES + len(body) - size
-            fields["headers"], header_bytes = _checked_headers(headers, room)
+            fields["headers"], header_bytes = checked_headers(headers, room)
             size += header_bytes
         if ordering_key is not None:
             size += _ordering_key_bytes(ordering_key)
@@ -260,18 +244,11 @@ def _short_string_bytes(name: str, value: object) -> int:
         raise InvalidMessage(name, f"is {type(value).__name__}, not str")
     if value.isascii() and len(value) <= SHORT_STRING_MAX:  # the common case, without encoding
         return len(value)
-    length = len(_utf8(name, value))
+    length = len(utf8(name, value))
     if length > SHORT_STRING_MAX:
         problem = f"has {length} bytes of UTF-8; AMQP takes at most {SHORT_STRING_MAX}"
         raise InvalidMessage(name, problem)
     return length
-
-
-def _utf8(name: str, value: str) -> bytes:
-    try:
-        return value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidMessage(name, f"cannot be encoded as UTF-8: {error.reason}") from None
 
 
 def _check_range(name: str, value: object, most: int) -> None:
@@ -286,7 +263,7 @@ def _check_time(name: str, value: object) -> None:
         return
     if not isinstance(value, datetime):
         raise InvalidMessage(name, f"is {type(value).__name__}, not a datetime")
-    _checked_datetime(name, value)
+    checked_datetime(name, value)
 
 
 def _check_expires_in(value: object) -> None:
@@ -300,118 +277,8 @@ def _check_expires_in(value: object) -> None:
 def _ordering_key_bytes(value: object) -> int:
     if type(value) is not str:
         raise InvalidMessage("ordering_key", f"is {type(value).__name__}, not str")
-    length = len(_utf8("ordering_key", value))
+    length = len(utf8("ordering_key", value))
     if not 0 < length <= SHORT_STRING_MAX:
         problem = f"has {length} bytes of UTF-8; at least 1, at most {SHORT_STRING_MAX}"
         raise InvalidMessage("ordering_key", problem)
     return length
-
-
-def _checked_datetime(name: str, value: datetime) -> datetime:
-    if value.utcoffset() is None:
-        raise InvalidMessage(name, "is a datetime without a time zone; give it one, such as UTC")
-    if value.timestamp() < 0:
-        raise InvalidMessage(name, "is before 1970; AMQP timestamps are unsigned")
-    try:
-        return value.astimezone(UTC)
-    except OverflowError:
-        raise InvalidMessage(name, "is after the year 9999 in UTC") from None
-
-
-def _checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], int]:
-    """A copy of the headers, and their size when encoded."""
-    if not isinstance(headers, Mapping):
-        raise InvalidMessage("headers", f"is {type(headers).__name__}, not a mapping")
-    table, size = _checked_table("headers", headers, 1)
-    if any(name.startswith("x-reliablepub-") for name in table):
-        raise InvalidMessage("headers", "names starting with 'x-reliablepub-' are reserved")
-    for name in _ROUTING_HEADERS:
-        if name in table and not isinstance(table[name], list):
-            raise InvalidMessage(f"headers[{name!r}]", "is no list of routing keys")
-    if size > room:
-        raise InvalidMessage(
-            "headers",
-            f"take {size} bytes; the header frame holds {room} (put large data into the body)",
-        )
-    return table, size
-
-
-def _checked_table(
-    path: str, table: Mapping[object, object], depth: int
-) -> tuple[dict[str, FieldValue], int]:
-    """A copy of the table, and its size when encoded."""
-    copy: dict[str, FieldValue] = {}
-    size = 4
-    for name, value in table.items():
-        if type(name) is not str:
-            raise InvalidMessage(path, f"has the name {name!r}, which is not a str")
-        inner = f"{path}[{name!r}]"
-        length = len(_utf8(inner, name))
-        if length > SHORT_STRING_MAX:
-            problem = f"has a name of {length} bytes; at most {SHORT_STRING_MAX}"
-            raise InvalidMessage(path, problem)
-        copy[name], value_size = _checked_value(inner, value, depth)
-        size += 1 + length + value_size
-    return copy, size
-
-
-def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, int]:
-    """A copy of the value, and its size when encoded, its type octet included."""
-    if depth > NESTING_MAX:
-        raise InvalidMessage(path, f"is nested more than {NESTING_MAX} deep")
-    match value:
-        case list() | tuple():
-            items = [_checked_value(f"{path}[{i}]", v, depth + 1) for i, v in enumerate(value)]
-            return [item for item, _ in items], 5 + sum(size for _, size in items)
-        case Mapping():
-            table, size = _checked_table(path, value, depth + 1)
-            return table, 1 + size
-        case _:
-            return _checked_scalar(path, value)
-
-
-def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
-    copy: FieldValue
-    match value:
-        case str():
-            copy, size = value, 5 + len(_utf8(path, value))
-        case None:
-            copy, size = None, 1
-        case bool():
-            copy, size = value, 2
-        case int() | float():
-            copy, size = _checked_number(path, value), 9
-        case bytes():
-            copy, size = value, 5 + len(value)
-        case Decimal():
-            copy, size = _checked_decimal(path, value), 6
-        case datetime():
-            copy, size = _checked_datetime(path, value), 9
-        case _:
-            raise InvalidMessage(path, f"is {type(value).__name__}, which AMQP tables cannot hold")
-    return copy, size
-
-
-def _checked_number(path: str, value: float) -> float:
-    if isinstance(value, int):
-        if not _INT64_MIN <= value <= _INT64_MAX:
-            raise InvalidMessage(path, "does not fit 64 bits")
-        return int(value)  # of an IntEnum, its number
-    if not isfinite(value):
-        raise InvalidMessage(path, f"is {value}; many clients cannot read such a number")
-    return value
-
-
-def _checked_decimal(path: str, value: Decimal) -> Decimal:
-    """AMQP decimals are a 32-bit integer and a number of decimal places."""
-    if not value.is_finite():
-        raise InvalidMessage(path, "is a decimal that is not a finite number")
-    exponent = int(value.as_tuple().exponent)
-    fits = (
-        exponent >= -_DECIMAL_PLACES_MAX
-        and value.adjusted() - min(exponent, 0) < _DECIMAL_DIGITS_MAX  # before any large power
-        and abs(int(value.scaleb(max(0, -exponent)))) <= _INT32_MAX
-    )
-    if not fits:
-        raise InvalidMessage(path, "does not fit AMQP's decimal (32 bits, 255 places)")
-    return value

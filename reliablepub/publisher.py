@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Self
 
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
-from reliablepub.message import FieldValue, Message
+from reliablepub.headers import FieldValue
+from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Receipt

@@ -21,8 +21,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from reliablepub.errors import InvalidMessage
+from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded
-from reliablepub.message import FieldValue, Message
+from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
 
 try:

@@ -17,7 +17,8 @@ from functools import partial
 from json import JSONDecodeError, JSONEncoder, loads
 from typing import Any, Final
 
-from reliablepub.message import FieldValue, Message
+from reliablepub.headers import FieldValue
+from reliablepub.message import Message
 
 _PLAIN: Final = (
     "priority",

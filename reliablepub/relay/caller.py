@@ -90,7 +90,7 @@ def new_id() -> str:
     `uuid.uuid4` asks the kernel for every one, and gives the interpreter away meanwhile: a thread
     that competes for it is then five milliseconds ahead. So the kernel is asked for a seed.
     """
-    digits = _chance.randbytes(16).hex()
+    digits = f"{_chance.getrandbits(128):032x}"
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from reliablepub._core.events import Settlement
 from reliablepub.errors import ConfigurationError
+from reliablepub.headers import FieldValue
 from reliablepub.hooks import (
     EVENTS,
     AttemptBegun,
@@ -21,7 +22,6 @@ from reliablepub.hooks import (
     MessageGivenUp,
     MessageStored,
 )
-from reliablepub.message import FieldValue
 from reliablepub.outbox.entry import Attempt, DamagedRow, Entry, Sent
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.guard import Guard

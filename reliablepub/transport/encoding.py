@@ -15,7 +15,8 @@ from datetime import datetime
 from decimal import Decimal
 from struct import Struct
 
-from reliablepub.message import ATTEMPT_HEADER, FieldValue, Message
+from reliablepub.headers import FieldValue
+from reliablepub.message import ATTEMPT_HEADER, Message
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.frames import HEADER_OVERHEAD
 

@@ -25,7 +25,7 @@ from reliablepub import (
     Unroutable,
     WrongEventLoop,
 )
-from reliablepub.message import FieldValue
+from reliablepub.headers import FieldValue
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import Run

@@ -21,7 +21,7 @@ from reliablepub import (
     RetryPolicy,
     Unroutable,
 )
-from reliablepub.message import FieldValue
+from reliablepub.headers import FieldValue
 from tests.amqp_probe import AmqpProbe
 
 IMPATIENT = RetryPolicy(

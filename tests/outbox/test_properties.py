@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reliablepub.message import FieldValue, Message
+from reliablepub.headers import FieldValue
+from reliablepub.message import Message
 from reliablepub.outbox.properties import from_text, to_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

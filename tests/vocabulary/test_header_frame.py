@@ -18,15 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, encode, frame, header
 
+from reliablepub.headers import NESTING_MAX, SHORT_STRING_MAX, _checked_table
 from reliablepub.message import (
     ATTEMPT_HEADER,
     EXPIRATION_MS_MAX,
     HEADER_BYTES_MAX,
-    NESTING_MAX,
     PRIORITY_MAX,
-    SHORT_STRING_MAX,
     Message,
-    _checked_table,
 )
 from reliablepub.transport.encoding import encode_properties
 

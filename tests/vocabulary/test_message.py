@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from reliablepub.errors import InvalidMessage
+from reliablepub.headers import NESTING_MAX, SHORT_STRING_MAX
 from reliablepub.message import (
     BODY_BYTES_MAX,
     EXPIRATION_MS_MAX,
     HEADER_BYTES_MAX,
-    NESTING_MAX,
     PRIORITY_MAX,
-    SHORT_STRING_MAX,
     Message,
 )
 
