@@ -130,16 +130,11 @@ class Message:
         not_before: datetime | None = None,
         ordering_key: str | None = None,
     ) -> None:
-        """Check everything; keep copies of what the caller could still change.
-
-        Every message pays for this. What a dataclass would write here sets each field by a call of
-        its own, and takes three times as long; and what is left out need not be set at all.
-        """
+        """Check everything, and copy what could change; by hand, in a third of a dataclass's time."""
         _check_body(body)
         fields = self.__dict__
         fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
-        size = _FIXED_BYTES + len(body)
-        size += _short_string_bytes("exchange", exchange)
+        size = _FIXED_BYTES + len(body) + _short_string_bytes("exchange", exchange)
         size += _short_string_bytes("routing_key", routing_key)
         if message_id is not None:
             size += _message_id_bytes(message_id)
