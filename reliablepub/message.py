@@ -130,7 +130,7 @@ class Message:
         not_before: datetime | None = None,
         ordering_key: str | None = None,
     ) -> None:
-        """Check everything, and copy what could change; by hand, in a third of a dataclass's time."""
+        """Check and copy: by hand, since what a dataclass writes here takes three times as long."""
         _check_body(body)
         fields = self.__dict__
         fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
@@ -140,8 +140,7 @@ class Message:
             size += _message_id_bytes(message_id)
             fields["message_id"] = message_id
         if persistent is not True:
-            _check_persistent(persistent)
-            fields["persistent"] = persistent
+            fields["persistent"] = _checked_persistent(persistent)
         if not (
             priority is None
             and expiration is None
@@ -171,8 +170,7 @@ class Message:
                 "not_before": not_before,
             }
             size += _rare_bytes(rare)
-            fields.update(rare)
-            fields["is_plain"] = False
+            fields.update(rare, is_plain=False)
         if headers is not None:
             room = HEADER_BYTES_MAX + _FIXED_BYTES + len(body) - size
             fields["headers"], header_bytes = checked_headers(headers, room)
@@ -216,9 +214,10 @@ def _message_id_bytes(value: object) -> int:
     return _short_string_bytes("message_id", value)
 
 
-def _check_persistent(value: object) -> None:
+def _checked_persistent(value: object) -> bool:
     if type(value) is not bool:
         raise InvalidMessage("persistent", f"is {value!r}; True or False")
+    return value
 
 
 def _rare_bytes(fields: Mapping[str, object]) -> int:

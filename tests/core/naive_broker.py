@@ -31,6 +31,7 @@ from reliablepub._core.events import (
 )
 from reliablepub._core.session import Session
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.acks import in_runs
 
 CONFIRM_TIMEOUT_S: Final = 30.0
 IMMEDIATE: Final = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
@@ -268,8 +269,9 @@ class Rig:
 
     def hear(self, count: int = 1) -> None:
         """Read events off the wire, all of them before anything is done about them."""
-        for _ in range(min(count, len(self.broker.outbox))):
-            self.session.handle(self.broker.outbox.popleft(), self.now)
+        said = self.broker.outbox
+        for event in in_runs([said.popleft() for _ in range(min(count, len(said)))]):
+            self.session.handle(event, self.now)
         self._settle_and_obey()
 
     def advance(self, seconds: float) -> None:

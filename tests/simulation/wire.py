@@ -24,6 +24,7 @@ from reliablepub._core.events import (
 )
 from reliablepub.message import Message
 from reliablepub.transport.base import CannotEncode
+from tests.acks import in_runs
 from tests.simulation.agenda import Action, Agenda, Note
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ class SimTransport:
             if isinstance(event, ConnectionLost) and self._wire is not None:
                 guilty, self._wire = self._wire.guilty_at_end, None
             self._checker.heard(event, guilty)
-        return events
+        return list(in_runs(events))
 
     def wake(self) -> None:
         self._wake()
