@@ -182,6 +182,7 @@ def _connected(url: str, *, is_confirming: bool = True) -> socket.socket:
     """A socket with an open channel, in confirm mode if wanted."""
     parts = urlsplit(url)
     wire = socket.create_connection((parts.hostname, parts.port))
+    wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as all the others do
     login = f"\0{parts.username}\0{parts.password}"
     tune = [
         commands.Connection.StartOk({}, "PLAIN", login, "en_US"),

@@ -13,6 +13,7 @@ from typing import Any
 import aio_pika
 
 from reliablepub import AsyncPublisher, Message, Publisher
+from reliablepub.outbox.store import SqliteStore
 from tests.speed import gopher, peers
 from tests.speed.gopher import Gopher
 from tests.speed.measuring import Way
@@ -48,7 +49,8 @@ class Ways:
 
     def __init__(self, url: str, queues: Sequence[str], folder: Path) -> None:
         self._url, self._queues, self._folder = url, queues, folder
-        self._numbers = itertools.count()
+        self._outbox = folder / "outbox.db"
+        SqliteStore(self._outbox).close()  # which is made once in its life
 
     def every(self) -> dict[str, Way]:
         """With confirms, and one without for comparison."""
@@ -61,7 +63,7 @@ class Ways:
             AIO_PIKA: self._their(peers.aio_pika_tasks),
             DURABLE: Way(self._durable),
             MEMORY: Way(self._in_memory),
-            ASYNC_DURABLE: Way(lambda count: asyncio.run(self._async(count, self._outbox()))),
+            ASYNC_DURABLE: Way(lambda count: asyncio.run(self._async(count, self._outbox))),
             ASYNC_MEMORY: Way(lambda count: asyncio.run(self._async(count, None))),
             GUEST: Way(lambda count: asyncio.run(self._guest(count))),
         }
@@ -90,15 +92,12 @@ class Ways:
         program = Gopher(self._folder)
         return {name: self._their(partial(run, program)) for name, run in methods.items()}
 
-    def _outbox(self) -> Path:
-        return self._folder / f"{next(self._numbers)}.db"
-
     def _messages(self, count: int) -> Iterator[Message]:
         queues = itertools.islice(itertools.cycle(self._queues), count)
         return (Message(BODY, routing_key=queue) for queue in queues)
 
     def _durable(self, count: int) -> None:
-        self._publish(count, self._outbox())
+        self._publish(count, self._outbox)
 
     def _in_memory(self, count: int) -> None:
         self._publish(count, None)
@@ -116,7 +115,7 @@ class Ways:
     async def _guest(self, count: int) -> None:
         async with (
             await aio_pika.connect(self._url) as connection,
-            AsyncPublisher(connection=connection, outbox=self._outbox(), **FIXED) as publisher,
+            AsyncPublisher(connection=connection, outbox=self._outbox, **FIXED) as publisher,
         ):
             await self._awaited(publisher, count)
 
