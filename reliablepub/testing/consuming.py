@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from pamqp.commands import Basic
 
 from reliablepub.testing import encoding
-from reliablepub.testing.replies import AmqpError, field_type
+from reliablepub.testing.field_types import field_type, is_integer
+from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -104,16 +105,16 @@ class Consuming:
 
     def consume(self, method: Basic.Consume) -> None:
         """basic.consume."""
+        if method.consumer_tag in self.consumers:
+            explanation = f"attempt to reuse consumer tag '{method.consumer_tag}'"
+            raise AmqpError(530, explanation)
         queue = self._channel.queue_or_last(method.queue, "read")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
-        if tag in self.consumers:
-            explanation = f"attempt to reuse consumer tag '{tag}'"
-            raise AmqpError(530, explanation)
         if queue.consumers and (method.exclusive or queue.consumers[0].exclusive):
             explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
             raise AmqpError(403, explanation)
         priority = (method.arguments or {}).get("x-priority", 0)
-        if type(priority) is not int:
+        if not isinstance(priority, int) or not is_integer(priority):
             where = self._channel.place("queue", queue.name)
             reason = f'"expected integer, got {field_type(priority)}"'
             raise AmqpError(406, f"invalid arg 'x-priority' for {where}: {reason}")

@@ -12,9 +12,10 @@ from pamqp.commands import Exchange as ExchangeMethods
 from pamqp.commands import Queue as QueueMethods
 
 from reliablepub.testing import encoding
+from reliablepub.testing.field_types import field_type
 from reliablepub.testing.queue_arguments import COMPARED, check_queue_arguments
 from reliablepub.testing.queues import Queue
-from reliablepub.testing.replies import AmqpError, erlang_binary, field_type
+from reliablepub.testing.replies import AmqpError, erlang_binary
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _CLASSIC = frozenset({None, "classic"})
 def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
     """exchange.declare."""
     vhost = channel.connection.vhost
-    name, arguments = method.exchange, dict(method.arguments or {})
+    name, arguments = _stripped(method.exchange), dict(method.arguments or {})
     _check_not_default(name)
     if not method.passive:
         channel.check_access("configure", "exchange", name)
@@ -38,8 +39,8 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
     elif name not in vhost.exchanges:
         _check_name(name, "exchange")
         if method.exchange_type not in EXCHANGE_TYPES:
-            explanation = f"unknown exchange type '{method.exchange_type}'"
-            raise AmqpError(503, explanation)
+            wrong = "unknown" if method.exchange_type else "invalid"
+            raise AmqpError(503, f"{wrong} exchange type '{method.exchange_type}'")
         vhost.add_exchange(
             Exchange(
                 name,
@@ -64,7 +65,7 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
 def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
     """exchange.delete: of one that does not exist is no error."""
     vhost = channel.connection.vhost
-    name = method.exchange
+    name = _stripped(method.exchange)
     channel.check_access("configure", "exchange", name)
     _check_not_default(name)
     if name.startswith("amq."):
@@ -81,12 +82,12 @@ def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
 def bind_exchange(channel: Channel, method: ExchangeMethods.Bind) -> None:
     """exchange.bind: from `source` to `destination`."""
     source, binding = _exchange_binding(channel, method)
-    channel.connection.vhost.bind(source, binding)
+    _bind(channel, source, binding)
     channel.reply(ExchangeMethods.BindOk(), nowait=method.nowait)
 
 
 def unbind_exchange(channel: Channel, method: ExchangeMethods.Unbind) -> None:
-    """exchange.unbind."""
+    """exchange.unbind: of what does not exist is no error."""
     source, binding = _exchange_binding(channel, method)
     channel.connection.vhost.unbind(source, binding)
     channel.reply(ExchangeMethods.UnbindOk(), nowait=method.nowait)
@@ -97,7 +98,9 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
     connection = channel.connection
     node, vhost = connection.node, connection.vhost
     arguments = dict(method.arguments or {})
-    name = method.queue if method.queue or method.passive else node.generated_name("amq.gen-")
+    name = _stripped(method.queue)
+    if not name and not method.passive:
+        name = node.generated_name("amq.gen-")
     if not method.passive:
         channel.check_access("configure", "queue", name)
         _check_onward(channel, "queue", name, arguments.get("x-dead-letter-exchange"))
@@ -106,7 +109,8 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
         if not method.passive:
             _check_same_queue(channel, queue, method, arguments)
     else:
-        _check_name(method.queue, "queue")
+        if method.queue:
+            _check_name(name, "queue")
         check_queue_arguments(arguments, channel.place("queue", name))
         queue = Queue(
             name,
@@ -127,7 +131,7 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
 def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
     """queue.delete: what is outstanding there is confirmed, not nacked; unknown is no error."""
     vhost = channel.connection.vhost
-    name = channel.name_or_last(method.queue)
+    name = channel.name_or_last(_stripped(method.queue))
     channel.check_access("configure", "queue", name)
     count = 0
     if name in vhost.queues:
@@ -154,41 +158,60 @@ def purge_queue(channel: Channel, method: QueueMethods.Purge) -> None:
 
 def bind_queue(channel: Channel, method: QueueMethods.Bind) -> None:
     """queue.bind."""
-    binding = _queue_binding(channel, method)
-    channel.connection.vhost.bind(method.exchange, binding)
+    source, binding = _queue_binding(channel, method)
+    _bind(channel, source, binding)
     channel.reply(QueueMethods.BindOk(), nowait=method.nowait)
 
 
 def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
     """queue.unbind: of what does not exist is no error, and it has no nowait."""
     vhost = channel.connection.vhost
-    name = channel.name_or_last(method.queue)
-    channel.check_access("write", "queue", name)
-    if name in vhost.queues and method.exchange in vhost.exchanges:
-        vhost.unbind(method.exchange, _queue_binding(channel, method))
+    source, binding = _queue_binding(channel, method)
+    if source in vhost.exchanges and binding.destination in vhost.queues:
+        channel.queue(binding.destination)  # it may be somebody else's
+        vhost.unbind(source, binding)
     channel.reply(QueueMethods.UnbindOk())
 
 
-def _queue_binding(channel: Channel, method: QueueMethods.Bind | QueueMethods.Unbind) -> Binding:
-    queue = channel.queue_or_last(method.queue, "write")
-    _check_not_default(method.exchange)
-    exchange = channel.exchange(method.exchange, "read")
-    if exchange.type == "headers":
-        _check_match((method.arguments or {}).get("x-match", "all"))
-    key = method.routing_key or ("" if method.queue else queue.name)
-    return Binding(queue.name, False, key, frozen_arguments(method.arguments))  # noqa: FBT003
+def _queue_binding(
+    channel: Channel, method: QueueMethods.Bind | QueueMethods.Unbind
+) -> tuple[str, Binding]:
+    said, source = _stripped(method.queue), _stripped(method.exchange)
+    name = channel.name_or_last(said)
+    channel.check_access("write", "queue", name)
+    _check_not_default(source)
+    channel.check_access("read", "exchange", source)
+    key = method.routing_key or ("" if said else name)
+    return source, Binding(name, False, key, frozen_arguments(method.arguments))  # noqa: FBT003
 
 
 def _exchange_binding(
     channel: Channel, method: ExchangeMethods.Bind | ExchangeMethods.Unbind
 ) -> tuple[str, Binding]:
-    for name, right in ((method.destination, "write"), (method.source, "read")):
-        channel.check_access(right, "exchange", name)
-        _check_not_default(name)
-        channel.exchange(name, right)
+    destination, source = _stripped(method.destination), _stripped(method.source)
+    channel.check_access("write", "exchange", destination)
+    _check_not_default(destination)
+    _check_not_default(source)
+    channel.check_access("read", "exchange", source)
     arguments = frozen_arguments(method.arguments)
-    binding = Binding(method.destination, True, method.routing_key or "", arguments)  # noqa: FBT003
-    return method.source, binding
+    return source, Binding(destination, True, method.routing_key or "", arguments)  # noqa: FBT003
+
+
+def _bind(channel: Channel, source: str, binding: Binding) -> None:
+    """Add a binding; if both ends are missing, it is the source that is said to be."""
+    exchange = channel.exchange(source, None)
+    if binding.to_exchange:
+        channel.exchange(binding.destination, None)
+    else:
+        channel.queue(binding.destination)
+    if exchange.type == "headers":
+        _check_match(dict(binding.arguments).get("x-match", "all"))
+    channel.connection.vhost.bind(source, binding)
+
+
+def _stripped(name: str) -> str:
+    """A name as declarations and bindings take it: without the ends of lines."""
+    return name.replace("\r", "").replace("\n", "")
 
 
 def frozen_arguments(table: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
@@ -228,10 +251,10 @@ def _check_same_queue(
     channel: Channel, queue: Queue, method: QueueMethods.Declare, arguments: dict[str, Any]
 ) -> None:
     where = channel.place("queue", queue.name)
-    _check_same("durable", method.durable, queue.durable, where)
-    _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
     if method.exclusive != (queue.owner is not None):
         raise channel.locked(queue.name)
+    _check_same("durable", method.durable, queue.durable, where)
+    _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
     _check_same_arguments(COMPARED, arguments, queue.arguments, where)
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import commands
 
+from reliablepub.testing import field_types
 from reliablepub.testing.replies import AmqpError, SilentlyRefused, erlang_binary, frame_error
 from reliablepub.testing.wire import HEADER, METHOD
 
@@ -143,15 +144,15 @@ class Reader:
 # The type letters RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
 _FIELD_READERS: dict[bytes, Callable[[Reader], Any]] = {
     b"t": lambda r: bool(r.number(1)),
-    b"b": lambda r: r.number(1, signed=True),
-    b"B": lambda r: r.number(1),
-    b"s": lambda r: r.number(2, signed=True),
-    b"u": lambda r: r.number(2),
-    b"I": lambda r: r.number(4, signed=True),
-    b"i": lambda r: r.number(4),
-    b"l": lambda r: r.number(8, signed=True),
-    b"L": lambda r: r.number(8, signed=True),
-    b"f": lambda r: r.real(_FLOAT),
+    b"b": lambda r: field_types.Byte(r.number(1, signed=True)),
+    b"B": lambda r: field_types.UnsignedByte(r.number(1)),
+    b"s": lambda r: field_types.Short(r.number(2, signed=True)),
+    b"u": lambda r: field_types.UnsignedShort(r.number(2)),
+    b"I": lambda r: field_types.SignedInt(r.number(4, signed=True)),
+    b"i": lambda r: field_types.UnsignedInt(r.number(4)),
+    b"l": lambda r: field_types.Long(r.number(8, signed=True)),
+    b"L": lambda r: field_types.Long(r.number(8, signed=True)),
+    b"f": lambda r: field_types.WireFloat(r.real(_FLOAT)),
     b"d": lambda r: r.real(_DOUBLE),
     b"D": Reader.decimal,
     b"S": Reader.longstr,

@@ -62,7 +62,7 @@ class Node:
     # ------------------------------------------------------------------ messages
 
     def enqueue(self, queue: Queue, publish: Publish, publishing: Publishing | None) -> bool:
-        """Put a publish into a queue; False when the queue refuses it.
+        """Put a publish into a queue, and into the hands of who waits; False when it refuses.
 
         A persistent one is not confirmed before it is written; `publishing` hears of that.
         """
@@ -75,6 +75,8 @@ class Node:
             if not self._unwritten:
                 self.timers.at(self.now + self.options.flush_delay_s, self._write)
             self._unwritten.append((entry, publish, publishing))
+        deliver(queue, self.now)
+        queue.trim()
         return True
 
     def _expire_later(self, queue: Queue, entry: Entry) -> None:
@@ -111,7 +113,6 @@ class Node:
         publish = died(buried, int(time()))
         for queue in destinations(vhost, publish, buried.reason):
             self.enqueue(queue, publish, None)
-            deliver(queue, self.now)
 
     # ------------------------------------------------------------------ verdicts
 

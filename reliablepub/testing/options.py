@@ -56,7 +56,7 @@ class NodeOptions:
     heartbeat_s: int = 60
     channel_max: int = 2047
     frame_max: int = 131_072
-    max_message_size: int = 16 * 1024 * 1024
+    max_message_size: int = 128 * 1024 * 1024
     flush_delay_s: float = 0.002
     history_max: int = 100_000
     history_bytes_max: int = 256 * 1024 * 1024

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from reliablepub.testing import encoding, faults
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
-from reliablepub.testing.consuming import deliver
 from reliablepub.testing.content_header import rewritten
+from reliablepub.testing.field_types import field_type
 from reliablepub.testing.history import Fate
-from reliablepub.testing.replies import AmqpError, field_type, reply_text
+from reliablepub.testing.replies import AmqpError, reply_text
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel import Channel
@@ -144,8 +144,6 @@ class Publishing:
                 publish.fate = Fate.NACKED
         if publish.rejected or not publish.waiting:
             self.settle(publish)
-        for queue in queues:
-            deliver(queue, self._node.now)
         for fault in publish.faults:
             if isinstance(fault, faults.DeleteQueue):
                 self._delete_queues(queues if fault.queue is None else fault.queue)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing.replies import AmqpError, field_type
+from reliablepub.testing.field_types import field_type, is_integer
+from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +19,7 @@ TTL_MAX_MS = 315_360_000_000
 _PRIORITY_MAX = 255
 _OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 _QUEUE_MODES = ("default", "lazy")
+_QUEUE_VERSIONS = (1, 2)
 
 
 def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
@@ -33,10 +35,14 @@ def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
             reason = reason or "routing_key_but_no_dlx_defined"
         if reason is not None:
             raise AmqpError(406, f"invalid arg '{name}' for {where}: {reason}")
+    for name in _OF_OTHER_TYPES:
+        if name in arguments:
+            kind = "of queue type rabbit_classic_queue"
+            raise AmqpError(406, f"invalid arg '{name}' for {where} {kind}")
 
 
 def _count(value: object) -> str | None:
-    if type(value) is not int:
+    if not isinstance(value, int) or not is_integer(value):
         return f'"expected integer, got {field_type(value)}"'
     return f"{{value_negative,{value}}}" if value < 0 else None
 
@@ -47,7 +53,7 @@ def _duration(value: object) -> str | None:
 
 
 def _expiry(value: object) -> str | None:
-    return "{value_zero,0}" if value == 0 and type(value) is int else _duration(value)
+    return "{value_zero,0}" if value == 0 and is_integer(value) else _duration(value)
 
 
 def _priority(value: object) -> str | None:
@@ -69,6 +75,12 @@ def _mode(value: object) -> str | None:
     )
 
 
+def _version(value: object) -> str | None:
+    return _count(value) or (
+        None if value in _QUEUE_VERSIONS else f"\"unsupported queue version '{value}'\""
+    )
+
+
 def _type(value: object) -> str | None:
     return _text(value) or (None if value == "classic" else f"\"unsupported queue type '{value}'\"")
 
@@ -78,6 +90,7 @@ def _flag(value: object) -> str | None:
 
 
 _CHECKS: dict[str, Callable[[object], str | None]] = {
+    "x-queue-type": _type,
     "x-expires": _expiry,
     "x-message-ttl": _duration,
     "x-dead-letter-routing-key": _text,
@@ -86,9 +99,35 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "x-max-priority": _priority,
     "x-overflow": _overflow,
     "x-queue-mode": _mode,
+    "x-queue-version": _version,
     "x-single-active-consumer": _flag,
-    "x-queue-type": _type,
 }
+"""In the order in which they are looked at."""
 
-COMPARED = ("x-dead-letter-exchange", *_CHECKS)
+_OF_OTHER_TYPES = (
+    "x-delivery-limit",
+    "x-initial-cluster-size",
+    "x-max-age",
+    "x-max-in-memory-bytes",
+    "x-max-in-memory-length",
+    "x-queue-leader-locator",
+    "x-quorum-initial-group-size",
+    "x-stream-max-segment-size-bytes",
+)
+
+COMPARED = (
+    "x-expires",
+    "x-message-ttl",
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-max-length",
+    "x-max-length-bytes",
+    "x-max-priority",
+    "x-overflow",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-single-active-consumer",
+    "x-queue-type",
+    "x-queue-master-locator",
+)
 """What a second declaration must say as the first did; other arguments are not looked at."""

@@ -86,9 +86,12 @@ class Queue:
             insort(self.ready, entry, key=lambda one: one.place)
         else:
             self.ready.append(entry)
-        while self.ready and self._is_full(0, room=-1):
-            self.bury(self.take().publish, "maxlen")
         return entry
+
+    def trim(self) -> None:
+        """Drop from the head what no consumer has taken and a limit does not allow."""
+        while self.ready and self.arguments and self._is_full(0, room=-1):
+            self.bury(self.take().publish, "maxlen")
 
     @property
     def priority_max(self) -> int:

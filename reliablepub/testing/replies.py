@@ -66,22 +66,6 @@ def reply_text(code: int, explanation: str) -> str:
     return data[: _TEXT_MAX_BYTES - len(_ELLIPSIS)].decode(errors="ignore") + _ELLIPSIS
 
 
-_FIELD_TYPES: dict[type, str] = {
-    bool: "bool",
-    bytes: "longstr",
-    dict: "table",
-    float: "double",
-    int: "signedint",
-    list: "array",
-    str: "longstr",
-}
-
-
-def field_type(value: object) -> str:
-    """RabbitMQ's name for the type of a field value, of an integer the one most clients send."""
-    return _FIELD_TYPES.get(type(value), "void")
-
-
 def erlang_binary(data: bytes) -> str:
     """Bytes as RabbitMQ prints them in its reply texts (io_lib's ~p)."""
     if data and all(0x20 <= byte < 0x7F for byte in data):  # noqa: PLR2004 - printable ASCII

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from reliablepub.testing.field_types import is_same
 from reliablepub.testing.queues import Buried, Queue
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> b
     }
     # A binding argument without a value asks only that the header is there.
     hits = (
-        key in headers and (value is None or headers[key] == value) for key, value in wanted.items()
+        key in headers and (value is None or is_same(headers[key], value))
+        for key, value in wanted.items()
     )
     return all(hits) if mode.startswith("all") else any(hits)
 

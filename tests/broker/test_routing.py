@@ -174,6 +174,7 @@ def test_a_full_queue_rejects_or_drops_its_head() -> None:
     sent = [publish("", f"{i}") for i in range(3)]
     assert [rejects.offer(one, 0.0) is None for one in sent] == [False, False, True]
     assert all(drops.offer(one, 0.0) for one in sent)
+    drops.trim()
     assert [entry.publish for entry in rejects.ready] == sent[:2]
     assert [entry.publish for entry in drops.ready] == sent[1:]
 
@@ -181,10 +182,12 @@ def test_a_full_queue_rejects_or_drops_its_head() -> None:
 def test_max_length_zero_and_bytes() -> None:
     nothing = Queue("q", arguments={"x-max-length": 0})
     nothing.offer(publish("", "k"), 0.0)
+    nothing.trim()
     assert not nothing.ready
     few = Queue("q", arguments={"x-max-length-bytes": 8})
     for _ in range(3):
         few.offer(publish("", "k"), 0.0)
+        few.trim()
     assert (len(few.ready), few.ready_bytes) == (2, 8)
 
 

@@ -89,6 +89,19 @@ def test_a_consumer_tag_twice(client: RawClient, queue: str) -> None:
     assert client.told() == [f"connection.close 530 {text} (60, 20)"]
 
 
+def test_a_consumer_tag_is_looked_at_before_the_queue(client: RawClient, queue: str) -> None:
+    consume(client, queue)
+    client.send(commands.Basic.Consume(queue="nowhere", consumer_tag="me"))
+    assert client.hear_only(commands.Connection.Close).reply_code == 530
+
+
+def test_who_waits_gets_what_a_queue_has_no_place_for(client: RawClient) -> None:
+    name = client.declare(unique("queue"), arguments={"x-max-length": 0})
+    consume(client, name, no_ack=True)
+    client.publish(name)
+    assert "body b'x'" in client.told(4)
+
+
 def test_an_exclusive_consumer(client: RawClient, queue: str) -> None:
     consume(client, queue, exclusive=True)
     client.send(commands.Basic.Consume(queue=queue, consumer_tag="you"))

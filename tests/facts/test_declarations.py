@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pamqp import commands
+from pamqp import commands, encode
 
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
@@ -72,6 +72,12 @@ CHANGED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         "received none but current is the value '70000' of type 'signedint'",
     ),
     ({"x-max-priority": 5}, {"x-max-priority": 6}, "received '6' but current is '5'"),
+    (  # of several, the one that RabbitMQ compares first
+        {"x-message-ttl": 70000, "x-dead-letter-exchange": "a"},
+        {},
+        "received none but current is the value '70000' of type 'signedint'",
+    ),
+    ({"x-max-length": 7}, {}, "received none but current is the value '7' of type 'byte'"),
     (
         {"x-single-active-consumer": True},
         {},
@@ -120,6 +126,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"x-dead-letter-routing-key": "a"}, "routing_key_but_no_dlx_defined"),
     ({"x-single-active-consumer": "yes"}, "{unacceptable_type,longstr}"),
     ({"x-queue-type": "other"}, "\"unsupported queue type 'other'\""),
+    ({"x-overflow": 1}, "{unacceptable_type,byte}"),
+    ({"x-overflow": 1.5}, "{unacceptable_type,float}"),
 ]
 
 
@@ -130,6 +138,38 @@ def test_arguments_that_are_wrong(
     (name,) = arguments
     text = f"invalid arg '{name}' for queue 'wrong' in vhost '/': {reason}"
     assert declare(client, "wrong", arguments) == refused(text)
+
+
+def test_of_several_wrong_arguments_one_is_named(client: RawClient) -> None:
+    arguments = {"x-overflow": "spill", "x-max-length": -1, "x-queue-type": "other"}
+    (line,) = declare(client, "wrong", arguments)
+    assert "invalid arg 'x-queue-type'" in line
+
+
+@pytest.mark.parametrize("name", ["x-delivery-limit", "x-max-age", "x-initial-cluster-size"])
+def test_arguments_of_other_queue_types(client: RawClient, name: str) -> None:
+    place = f"invalid arg '{name}' for queue 'wrong' in vhost '/'"
+    assert declare(client, "wrong", {name: 5}) == refused(
+        f"{place} of queue type rabbit_classic_queue"
+    )
+
+
+def test_whose_it_is_comes_before_what_it_is(client: RawClient, queue: str) -> None:
+    (line,) = declare(client, queue, {"x-expires": 70000}, durable=False, exclusive=True)
+    assert line.startswith("channel.close 405 RESOURCE_LOCKED")
+
+
+def test_names_are_without_ends_of_lines(client: RawClient) -> None:
+    name = unique("queue")
+    torn = encode.short_string(f"{name[:3]}\r\n{name[3:]}")
+    client.write_frame(1, 1, bytes([0, 50, 0, 10, 0, 0]) + torn + b"\x02" + bytes(4))
+    assert client.told() == [f"queue.declareok {name} 0 0"]
+    exchange = encode.short_string("amq.\ndirect")
+    arguments = torn + exchange + encode.short_string("k") + bytes(5)
+    client.write_frame(1, 1, bytes([0, 50, 0, 20, 0, 0]) + arguments)
+    assert client.told() == ["queue.bindok"]
+    client.write_frame(1, 1, bytes([0, 50, 0, 40, 0, 0]) + torn + b"\x00")
+    assert client.told() == ["queue.deleteok 0"]
 
 
 def test_a_queue_mode(site: Site, client: RawClient) -> None:

@@ -115,17 +115,6 @@ def test_deaths(site: Site, client: RawClient, queue: str) -> None:
     assert (list(death) == sorted(death)) == site.is_fake
 
 
-@pytest.mark.parametrize("value", [1, 1.5])
-def test_types(site: Site, client: RawClient, value: float) -> None:
-    """The types of numbers in texts."""
-    arguments: FieldTable = {"x-overflow": value}
-    client.send(commands.Queue.Declare(queue="wrong", durable=True, arguments=arguments))
-    on_the_wire = "byte" if value == 1 else "float"
-    assumed = "signedint" if value == 1 else "double"
-    text = client.hear_only(commands.Channel.Close).reply_text
-    assert text.endswith(f"{{unacceptable_type,{assumed if site.is_fake else on_the_wire}}}")
-
-
 def test_large_bodies(site: Site, client: RawClient, queue: str) -> None:
     """A body that is too large."""
     client.send(commands.Basic.Publish(routing_key=queue))

@@ -216,6 +216,23 @@ METHODS: list[tuple[Frame, int, str]] = [
         403,
         "operation not permitted on the default exchange",
     ),
+    (  # both ends are missing: the source is named
+        commands.Queue.Bind(queue="nowhere", exchange="nowhere else"),
+        404,
+        "no exchange 'nowhere else' in vhost '/'",
+    ),
+    (
+        commands.Exchange.Bind(destination="nowhere", source="nowhere else"),
+        404,
+        "no exchange 'nowhere else' in vhost '/'",
+    ),
+    (
+        commands.Exchange.Bind(
+            destination="amq.direct", source="amq.headers", arguments={"x-match": "some"}
+        ),
+        406,
+        'Invalid x-match field value <<"some">>; expected all, any, all-with-x, or any-with-x',
+    ),
     (commands.Tx.Commit(), 406, "channel is not transactional"),
     (commands.Tx.Rollback(), 406, "channel is not transactional"),
 ]
@@ -240,6 +257,10 @@ FORGIVEN: list[tuple[Frame, str]] = [
     (commands.Queue.Delete(queue="nowhere"), "queue.deleteok 0"),
     (commands.Queue.Unbind(queue="nowhere", exchange="amq.direct"), "queue.unbindok"),
     (commands.Exchange.Delete(exchange="nowhere"), "exchange.deleteok"),
+    (
+        commands.Exchange.Unbind(destination="nowhere", source="nowhere else"),
+        "exchange.unbindok",
+    ),
     (commands.Basic.Cancel("nobody"), "basic.cancelok nobody"),
     (commands.Basic.Recover(requeue=True), "basic.recoverok"),
     (commands.Channel.Flow(active=True), "channel.flowok True"),

@@ -142,6 +142,9 @@ HEADERS: list[tuple[dict[str, object], dict[str, object], bool]] = [
     ({"x-match": "any-with-x", "x-extra": "1"}, {"x-extra": "1"}, True),
     ({}, {"a": "1"}, True),
     ({"x-match": "any"}, {"a": "1"}, False),
+    ({"a": 1}, {"a": 1}, True),
+    ({"a": 1}, {"a": True}, False),
+    ({"a": 1}, {"a": 1.0}, False),
 ]
 
 
