@@ -696,5 +696,11 @@ UNION
 SELECT routing_key FROM reliablepub_parked WHERE exchange = ''
 LIMIT 100;
 
+-- name: is_shared
+SELECT EXISTS (
+    SELECT 1 FROM sqlite_schema
+    WHERE type = 'table' AND name NOT GLOB 'reliablepub_*' AND name NOT GLOB 'sqlite_*'
+);
+
 -- name: newest_stored_at
 SELECT stored_at FROM reliablepub_messages ORDER BY id DESC LIMIT 1;

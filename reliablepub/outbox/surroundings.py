@@ -29,6 +29,7 @@ class Surroundings:
     Attributes:
         sqlite: version of the library in use.
         journal: the journal mode of the file; ``wal`` if all is well.
+        is_shared: whether the file is an application's own database, too.
         sync_ms: median time of writing and syncing a page beside the outbox.
         bytes_free: on the disk, for this user.
         bytes_total: of the disk.
@@ -39,6 +40,7 @@ class Surroundings:
 
     sqlite: str
     journal: str
+    is_shared: bool
     sync_ms: float
     bytes_free: int
     bytes_total: int
@@ -62,10 +64,12 @@ def look_around(path: Path) -> Surroundings:
             for query in ("exchanges_named", "queues_named")
         )
         newest = connection.execute(QUERIES["newest_stored_at"]).fetchone()
+        (is_shared,) = connection.execute(QUERIES["is_shared"]).fetchone()
     disk = shutil.disk_usage(path.parent)
     return Surroundings(
         sqlite=sqlite3.sqlite_version,
         journal=journal,
+        is_shared=bool(is_shared),
         sync_ms=_sync_ms(path.parent),
         bytes_free=disk.free,
         bytes_total=disk.total,

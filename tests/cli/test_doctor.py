@@ -1,7 +1,9 @@
 """`reliablepub doctor`: what is wrong is found, and each finding comes with a remedy."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,17 @@ from tests.cli.test_app import section
 
 Run = Callable[..., Result]
 GIB = 1024**3
+GOOD = Surroundings(
+    sqlite="3.51.3",
+    journal="wal",
+    is_shared=False,
+    sync_ms=1.0,
+    bytes_free=GIB,
+    bytes_total=9 * GIB,
+    ahead_s=0.0,
+    exchanges=[],
+    queues=[],
+)
 
 
 @pytest.fixture
@@ -114,11 +127,27 @@ def test_a_connection_that_fails_is_explained(
 def test_surroundings_are_judged(
     path: Path, change: dict[str, Any], check: str, level: Level
 ) -> None:
-    good = Surroundings("3.45.0", "wal", 1.0, GIB, 9 * GIB, 0.0, [], [])
     status = Outbox(path).status()
-    found = {f.check: f for f in of_outbox(status, replace(good, **change), status.stored)}
+    found = {f.check: f for f in of_outbox(status, replace(GOOD, **change), status.stored)}
     assert found[check].level is level
     assert (found[check].remedy == "") == (level is Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("version", "is_shared", "words"),
+    [
+        ("3.51.3", True, []),
+        ("3.51.2", False, ["WAL-reset"]),
+        ("3.40.1", True, ["WAL-reset", "wal_autocheckpoint = 0"]),
+    ],
+)
+def test_an_old_sqlite_is_told(
+    path: Path, version: str, *, is_shared: bool, words: list[str]
+) -> None:
+    around = replace(GOOD, sqlite=version, is_shared=is_shared)
+    (row,) = (f for f in of_outbox(Outbox(path).status(), around, 0.0) if f.check == "sqlite")
+    assert row.found.startswith(f"version {version}, journal mode wal")
+    assert [one for one in ("WAL-reset", "wal_autocheckpoint = 0") if one in row.found] == words
 
 
 def test_an_old_backlog_is_a_warning(path: Path) -> None:
@@ -148,4 +177,8 @@ def test_what_an_outbox_stands_on_is_measured(path: Path) -> None:
     assert around.exchanges == ["flights", "nowhere"]
     assert around.queues == ["all", "no queue"]
     assert around.sync_ms > 0
+    assert not around.is_shared
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (id)")
+    assert look_around(path).is_shared
     assert [file.name for file in path.parent.iterdir() if "doctor" in file.name] == []
