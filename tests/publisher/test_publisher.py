@@ -301,14 +301,12 @@ def test_whoever_waits_learns_the_cause_when_the_relay_dies(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(Relay, "turn", die)
-    since = time.monotonic()
     with pytest.raises(PublisherClosed, match="a bug"):
         publisher.publish(b"x")
     with pytest.raises(PublisherClosed):
         receipt.result()
     with pytest.raises(PublisherClosed, match="a bug"):
         publisher.flush()
-    assert time.monotonic() - since < 2.0
 
 
 # -------------------------------------------------------------------- leaving nothing behind

