@@ -69,7 +69,9 @@ def deliver(queue: Queue, now: float) -> None:
         if not is_single:
             queue.consumers.remove(consumer)
             queue.consumers.append(consumer)
-        consumer.consuming.send(consumer, queue.take())
+        entry = queue.take()
+        queue.expire(now)
+        consumer.consuming.send(consumer, entry)
 
 
 class Consuming:
@@ -248,13 +250,13 @@ class Consuming:
         return self._last_tag
 
     def _close(self, tag: int, *, multiple: bool) -> dict[int, Delivery]:
-        if multiple:
-            tags = [one for one in self._unacked if tag in (0, one) or one < tag]
-        else:
-            tags = [tag] if tag in self._unacked else []
-        if not tags and not (multiple and tag == 0):
+        if multiple and tag == 0:
+            tags = list(self._unacked)
+        elif tag not in self._unacked:  # nor are earlier ones settled, if it was to be multiple
             explanation = f"unknown delivery tag {tag}"
             raise AmqpError(406, explanation)
+        else:
+            tags = [one for one in self._unacked if one <= tag] if multiple else [tag]
         return {one: self._unacked.pop(one) for one in tags}
 
 

@@ -140,6 +140,28 @@ def test_recover(client: RawClient, queue: str) -> None:
     assert client.told(4)[:2] == ["basic.recoverok", f"basic.deliver me 2 True  {queue}"]
 
 
+def test_an_ack_of_many_names_one_that_is_outstanding(client: RawClient, queue: str) -> None:
+    publish(client, queue, b"a", b"b")
+    consume(client, queue)
+    client.told(6)
+    client.send(commands.Basic.Ack(3, multiple=True))
+    text = "PRECONDITION_FAILED - unknown delivery tag 3"
+    assert client.told() == [f"channel.close 406 {text} (60, 80)"]
+    client.send(commands.Channel.CloseOk())
+    client.open_channel()
+    assert client.drained(queue) == [b"a", b"b"]  # so it has settled nothing
+
+
+def test_what_has_expired_behind_others_is_not_delivered(client: RawClient, queue: str) -> None:
+    client.publish(queue, b"first")
+    client.publish(queue, b"mortal", properties=Properties(expiration="0"))
+    client.publish(queue, b"last")
+    client.verdicts(3)
+    consume(client, queue, no_ack=True)
+    lines = client.told(6)
+    assert [lines[2], lines[5]] == ["body b'first'", "body b'last'"]
+
+
 def test_priorities(client: RawClient) -> None:
     name = client.declare(unique("queue"), arguments={"x-max-priority": 10})
     for priority in (1, 9, 5, 200):

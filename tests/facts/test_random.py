@@ -52,12 +52,16 @@ class Talker:
     prefix: str
     said: int = 0
     bodies: int = 0
+    queued: Saying | None = None
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
     def next(self) -> Saying:
+        queued, self.queued = self.queued, None
+        if queued is not None:
+            return queued
         self.said += 1
         channel = self.pick(1, 1, 1, 2)
         if self.said <= 7:  # there must be something to talk about
@@ -241,14 +245,15 @@ class Talker:
         )
 
     def reopened(self, channel: int) -> Saying:
+        """A channel may be opened again when close-ok was heard, and not before."""
         mode = self.pick(commands.Tx.Select(), commands.Confirm.Select())
 
         def say(client: RawClient) -> None:
-            client.send(commands.Channel.Close(200, "", 0, 0), channel)
             client.send(commands.Channel.Open(), channel)
             client.send(mode, channel)
 
-        return Saying(f"{channel}: reopen, {mode.name}", say, 3)
+        self.queued = Saying(f"{channel}: {commands.Channel.Open.name}, {mode.name}", say, 2)
+        return _call(commands.Channel.Close(200, "", 0, 0), channel)
 
 
 def _call(method: Frame, channel: int) -> Saying:
