@@ -144,7 +144,7 @@ HEADERS: list[tuple[dict[str, object], dict[str, object], bool]] = [
     ({"x-match": "any"}, {"a": "1"}, False),
     ({"a": 1}, {"a": 1}, True),
     ({"a": 1}, {"a": True}, False),
-    ({"a": 1}, {"a": 1.0}, False),
+    ({"a": 1}, {"a": 1.0}, True),
 ]
 
 
