@@ -59,7 +59,7 @@ def deliver(queue: Queue, now: float) -> None:
         return
     if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 is enough to be delivered
         queue.expire(now)
-    is_single = queue.arguments.get("x-single-active-consumer") is True
+    is_single = _is_single(queue)
     while queue.ready:
         active = queue.consumers[:1] if is_single else queue.consumers
         free = (one for one in active if one.has_credit())
@@ -72,6 +72,10 @@ def deliver(queue: Queue, now: float) -> None:
         entry = queue.take()
         queue.expire(now)
         consumer.consuming.send(consumer, entry)
+
+
+def _is_single(queue: Queue) -> bool:
+    return queue.arguments.get("x-single-active-consumer") is True
 
 
 class Consuming:
@@ -112,7 +116,8 @@ class Consuming:
             raise AmqpError(530, explanation)
         queue = self._channel.queue_or_last(method.queue, "read")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
-        if queue.consumers and (method.exclusive or queue.consumers[0].exclusive):
+        is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
+        if is_taken or (method.exclusive and _is_single(queue)):
             explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
             raise AmqpError(403, explanation)
         priority = (method.arguments or {}).get("x-priority", 0)

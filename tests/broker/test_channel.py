@@ -248,7 +248,7 @@ ARGUMENTS: dict[str, object] = {"x-max-length": 5}
             406,
             (
                 "inequivalent arg 'x-max-length' for queue 'q' in vhost '/': "
-                "received the value '5' of type 'signedint' but current is none"
+                "received the value '5' of type 'byte' but current is none"
             ),
         ),
         (

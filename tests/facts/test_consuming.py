@@ -109,6 +109,13 @@ def test_an_exclusive_consumer(client: RawClient, queue: str) -> None:
     assert client.told() == [f"channel.close 403 {text} (60, 20)"]
 
 
+def test_an_exclusive_one_where_one_at_a_time_is_active(client: RawClient) -> None:
+    queue = client.declare(unique("queue"), arguments={"x-single-active-consumer": True})
+    client.send(commands.Basic.Consume(queue=queue, consumer_tag="me", exclusive=True))
+    text = f"ACCESS_REFUSED - queue '{queue}' in vhost '/' in exclusive use"
+    assert client.told() == [f"channel.close 403 {text} (60, 20)"]
+
+
 def test_a_priority_that_is_no_number(client: RawClient, queue: str) -> None:
     client.send(commands.Basic.Consume(queue=queue, arguments={"x-priority": "high"}))
     reason = '"expected integer, got longstr"'
