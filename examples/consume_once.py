@@ -5,6 +5,9 @@ message is published twice. Run it with nothing installed but reliablepub::
 
     python examples/consume_once.py
 
+or against your own, which nobody breaks: there the message is published again by hand, under its
+id: ``python examples/consume_once.py amqp://guest:guest@localhost/``
+
 It prints::
 
     handled
@@ -13,7 +16,9 @@ It prints::
 """
 
 import sqlite3
+import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pika
@@ -33,23 +38,29 @@ def handle_once(db: sqlite3.Connection, message_id: str, body: bytes) -> bool:
 
 def main() -> None:
     """Publish once, receive twice, handle once."""
-    with tempfile.TemporaryDirectory() as folder, FakeBroker() as broker:
-        broker.declare_queue("greetings")
-        broker.inject(faults.DropConnection(accepted=True))
-        with Publisher(broker.url, outbox=Path(folder) / "outbox.db") as publisher:
-            publisher.publish(b"hello", routing_key="greetings").result(timeout=30)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        broker = None if len(sys.argv) > 1 else stack.enter_context(FakeBroker())
+        url = broker.url if broker else sys.argv[1]
+        channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+        with Publisher(url, outbox=folder / "outbox.db") as publisher:
+            if broker:
+                broker.inject(faults.DropConnection(accepted=True))
+            receipt = publisher.publish(b"hello", routing_key=queue)
+            receipt.result(timeout=30)
+            if not broker:
+                publisher.publish(b"hello", routing_key=queue, message_id=receipt.message_id)
 
-        db = sqlite3.connect(Path(folder) / "consumer.db")
+        db = sqlite3.connect(folder / "consumer.db")
         db.execute("CREATE TABLE handled (message_id TEXT PRIMARY KEY)")
         db.execute("CREATE TABLE greetings (text TEXT)")
-        with pika.BlockingConnection(pika.URLParameters(broker.url)) as connection:
-            channel = connection.channel()
-            for method, properties, body in channel.consume("greetings", inactivity_timeout=0.5):
-                if method is None or properties is None or body is None:
-                    break
-                is_new = handle_once(db, properties.message_id or "", body)
-                channel.basic_ack(method.delivery_tag)
-                print("handled" if is_new else "known already")
+        for method, properties, body in channel.consume(queue, inactivity_timeout=0.5):
+            if method is None or properties is None or body is None:
+                break
+            is_new = handle_once(db, properties.message_id or "", body)
+            channel.basic_ack(method.delivery_tag)
+            print("handled" if is_new else "known already")
         print("greetings:", [row[0] for row in db.execute("SELECT text FROM greetings")])
         db.close()
 

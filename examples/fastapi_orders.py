@@ -8,6 +8,8 @@ Run it; it needs fastapi and httpx, and brings a broker along::
 
     python examples/fastapi_orders.py
 
+or uses your own: ``python examples/fastapi_orders.py amqp://guest:guest@localhost/``
+
 It prints::
 
     POST /orders 201 {'order': 1}
@@ -20,17 +22,21 @@ It prints::
 import asyncio
 import json
 import sqlite3
+import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from pathlib import Path
 
+import pika
 from fastapi import FastAPI, HTTPException
 from httpx import ASGITransport, AsyncClient
 from pydantic import BaseModel
 
 from reliablepub import AsyncPublisher, Message, Outbox
 from reliablepub.testing import FakeBroker
+
+EXCHANGE = "example-orders"  # gone from your broker when the example ends, as is the queue
 
 
 class NewOrder(BaseModel):
@@ -60,7 +66,7 @@ def create_app(url: str, database: Path) -> FastAPI:
             order = db.execute("INSERT INTO orders (amount) VALUES (?)", (new.amount,)).lastrowid
             assert order is not None
             body = json.dumps({"order": order, "amount": new.amount}).encode()
-            message = Message(body, exchange="orders", routing_key="order.created")
+            message = Message(body, exchange=EXCHANGE, routing_key="order.created")
             outbox.enqueue(message, connection=db)
             if not new.is_covered:
                 raise HTTPException(402, "the card was declined")  # rolls back order and event
@@ -74,25 +80,35 @@ def create_app(url: str, database: Path) -> FastAPI:
     return app
 
 
-async def main() -> None:
-    """Start the service, and be its customer."""
-    with tempfile.TemporaryDirectory() as folder, FakeBroker() as broker:
-        broker.declare_exchange("orders", "topic")
-        broker.declare_queue("invoices")
-        broker.bind("invoices", "orders", "order.#")
-        app = create_app(broker.url, Path(folder) / "app.db")
-        client = AsyncClient(transport=ASGITransport(app), base_url="http://shop")
-        async with app.router.lifespan_context(app), client:
-            for order in (
-                {"amount": 250},
-                {"amount": 9_999, "is_covered": False},
-                {"amount": 120},
-            ):
-                answer = await client.post("/orders", json=order)
-                print("POST /orders", answer.status_code, answer.json())
-            print("GET /health", (await client.get("/health")).json())
-        print("published:", [json.loads(message.body) for message in broker.messages("invoices")])
+async def be_a_customer(app: FastAPI) -> None:
+    """Start the service, and order three times."""
+    client = AsyncClient(transport=ASGITransport(app), base_url="http://shop")
+    async with app.router.lifespan_context(app), client:
+        for order in (
+            {"amount": 250},
+            {"amount": 9_999, "is_covered": False},
+            {"amount": 120},
+        ):
+            answer = await client.post("/orders", json=order)
+            print("POST /orders", answer.status_code, answer.json())
+        print("GET /health", (await client.get("/health")).json())
+
+
+def main() -> None:
+    """Have a queue for invoices, let the service work, and look into the queue."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url
+        channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
+        channel.exchange_declare(EXCHANGE, "topic", auto_delete=True)
+        invoices = channel.queue_declare("", exclusive=True).method.queue
+        channel.queue_bind(invoices, EXCHANGE, "order.#")
+        asyncio.run(be_a_customer(create_app(url, folder / "app.db")))
+        published = []
+        while (body := channel.basic_get(invoices, auto_ack=True)[2]) is not None:
+            published.append(json.loads(body))
+        print("published:", published)
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    main()

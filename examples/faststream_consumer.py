@@ -8,6 +8,9 @@ Run it; it needs faststream[rabbit], and brings a broker along::
 
     python examples/faststream_consumer.py
 
+or uses your own, which nobody breaks: there one message is published again by hand, under its id:
+``python examples/faststream_consumer.py amqp://guest:guest@localhost/``
+
 It prints::
 
     more deliveries than invoices: True
@@ -16,14 +19,19 @@ It prints::
 
 import asyncio
 import sqlite3
+import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
+import pika
 from faststream.rabbit import RabbitBroker, RabbitMessage, RabbitQueue
 
 from reliablepub import AsyncPublisher, Message
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import DropConnection
+
+QUEUE = "example-invoices"
 
 
 class Invoices:
@@ -63,15 +71,25 @@ class Invoices:
 
 async def main() -> None:
     """Consume what is published through a connection that breaks."""
-    with tempfile.TemporaryDirectory() as folder, FakeBroker() as fake:
-        fake.declare_queue("invoices", durable=True)
-        fake.declare_queue("amq.rabbitmq.reply-to")  # FastStream looks for it; RabbitMQ has it
-        # The broker has taken the tenth message, and the connection breaks before it says so.
-        fake.inject(DropConnection(nth=10, accepted=True))
-        invoices = Invoices(Path(folder) / "invoices.db")
-        broker = RabbitBroker(fake.url, logger=None, reconnect_interval=0.1)
+    orders = [Message(b"%d" % n, routing_key=QUEUE, message_id=f"order {n}") for n in range(20)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if len(sys.argv) > 1:
+            url = sys.argv[1]
+            orders.append(orders[9])
+        else:
+            fake = stack.enter_context(FakeBroker())
+            fake.declare_queue("amq.rabbitmq.reply-to")  # FastStream looks for it; RabbitMQ has it
+            # The broker has taken the tenth message, and the connection breaks before it says so.
+            fake.inject(DropConnection(nth=10, accepted=True))
+            url = fake.url
+        channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
+        channel.queue_declare(QUEUE, durable=True)
+        stack.callback(channel.queue_delete, QUEUE)
+        invoices = Invoices(folder / "invoices.db")
+        broker = RabbitBroker(url, logger=None, reconnect_interval=0.1)
 
-        @broker.subscriber(RabbitQueue("invoices", declare=False))
+        @broker.subscriber(RabbitQueue(QUEUE, declare=False))
         async def handle(message: RabbitMessage) -> None:
             invoices.write(message.message_id, message.body)
 
@@ -79,13 +97,12 @@ async def main() -> None:
             await broker.start()
             connection = await broker.connect()  # aio-pika's, robust: it comes back by itself
             async with AsyncPublisher(
-                connection=connection, outbox=Path(folder) / "outbox.db"
+                connection=connection, outbox=folder / "outbox.db"
             ) as publisher:
-                orders = [Message(b"%d" % n, routing_key="invoices") for n in range(20)]
                 receipt = await publisher.publish_many(orders)
                 await receipt.wait(timeout=30)
                 async with asyncio.timeout(30):
-                    await invoices.until(len(orders))
+                    await invoices.until(20)
         print("more deliveries than invoices:", invoices.deliveries > invoices.count())
         print("invoices written:", invoices.count())
         invoices.close()

@@ -1,70 +1,92 @@
 """Migrating from plain pika: the same ten orders before and after, through the same bad minute.
 
-One order goes to a key that nothing is bound to, and the broker drops the connection with the
-seventh. Run it with nothing installed but reliablepub; it brings the broker along::
+The third order goes to a queue that does not exist, and the seventh to an exchange that does not,
+for which the broker closes the channel. Run it with nothing installed but reliablepub; it brings a
+broker along::
 
     python examples/from_pika.py
 
+or against your own: ``python examples/from_pika.py amqp://guest:guest@localhost/``
+
 It prints::
 
-    before: StreamLostError; 5 of 10 in the queue, and nothing says which
-    after: 9 of 10 in the queue, and 1 parked: 312 NO_ROUTE
+    before: 5 of 10 in the queue, and nothing says which
+    after: 8 of 10 in the queue, and 2 parked:
+      order 2: 312 NO_ROUTE
+      order 6: 404 NOT_FOUND - no exchange 'nowhere' in vhost '/'
 """
 
+import sys
 import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pika
 import pika.exceptions
+from pika.adapters.blocking_connection import BlockingChannel
 
 from reliablepub import Outbox, Publisher
-from reliablepub.testing import FakeBroker, faults
+from reliablepub.testing import FakeBroker
 
-ORDERS = [(f"order {n}".encode(), "invoices") for n in range(10)]
-ORDERS[2] = (b"order 2", "nobody")
+NOBODY, NOWHERE = 2, 6  # the orders that go wrong
 
 
-def before(url: str) -> str:
+def orders(queue: str) -> list[tuple[str, str, str]]:
+    """Exchange, routing key and text of each."""
+    all_of_them = [("", queue, f"order {n}") for n in range(10)]
+    all_of_them[NOBODY] = ("", "nobody", f"order {NOBODY}")
+    all_of_them[NOWHERE] = ("nowhere", queue, f"order {NOWHERE}")
+    return all_of_them
+
+
+def before(url: str, queue: str) -> None:
     """The way of most tutorials: no confirm, no mandatory, and an exception on the way."""
-    connection = pika.BlockingConnection(pika.URLParameters(url))
-    channel = connection.channel()
-    try:
-        for body, routing_key in ORDERS:
-            channel.basic_publish("", routing_key, body, pika.BasicProperties(delivery_mode=2))
-            connection.process_data_events()
-        connection.close()
-    except pika.exceptions.AMQPError as error:
-        return type(error).__name__  # and now?
-    return "no error"
+    parameters = pika.URLParameters(url)
+    with (
+        suppress(pika.exceptions.AMQPChannelError),
+        pika.BlockingConnection(parameters) as connection,
+    ):
+        channel = connection.channel()
+        for exchange, routing_key, text in orders(queue):
+            properties = pika.BasicProperties(delivery_mode=2)
+            channel.basic_publish(exchange, routing_key, text.encode(), properties)
+            connection.process_data_events(time_limit=0.05)
+    # The exception says that something went wrong. And now?
 
 
-def after(url: str, outbox: Path) -> None:
+def after(url: str, queue: str, outbox: Path) -> None:
     """The same arguments; stored when `publish` returns, and published whatever happens."""
     with Publisher(url, outbox=outbox) as publisher:
-        for body, routing_key in ORDERS:
-            publisher.publish(body, routing_key=routing_key)
+        for exchange, routing_key, text in orders(queue):
+            publisher.publish(
+                text.encode(), exchange=exchange, routing_key=routing_key, message_id=text
+            )
 
 
-def orders_in(broker: FakeBroker) -> int:
-    """How many different ones have arrived."""
-    return len({message.body for message in broker.messages("invoices")})
+def arrived(channel: BlockingChannel, queue: str) -> int:
+    """How many different ones are in the queue; they are taken out."""
+    texts = set()
+    while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
+        texts.add(body)
+    return len(texts)
 
 
 def main() -> None:
-    """Run both against brokers that misbehave in the same way."""
-    with FakeBroker() as broker:
-        broker.declare_queue("invoices")
-        broker.inject(faults.DropConnection(nth=7))
-        error = before(broker.url)
-        print(f"before: {error}; {orders_in(broker)} of 10 in the queue, and nothing says which")
-    with tempfile.TemporaryDirectory() as folder, FakeBroker() as broker:
-        broker.declare_queue("invoices")
-        broker.inject(faults.DropConnection(nth=7))
-        outbox = Path(folder) / "outbox.db"
-        after(broker.url, outbox)
-        [parked] = Outbox(outbox).parked()
-        print(f"after: {orders_in(broker)} of 10 in the queue, and 1 parked:", end=" ")
-        print(f"{parked.reply_code} {parked.reply_text}")
+    """Run both, one after the other."""
+    with ExitStack() as stack:
+        outbox = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "outbox.db"
+        url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url
+        channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
+        queue = channel.queue_declare("", exclusive=True).method.queue
+
+        before(url, queue)
+        print(f"before: {arrived(channel, queue)} of 10 in the queue, and nothing says which")
+
+        after(url, queue, outbox)
+        parked = Outbox(outbox).parked()
+        print(f"after: {arrived(channel, queue)} of 10 in the queue, and {len(parked)} parked:")
+        for message in sorted(parked, key=lambda message: message.message_id):
+            print(f"  {message.message_id}: {message.reply_code} {message.reply_text}")
 
 
 if __name__ == "__main__":

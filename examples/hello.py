@@ -29,7 +29,7 @@ def main() -> None:
         url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
-            queue = connection.channel().queue_declare("", auto_delete=True).method.queue
+            queue = connection.channel().queue_declare("", exclusive=True).method.queue
             with Publisher(url, outbox=folder / "outbox.db") as publisher:
                 publisher.publish(b"hello", routing_key=queue).result(timeout=30)
                 print("confirmed")

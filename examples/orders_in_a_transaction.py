@@ -4,6 +4,8 @@ Run it with nothing installed but reliablepub; it brings a broker along::
 
     python examples/orders_in_a_transaction.py
 
+or against your own: ``python examples/orders_in_a_transaction.py amqp://guest:guest@localhost/``
+
 It prints::
 
     order 2 was rolled back
@@ -14,11 +16,18 @@ It prints::
 
 import json
 import sqlite3
+import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.testing import FakeBroker
+
+EXCHANGE = "example-orders"  # gone from your broker when the example ends, as is the queue
 
 
 class CardDeclinedError(Exception):
@@ -30,20 +39,37 @@ def place_order(db: sqlite3.Connection, outbox: Outbox, number: int, *, is_paid:
     with db:  # commits, or rolls back both
         db.execute("INSERT INTO orders VALUES (?)", (number,))
         body = json.dumps({"order": number}).encode()
-        message = Message(body, exchange="orders", routing_key="created")
+        message = Message(body, exchange=EXCHANGE, routing_key="created")
         outbox.enqueue(message, connection=db)
         if not is_paid:
             raise CardDeclinedError
 
 
+def declare_invoices(channel: BlockingChannel) -> str:
+    """An exchange for what happens to orders, and a queue that wants to know."""
+    channel.exchange_declare(EXCHANGE, "topic", auto_delete=True)
+    queue = channel.queue_declare("", exclusive=True).method.queue
+    channel.queue_bind(queue, EXCHANGE, "created")
+    return queue
+
+
+def arrived(channel: BlockingChannel, queue: str) -> list[int]:
+    """The orders that are in the queue."""
+    numbers = []
+    while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
+        numbers.append(json.loads(body)["order"])
+    return numbers
+
+
 def main() -> None:
     """Place three orders, one of which fails; then relay the outbox."""
-    with tempfile.TemporaryDirectory() as folder, FakeBroker() as broker:
-        broker.declare_exchange("orders", "topic")
-        broker.declare_queue("invoices")
-        broker.bind("invoices", "orders", "created")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url
+        channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
+        invoices = declare_invoices(channel)
 
-        path = Path(folder) / "app.db"
+        path = folder / "app.db"
         db = sqlite3.connect(path)
         db.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")
         outbox = Outbox(path)
@@ -56,9 +82,9 @@ def main() -> None:
         print("waiting in the outbox:", outbox.status().open)
 
         # Here in the same program; usually one `reliablepub relay` for all processes of a host.
-        with Publisher(broker.url, outbox=path) as relay:
+        with Publisher(url, outbox=path) as relay:
             relay.flush(timeout=30)
-        print("published:", [json.loads(m.body)["order"] for m in broker.messages("invoices")])
+        print("published:", arrived(channel, invoices))
         print("orders:", [row[0] for row in db.execute("SELECT number FROM orders")])
         db.close()
 

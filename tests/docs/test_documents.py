@@ -16,7 +16,8 @@ from tests.docs.documents import DOCUMENTS, ROOT, anchors, blocks, commands, lin
 
 NAMES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS]
 RUN_HERE = [name for name in NAMES if name.id != "docs/spark.md"]  # that one in tests/spark
-EXAMPLES = [pytest.param(path, id=path.name) for path in sorted((ROOT / "examples").glob("*.py"))]
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
 
 
 @pytest.mark.parametrize("document", RUN_HERE)
@@ -130,19 +131,38 @@ def test_every_error_is_explained() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_runs_by_one_command(example: Path, tmp_path: Path) -> None:
-    result = subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        cwd=tmp_path,
-        capture_output=True,
+    assert_prints(start(example, tmp_path), example)
+
+
+@pytest.mark.rabbit
+def test_every_example_runs_on_a_url(rabbitmq_url: str, tmp_path: Path) -> None:
+    """All at once: what they use at the broker has names of their own, and is gone at their end."""
+    running = [(start(each, tmp_path, rabbitmq_url), each) for each in SCRIPTS]
+    for process, example in running:
+        assert_prints(process, example)
+
+
+def start(example: Path, folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", str(example), *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
-        check=False,
     )
-    assert result.returncode == 0, result.stderr
+
+
+def assert_prints(process: subprocess.Popen[str], example: Path) -> None:
+    """It prints what it says at its top."""
     docstring = ast.get_docstring(ast.parse(example.read_text())) or ""
     expected = textwrap.dedent(docstring.partition("It prints::\n\n")[2]).splitlines()
     assert expected
-    assert result.stdout.splitlines() == expected
+    try:
+        printed, complaints = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 0, complaints
+    assert printed.splitlines() == expected, complaints
 
 
 def test_every_example_is_listed() -> None:
