@@ -1,16 +1,31 @@
-"""What the site needs beyond the pages in this folder: the README as its start, and the examples.
+"""What the site needs beyond the pages in this folder: the README, the examples, and diagrams.
 
 Called by mkdocs (``hooks`` in mkdocs.yml). Must never know: what a page says.
+
+A forge draws the sequence diagrams of the pages (mermaid) itself. The site's theme would have the
+reader's browser fetch a program of 3 MB from elsewhere for it, so they are drawn here, as far as
+the pages need it: participants, arrows and notes.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from html import escape
+from itertools import pairwise
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+
+DIAGRAM = re.compile(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
+ARROW = re.compile(r"(\w+)(--?)>>(\w+): (.+)")
+NOTE = re.compile(r"Note over (\w+): (.+)")
+CHARACTER, ROW, TOP, BOX, SELF = 6.8, 34, 44, 30, 22
+"""Sizes, in pixels: of a character, from arrow to arrow, above the first, of a name, of a loop."""
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -26,4 +41,61 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: object) -> str:
     """Links to the examples lead out of this folder on a forge, and stay inside on the site."""
+    markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
     return markdown.replace("](../examples/", "](examples/")
+
+
+def drawn(diagram: str) -> str:
+    """A sequence diagram as one line of SVG; ValueError for what is not understood."""
+    lines = [line.strip() for line in diagram.splitlines()]
+    names = {found[1]: found[2] for line in lines if (found := PARTICIPANT.fullmatch(line))}
+    steps = [line for line in lines if not PARTICIPANT.fullmatch(line)]
+    boxes = {key: len(name) * CHARACTER + 20 for key, name in names.items()}
+    margin, gap = max(boxes.values()) / 2 + 2, max(_needed(names, steps))
+    at = {key: margin + gap * place for place, key in enumerate(names)}
+    width, height = 2 * margin + gap * (len(names) - 1), TOP + ROW * (len(steps) + 0.5)
+    parts = [
+        f'<svg class="sequence" viewBox="0 0 {width:g} {height:g}" width="{width:g}" role="img">'
+    ]
+    for key, name in names.items():
+        left = at[key] - boxes[key] / 2
+        parts.append(f'<path d="M{at[key]:g} {BOX} V{height:g}"/>')
+        parts.append(f'<rect x="{left:g}" y="1" width="{boxes[key]:g}" height="{BOX}" rx="4"/>')
+        parts.append(f'<text x="{at[key]:g}" y="21">{escape(name)}</text>')
+    for row, step in enumerate(steps):
+        parts += _step(step, at, TOP + ROW * (row + 0.75))
+    return "".join([*parts, "</svg>"])
+
+
+def _needed(names: dict[str, str], steps: list[str]) -> Iterator[float]:
+    """How far apart participants must be, for each text."""
+    places = list(names)
+    for one, other in pairwise(names.values()):
+        yield (len(one) + len(other)) / 2 * CHARACTER + 40
+    for step in steps:
+        if arrow := ARROW.fullmatch(step):
+            columns = abs(places.index(arrow[1]) - places.index(arrow[3])) or 1
+            yield (len(arrow[4]) * CHARACTER + 30) / columns
+
+
+def _step(step: str, at: dict[str, float], y: float) -> Iterator[str]:
+    """One arrow or note."""
+    if note := NOTE.fullmatch(step):
+        width = len(note[2]) * CHARACTER + 16
+        corner = f'x="{at[note[1]] - width / 2:g}" y="{y - 18:g}"'
+        yield f'<rect class="note" {corner} width="{width:g}" height="24" rx="4"/>'
+        yield f'<text x="{at[note[1]]:g}" y="{y - 2:g}">{escape(note[2])}</text>'
+        return
+    arrow = ARROW.fullmatch(step)
+    if arrow is None:
+        raise ValueError(f"draw it in docs/site.py, or write it otherwise: {step}")
+    start, end = at[arrow[1]], at[arrow[3]]
+    kind = "answer" if arrow[2] == "--" else "call"
+    if start == end:  # a loop, its text beside it
+        yield f'<path class="{kind}" d="M{start:g} {y - 10:g} h{SELF} v12 h{-SELF}"/>'
+        yield f'<path class="tip" d="M{end:g} {y + 2:g} l8 -4 v8 z"/>'
+        yield f'<text class="beside" x="{start + SELF + 6:g}" y="{y:g}">{escape(arrow[4])}</text>'
+        return
+    yield f'<path class="{kind}" d="M{start:g} {y:g} H{end:g}"/>'
+    yield f'<path class="tip" d="M{end:g} {y:g} l{8 if end < start else -8} -4 v8 z"/>'
+    yield f'<text x="{(start + end) / 2:g}" y="{y - 6:g}">{escape(arrow[4])}</text>'

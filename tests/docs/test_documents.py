@@ -115,6 +115,8 @@ def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path)
     api = (tmp_path / "api" / "index.html").read_text()
     shown = set(re.findall(r'id="reliablepub\.(\w+)"', api))
     assert set(reliablepub.__all__) <= shown
+    # Nothing that the theme would have to fetch a program for.
+    assert [page for page in tmp_path.rglob("*.html") if "mermaid" in page.read_text()] == []
 
 
 def test_every_error_is_explained() -> None:
