@@ -20,7 +20,12 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
+from reliablepub.async_receipt import (
+    AsyncBatchReceipt,
+    AsyncReceipt,
+    IssuedAsyncBatchReceipt,
+    IssuedAsyncReceipt,
+)
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.errors import PublisherClosed, WrongEventLoop
 from reliablepub.headers import FieldValue
@@ -216,7 +221,7 @@ class AsyncPublisher:
             ordering_key=ordering_key,
         )
         assert message.message_id is not None
-        receipt = AsyncReceipt(message.message_id, bridge)
+        receipt = IssuedAsyncReceipt(message.message_id, bridge)
         await self._until_stored(self._door.hand_over_one(message, receipt, Signal(bridge)))
         return receipt
 
@@ -240,7 +245,7 @@ class AsyncPublisher:
             PublisherClosed: likewise.
         """
         bridge, door = self._check(), self._door
-        receipt = AsyncBatchReceipt(bridge)
+        receipt = IssuedAsyncBatchReceipt(bridge)
         under_way: deque[Handover[Signal]] = deque()
         stream = Stream()
         try:

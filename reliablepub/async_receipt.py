@@ -13,14 +13,27 @@ from collections.abc import Generator
 from typing import Any
 
 from reliablepub.outcome import Confirmed
-from reliablepub.receipt import Counts, Verdict, ended_first, still_open
+from reliablepub.receipt import (
+    Counts,
+    SettledMany,
+    SettledOne,
+    Verdict,
+    ended_first,
+    still_open,
+)
 from reliablepub.relay.bridge import Bell, Bridge
 
 
 class AsyncReceipt(Verdict):
-    """The promise of one message: it is stored, and its outcome will be known."""
+    """The promise of one message: it is stored, and its outcome will be known.
+
+    Attributes:
+        message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
+        is_settled: whether the outcome is known.
+    """
 
     __slots__ = ("_bell", "_bridge")
+    _shown_as = "AsyncReceipt"
 
     def __init__(self, message_id: str, bridge: Bridge) -> None:
         super().__init__(message_id)
@@ -59,8 +72,25 @@ class AsyncReceipt(Verdict):
         self._bell.ring()
 
 
+class IssuedAsyncReceipt(SettledOne, AsyncReceipt):
+    """A receipt as a publisher makes it, and hands it to the relay."""
+
+    __slots__ = ()
+
+
 class AsyncBatchReceipt(Counts):
-    """The promise of many messages, in constant memory."""
+    """The promise of many messages, in constant memory.
+
+    Attributes:
+        stored: messages accepted so far.
+        confirmed: of those, confirmed.
+        failed: of those, given up.
+        open: of those, without an outcome yet.
+        is_settled: whether none is open.
+        failures: the errors of the first 1 000 that were given up.
+    """
+
+    _shown_as = "AsyncBatchReceipt"
 
     def __init__(self, bridge: Bridge) -> None:
         super().__init__()
@@ -89,3 +119,7 @@ class AsyncBatchReceipt(Counts):
 
     def _tell(self) -> None:
         self._bell.ring()
+
+
+class IssuedAsyncBatchReceipt(SettledMany, AsyncBatchReceipt):
+    """A receipt as a publisher makes it, and hands it to the relay."""

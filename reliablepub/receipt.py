@@ -3,7 +3,9 @@
 Knows: outcomes, errors, waiting threads. Must never know: how outcomes come about, event loops.
 
 What is said of one message (`Verdict`) and of many (`Counts`) does not depend on who waits for it:
-threads wait on the receipts of this module, tasks on those of `reliablepub.async_receipt`.
+threads wait on the receipts of this module, tasks on those of `reliablepub.async_receipt`. A caller
+sees what he may use; how a receipt is settled is added in a class below it, which publishers make
+and the relay holds (`IssuedReceipt` is the waiter of one entry, and a `Receipt`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import ClassVar, Final, Protocol
 
 from reliablepub.errors import (
     Damaged,
@@ -105,13 +107,10 @@ class _Waiting:
 
 
 class Verdict:
-    """The outcome of one message, once it is known.
-
-    Attributes:
-        message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
-    """
+    """The outcome of one message, once it is known."""
 
     __slots__ = ("_result", "message_id")
+    _shown_as: ClassVar[str]
 
     def __init__(self, message_id: str) -> None:
         self.message_id: str = message_id
@@ -121,19 +120,6 @@ class Verdict:
     def is_settled(self) -> bool:
         """Whether the outcome is known."""
         return self._result is not None
-
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take the final outcome (called by the relay)."""
-        if outcome.kind is OutcomeKind.CONFIRMED:
-            self._result = Confirmed(self.message_id)
-        else:
-            self._result = publish_error(entry, outcome)
-        self._tell()
-
-    def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """It was parked or discarded by a person, or for damage (called by the relay)."""
-        self._result = error
-        self._tell()
 
     def _tell(self) -> None:
         """Wake whoever waits for it."""
@@ -149,18 +135,32 @@ class Verdict:
     def __repr__(self) -> str:
         """Name the message and where it stands."""
         state = "open" if self._result is None else type(self._result).__name__.lower()
-        return f"<{type(self).__name__} {self.message_id} {state}>"
+        return f"<{self._shown_as} {self.message_id} {state}>"
+
+
+class SettledOne(Verdict):
+    """How the relay tells the outcome of one message."""
+
+    __slots__ = ()
+
+    def settled(self, entry: Entry, outcome: Outcome) -> None:
+        """Take the final outcome."""
+        if outcome.kind is OutcomeKind.CONFIRMED:
+            self._result = Confirmed(self.message_id)
+        else:
+            self._result = publish_error(entry, outcome)
+        self._tell()
+
+    def withdrawn(self, error: Withdrawn | Damaged) -> None:
+        """It was parked or discarded by a person, or for damage."""
+        self._result = error
+        self._tell()
 
 
 class Counts:
-    """The outcomes of many messages, in constant memory.
+    """The outcomes of many messages, in constant memory."""
 
-    Attributes:
-        stored: messages accepted so far.
-        confirmed: of those, confirmed.
-        failed: of those, given up.
-        failures: the errors of the first `FAILURES_KEPT` that were given up.
-    """
+    _shown_as: ClassVar[str]
 
     def __init__(self) -> None:
         self.stored: int = 0
@@ -178,12 +178,27 @@ class Counts:
         """Whether all outcomes are known."""
         return self.open == 0
 
+    def _tell(self) -> None:
+        """Wake whoever waits for the last of them."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """Count, without naming messages."""
+        return (
+            f"<{self._shown_as} {self.stored} stored, {self.confirmed} confirmed, "
+            f"{self.failed} failed, {self.open} open>"
+        )
+
+
+class SettledMany(Counts):
+    """How the relay tells the outcomes of many messages."""
+
     def accepted(self, messages: int) -> None:
-        """So many more are stored (called by the relay, before any of them is settled)."""
+        """So many more are stored (told before any of them is settled)."""
         self.stored += messages
 
     def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take one final outcome (called by the relay)."""
+        """Take one final outcome."""
         if outcome.kind is OutcomeKind.CONFIRMED:
             self.confirmed += 1
         else:
@@ -192,7 +207,7 @@ class Counts:
             self._tell()
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """One of them was, likewise (called by the relay)."""
+        """One of them was, likewise."""
         self._given_up(error)
         if self.open == 0:
             self._tell()
@@ -202,22 +217,17 @@ class Counts:
         if len(self.failures) < FAILURES_KEPT:
             self.failures.append(error)
 
-    def _tell(self) -> None:
-        """Wake whoever waits for the last of them."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        """Count, without naming messages."""
-        return (
-            f"<{type(self).__name__} {self.stored} stored, {self.confirmed} confirmed, "
-            f"{self.failed} failed, {self.open} open>"
-        )
-
 
 class Receipt(Verdict):
-    """The promise of one message: it is stored, and its outcome will be known."""
+    """The promise of one message: it is stored, and its outcome will be known.
+
+    Attributes:
+        message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
+        is_settled: whether the outcome is known.
+    """
 
     __slots__ = ("_waiting",)
+    _shown_as = "Receipt"
 
     def __init__(self, message_id: str, relay: _Ending) -> None:
         super().__init__(message_id)
@@ -249,8 +259,25 @@ class Receipt(Verdict):
         self._waiting.notify()
 
 
+class IssuedReceipt(SettledOne, Receipt):
+    """A receipt as a publisher makes it, and hands it to the relay."""
+
+    __slots__ = ()
+
+
 class BatchReceipt(Counts):
-    """The promise of many messages, in constant memory."""
+    """The promise of many messages, in constant memory.
+
+    Attributes:
+        stored: messages accepted so far.
+        confirmed: of those, confirmed.
+        failed: of those, given up.
+        open: of those, without an outcome yet.
+        is_settled: whether none is open.
+        failures: the errors of the first 1 000 that were given up.
+    """
+
+    _shown_as = "BatchReceipt"
 
     def __init__(self, relay: _Ending) -> None:
         super().__init__()
@@ -271,3 +298,7 @@ class BatchReceipt(Counts):
 
     def _tell(self) -> None:
         self._waiting.notify()
+
+
+class IssuedBatchReceipt(SettledMany, BatchReceipt):
+    """A receipt as a publisher makes it, and hands it to the relay."""

@@ -86,8 +86,7 @@ class OutboxKeys:
         """Names only."""
         return f"OutboxKeys({', '.join(map(repr, self._ciphers))})"
 
-    def seal(self, id_: int, message_id: str, properties: str, body: bytes) -> tuple[str, bytes]:
-        """Properties and body, as they are stored."""
+    def _seal(self, id_: int, message_id: str, properties: str, body: bytes) -> tuple[str, bytes]:
         assert id_ > 0
         encoded = properties.encode()
         plain = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded + body
@@ -111,6 +110,13 @@ class OutboxKeys:
         return plain[_LENGTH_BYTES:end].decode(), plain[end:]
 
 
+def sealed(
+    keys: OutboxKeys, id_: int, message_id: str, properties: str, body: bytes
+) -> tuple[str, bytes]:
+    """Properties and body of a row, encrypted."""
+    return keys._seal(id_, message_id, properties, body)  # noqa: SLF001 - same module
+
+
 def opened(
     keys: OutboxKeys | None, id_: int, message_id: str, properties: str, body: bytes
 ) -> tuple[str, bytes]:
@@ -118,7 +124,7 @@ def opened(
 
     Raises:
         OutboxSealed: the key is missing, or is another one. The row stays as it is.
-        ValueError: the name of the key is not what `OutboxKeys.seal` writes.
+        ValueError: the name of the key is not what `sealed` writes.
     """
     if not properties.startswith(_MARK):
         return properties, body

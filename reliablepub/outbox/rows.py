@@ -12,7 +12,7 @@ from typing import Any
 from zlib import crc32
 
 from reliablepub.message import Message
-from reliablepub.outbox.encryption import OutboxKeys, opened
+from reliablepub.outbox.encryption import OutboxKeys, opened, sealed
 from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outbox.properties import from_text, to_text
 
@@ -39,7 +39,7 @@ def plain_row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...
     properties, body = to_text(message), message.body
     if keys is not None:
         assert message.message_id is not None
-        properties, body = keys.seal(entry.id, message.message_id, properties, body)
+        properties, body = sealed(keys, entry.id, message.message_id, properties, body)
     head = f"{message.message_id}\0{message.exchange}\0{message.routing_key}\0{properties}\0"
     if message.ordering_key is not None:
         head += f"{message.ordering_key}\0"

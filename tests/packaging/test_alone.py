@@ -86,3 +86,17 @@ def test_the_consumer_uses_every_public_verb() -> None:
     doors = (reliablepub.Publisher, reliablepub.AsyncPublisher, reliablepub.Outbox)
     verbs = {verb for door in doors for verb, _ in inspect.getmembers(door)}
     assert {verb for verb in verbs if not verb.startswith("_")} - used == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "offered"),
+    [
+        (reliablepub.Receipt, {"message_id", "is_settled", "result"}),
+        (reliablepub.AsyncReceipt, {"message_id", "is_settled", "result"}),
+        (reliablepub.BatchReceipt, {"is_settled", "open", "wait"}),
+        (reliablepub.AsyncBatchReceipt, {"is_settled", "open", "wait"}),
+        (reliablepub.OutboxKeys, {"read"}),
+    ],
+)
+def test_nobody_is_offered_what_only_the_house_may_call(kind: type, offered: set[str]) -> None:
+    assert {name for name in dir(kind) if not name.startswith("_")} == offered
