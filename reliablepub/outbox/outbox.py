@@ -290,6 +290,16 @@ class Outbox:
             if connection is not None:
                 connection.close()
 
+    def __del__(self) -> None:
+        """Nobody needs to close an outbox; but from 3.13 on Python warns of what is left open."""
+        connection = getattr(self, "_connection", None)
+        if connection is None:
+            return
+        if os.getpid() == self._pid:  # without the lock, which a fork may have left taken
+            connection.close()
+        else:
+            _inherited.append(connection)
+
     def __enter__(self) -> Self:
         return self
 

@@ -1,3 +1,4 @@
+import gc
 import os
 import pickle
 import sqlite3
@@ -209,6 +210,12 @@ def test_threads_may_share_it(path: Path) -> None:
         for thread in work:
             thread.join()
         assert outbox.status().stored == 100
+
+
+def test_one_that_nobody_closes_goes_without_a_warning(path: Path) -> None:
+    Outbox(path).enqueue(Message(b"x"))  # Python 3.13 warns of a connection that is left open
+    gc.collect()
+    assert Outbox(path).status().open == 1
 
 
 def test_a_forked_child_enqueues_on_a_connection_of_its_own(
