@@ -20,12 +20,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final, Self
 
-from reliablepub.async_receipt import (
-    AsyncBatchReceipt,
-    AsyncReceipt,
-    IssuedAsyncBatchReceipt,
-    IssuedAsyncReceipt,
-)
+from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt, Issued, IssuedBatch
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.errors import PublisherClosed, WrongEventLoop
 from reliablepub.headers import FieldValue
@@ -221,7 +216,7 @@ class AsyncPublisher:
             ordering_key=ordering_key,
         )
         assert message.message_id is not None
-        receipt = IssuedAsyncReceipt(message.message_id, bridge)
+        receipt = Issued(message.message_id, bridge)
         await self._until_stored(self._door.hand_over_one(message, receipt, Signal(bridge)))
         return receipt
 
@@ -245,7 +240,7 @@ class AsyncPublisher:
             PublisherClosed: likewise.
         """
         bridge, door = self._check(), self._door
-        receipt = IssuedAsyncBatchReceipt(bridge)
+        receipt = IssuedBatch(bridge)
         under_way: deque[Handover[Signal]] = deque()
         stream = Stream()
         try:

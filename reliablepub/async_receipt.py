@@ -72,7 +72,7 @@ class AsyncReceipt(Verdict):
         self._bell.ring()
 
 
-class IssuedAsyncReceipt(SettledOne, AsyncReceipt):
+class Issued(SettledOne, AsyncReceipt):
     """A receipt as a publisher makes it, and hands it to the relay."""
 
     __slots__ = ()
@@ -121,5 +121,5 @@ class AsyncBatchReceipt(Counts):
         self._bell.ring()
 
 
-class IssuedAsyncBatchReceipt(SettledMany, AsyncBatchReceipt):
+class IssuedBatch(SettledMany, AsyncBatchReceipt):
     """A receipt as a publisher makes it, and hands it to the relay."""

@@ -23,7 +23,7 @@ from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
-from reliablepub.receipt import BatchReceipt, IssuedBatchReceipt, IssuedReceipt, Receipt
+from reliablepub.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
 from reliablepub.relay.caller import Handover, cut, new_id
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.latch import Latch
@@ -175,7 +175,7 @@ class Publisher:
             ordering_key=ordering_key,
         )
         assert message.message_id is not None
-        receipt = IssuedReceipt(message.message_id, self._door.relay)
+        receipt = Issued(message.message_id, self._door.relay)
         self._wait_stored(self._door.hand_over_one(message, receipt, Latch()))
         return receipt
 
@@ -197,7 +197,7 @@ class Publisher:
             OutboxDiskFull: likewise.
             PublisherClosed: likewise.
         """
-        door, receipt = self._door, IssuedBatchReceipt(self._door.relay)
+        door, receipt = self._door, IssuedBatch(self._door.relay)
         under_way: deque[Handover[Latch]] = deque()
         stream = Stream()
         try:

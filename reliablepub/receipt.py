@@ -5,7 +5,7 @@ Knows: outcomes, errors, waiting threads. Must never know: how outcomes come abo
 What is said of one message (`Verdict`) and of many (`Counts`) does not depend on who waits for it:
 threads wait on the receipts of this module, tasks on those of `reliablepub.async_receipt`. A caller
 sees what he may use; how a receipt is settled is added in a class below it, which publishers make
-and the relay holds (`IssuedReceipt` is the waiter of one entry, and a `Receipt`).
+and the relay holds (`Issued` is the waiter of one entry, and a `Receipt`).
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class Receipt(Verdict):
         self._waiting.notify()
 
 
-class IssuedReceipt(SettledOne, Receipt):
+class Issued(SettledOne, Receipt):
     """A receipt as a publisher makes it, and hands it to the relay."""
 
     __slots__ = ()
@@ -300,5 +300,5 @@ class BatchReceipt(Counts):
         self._waiting.notify()
 
 
-class IssuedBatchReceipt(SettledMany, BatchReceipt):
+class IssuedBatch(SettledMany, BatchReceipt):
     """A receipt as a publisher makes it, and hands it to the relay."""

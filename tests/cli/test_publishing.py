@@ -16,7 +16,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxDiskFull, PublisherClosed
 from reliablepub.outbox.entry import Counters, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.receipt import IssuedBatchReceipt
+from reliablepub.receipt import IssuedBatch
 from reliablepub.relay.caller import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
 
@@ -41,7 +41,7 @@ class Scripted:
             raise verdict
         group = list(messages)
         self.groups.append(group)
-        receipt = IssuedBatchReceipt(self)
+        receipt = IssuedBatch(self)
         receipt.accepted(len(group))
         for _ in group if verdict is not None else ():
             assert verdict is not None

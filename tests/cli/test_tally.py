@@ -4,7 +4,7 @@ from reliablepub import Message
 from reliablepub.cli.tally import FAILURES_SHOWN, Tally
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.receipt import IssuedBatchReceipt
+from reliablepub.receipt import IssuedBatch
 
 ENTRY = Entry(Message(b"", message_id="m"), 0.0)
 CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
@@ -15,8 +15,8 @@ class Running:
     is_ended = False
 
 
-def receipt(messages: int) -> IssuedBatchReceipt:
-    made = IssuedBatchReceipt(Running())
+def receipt(messages: int) -> IssuedBatch:
+    made = IssuedBatch(Running())
     made.accepted(messages)
     return made
 

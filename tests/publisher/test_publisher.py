@@ -33,7 +33,7 @@ from reliablepub import (
 )
 from reliablepub.outbox.entry import Turn
 from reliablepub.outbox.store import SqliteStore
-from reliablepub.receipt import IssuedReceipt
+from reliablepub.receipt import Issued
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 
@@ -150,7 +150,7 @@ def test_a_closed_publisher_accepts_nothing(publisher: Publisher) -> None:
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> None:
-    waiting = IssuedReceipt("m", publisher._door.relay)
+    waiting = Issued("m", publisher._door.relay)
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(PublisherForked):

@@ -22,7 +22,7 @@ from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.policy import RetryPolicy
-from reliablepub.receipt import IssuedBatchReceipt
+from reliablepub.receipt import IssuedBatch
 from reliablepub.relay.caller import Cutter, cut
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox
@@ -96,7 +96,7 @@ class Unplugged:
         for _ in range(3):
             self._turn()
 
-    def publish(self, chunks: Sequence[Chunk], receipt: IssuedBatchReceipt) -> None:
+    def publish(self, chunks: Sequence[Chunk], receipt: IssuedBatch) -> None:
         """From the inbox to the last confirm."""
         count = sum(len(chunk.messages) for chunk in chunks)
         receipt.accepted(count)
@@ -111,16 +111,16 @@ class Unplugged:
         self._relay.handle(self.wire.listen(0))
 
 
-def nobody_waits() -> IssuedBatchReceipt:
+def nobody_waits() -> IssuedBatch:
     is_ended: Any = None
-    return IssuedBatchReceipt(is_ended)
+    return IssuedBatch(is_ended)
 
 
 def messages(count: int) -> list[Message]:
     return [Message(BODY, routing_key=QUEUES[n % len(QUEUES)]) for n in range(count)]
 
 
-def chunks_of(messages: Sequence[Message], receipt: IssuedBatchReceipt) -> list[Chunk]:
+def chunks_of(messages: Sequence[Message], receipt: IssuedBatch) -> list[Chunk]:
     return [Chunk(chunk, Stored(), receipt) for chunk in cut(messages, Cutter(LIMITS))]
 
 
