@@ -2,18 +2,17 @@
 
 import ast
 import inspect
-import re
 import subprocess
 import sys
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 import reliablepub
+from tests.docs.licenses import brought_by
 
 CONSUMER = Path(__file__).parent / "consumer.py"
-NAME = re.compile(r"[\w.-]+")
 # What `import` finds from now on: the standard library, the packages given, and this folder's.
 ONLY = """
 import sys
@@ -30,23 +29,8 @@ sys.meta_path.insert(0, Others())
 """
 
 
-def core_dependencies() -> set[str]:
-    """Distributions that come with `pip install reliablepub`, those of dependencies included."""
-    found: set[str] = set()
-    new = {"reliablepub"}
-    while new:
-        found |= new
-        new = {
-            match[0].lower().replace("_", "-")
-            for name in new
-            for requirement in requires(name) or ()
-            if "extra ==" not in requirement and (match := NAME.match(requirement))
-        } - found
-    return found - {"reliablepub"}
-
-
 def core_modules() -> set[str]:
-    core = core_dependencies()
+    core = brought_by("")  # those of dependencies included
     return {
         module
         for module, distributions in packages_distributions().items()
