@@ -34,7 +34,6 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
         return
     rig = RealRig(request.getfixturevalue("rabbitmq_node"))
     yield rig
-    rig.unblock()
     rig.probe.close()
 
 

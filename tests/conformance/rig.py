@@ -29,6 +29,12 @@ class Rig(Protocol):
     def unblock(self) -> None:
         """Clear the alarm."""
 
+    def freeze(self) -> None:
+        """Have it hear and say nothing more, on connections that stay."""
+
+    def thaw(self) -> None:
+        """Have it go on, with what it was sent meanwhile."""
+
     def kill(self) -> None:
         """Let it die without a word."""
 
@@ -53,6 +59,12 @@ class FakeRig:
     def unblock(self) -> None:
         self._broker.unblock()
 
+    def freeze(self) -> None:
+        self._broker.freeze()
+
+    def thaw(self) -> None:
+        self._broker.thaw()
+
     def kill(self) -> None:
         self._broker.crash(lose_unsynced=True)
 
@@ -76,6 +88,12 @@ class RealRig:
 
     def unblock(self) -> None:
         self._node.clear_memory_alarm()
+
+    def freeze(self) -> None:
+        self._node.pause()
+
+    def thaw(self) -> None:
+        self._node.resume()
 
     def kill(self) -> None:
         if self._node.is_running:

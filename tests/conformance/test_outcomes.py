@@ -272,39 +272,3 @@ def test_a_delayed_message_is_sent_when_it_is_due_and_nobody_waits_for_it_before
     assert datetime.now(UTC) >= due
     assert [body for body, _ in broker.drain(queue, 2)] == [b"now", b"soon"]
     assert publisher.close().open == 1
-
-
-def test_messages_of_a_key_arrive_in_their_order_though_a_full_queue_refuses_some(
-    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
-) -> None:
-    queue = broker.declare_queue(arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
-    patient = RetryPolicy(nacked=Retries(stop_after_attempt(1_000), lambda _: 0.02))
-    publisher = open_publisher(broker.url, retry=patient)
-    receipt = publisher.publish_many(
-        Message(b"%d" % n, routing_key=queue, ordering_key="k") for n in range(12)
-    )
-    arrived: list[int] = []
-    while len(set(arrived)) < 12:
-        arrived += [int(body) for body, _ in broker.drain(queue, 1)]
-    receipt.wait(20)
-    assert list(dict.fromkeys(arrived)) == list(range(12))
-
-
-def test_keys_do_not_wait_for_each_other(
-    broker: AmqpProbe, open_publisher: Callable[..., Publisher]
-) -> None:
-    full = broker.declare_queue(arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
-    queue = broker.declare_queue()
-    publisher = open_publisher(
-        broker.url, retry=RetryPolicy(nacked=Retries(stop_after_attempt(1_000), wait_fixed(9)))
-    )
-    stuck = publisher.publish(b"stuck", routing_key=full, ordering_key="stuck")
-    behind = publisher.publish(b"behind", routing_key=queue, ordering_key="stuck")
-    messages = [
-        Message(b"%d" % n, routing_key=queue, ordering_key=f"key {n % 3}") for n in range(30)
-    ]
-    assert publisher.publish_many(messages).wait(20).confirmed == 30
-    arrived = [int(body) for body, _ in broker.drain(queue, 30)]
-    for key in range(3):
-        assert [n for n in arrived if n % 3 == key] == list(range(key, 30, 3))
-    assert [receipt.is_settled for receipt in (stuck, behind)] == [False, False]

@@ -18,6 +18,7 @@ from reliablepub._core.events import (
     Unblocked,
 )
 from reliablepub._core.session import Session
+from reliablepub._core.window import Progress
 
 TIMEOUT_S = 30.0
 
@@ -65,6 +66,14 @@ class Sender:
     @property
     def window(self) -> int:
         return self.session.window.size
+
+
+def test_how_far_a_session_is_is_told_of_the_channel_it_has() -> None:
+    session: Session[int] = Session(window_max=1, window_bytes_max=1, confirm_timeout_s=TIMEOUT_S)
+    assert session._main.progress == Progress(0, 0, 1, 0)
+    sender = Sender()
+    sender.writes()
+    assert sender.session._main.progress == Progress(1, 2, 1, 0)
 
 
 def grown() -> Sender:

@@ -265,6 +265,7 @@ def test_a_trial_looks_at_both_in_turn() -> None:
     ("rates", "looks"),
     [
         pytest.param([100, 200, 400, 800], 4, id="while it doubles"),
+        pytest.param([0.1, 0.2, 0.4, 0.8], 4, id="however slow"),
         pytest.param([100, 100, 100, 100], STRIKES_MAX, id="until it does not"),
         pytest.param([100, 90, 105, 200, 190, 180, 210], 6, id="one leap makes up for it"),
     ],
@@ -272,7 +273,7 @@ def test_a_trial_looks_at_both_in_turn() -> None:
 def test_the_slow_start(rates: list[float], looks: int) -> None:
     start = SlowStart()
     went_on = [start.goes_on(rate) for rate in rates]
-    assert went_on.index(False) if False in went_on else len(went_on) == looks
+    assert (went_on.index(False) if False in went_on else len(went_on)) == looks
 
 
 def test_rests_grow_while_nothing_is_better_and_end_when_latency_is_another() -> None:
@@ -299,6 +300,79 @@ def test_rests_grow_while_nothing_is_better_and_end_when_latency_is_another() ->
         broker.round()
         sizes.add(broker.window.size)
     assert 1_000 in sizes, "it looks at once whether less will do"
+
+
+def look(window: Window, rate: float) -> int:
+    """A round of the whole window that is a look, at so many a second.
+
+    Returns:
+        the size that was looked at.
+    """
+    size = window.size
+    window.sent(Progress(1, size, 1, 0), 0.0, is_held_up=True)
+    window.heard(Progress(1, size, size + 1, size), size / rate)
+    return size
+
+
+def resting(*, grows_next: bool) -> Window:
+    """A window that has found its size, 400 of 100 to 1600, and looks into one direction next."""
+    window, sizes = Window(100, 1_600), [0]
+    while sizes[-5:] != [400] * 5 or window._grows is not grows_next or window._rest_left < 8:
+        sizes.append(look(window, min(window.size, 400)))
+        assert len(sizes) < 1_000
+    return window
+
+
+def test_a_rest_has_its_looks_and_then_comes_a_trial() -> None:
+    window = Window(100, 400)
+    sizes = [look(window, 100) for _ in range(9)]
+    rest = [400] * REST_MIN
+    assert sizes == [100, 200, 400, *rest, 400, 200]
+
+
+def test_each_look_counts_what_was_settled_in_it_and_nothing_else() -> None:
+    window = Window(1, 64)  # one message too many would be a leap
+    sizes = [look(window, rate) for rate in (1, 1.15, 1.3, 1.45, 1.6, 1.77, 1.95)]
+    assert sizes == [1, 2, 4, 8, 16, 32, 64]
+
+
+def test_a_look_lasts_as_long_as_it_must_and_no_longer() -> None:
+    window = Window(32, 100)
+    lasting(window, now=0.0)
+    done(window, now=LOOK_S)
+    assert window.size == 64
+
+
+def test_what_the_smallest_can_do_is_tried_against_more_again_and_again() -> None:
+    window = Window(100, 400)
+    sizes = [look(window, 100) for _ in range(400)]
+    settled = sizes.index(100, 1)
+    assert set(sizes[settled:]) == {100, 200}
+
+
+@pytest.mark.parametrize("grows_next", [False, True])
+@pytest.mark.parametrize(("change", "probe"), [(2.3, 800), (1 / 2.3, 200)])
+def test_another_rate_in_a_rest_ends_it_and_says_the_direction(
+    grows_next: bool,  # noqa: FBT001
+    change: float,
+    probe: int,
+) -> None:
+    window = resting(grows_next=grows_next)
+    assert [look(window, 400 * change) for _ in range(3)] == [400, 400, probe]
+
+
+def test_a_rate_that_drifts_ends_no_rest() -> None:
+    window = resting(grows_next=False)
+    left = window._rest_left
+    assert [look(window, 400 * 1.15**n) for n in range(8)] == [400] * 8
+    assert window._rest_left == left - 8
+
+
+def test_half_of_an_odd_window_is_a_number_of_messages() -> None:
+    window = Window(10, 25)
+    sizes = [look(window, 10) for _ in range(60)]
+    assert 12 in sizes
+    assert all(isinstance(size, int) for size in sizes)
 
 
 # -------------------------------------------------------------------- whatever happens

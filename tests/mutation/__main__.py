@@ -22,7 +22,9 @@ from tests.mutation.verdict import forget_survivors, room
 ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "mutation"
 SCORE_MIN = 0.95
-RAM = Path("/dev/shm")  # most mutants of the outbox die within a few turns, and a turn is a sync
+# Unless TMPDIR says otherwise: most mutants of the outbox die within a few turns, and a turn is a
+# sync.
+RAM = Path("/dev/shm")
 
 # Which tests a room's mutants have to face. Not those that kill processes, break disks or search
 # at random for many seconds: what only they notice deserves a quick test of its own.
@@ -33,12 +35,16 @@ TESTS = {
     ],
     "reliablepub/outbox": [
         "tests/outbox",
+        "tests/relay",
+        *(f"tests/cli/test_{name}.py" for name in ("looking", "stepping_in", "transfer")),
         *(
             f"--ignore=tests/outbox/test_{name}.py"
             for name in ("crash", "faults", "frameworks", "power_loss", "speed", "store_model")
         ),
         "--deselect=tests/outbox/test_backlog.py::test_a_backlog_needs_little_memory",
         "--deselect=tests/outbox/test_salvage.py::test_one_damaged_page_costs_its_own_rows_only",
+        "--deselect=tests/cli/test_stepping_in.py::test_who_waits_is_told",
+        "--deselect=tests/cli/test_stepping_in.py::test_people_step_in_while_a_relay_publishes",
     ],
 }
 
@@ -60,13 +66,14 @@ def main(targets: Sequence[str]) -> int:
 
 
 def run(folder: str, modules: Sequence[str]) -> int:
-    """Some modules wholly; or of all of them what has changed, and the survivors again."""
+    """Of some modules, or of all, what has changed or was not run yet, and the survivors again."""
     _enter(WORK / folder)
     config().only_mutate[:] = [f"{folder}/*"]
     config().pytest_add_cli_args_test_selection[:] = TESTS[folder]
     names = [module.removesuffix(".py").replace("/", ".") + ".*" for module in modules]
     forget_survivors()
-    with tempfile.TemporaryDirectory(dir=RAM if RAM.is_dir() else None) as temporary:
+    fast = RAM if RAM.is_dir() and "TMPDIR" not in os.environ else None
+    with tempfile.TemporaryDirectory(dir=fast) as temporary:
         Path(temporary).chmod(0o755)  # as /tmp: some tests are another user for a moment
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
         with with_decorated_functions(), with_collected_tests():

@@ -1,9 +1,13 @@
-"""A million messages in the file: opened at once, with little memory, and read at full speed."""
+"""A million messages in the file: opened at once, with little memory, and read at full speed.
+
+And a million ordering keys, which cost what their rows cost.
+"""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -38,6 +42,7 @@ with Publisher(url, outbox=path, close_timeout_s=0) as publisher:
     seconds = time.monotonic() - begun
 print(json.dumps({
     "imported": imported, "after_first": after_first, "first_s": first_s, "seconds": seconds,
+    "cpu_s": time.process_time(),
     "peak": peak_mib(), "half": next(m for c, m in marks if c >= count // 2),
     "confirmed": marks[-1][0],
 }))
@@ -52,15 +57,17 @@ with FakeBroker() as broker:
 """
 
 
-def fill(path: Path, count: int) -> None:
+def fill(path: Path, count: int, *, with_keys: bool = False) -> None:
+    """So many messages, each with an ordering key of its own, or none with any."""
+
+    def message(number: int) -> Message:
+        key = f"key-{number}" if with_keys else None
+        return Message(b"x" * 500, "", "all", message_id=f"m-{number}", ordering_key=key)
+
     with closing(SqliteStore(path)) as store:
         for first in range(0, count, 5_000):
-            size = min(5_000, count - first)
-            new = [
-                Entry(Message(b"x" * 500, routing_key="all", message_id=f"m-{first + n}"), 1.0)
-                for n in range(size)
-            ]
-            store.commit(Turn(new=new))
+            numbers = range(first, min(first + 5_000, count))
+            store.commit(Turn(new=[Entry(message(number), 1.0) for number in numbers]))
 
 
 def reopen(path: Path, count: int) -> dict[str, float]:
@@ -98,3 +105,28 @@ def test_a_backlog_of_a_million(tmp_path: Path) -> None:
     found = reopen(tmp_path / "outbox.db", 1_000_000)
     check(found, 1_000_000)
     assert found["first_s"] < 5
+
+
+def test_a_key_for_each_message_needs_little_memory(tmp_path: Path) -> None:
+    fill(tmp_path / "outbox.db", 5_000, with_keys=True)
+    check(reopen(tmp_path / "outbox.db", 5_000), 5_000)
+
+
+@pytest.mark.soak
+def test_a_million_keys_cost_what_their_rows_cost(tmp_path: Path) -> None:
+    count = 1_000_000
+    cost: dict[bool, dict[str, float]] = {}
+    for with_keys in (False, True):
+        path = tmp_path / f"{with_keys}.db"
+        begun = time.process_time()
+        fill(path, count, with_keys=with_keys)
+        filled = {"fill_cpu_s": time.process_time() - begun, "mib": path.stat().st_size / 2**20}
+        cost[with_keys] = reopen(path, count) | filled
+        check(cost[with_keys], count)
+        path.unlink()
+    plain, keyed = cost[False], cost[True]
+    ratios = {name: round(keyed[name] / plain[name], 2) for name in plain if plain[name]}
+    print(f"\na million keys, as a multiple of a million messages without: {ratios}")
+    assert keyed["first_s"] < 5
+    assert keyed["peak"] < plain["peak"] + 10, "MiB"
+    assert keyed["mib"] < plain["mib"] * 1.2, "the key itself, and its place in an index"

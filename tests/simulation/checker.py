@@ -47,7 +47,9 @@ class Story:
         as_handed_over: with its times.
         handed_over_at: by the wall clock.
         was_retried: a person has put it back.
-        gave_way: it was expired before that, so that others of its key may go first.
+        is_skipped: it is parked, and a person lets its key go on without it.
+        gave_way: it was expired or skipped before that, so that others of its key may go first,
+            until it is sent again.
         versions: the addresses that it has had.
         is_due_now: a person has made it so.
         is_promised: somebody was told that it is stored.
@@ -64,6 +66,7 @@ class Story:
     as_handed_over: Message
     handed_over_at: float
     was_retried: bool = False
+    is_skipped: bool = False
     gave_way: bool = False
     is_due_now: bool = False
     is_promised: bool = False
@@ -258,6 +261,9 @@ class Checker:
             story = self.stories[id_]
             require(story.live is None, f"{id_} is changed by a person, and in flight")
             require(id_ not in self._acked, f"{id_} is changed by a person, and confirmed")
+            if what.action is Action.SKIP:
+                self.skipped([id_])
+                continue
             if what.action is Action.PARK:
                 story.words.add((WITHDRAWN, 0, f"parked by {what.person}: {what.note}"))
                 continue
@@ -278,6 +284,12 @@ class Checker:
                 )
                 story.versions.append(story.message)
 
+    def skipped(self, ids: Iterable[str]) -> None:
+        """A person lets their keys go on without them; they stay parked."""
+        for id_ in ids:
+            require(id_ in self._parked, f"{id_} was not parked")
+            self.stories[id_].is_skipped = True
+
     def unparked(self, ids: Iterable[str]) -> None:
         """A person has put them back."""
         for id_ in ids:
@@ -287,7 +299,9 @@ class Checker:
             self._elsewhere.add(id_)
             story = self.stories[id_]
             story.was_retried = True
-            story.gave_way = words is not None and words[0] == OutcomeKind.EXPIRED
+            is_expired = words is not None and words[0] == OutcomeKind.EXPIRED
+            story.gave_way |= is_expired or story.is_skipped
+            story.is_skipped = False
             story.refusals.clear()
             story.words.clear()
             story.told = None
@@ -393,6 +407,7 @@ class Checker:
             require(story.acked_in != self._run, f"{message!r} is confirmed, and sent again")
             self._note("sent again" if story.sends else "sent", (number, tag, message.message_id))
             story.sends += 1
+            story.gave_way = False
             story.live = (number, tag)
             epoch.stories.append(story)
             epoch.outstanding[tag] = story

@@ -62,18 +62,22 @@ class FileOnDisk:
         return {id_: (kind, code, text) for id_, kind, code, text in rows}
 
     def rows(self) -> dict[int, str]:
-        """By number, the ``message_id`` of every row without an ordering key, open or parked."""
+        """By number, the ``message_id`` of every row, open or parked."""
         rows = self._connection.execute(
-            "SELECT id, message_id FROM reliablepub_messages WHERE ordering_key IS NULL"
-            " UNION ALL SELECT id, message_id FROM reliablepub_parked WHERE ordering_key IS NULL"
-            " ORDER BY id"
+            "SELECT id, message_id FROM reliablepub_messages"
+            " UNION ALL SELECT id, message_id FROM reliablepub_parked ORDER BY id"
         )
         return dict(rows.fetchall())
 
-    def held_keys(self) -> list[str]:
-        """Ordering keys that wait for a person, each as often as it is held."""
-        rows = self._connection.execute("SELECT ordering_key FROM reliablepub_held_keys")
-        return [row[0] for row in rows]
+    def held_keys(self) -> dict[str, list[str]]:
+        """Ordering keys that wait for a person, and which messages hold them."""
+        held: dict[str, list[str]] = {}
+        rows = self._connection.execute(
+            "SELECT ordering_key, message_id FROM reliablepub_held_keys ORDER BY id"
+        )
+        for key, message_id in rows:
+            held.setdefault(key, []).append(message_id)
+        return held
 
     def before(self, message_id: str, key: str) -> list[str]:
         rows = self._connection.execute(

@@ -17,9 +17,12 @@ from reliablepub._core.confirms import ConfirmLedger
 from reliablepub._core.events import Settlement
 from reliablepub._core.lane import Lane
 from reliablepub._core.session import Session
+from reliablepub._core.turns import Turns
 from reliablepub.outbox import writing
 from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.interventions import Action, _Step
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Retries
@@ -415,6 +418,44 @@ def a_retry_by_a_person_loses_the_row(patch: pytest.MonkeyPatch) -> None:
         return count
 
     patch.setattr(Outbox, "retry", retry)
+
+
+# ---------------------------------------------------------------------- whose turn it is
+
+
+@mutant
+def a_key_goes_on_past_what_is_parked(patch: pytest.MonkeyPatch) -> None:
+    for query in ("ready", "is_first_of_key", "first_of_key", "wait_for_turn"):
+        patch.setitem(QUERIES, query, QUERIES[query].replace("p.is_skipped = 0", "FALSE"))
+
+
+@mutant
+def a_retry_loses_its_turn(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Turns, "leave", lambda self, key, *_, **__: self.want(key))
+    for query in ("ready", "is_first_of_key", "first_of_key"):
+        earlier = "e.ordering_key = m.ordering_key"
+        patch.setitem(QUERIES, query, QUERIES[query].replace(earlier, f"{earlier} AND FALSE"))
+
+
+@mutant
+def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
+    real: Any = _Step._apply
+
+    def apply(self: Any, id_: int, state: str) -> None:
+        real(self, id_, state)
+        if self._what.action is Action.SKIP:
+            self._connection.execute(
+                "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = stored_at"
+                " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = ?)",
+                (id_,),
+            )
+
+    patch.setattr(_Step, "_apply", apply)
+
+
+@mutant
+def what_is_skipped_is_deleted(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(QUERIES, "skip", "DELETE FROM reliablepub_parked WHERE id = ?")
 
 
 # ---------------------------------------------------------------------- what callers are told

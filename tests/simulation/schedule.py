@@ -153,7 +153,7 @@ def _faults(world: World) -> list[Action]:
         *[world.cut, world.close_channels, world.go_mute, world.crash_broker],
         *[world.burn_fuse, world.burn_fuse, world.kill, world.close],
         *[world.jump, world.person_retries, world.flush],
-        *[world.person_intervenes, world.intervene_before_commit],
+        *[world.person_intervenes, world.person_decides_on_keys, world.intervene_before_commit],
         partial(_spell, world, broker.alarm, broker.calm),
         *[_spell_of(world, name) for name in ("is_disk_full", "is_locked")],
         *[partial(_toggle, world, owner, name) for owner, name in flags],

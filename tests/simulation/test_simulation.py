@@ -48,7 +48,8 @@ MUST_HAPPEN = """
     withdrawn by the caller / stream cancelled / turned away / enqueued elsewhere
     disk full / locked by somebody else / unencodable
     expired: not sent / expired: may have arrived / expired: did not arrive
-    sent when it was due / sent in its turn / key skipped by a person
+    sent when it was due / sent in its turn
+    key skipped by a person / key resumed by a person / a person does: skip
     parked: nacked / parked: refused / parked: returned / retried by a person
     a person does: discard / a person does: park / a person does: reroute
     a person does: retry / a person leaves alone what is in flight / told withdrawn

@@ -260,7 +260,7 @@ class World:
         if not chosen:
             return
         what = Intervention(
-            self.rng.choice(sorted(set(Action) - {Action.SKIP})),  # which changes the order
+            self.rng.choice(sorted(Action)),
             exchange="",
             routing_key="queue",
             note="why",
@@ -276,10 +276,25 @@ class World:
             self.note("a person leaves alone what is in flight")
         self.checker.intervened(changed, what)
 
+    def person_decides_on_keys(self) -> None:
+        """What holds a key is put back, or its key goes on without it, or everybody waits."""
+        for key, ids in self.disk.held_keys().items() if self.disk is not None else ():
+            self.checker.look()
+            if self.rng.random() < 0.5:
+                self.checker.skipped(ids)
+                assert self.other.skip_key(key) == len(ids)
+                self.note("key skipped by a person", ids)
+            elif self.rng.random() < 0.5:
+                self.checker.unparked(ids)
+                assert self.other.resume_key(key) == len(ids)
+                self.note("key resumed by a person", ids)
+            self.checker.look()
+
     def intervene_before_commit(self) -> None:
         """Somebody is faster than the relay, whose next turn is decided and not yet stored."""
         if self.process is not None:
-            self.process.watched.before_commit = self.person_intervenes
+            somebody = [self.person_intervenes, self.person_decides_on_keys]
+            self.process.watched.before_commit = self.rng.choice(somebody)
 
     # ------------------------------------------------------------------ what goes wrong
 
@@ -354,9 +369,8 @@ class World:
     def is_quiet(self) -> bool:
         """Whether nothing is left to do."""
         process = self.process
-        for key in self.disk.held_keys() if self.disk is not None else ():
-            self.other.skip_key(key)
-            self.note("key skipped by a person")
+        if self.disk is not None and self.disk.held_keys():
+            self.person_decides_on_keys()
             return False
         return (
             process is not None
