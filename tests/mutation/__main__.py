@@ -1,4 +1,4 @@
-"""Change the code of the core and the outbox in small ways, and see whether a test notices.
+"""Change the code of the core and the outbox in small ways, and see whether mypy or a test notices.
 
 Run as `make mutants`, or `make mutants ONLY=reliablepub/_core/confirms.py` for some modules. It
 answers with a table, and with every survivor that `survivors.toml` does not explain.
@@ -17,6 +17,7 @@ from mutmut.configuration import config
 
 from tests.mutation.operators import with_decorated_functions
 from tests.mutation.runner import with_collected_tests
+from tests.mutation.types import with_mypy
 from tests.mutation.verdict import forget_survivors, room
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ def run(folder: str, modules: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(dir=fast) as temporary:
         Path(temporary).chmod(0o755)  # as /tmp: some tests are another user for a moment
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
-        with with_decorated_functions(), with_collected_tests():
+        with with_decorated_functions(), with_mypy(folder), with_collected_tests():
             run_mutmut(names, max_children=None)
     found = room(Path(folder))
     found.show()

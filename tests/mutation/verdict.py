@@ -56,12 +56,14 @@ class Module:
 
     path: Path
     mutants: int
+    refused: int
+    hung: int
     unexplained: list[Survivor]
     explained: int
 
     @property
     def noticed(self) -> int:
-        """How many made a test fail, or hang."""
+        """How many mypy refused, or made a test fail or hang."""
         return self.mutants - self.explained - len(self.unexplained)
 
 
@@ -80,7 +82,7 @@ class Room:
 
     @property
     def noticed(self) -> int:
-        """How many of them made a test fail."""
+        """How many of them mypy or a test has noticed."""
         return sum(module.noticed for module in self.modules)
 
     @property
@@ -90,10 +92,12 @@ class Room:
 
     def show(self) -> None:
         """Print the table, and what nobody has explained yet."""
-        print(f"\n{'module':40} mutants  noticed  explained  survived")
+        print(f"\n{'module':40} mutants  noticed  by mypy  by hanging  explained  survived")
         for module in self.modules:
-            numbers = (module.mutants, module.noticed, module.explained, len(module.unexplained))
-            print(f"{module.path!s:40} {'{:7}  {:7}  {:9}  {:8}'.format(*numbers)}")
+            noticed = (module.mutants, module.noticed, module.refused, module.hung)
+            survived = (module.explained, len(module.unexplained))
+            numbers = "{:7}  {:7}  {:7}  {:10}  {:9}  {:8}".format(*noticed, *survived)
+            print(f"{module.path!s:40} {numbers}")
         share = self.noticed / self.mutants
         print(f"{self.folder}: {self.noticed} of {self.mutants} noticed, {share:.1%}")
         for module in self.modules:
@@ -131,7 +135,9 @@ def _module(path: Path, explanations: Counter[Survivor]) -> tuple[Module, list[S
     left = Counter({s: n for s, n in explanations.items() if s.function.startswith(prefix)})
     to_explain = Counter(survivor for survivor in survivors if not survivor.is_the_same_sql)
     unexplained = list((to_explain - left).elements())
-    module = Module(path, len(codes), unexplained, len(survivors) - len(unexplained))
+    came_to = Counter(status_by_exit_code[code] for code in codes.values())
+    noticed = (came_to["caught by type check"], came_to["timeout"])
+    module = Module(path, len(codes), *noticed, unexplained, len(survivors) - len(unexplained))
     return module, list((left - Counter(survivors)).elements())
 
 
