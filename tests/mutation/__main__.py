@@ -87,10 +87,10 @@ def run(folder: str, modules: Sequence[str]) -> int:
 
 def _enter(work: Path) -> None:
     """Go where mutmut may leave its copies."""
-    work.mkdir(parents=True, exist_ok=True)
-    for name in ("pyproject.toml", "reliablepub", "tests"):
+    (work / "mutants").mkdir(parents=True, exist_ok=True)
+    for name in ("pyproject.toml", "reliablepub", "tests", "mutants/docs"):
         if not (work / name).exists():
-            (work / name).symlink_to(ROOT / name)
+            (work / name).symlink_to(ROOT / name.removeprefix("mutants/"))
     for file in ROOT.glob("reliablepub/**/*.sql"):  # mutmut would keep those of the first run
         copy = work / "mutants" / file.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
