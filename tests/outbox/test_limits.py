@@ -69,6 +69,11 @@ def test_no_more_bytes_are_open_than_may_be(path: Path) -> None:
         assert outbox.audit().is_right
 
 
+def test_a_message_as_large_as_the_limit_fits_alone(path: Path) -> None:
+    with Outbox(path, open_bytes_max=SIZE) as outbox:
+        assert outbox.enqueue(message(1)) == "m-1"
+
+
 def test_a_full_outbox_spares_the_rest_of_the_callers_transaction(
     path: Path, app: sqlite3.Connection
 ) -> None:

@@ -6,12 +6,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from reliablepub.errors import ConfigurationError, NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, OutboxStatus
+from reliablepub.outbox.enqueuing import _is_autocommit, is_stored
 from reliablepub.outbox.entry import Attempt, Entry, Intervened, Sent, Turn
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -114,15 +117,41 @@ def test_a_failed_enqueue_spares_the_rest_of_the_transaction(
 
 
 @pytest.mark.parametrize("other", [":memory:", "other.db"])
-def test_another_database_is_refused(path: Path, other: str) -> None:
-    Outbox(path).close()
-    SqliteStore(path).close()
+@pytest.mark.parametrize("is_there", [False, True])
+def test_another_database_is_refused(path: Path, other: str, is_there: bool) -> None:  # noqa: FBT001
+    if is_there:
+        SqliteStore(path).close()
     name = other if other.startswith(":") else str(path.with_name(other))
-    with (
-        closing(sqlite3.connect(name)) as db,
-        pytest.raises(ConfigurationError, match="same database"),
-    ):
+    with closing(sqlite3.connect(name)) as db, pytest.raises(ConfigurationError) as error:
         Outbox(path).enqueue(Message(b"x"), connection=db)
+    assert str(error.value) == (
+        f"connection is to {'no file' if name == other else name}, and the outbox is {path}; they "
+        "must be the same database, or the message would not be part of your transaction"
+    )
+    assert path.exists() is is_there
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_so"),
+    [
+        pytest.param({"isolation_level": None}, True, id="by its isolation level"),
+        pytest.param({"isolation_level": "", "autocommit": True}, True, id="as since Python 3.12"),
+        pytest.param({"isolation_level": "", "autocommit": False}, False, id="switched off"),
+        pytest.param({"isolation_level": "", "autocommit": -1}, False, id="as it always was"),
+        pytest.param({"isolation_level": ""}, False, id="before Python 3.12"),
+    ],
+)
+def test_both_ways_to_autocommit_are_known(attributes: dict[str, Any], is_so: bool) -> None:  # noqa: FBT001
+    assert _is_autocommit(SimpleNamespace(**attributes)) is is_so
+
+
+def test_it_is_known_whether_exactly_this_message_is_stored(path: Path, entry: Make) -> None:
+    first, second = entry(), entry()
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[first]))
+        second.id = first.id
+        assert is_stored(store._connection, first)
+        assert not is_stored(store._connection, second)
 
 
 def test_it_lives_among_an_applications_tables_of_the_same_names(

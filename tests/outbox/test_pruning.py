@@ -1,5 +1,6 @@
 """What a person deletes, in small steps, and the space that comes back."""
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.errors import NotAnOutbox
+from reliablepub.errors import InvalidMessage, NotAnOutbox
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, pruning
 from reliablepub.outbox.entry import Attempt, Entry, Turn
@@ -163,6 +164,93 @@ def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
     found = prune(path, times(parked_before=NOW))
     assert (found.parked, found.bytes_given_back) == (16, 0)
     assert found.bytes_unused > 1 << 20
+
+
+def test_what_stays_free_is_foreseen(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as app:
+        app.execute("CREATE TABLE orders (id)")
+    path.chmod(0o600)
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        parked_mebibytes(store, 1)
+    pruned = prune(path, times(parked_before=NOW))
+    assert foresee(path, times()).bytes_unused == pruned.bytes_unused > 1 << 20
+
+
+def test_history_goes_in_stretches(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "_NUMBERS", 2)
+    entries = stored(store, 5)
+    attempts = [Attempt(entry, "1-1", n, REFUSED, NOW) for n, entry in enumerate(entries, 1)]
+    store.commit(Turn(confirmed=entries, attempts=attempts))
+    told: list[int] = []
+    wanted = times(confirmed_before=NOW, history_before=NOW + 1)
+    prune(path, wanted, progress=lambda kind, n: told.append(n) if kind == "attempts" else None)
+    assert told == [2, 4, 5]
+    assert rows(path, "attempts") == 0
+
+
+def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(
+    path: Path, store: SqliteStore
+) -> None:
+    confirmed, parked, late = stored(store, 3)
+    given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
+    store.commit(Turn(confirmed=[confirmed], parked=given_up, attempts=given_up))
+    told: dict[str, int] = {}
+    wanted = times(confirmed_before=NOW, parked_before=NOW, expired_before=NOW)
+    prune(path, wanted, progress=lambda kind, n: told.update({kind: n}))
+    kinds = ("parked", "expired", "confirmed", "attempts", "interventions", "keys", "pages")
+    assert told == dict.fromkeys(kinds, 0) | {"parked": 1, "expired": 1, "confirmed": 1}
+    with closing(sqlite3.connect(path)) as connection:
+        notes = connection.execute("SELECT action, note FROM reliablepub_interventions").fetchall()
+    assert notes == [("discard", "")] * 2
+
+
+def test_the_log_is_left_to_the_relay(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(store, 4)
+    before = path.read_bytes()
+    monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_PAGES", 1)
+    assert intervene(path, [1, 2], Intervention(Action.PARK)).changed == 2
+    assert prune(path, times(parked_before=1e12)).parked == 2
+    assert path.read_bytes() == before
+
+
+def test_people_step_in_a_few_messages_at_a_time(
+    path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.interventions.CHUNK", 2)
+    stored(store, 5)
+    told: list[int] = []
+    effect = intervene(path, range(1, 6), Intervention(Action.PARK), progress=told.append)
+    assert (effect.changed, told) == (5, [2, 4, 5])
+
+
+def test_what_is_damaged_can_be_discarded(path: Path, store: SqliteStore) -> None:
+    stored(store, 2)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE reliablepub_messages SET body = x'00' WHERE id = 1")
+    assert intervene(path, [1, 2], Intervention(Action.DISCARD)).changed == 2
+    assert rows(path, "messages") == 0
+
+
+@pytest.mark.parametrize("address", [{"exchange": "x" * 256}, {"routing_key": "x" * 256}])
+def test_nothing_is_sent_where_no_message_can_go(address: dict[str, str]) -> None:
+    with pytest.raises(InvalidMessage):
+        Intervention(Action.REROUTE, **address)
+
+
+def test_who_has_no_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert Intervention(Action.PARK).person.split("@")[0] == str(os.geteuid())
+
+
+def test_whatever_kind_it_was_is_a_message() -> None:
+    assert Pruned(confirmed=1, parked=20, expired=300, attempts=4_000).messages == 321
 
 
 def test_the_log_stays_short_without_a_relay(

@@ -57,6 +57,34 @@ def test_what_is_in_flight_is_left_alone(
     assert differences(path) == (0, 0, 0, 0)
 
 
+def test_every_message_counts_and_every_byte_of_a_new_address(
+    full: World, step_in: Callable[..., Effect], path: Path
+) -> None:
+    def counted() -> tuple[int, int]:
+        with closing(sqlite3.connect(path)) as connection:
+            ledger = connection.execute("SELECT parked, open_bytes FROM reliablepub_ledger")
+            parked, open_bytes = ledger.fetchone()
+        return parked, open_bytes
+
+    full.hand_over("a", "b", "c", "d", "e", "f")
+    full.turn()
+    _, all_bytes = counted()
+    assert step_in(full, Action.PARK, 3, 4).changed == 2
+    assert counted() == (2, all_bytes * 4 // 6)
+    assert step_in(full, Action.RETRY, 3, 4).changed == 2
+    assert counted() == (0, all_bytes)
+    assert step_in(full, Action.REROUTE, 5, 6, exchange="x", routing_key="longer").changed == 2
+    assert counted() == (0, all_bytes + 2 * (len("xlonger") - len("q")))
+    assert differences(path) == (0, 0, 0, 0)
+
+
+def test_what_came_of_several_transactions_is_added_up() -> None:
+    effect = Effect()
+    effect.add(Effect(1, [10], [100], [1_000]))
+    effect.add(Effect(2, [20], [200], [2_000]))
+    assert effect == Effect(3, [10, 20], [100, 200], [1_000, 2_000])
+
+
 @pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
 def test_what_is_buffered_is_not_sent_any_more(
     full: World, step_in: Callable[..., Effect], path: Path, action: Action

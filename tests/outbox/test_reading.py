@@ -1,0 +1,55 @@
+"""A page of entries: where it ends, so that the next one begins there."""
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.reading import Page
+from reliablepub.outbox.store import SqliteStore
+
+Make = Callable[..., Entry]
+ROOMY = 10**9
+
+
+@pytest.fixture
+def connection(path: Path, entry: Make) -> Iterator[sqlite3.Connection]:
+    """To an outbox of ten messages of one key, of the same size, and one without."""
+    entries = [entry(body=b"x", message_id=f"m-{n:02}", ordering_key="k") for n in range(10)]
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[*entries, entry(body=b"x", message_id="m-10")]))
+        yield store._connection
+
+
+def ids(page: Page) -> list[int]:
+    return [entry.id for entry in page.entries]
+
+
+def test_a_page_that_takes_nothing_has_looked_at_nothing(connection: sqlite3.Connection) -> None:
+    page = Page(0, ROOMY, None)
+    assert page.read_ready(connection, 11, 11) == 10
+    assert ids(page) == []
+
+
+def test_a_page_passes_over_whose_turn_it_is_not(connection: sqlite3.Connection) -> None:
+    page = Page(10, ROOMY, None)
+    assert page.read_ready(connection, 1, 11) == 11
+    assert ids(page) == [1, 11]
+
+
+def test_a_page_passes_over_so_many_and_no_more(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.reading.PASSED_MAX", 3)
+    page = Page(10, ROOMY, None)
+    assert page.read_ready(connection, 1, 11) == 4
+    assert ids(page) == [1]
+
+
+def test_a_page_passes_over_as_many_bytes_as_it_may_hold(connection: sqlite3.Connection) -> None:
+    (size,) = connection.execute("SELECT size FROM reliablepub_messages WHERE id = 2").fetchone()
+    page = Page(10, 2 * size, None)
+    assert page.read_ready(connection, 1, 11) == 4, "two fit to the byte, and the third does not"
