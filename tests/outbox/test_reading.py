@@ -53,3 +53,13 @@ def test_a_page_passes_over_as_many_bytes_as_it_may_hold(connection: sqlite3.Con
     (size,) = connection.execute("SELECT size FROM reliablepub_messages WHERE id = 2").fetchone()
     page = Page(10, 2 * size, None)
     assert page.read_ready(connection, 1, 11) == 4, "two fit to the byte, and the third does not"
+
+
+def test_what_another_process_takes_away_in_between_is_passed_over(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_index = [(1.0, 99), (2.0, 11)]
+    monkeypatch.setattr(Page, "_timed", lambda *_: (in_the_index, None))
+    page = Page(10, ROOMY, None)
+    assert page.read_timed(connection, "waiting", 3.0, (), in_turn=True) is None
+    assert ids(page) == [11]
