@@ -56,8 +56,8 @@ def write_turn(
     turn: Turn,
     now: float,
     *,
-    keep_confirmed: bool = False,
-    keys: OutboxKeys | None = None,
+    keep_confirmed: bool,
+    keys: OutboxKeys | None,
 ) -> Snapshot:
     """Write all that a turn changes; its new entries get their ids."""
     last_id, stored_bytes = _insert(connection, turn.new, keys)
