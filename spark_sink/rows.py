@@ -81,19 +81,22 @@ class Rows:
                 yield Invalid(row, str(error))
 
     def _message(self, body: Any, values: tuple[Any, ...]) -> Message:  # noqa: ANN401 - see `_bodies`
-        if isinstance(body, InvalidMessage):
-            raise body
-        if body is None:
-            raise InvalidMessage("value", "is null; a message has a body, if an empty one")
-        given = dict(zip(self._names, values, strict=True))
-        for name in self._required:
-            if given[name] is None:
-                raise InvalidMessage(name, "is null")
+        if type(body) is not bytes:
+            raise body or InvalidMessage("value", "is null; a message has a body, if an empty one")
+        given = self._fixed.copy()
+        given.update(zip(self._names, values, strict=True))
+        if None in values:
+            self._check_required(given)
         if isinstance(given.get("headers"), InvalidMessage):
             raise given["headers"]
         if not self._has_ids:
             given["message_id"] = self._identity(body, values)
-        return Message(body, **self._fixed, **given)
+        return Message(body, **given)
+
+    def _check_required(self, given: Mapping[str, Any]) -> None:
+        for name in self._required:
+            if given[name] is None:
+                raise InvalidMessage(name, "is null")
 
 
 def _bodies(column: pa.Array, *, is_json: bool) -> list[Any]:

@@ -2,7 +2,8 @@
 
 Knows: Spark Connect. Must never know: how the server was made.
 
-``batch`` ships the package itself; ``stream`` needs a server that has it.
+``batch`` ships the package itself, and registers its data sources; ``stream`` needs a server that
+has it, and finds them by their names.
 """
 
 import argparse
@@ -32,8 +33,8 @@ def main() -> None:
     spark = SparkSession.builder.remote(arguments.address).getOrCreate()
     if arguments.what == "batch":
         spark.addArtifacts(arguments.package, pyfile=True)
-    spark.dataSource.register(RabbitMQDataSource)
-    spark.dataSource.register(OutboxDataSource)
+        spark.dataSource.register(RabbitMQDataSource)
+        spark.dataSource.register(OutboxDataSource)
     options = {"url": arguments.url, "routing_key": arguments.queue}
     work = run_batch if arguments.what == "batch" else run_streams
     print(json.dumps(work(spark, Path(arguments.folder), options)))

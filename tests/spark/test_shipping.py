@@ -68,10 +68,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def job(cluster: Cluster, url: str, queue: str) -> list[str]:
     options = [f"--option=url={url}", f"--option=routing_key={queue}"]
-    return [
-        *(str(cluster.folder / "job.py"), f"--master={cluster.master}", "--register"),
-        *(f"--rows={ROWS}", *options),
-    ]
+    program = str(cluster.folder / "job.py")
+    return [program, f"--master={cluster.master}", f"--rows={ROWS}", *options]
 
 
 def assert_all_arrived(rabbitmq: AmqpProbe, queue: str) -> None:
@@ -88,12 +86,13 @@ def test_the_python_of_the_cluster_does_not_have_it(cluster: Cluster, name: str)
 
 def test_with_py_files(cluster: Cluster, rabbitmq: AmqpProbe) -> None:
     queue = rabbitmq.declare_queue()
-    cluster.run("--py-files", str(cluster.package), *job(cluster, rabbitmq.url, queue))
+    program = job(cluster, rabbitmq.url, queue)
+    cluster.run("--py-files", str(cluster.package), *program, "--register")
     assert_all_arrived(rabbitmq, queue)
 
 
 def test_with_an_archive(cluster: Cluster, rabbitmq: AmqpProbe) -> None:
-    """The executors unpack it; the driver has it on its path, from wherever."""
+    """The executors unpack it; the driver has it on its path, where Spark finds it by its name."""
     queue = rabbitmq.declare_queue()
     cluster.run(
         *("--archives", f"{cluster.package}#shipped"),
