@@ -12,7 +12,7 @@ from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.testing import FakeBroker
-from tests.publisher.test_tls import broker_with, signed
+from tests.certificates import broker_with, signed
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,41 +10,14 @@ import pytest
 
 from reliablepub import ConfigurationError, Publisher
 from reliablepub.testing import FakeBroker
+from tests.certificates import broker_with, signed
 from tests.conformance.test_survival import wait_until
 from tests.rabbitmq import RabbitMQNode
-
-
-def signed(folder: Path, *names: str) -> Path:
-    """A file with a certificate for these names and its key; ``ca.crt`` beside it signed it."""
-    path, certificate = folder / "both.pem", folder / "one.crt"
-    new = ["openssl", "req", "-x509", "-days", "2", "-nodes"]
-    new += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    authority = [*new, "-subj", "/CN=authority", "-keyout", "ca.key", "-out", "ca.crt"]
-    authority += ["-addext", "keyUsage=critical,keyCertSign"]  # Python 3.13 asks for it
-    subprocess.run(authority, cwd=folder, check=True, capture_output=True)
-    leaf = [*new, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", "/CN=leaf"]
-    leaf += ["-addext", f"subjectAltName={','.join(names)}", "-addext", "basicConstraints=CA:FALSE"]
-    leaf += ["-keyout", str(path), "-out", str(certificate)]
-    subprocess.run(leaf, cwd=folder, check=True, capture_output=True)
-    path.write_text(path.read_text() + certificate.read_text())
-    return path
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return signed(tmp_path_factory.mktemp("tls"), "DNS:localhost", "IP:127.0.0.1")
-
-
-def broker_with(certificate: Path, *, asks: bool = False) -> FakeBroker:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate)
-    if asks:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(certificate.with_name("ca.crt"))
-    broker = FakeBroker(tls=context)
-    broker.start()
-    broker.declare_queue("q")
-    return broker
 
 
 @pytest.fixture

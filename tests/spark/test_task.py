@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from spark_sink.options import parse
 from spark_sink.rows import Invalid
 from spark_sink.settings import Settings
 from spark_sink.task import Failure, Sending, slice_rows
+from tests.certificates import broker_with, signed
 
 QUEUE = "q"
 
@@ -169,6 +171,18 @@ def test_a_failed_task_leaves_nothing_on_its_way(fake: FakeBroker) -> None:
     before = fake.published_count
     time.sleep(0.2)
     assert fake.published_count == before < 500
+
+
+def test_a_broker_that_asks_for_a_certificate(tmp_path: Path) -> None:
+    both = signed(tmp_path, "DNS:localhost", "IP:127.0.0.1")
+    files = {"caFile": both.with_name("ca.crt"), "certFile": both, "keyFile": both}
+    tls = broker_with(both, asks=True)
+    try:
+        settings = settings_for(tls, **{name: str(path) for name, path in files.items()})
+        assert send(settings, rows(3))[0].counts.confirmed == 3
+    finally:
+        connection.close_idle()
+        tls.stop()
 
 
 def test_a_rate_is_kept(fake: FakeBroker) -> None:

@@ -1,0 +1,39 @@
+"""What happens beside the driver when a write has failed for good, without Spark."""
+
+import logging
+
+import pytest
+from pyspark.sql.datasource import WriterCommitMessage
+
+from spark_sink.counts import Counts, Written
+from spark_sink.options import parse
+from spark_sink.schema import Columns
+from spark_sink.writer import RabbitMQWriter
+
+COLUMNS = Columns({"value": 0}, {"persistent": True}, is_json=False)
+FINISHED = Written("w", 0, 0, Counts(rows=5, confirmed=5), "nowhere/at/all.parquet", 0.1)
+MESSAGES: list[WriterCommitMessage | None] = [FINISHED, None, None]
+
+
+@pytest.mark.parametrize(
+    ("write_id", "batch", "name"), [("w", None, "write w"), (None, 7, "of batch 7")]
+)
+def test_abort_says_what_may_have_been_sent(
+    write_id: str | None, batch: int | None, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = parse({"url": "amqp://user:canary@a/"})
+    RabbitMQWriter(settings, COLUMNS, write_id).abort(MESSAGES, batch)
+    assert name in caplog.text
+    assert "1 of 3 partitions are finished, 5 of their rows confirmed" in caplog.text
+    assert "rows of the others may have been sent" in caplog.text
+    assert "canary" not in caplog.text
+
+
+def test_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
+    """Spark would show that error, and not the one that explains the failure."""
+    settings = parse({"url": "amqp://a/", "report": "no-such-disk://report"})
+    RabbitMQWriter(settings, COLUMNS, "w").abort(MESSAGES)
+    [aborted, cleaning] = caplog.records
+    assert aborted.levelno == cleaning.levelno == logging.ERROR
+    assert "the report could not be cleaned up" in cleaning.message
+    assert cleaning.exc_info is not None
