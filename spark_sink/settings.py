@@ -153,7 +153,7 @@ class Settings:
     )
 
     # ---------------------------------------------------------------- speed and patience
-    window: int = _connection("window", _whole(1), 1_000, "most rows in flight, for each task")
+    window: int = _connection("window", _whole(1), 4_096, "most rows in flight, for each task")
     window_min: int = _connection(
         "windowMin",
         _whole(1),
