@@ -38,6 +38,7 @@ class Instructions:
 
     def __enter__(self) -> Self:
         self._before = sys.gettrace()  # coverage's, perhaps
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 looks for one such frame beforehand
         sys.settrace(self._called)
         return self
 

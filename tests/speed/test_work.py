@@ -54,7 +54,7 @@ def test_what_sqlite_does_for_it(tmp_path: Path) -> None:
         with Steps(store._connection) as steps:
             unplugged.publish(chunks, receipt)
     a_message = steps.count / COUNT
-    assert a_message < 138, f"{a_message:.1f} steps of its virtual machine a message"
+    assert a_message < 111, f"{a_message:.1f} steps of its virtual machine a message"
 
 
 def counted(work: Callable[[], object]) -> float:
