@@ -158,7 +158,7 @@ def test_how_wide_the_window_is(form: Form, job: Callable[..., Job]) -> None:
     plain = partial(job, lasts_s=2 * form.lasts_s)  # to fill the widest
     points = in_rounds(form, {window: partial(plain, window=window) for window in windows})
     tell(form, "window", points)
-    wide = [point for point in points if point.x >= 100]
+    wide = [point for point in points if point.x >= 300]
     least, most = points[0].figure.memory_mib, points[-1].figure.memory_mib
     grown = (most - least) / (windows[-1] / 1_024)
     check(
