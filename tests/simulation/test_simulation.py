@@ -21,8 +21,8 @@ from tests.simulation.schedule import Failed, run, run_all
 CI = range(2_000)
 SOAK = range(100_000)
 CAUGHT_WITHIN = range(500)
-# Seen once in two thousand schedules: played are those around one that shows it.
-RARELY_CAUGHT = {"a chunk is stored behind one that failed": range(1_900, 2_000)}
+# Seen once in four hundred schedules: played are those around two that show it.
+RARELY_CAUGHT = {"a chunk is stored behind one that failed": range(3_000, 3_060)}
 MUST_HAPPEN = """
     sent / sent again / confirmed / arrived twice / window full / found guilty / several suspects
     multiple / multiple of one / out of order / several settled at once
