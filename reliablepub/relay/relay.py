@@ -157,6 +157,11 @@ class Relay:
         self._session.drain()
 
     @property
+    def is_plenty_under_way(self) -> bool:
+        """Whether the broker has half a window to confirm, and will not run out of work."""
+        return self._session.in_flight > self._session.window.size // 2
+
+    @property
     def last_id(self) -> int:
         """The highest id given so far."""
         return self._snapshot.last_id

@@ -37,6 +37,10 @@ from reliablepub.transport.base import Transport
 
 LAST_CONFIRMS_S: Final = 1.0
 """How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
+GATHERINGS: Final = 2
+GATHER_S: Final = 0.001
+"""A turn has its price, however few confirms it takes in: while the broker has plenty to do, what
+it confirms within two milliseconds is taken in at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +250,20 @@ class RelayThread:
             self._observer.turned()
             if is_closing and self._is_done(relay):
                 break
-            relay.handle(transport.listen(self._wait_s(wait_s)))
+            self._listen(relay, transport, self._wait_s(wait_s))
         relay.drain()
         relay.turn(is_flushing=True)
+
+    def _listen(self, relay: Relay, transport: Transport, wait_s: float | None) -> None:
+        """Hear what there is; of confirms that trickle in, some more, while there is no hurry."""
+        events = transport.listen(wait_s)
+        relay.handle(events)
+        for _ in range(GATHERINGS):
+            if not events or not relay.is_plenty_under_way:
+                return
+            time.sleep(GATHER_S)
+            events = transport.listen(0.0)
+            relay.handle(events)
 
     def _is_done(self, relay: Relay) -> bool:
         """Whether a closing relay may end: nothing is open, or the time is up."""

@@ -24,7 +24,7 @@ from tests.spark.silent import SilentDataSource
 
 pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(900)]
 
-ROWS = 100_000
+ROWS = 200_000
 """A write takes Java a quarter of a second of processor time, however few they are."""
 ONE_BY_ONE_ROWS = 2_000
 BODY_BYTES = 1024
