@@ -27,7 +27,7 @@ from tests.speed.ways import (
 
 pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(1_800)]
 
-COUNT = 100_000
+COUNT = 40_000
 ROUNDS = 5
 QUEUES = 8
 
