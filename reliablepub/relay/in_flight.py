@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from typing import Final
 
 from reliablepub.outbox.entry import Sent
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Range:
     """Tags that were written together, and how many of them are outstanding."""
 
@@ -33,12 +34,15 @@ class _Epoch:
     ranges: list[_Range] = field(default_factory=list)
 
 
+_NONE: Final = _Range(0, range(0), Sent("", 0, ()), 0.0, 0)
+
+
 class InFlightRanges:
     """Counts down the outstanding tags of each range."""
 
     def __init__(self) -> None:
         self._by_epoch: dict[int, _Epoch] = {}
-        self._last = _Range(0, range(0), Sent("", 0, ()), 0.0, 0)  # confirms come in runs
+        self._last = _NONE  # confirms come in runs
 
     def add(self, epoch: int, sent: Sent, at: float) -> None:
         """A batch has been recorded and is about to be written."""
@@ -60,8 +64,9 @@ class InFlightRanges:
         return found.sent, found.at
 
     def _remove(self, done: _Range) -> None:
+        self._last = _NONE  # or its messages would stay in memory
         known = self._by_epoch[done.epoch]
-        index = known.ranges.index(done)
+        index = bisect_right(known.firsts, done.tags.start) - 1
         del known.firsts[index], known.ranges[index]
         if not known.ranges:
             del self._by_epoch[done.epoch]

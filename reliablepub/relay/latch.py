@@ -1,4 +1,4 @@
-"""An event that happens once, for one thread to wait for: every `publish` waits for one.
+"""An event that happens once, for threads to wait for: every `publish` waits for one.
 
 Knows: a lock. Must never know: what is waited for.
 

@@ -155,13 +155,13 @@ class Loaded:
                 self._deadlines.watch(entry)
         if len(in_memory) == len(entries):
             return
+        ids = {entry.id for entry in in_memory}
         for entry in entries:
-            if not (is_loaded and entry.is_for_now):
+            if entry.id not in ids:
                 self._on_disk(entry)
                 if is_loaded and entry.message.ordering_key is not None:
                     self._turns.want(entry.message.ordering_key)
         if waiter is not None:
-            ids = {entry.id for entry in in_memory}
             self._waiters.stored(first, last, waiter, in_memory=ids)
 
     def _on_disk(self, entry: Entry) -> None:

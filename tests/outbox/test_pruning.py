@@ -155,23 +155,23 @@ def test_the_file_gives_its_space_back(path: Path, store: SqliteStore) -> None:
     assert found.bytes_unused == 0
 
 
-def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
+def parked_in_an_applications_database(path: Path) -> None:
     with closing(sqlite3.connect(path)) as app:
         app.execute("CREATE TABLE orders (id)")
     path.chmod(0o600)
     with closing(SqliteStore(path, clock=lambda: NOW)) as store:
         parked_mebibytes(store, 1)
+
+
+def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
+    parked_in_an_applications_database(path)
     found = prune(path, times(parked_before=NOW))
     assert (found.parked, found.bytes_given_back) == (16, 0)
     assert found.bytes_unused > 1 << 20
 
 
 def test_what_stays_free_is_foreseen(path: Path) -> None:
-    with closing(sqlite3.connect(path)) as app:
-        app.execute("CREATE TABLE orders (id)")
-    path.chmod(0o600)
-    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
-        parked_mebibytes(store, 1)
+    parked_in_an_applications_database(path)
     pruned = prune(path, times(parked_before=NOW))
     assert foresee(path, times()).bytes_unused == pruned.bytes_unused > 1 << 20
 
