@@ -1,9 +1,7 @@
 """`reliablepub doctor`: what is wrong is found, and each finding comes with a remedy."""
 
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -170,15 +168,3 @@ def test_a_broker_is_judged(url: str, probe: Probe, check: str) -> None:
     bad = [f for f in of_broker(address, probe) if f.level is not Level.OK]
     assert [f.check for f in bad] == [check]
     assert bad[0].remedy
-
-
-def test_what_an_outbox_stands_on_is_measured(path: Path) -> None:
-    around = look_around(path)
-    assert around.exchanges == ["flights", "nowhere"]
-    assert around.queues == ["all", "no queue"]
-    assert around.sync_ms > 0
-    assert not around.is_shared
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE orders (id)")
-    assert look_around(path).is_shared
-    assert [file.name for file in path.parent.iterdir() if "doctor" in file.name] == []

@@ -1,0 +1,90 @@
+"""What is said of a file: what the migrations make, page by page, and what lies beside it."""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import NotAnOutbox
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
+from reliablepub.outbox.checkup import Checkup, check_up
+from reliablepub.outbox.lease import Lease
+from reliablepub.outbox.migrate import migrations
+from reliablepub.outbox.picture import picture_path, write_picture
+from reliablepub.outbox.store import SqliteStore
+
+
+def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
+    SqliteStore(path).close()
+    newest = len(migrations())
+    assert check_up(path) == Checkup(
+        version=newest,
+        newest=newest,
+        pages=(),
+        missing=(),
+        changed=(),
+        journal="wal",
+        bytes_unused=0,
+        can_shrink=True,
+        leftovers=(),
+        readable_by_others=False,
+    )
+    with pytest.raises(NotAnOutbox):
+        check_up(path.with_name("none.db"))
+
+
+def test_an_applications_file_may_be_otherwise(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE orders (id)")
+        Outbox(path).enqueue(Message(b"x"))
+        connection.execute("DROP TABLE orders")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA journal_mode = DELETE")
+        page_bytes, unused = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_size", "freelist_count")
+        )
+    assert unused
+    path.chmod(0o640)
+    found = check_up(path)
+    assert found.bytes_unused == unused * page_bytes
+    assert (found.can_shrink, found.journal, found.readable_by_others) == (False, "delete", True)
+
+
+@pytest.mark.parametrize("mode", [0o610, 0o601])
+def test_every_right_of_others_counts(path: Path, mode: int) -> None:
+    SqliteStore(path).close()
+    path.chmod(mode)
+    assert check_up(path).readable_by_others
+
+
+def test_all_that_is_missing_or_different_is_named(path: Path) -> None:
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for name in ("parked_messages", "held_keys", "history", "audit"):
+            connection.execute(f"DROP VIEW reliablepub_{name}")
+        for name in ("parked_messages", "held_keys"):
+            connection.execute(f"CREATE VIEW reliablepub_{name} AS SELECT 1 AS one")
+    found = check_up(path)
+    assert found.missing == ("view reliablepub_audit", "view reliablepub_history")
+    assert found.changed == ("view reliablepub_held_keys", "view reliablepub_parked_messages")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM reliablepub_schema WHERE version > 1")
+    older = check_up(path)
+    assert (older.version, older.missing, older.changed) == (1, (), ()), "of course it differs"
+
+
+def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path: Path) -> None:
+    SqliteStore(path).close()
+    write_picture(path, {})
+    picture = picture_path(path)
+    draft = picture.with_name(picture.name + ".new")
+    draft.touch()
+    assert check_up(path).leftovers == (picture, draft)
+    picture.unlink()
+    assert check_up(path).leftovers == (draft,)
+    lease = Lease(path)
+    assert check_up(path).leftovers == ()
+    lease.release()

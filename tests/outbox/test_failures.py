@@ -1,0 +1,106 @@
+"""What SQLite and the operating system say becomes an error that says what to do."""
+
+import errno
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import (
+    NotAnOutbox,
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+)
+from reliablepub.outbox.failures import (
+    is_damage,
+    is_decided,
+    is_unfinished,
+    os_error,
+    outbox_error,
+    reported,
+)
+
+PATH = Path("/outbox.db")
+
+
+def raised(code: int) -> sqlite3.Error:
+    """As SQLite raises it, with its extended result code."""
+    error = sqlite3.OperationalError("its words")
+    error.sqlite_errorcode, error.sqlite_errorname = code, "ITS_NAME"
+    return error
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "words"),
+    [
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, OutboxLocked, "is locked by another process"),
+        (sqlite3.SQLITE_LOCKED_SHAREDCACHE, OutboxLocked, "is locked by another process"),
+        (sqlite3.SQLITE_PROTOCOL, OutboxLocked, "is locked by another process"),
+        (sqlite3.SQLITE_READONLY_DIRECTORY, OutboxError, "cannot be written"),
+        (sqlite3.SQLITE_READONLY_ROLLBACK, OutboxError, "holds a transaction that was cut off"),
+        (
+            sqlite3.SQLITE_IOERR_FSYNC,
+            OutboxDiskFailed,
+            "cannot be read or written by the operating system",
+        ),
+        (sqlite3.SQLITE_CORRUPT_INDEX, OutboxError, "is damaged"),
+        (sqlite3.SQLITE_FULL, OutboxDiskFull, "cannot grow, because the disk is full"),
+        (sqlite3.SQLITE_CANTOPEN_ISDIR, OutboxError, "cannot be opened"),
+        (sqlite3.SQLITE_NOTADB, NotAnOutbox, "is not a SQLite database"),
+        (sqlite3.SQLITE_MISUSE, OutboxError, "could not be used"),
+    ],
+)
+def test_each_code_has_a_meaning(code: int, kind: type[OutboxError], words: str) -> None:
+    error = outbox_error(PATH, raised(code))
+    assert type(error) is kind
+    assert str(error).startswith(f"outbox {PATH} {words}")
+    assert str(error).endswith(" (SQLite: its words, ITS_NAME)")
+
+
+def test_an_error_that_is_not_sqlites_own_has_no_code() -> None:
+    error = sqlite3.ProgrammingError("Cannot operate on a closed database.")
+    words = "(SQLite: Cannot operate on a closed database., ProgrammingError)"
+    assert str(outbox_error(PATH, error)) == f"outbox {PATH} could not be used {words}"
+    assert not any(is_so(error) for is_so in (is_damage, is_unfinished, is_decided))
+
+
+def test_it_is_known_what_a_code_decides() -> None:
+    decided = {
+        *(sqlite3.SQLITE_BUSY_RECOVERY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL),
+        sqlite3.SQLITE_CONSTRAINT_UNIQUE,
+    }
+    open_ = {
+        *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CORRUPT_VTAB, sqlite3.SQLITE_READONLY),
+        sqlite3.SQLITE_READONLY_ROLLBACK,
+    }
+    assert {code for code in decided | open_ if is_decided(raised(code))} == decided
+    damage = {code for code in decided | open_ if is_damage(raised(code))}
+    assert damage == {sqlite3.SQLITE_CORRUPT_VTAB}
+    unfinished = {code for code in decided | open_ if is_unfinished(raised(code))}
+    assert unfinished == {sqlite3.SQLITE_READONLY_ROLLBACK}
+
+
+def test_only_what_sqlite_raises_is_told_in_our_words() -> None:
+    cause = raised(sqlite3.SQLITE_FULL)
+    with pytest.raises(OutboxDiskFull, match=str(PATH)) as caught, reported(PATH):
+        raise cause
+    assert caught.value.__cause__ is cause
+    with pytest.raises(KeyError), reported(PATH):
+        raise KeyError
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_the_system_too_can_say_that_the_disk_is_full(number: int) -> None:
+    words = os.strerror(number)
+    error = os_error(PATH, OSError(number, words))
+    assert type(error) is OutboxDiskFull
+    assert str(error) == f"the disk is full under outbox {PATH} ({words})"
+
+
+def test_any_other_word_of_the_system_is_passed_on() -> None:
+    error = os_error(PATH, PermissionError(errno.EACCES, "Permission denied"))
+    assert type(error) is OutboxError
+    assert str(error) == f"outbox {PATH} cannot be used: Permission denied"
