@@ -40,7 +40,7 @@ def write_picture(outbox: Path, values: Mapping[str, object]) -> None:
 def remove_picture(outbox: Path) -> None:
     """The relay ends."""
     with suppress(OSError):
-        picture_path(outbox).unlink(missing_ok=True)
+        picture_path(outbox).unlink()
 
 
 def read_picture(outbox: Path) -> dict[str, Any] | None:
@@ -49,7 +49,7 @@ def read_picture(outbox: Path) -> dict[str, Any] | None:
     if pid is None:
         return None
     try:
-        values = json.loads(picture_path(outbox).read_text(encoding="utf-8"))
+        values = json.loads(picture_path(outbox).read_bytes())
     except (OSError, ValueError):
         return None
     return values if isinstance(values, dict) and values.get("pid") == pid else None

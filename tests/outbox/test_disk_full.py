@@ -1,8 +1,10 @@
 """A full disk: a clear error, nothing lost, and what is there can still drain."""
 
+import errno
 import os
 import resource
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -137,6 +139,45 @@ def test_ballast_is_given_once_and_kept_again(tmp_path: Path) -> None:
     ballast.restore()
     assert not file.exists(), "not at once: the space is wanted"
     assert Ballast(path, size=8192).release()
+
+
+def test_ballast_is_tried_again_every_ten_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, is_full = 0.0, False
+    fallocate = os.posix_fallocate
+
+    def reserve(fd: int, offset: int, size: int) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, "full")
+        fallocate(fd, offset, size)
+
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    ballast = Ballast(tmp_path / "outbox.db", size=8192)
+    file = tmp_path / "outbox.db.ballast"
+    assert file.exists(), "at once, even if the machine has just been started"
+
+    def is_kept_at(moment: float) -> bool:
+        nonlocal now
+        now = moment
+        ballast.restore()
+        return file.exists()
+
+    assert is_kept_at(100.0)
+    assert ballast.release()
+    assert not is_kept_at(100.0)
+    assert not is_kept_at(109.5)
+    is_full = True
+    assert not is_kept_at(110.0), "a part of it would be of no use"
+    assert not ballast.release()
+    is_full = False
+    assert not is_kept_at(110.0)
+    assert not is_kept_at(119.5)
+    assert is_kept_at(120.0)
+    assert is_kept_at(500.0)
+    assert file.stat().st_size == 8192
+    assert ballast.release()
 
 
 def test_ballast_that_somebody_else_has_removed_gives_nothing(tmp_path: Path) -> None:

@@ -201,21 +201,56 @@ def test_a_key_file_is_read(tmp_path: Path) -> None:
     assert repr(OutboxKeys.read(file)) == "OutboxKeys('new', 'old')"
 
 
-@pytest.mark.parametrize("text", ["", "new", "new 12", f"new x{NEW.hex()[1:]}", f"a b {NEW.hex()}"])
-def test_a_key_file_that_is_wrong_is_not_shown(tmp_path: Path, text: str) -> None:
+SHAPE = "each line of key file {} is a name, a space and 64 hexadecimal digits"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "OutboxKeys needs at least one key"),
+        ("new", SHAPE),
+        ("new 12", "key 'new' has 1 bytes; it must have 32, for AES-256"),
+        (f"new x{NEW.hex()[1:]}", SHAPE),
+        (f"a b {NEW.hex()}", SHAPE),
+        (f"# é\nnew {NEW.hex()}", SHAPE),
+    ],
+)
+def test_a_key_file_that_is_wrong_is_not_shown(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "keys"
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError) as caught:
         OutboxKeys.read(file)
-    assert NEW.hex()[1:] not in str(caught.value)
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        OutboxKeys.read(tmp_path / "none")
+    assert str(caught.value) == words.format(file)
+    file.unlink()
+    with pytest.raises(ConfigurationError) as caught:
+        OutboxKeys.read(file)
+    assert str(caught.value) == f"key file {file} cannot be read: No such file or directory"
 
 
-@pytest.mark.parametrize("keys", [{}, {"": OLD}, {"é": OLD}, {"a": b"short"}, {"x" * 65: OLD}])
-def test_keys_that_cannot_be_used_are_refused(keys: dict[str, bytes]) -> None:
-    with pytest.raises(ConfigurationError):
+NAMED = "key name {!r} must be 1 to 64 printable ASCII characters"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({}, "OutboxKeys needs at least one key"),
+        ({"": OLD}, NAMED.format("")),
+        ({"é": OLD}, NAMED.format("é")),
+        ({"a\n": OLD}, NAMED.format("a\n")),
+        ({"x" * 65: OLD}, NAMED.format("x" * 65)),
+        ({"a": b"short"}, "key 'a' has 5 bytes; it must have 32, for AES-256"),
+        ({"a": bytes(33)}, "key 'a' has 33 bytes; it must have 32, for AES-256"),
+    ],
+)
+def test_keys_that_cannot_be_used_are_refused(keys: dict[str, bytes], words: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
         OutboxKeys(keys)
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize("name", ["x", "x" * 64])
+def test_a_name_may_be_short_or_long(name: str) -> None:
+    assert repr(OutboxKeys({name: OLD})) == f"OutboxKeys({name!r})"
 
 
 def test_no_key_is_ever_shown(keys: OutboxKeys) -> None:

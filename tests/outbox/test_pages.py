@@ -1,0 +1,232 @@
+"""What is read straight from a file's pages is what SQLite reads from them."""
+
+import shutil
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.outbox.pages import Pages, Value
+
+NUMBERS = [
+    *(0, 1, -1, 2, 127, -128, 128, -129, 32_767, -32_768, 32_768, 8_388_607, -8_388_608, 8_388_608),
+    *(2**31 - 1, -(2**31), 2**31, 2**47 - 1, -(2**47), 2**47, 2**63 - 1, -(2**63)),
+]
+VALUES: list[Value] = [
+    *NUMBERS,
+    None,
+    0.5,
+    -1e300,
+    "",
+    "é",
+    "x" * 200,
+    b"",
+    b"\x00\xff",
+    b"y" * 200,
+]
+ROWIDS = [1, 127, 128, 16_384, 2**31, 2**48, 2**55, 2**56 - 1, 2**56, 2**63 - 1, -1, -(2**63)]
+
+
+def make(path: Path, *, page_bytes: int = 4_096, journal: str = "DELETE") -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute(f"PRAGMA page_size = {page_bytes}")
+    connection.execute(f"PRAGMA journal_mode = {journal}")
+    connection.execute("CREATE TABLE t (a, b, c)")
+    return connection
+
+
+def rows(path: Path) -> dict[int, list[Value]]:
+    """The rows that are not those of the schema."""
+    with closing(Pages(path)) as pages:
+        found = [row for row in pages.rows() if row[1][:1] != ["table"]]
+    assert len(dict(found)) == len(found), "each once"
+    return dict(found)
+
+
+def by_sqlite(path: Path) -> dict[int, list[Value]]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        return {id_: values for id_, *values in connection.execute("SELECT rowid, * FROM t")}
+
+
+def test_values_of_every_kind_are_read(path: Path) -> None:
+    with closing(make(path)) as connection:
+        connection.executemany("INSERT INTO t VALUES (?, 7, ?)", [(v, v) for v in VALUES])
+    found = rows(path)
+    assert list(found.values()) == [[value, 7, value] for value in VALUES]
+    assert [type(a) for a, *_ in found.values()] == [type(value) for value in VALUES]
+
+
+def test_rowids_of_every_length_are_read(path: Path) -> None:
+    with closing(make(path)) as connection:
+        connection.executemany("INSERT INTO t (rowid, a) VALUES (?, 'x')", [(n,) for n in ROWIDS])
+    assert list(rows(path)) == sorted(ROWIDS)
+
+
+@pytest.mark.parametrize("page_bytes", [512, 1_024, 4_096, 65_536])
+def test_what_goes_on_to_other_pages_is_read(path: Path, page_bytes: int) -> None:
+    """Lengths about every border: of what stays on the page, and of one and two pages more."""
+    usable = page_bytes
+    least = (usable - 12) * 32 // 255 - 23
+    borders = [usable - 35, least, *(least + n * (usable - 4) for n in (1, 2)), 2 * usable]
+    lengths = sorted({border + n for border in borders for n in range(-8, 3) if border + n > 0})
+    with closing(make(path, page_bytes=page_bytes)) as connection:
+        bodies = [(n.to_bytes(2, "big") * length)[:length] for n, length in enumerate(lengths)]
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [(body,) for body in bodies])
+    assert [a for a, *_ in rows(path).values()] == bodies
+
+
+def test_bytes_that_are_reserved_on_every_page_are_left_out(path: Path) -> None:
+    """SQLite lets extensions have them, from the first page on, which is empty here."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 1")
+    raw = bytearray(path.read_bytes())
+    raw[20] = 32
+    raw[100 + 5 : 100 + 7] = (4_096 - 32).to_bytes(2, "big")  # where cells would begin
+    path.write_bytes(raw)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("CREATE TABLE t (a, b, c)")
+        for length in (9, *range(4_050, 4_066), 9_000):
+            connection.execute("INSERT INTO t (a) VALUES (zeroblob(?))", (length,))
+    assert rows(path) == by_sqlite(path)
+
+
+def test_what_was_deleted_is_not_read(path: Path) -> None:
+    with closing(make(path, page_bytes=512)) as connection:
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [(b"x" * 300,)] * 400)
+        connection.execute("DELETE FROM t WHERE rowid > 10")
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    assert free > 2 * 512 // 4, "more than one page has numbers of free ones"
+    assert len(rows(path)) == 10
+    assert rows(path) == by_sqlite(path)
+
+
+@pytest.mark.parametrize("of_others", [0, 1, 1_021, 1_022, 1_023, 2**32 - 1])
+@pytest.mark.parametrize("following", [0, 3, 4, 2**32 - 1])
+def test_a_list_of_free_pages_is_followed_as_far_as_it_leads(
+    path: Path, following: int, of_others: int
+) -> None:
+    """The third page says how many others are free, and which page goes on with the list."""
+    with closing(make(path)) as connection:
+        connection.execute("INSERT INTO t (a) VALUES ('kept')")
+    raw = bytearray(path.read_bytes())
+    assert len(raw) == 2 * 4_096
+    raw[32:36] = (3).to_bytes(4, "big")
+    path.write_bytes(raw + struct.pack(">II", following, of_others).ljust(4_096, b"\0"))
+    assert [a for a, *_ in rows(path).values()] == ["kept"]
+
+
+def test_what_is_no_database_is_read_in_pages_of_the_usual_size(path: Path) -> None:
+    with closing(make(path)) as connection:
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [(b"x" * 3_000,)] * 9)
+    expected = by_sqlite(path)
+    raw = bytearray(path.read_bytes())
+    for damage in (b"SQLite format 4\0", raw[:16] + b"\x01\x00", raw[:16] + b"\x10\x01"):
+        path.write_bytes(damage + raw[len(damage) :])
+        assert rows(path) == expected
+
+
+# ------------------------------------------------------------------------------------ the log
+
+
+def checksums(words: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """As SQLite's file format has them."""
+    one, two = sums
+    for first, second in struct.iter_unpack(f"{words}II", data):
+        one = (one + first + two) % 2**32
+        two = (two + second + one) % 2**32
+    return one, two
+
+
+def written_by_another_machine(log: bytes, words: str, page_bytes: int) -> bytes:
+    """The log, with checksums over words of the other order."""
+    magic = struct.pack(">I", 0x377F0682 | (words == ">"))
+    head = magic + log[4:24]
+    sums = checksums(words, head, (0, 0))
+    parts = [head, struct.pack(">II", *sums)]
+    for at in range(32, len(log), 24 + page_bytes):
+        page = log[at + 24 : at + 24 + page_bytes]
+        sums = checksums(words, page, checksums(words, log[at : at + 8], sums))
+        parts += [log[at : at + 16], struct.pack(">II", *sums), page]
+    return b"".join(parts)
+
+
+@pytest.fixture
+def crashed(path: Path, tmp_path: Path) -> Path:
+    """A database with one commit for each row in its log, and one that changes every other."""
+    copy = tmp_path / "crashed.db"
+    with closing(make(path, page_bytes=512, journal="WAL")) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        for name in ("one", "two"):
+            connection.executemany("INSERT INTO t (a) VALUES (?)", [(name * 90,)] * 5)
+        connection.execute("UPDATE t SET a = 'new' WHERE rowid % 2")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+    return copy
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+@pytest.mark.parametrize("words", ["<", ">"])
+def test_the_log_of_any_machine_lies_over_the_file(crashed: Path, words: str) -> None:
+    log = log_of(crashed)
+    log.write_bytes(written_by_another_machine(log.read_bytes(), words, 512))
+    found = rows(crashed)
+    assert found == by_sqlite(crashed)
+    assert [a == "new" for a, *_ in found.values()] == [True, False] * 5
+
+
+def test_the_log_counts_up_to_its_last_whole_commit(crashed: Path, tmp_path: Path) -> None:
+    whole = log_of(crashed).read_bytes()
+    frame = 24 + 512
+    ends = set(range(32, len(whole) + 1, frame))
+    assert max(ends) == len(whole)
+    seen = set()
+    for length in sorted({0, 31} | {end + n for end in ends for n in (-1, 0, 1)}):
+        copy = tmp_path / f"cut-{length}.db"
+        shutil.copy(crashed, copy)
+        log_of(copy).write_bytes(whole[:length])
+        found = rows(copy)
+        shutil.copy(copy, tmp_path / "looked.db")
+        log_of(tmp_path / "looked.db").write_bytes(whole[:length])
+        try:
+            expected = by_sqlite(tmp_path / "looked.db")
+        except sqlite3.OperationalError:  # there is no table yet
+            expected = {}
+        assert found == expected, length
+        seen.add(len(found))
+    assert seen == set(range(11))
+
+
+@pytest.mark.parametrize("at", [0, 8, 16, 20, 32 + 3, 32 + 8, 32 + 12, 32 + 16, 32 + 24 + 100])
+def test_a_log_that_was_changed_is_of_no_use(crashed: Path, at: int) -> None:
+    log = log_of(crashed)
+    raw = bytearray(log.read_bytes())
+    raw[at + 3] ^= 2
+    log.write_bytes(raw)
+    assert rows(crashed) == {}
+
+
+def test_frames_of_an_earlier_round_of_the_log_do_not_count(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "crashed.db"
+    with closing(make(path, journal="WAL")) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [(b"x" * 3_000,)] * 5)
+        connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        connection.execute("UPDATE t SET a = 'new' WHERE rowid = 1")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{copy}{suffix}")
+    assert log_of(copy).stat().st_size > 5 * 4_096
+    found = rows(copy)
+    assert found == by_sqlite(copy)
+    assert found[1][0] == "new"
+
+
+def test_nothing_is_left_open_and_nothing_is_changed(crashed: Path) -> None:
+    before = {file: file.read_bytes() for file in (crashed, log_of(crashed))}
+    crashed.chmod(0o400)
+    rows(crashed)
+    assert {file: file.read_bytes() for file in before} == before

@@ -1,0 +1,61 @@
+"""The views row by row: each row once, in order, however many pieces they come in."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import ConfigurationError, NotAnOutbox
+from reliablepub.outbox import views
+from reliablepub.outbox.entry import Attempt, Entry, Turn
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.views import VIEWS, read_view
+from reliablepub.outcome import Outcome, OutcomeKind
+
+Make = Callable[..., Entry]
+RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 7])
+def test_every_row_comes_once_and_in_order(
+    store: SqliteStore, path: Path, entry: Make, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "PIECE_ROWS", 3)
+    store.commit(Turn(new=[entry() for _ in range(count)]))
+    found = list(read_view(path, "open"))
+    assert [(row["id"], row["message_id"]) for row in found] == [
+        (n, f"m-{n}") for n in range(1, count + 1)
+    ]
+
+
+def test_pieces_are_looks_of_their_own(
+    store: SqliteStore, path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "PIECE_ROWS", 2)
+    store.commit(Turn(new=[entry(), entry()]))
+    rows = read_view(path, "open")
+    assert next(rows)["id"] == 1
+    store.commit(Turn(new=[entry()]))
+    assert [row["id"] for row in rows] == [2, 3], "stored meanwhile"
+
+
+def test_each_view_has_rows(
+    store: SqliteStore, path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "PIECE_ROWS", 1)
+    store.commit(Turn(new=[one := entry(), entry()]))
+    parked = [Attempt(one, "1-1", 1, RETURNED, 5.0)]
+    store.commit(Turn(parked=parked, attempts=parked))
+    counts = {view: len(list(read_view(path, view))) for view in VIEWS}
+    given_up = {"parked": 1, "history": 1, "confirmed": 0, "interventions": 0}
+    assert counts == {"open": 1, **given_up, "audit": 1}
+    (audit,) = read_view(path, "audit")
+    assert audit["stored"] == 2
+
+
+def test_what_there_is_not_cannot_be_read(path: Path) -> None:
+    with pytest.raises(NotAnOutbox):
+        next(read_view(path, "open"))
+    words = "there is no view 'ready'; there are open, parked, confirmed, history, interventions,"
+    with pytest.raises(ConfigurationError, match=words):
+        next(read_view(path, "ready"))
