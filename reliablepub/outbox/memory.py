@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, islice
 from typing import Final
 
 from reliablepub.outbox.entry import (
@@ -129,14 +129,14 @@ class MemoryStore:
         return self._snapshot
 
     def _release(self, release: Release) -> None:
-        """Those that were held are due."""
+        """Those that were held are due; entries lie in the order of their ids."""
         held = (
             entry
             for entry in self._open.values()
             if entry.due_at == HELD
             and release.destination in {None, (entry.message.exchange, entry.message.routing_key)}
         )
-        chosen = sorted(held, key=lambda entry: entry.id)[: release.limit]
+        chosen = list(islice(held, release.limit))
         for entry in chosen:
             entry.due_at = release.at
             self._waiting.add(release.at, entry.id)

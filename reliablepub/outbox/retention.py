@@ -40,7 +40,7 @@ def give_space_back(connection: sqlite3.Connection) -> None:
     if free < FREE_PAGES_MIN:
         return
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    if free > pages // 2:
+    if 2 * free > pages:
         cut_off(connection, PAGES_GIVEN_BACK)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import reliablepub.outbox
+from reliablepub.errors import OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, checkpoints, lease
 from reliablepub.outbox.entry import Entry, Turn
@@ -100,7 +101,7 @@ def test_a_borrower_that_does_not_end_is_reported(
     monkeypatch.setattr(lease, "BORROWED_MAX_S", 0.05)
     borrowed = Lease.borrow(path)
     assert borrowed is not None
-    with pytest.raises(Exception, match="another process"):
+    with pytest.raises(OutboxInUse, match=f"outbox {path} is relayed by another process, and "):
         Lease(path)
     borrowed.release()
 

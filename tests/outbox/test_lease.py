@@ -1,4 +1,6 @@
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.errors import OutboxError, OutboxInUse
+from reliablepub.outbox import lease as lease_module
 from reliablepub.outbox.lease import Lease, holder_pid, lock_path
 
 HOLD = """
@@ -39,8 +42,15 @@ def end(process: subprocess.Popen[str]) -> None:
         process.stdout.close()
 
 
-def test_the_loser_learns_who_has_it(path: Path, holder: subprocess.Popen[str]) -> None:
-    with pytest.raises(OutboxInUse, match=f"process {holder.pid},") as caught:
+def test_the_loser_learns_who_has_it_and_what_to_do(
+    path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease_module, "BORROWED_MAX_S", math.inf)  # who has a name is no borrower
+    words = (
+        f"outbox {path} is relayed by process {holder.pid}, and there can be only one relay; "
+        "stop it, or only enqueue here"
+    )
+    with pytest.raises(OutboxInUse, match=f"^{re.escape(words)}$") as caught:
         Lease(path, timeout_s=0.05)
     assert caught.value.retryable
     assert holder_pid(path) == holder.pid
@@ -75,6 +85,7 @@ def test_nobody_is_named_after_release(path: Path) -> None:
     assert holder_pid(path) is None
     Lease(path).release()
     assert holder_pid(path) is None
+    assert lock_path(path).read_bytes() == b""
     assert lock_path(path).stat().st_mode & 0o777 == 0o600
 
 
@@ -123,6 +134,23 @@ def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
     os.waitpid(pid, 0)
     for fd in (*ready, *let_go):
         os.close(fd)
+
+
+def test_a_process_without_standard_input_can_have_it_too(
+    path: Path, child: Callable[[Callable[[], None]], int]
+) -> None:
+    def work() -> None:
+        os.close(0)  # as daemons do: the next file that is opened is number 0
+        for take in (Lease, Lease.borrow):
+            lease = take(path)
+            assert lease is not None
+            assert lease.is_held
+            assert Lease.borrow(path) is None
+            lease.release()
+            assert not lease.is_held
+
+    assert child(work) == 0
+    Lease(path, timeout_s=0).release()
 
 
 def test_it_is_not_passed_on_to_programs(path: Path, child: Callable[..., int]) -> None:

@@ -128,6 +128,22 @@ def test_old_keys_do_not_pile_up(path: Path, clock: Clock) -> None:
     assert count(path, "keys") == 20
 
 
+def test_keys_whose_messages_are_there_do_not_keep_old_ones(path: Path, clock: Clock) -> None:
+    with Outbox(path) as outbox:
+        for number in range(2 * retention.KEYS_LOOKED_AT):
+            outbox.enqueue(Message(b""), key=f"open {number}")
+        clock.now += 1
+        for number in range(9):
+            outbox.enqueue(Message(b""), key=f"gone {number}")
+        with closing(SqliteStore(path)) as store:
+            entries, _ = store.read_ready(1, 99, limit=99, bytes_max=10**9)
+            store.commit(Turn(confirmed=entries[2 * retention.KEYS_LOOKED_AT :]))
+        clock.now += retention.KEYS_KEPT_S + 1
+        for number in range(9):
+            outbox.enqueue(Message(b""), key=f"new {number}")
+    assert count(path, "keys") == 2 * retention.KEYS_LOOKED_AT + 9
+
+
 def test_confirmed_messages_are_kept_for_a_while_if_asked(
     path: Path, clock: Clock, entry: Make, rows: Callable[[Path], dict[str, list[Any]]]
 ) -> None:
@@ -151,6 +167,16 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
         store.commit(Turn(new=[entry()]))
     assert count(path, "confirmed") == 0
     assert len(rows(path)["messages"]) == 3
+
+
+@pytest.mark.parametrize(("asked", "kept"), [({}, 0), ({"keep_confirmed_s": 0.5}, 1)])
+def test_nothing_is_kept_unless_asked_however_short(
+    path: Path, clock: Clock, entry: Make, asked: dict[str, float], kept: int
+) -> None:
+    with closing(SqliteStore(path, clock=clock, **asked)) as store:  # type: ignore[arg-type]
+        store.commit(Turn(new=[one := entry()]))
+        store.commit(Turn(confirmed=[one]))
+        assert count(path, "confirmed") == kept
 
 
 def test_they_are_pruned_in_small_steps_that_keep_up(
@@ -198,6 +224,41 @@ def test_a_file_gives_its_space_back(
     assert max(a - b for a, b in pairwise(sizes)) <= 41, "in small steps, two commits apart"
     assert sizes[-1] < sizes[0] // 4
     assert path.stat().st_size == sizes[-1] * 4096
+
+
+@pytest.mark.parametrize(("free", "is_cut"), [(9, False), (10, False), (11, True)])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_space_is_given_back_when_more_than_half_is_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch, free: int, *, is_cut: bool, odd: int
+) -> None:
+    monkeypatch.setattr(retention, "FREE_PAGES_MIN", 5)
+    with closing(file_of_pages(path, 20 + odd, free)) as connection:
+        retention.give_space_back(connection)
+        assert (retention.free_pages(connection) < free) == is_cut
+
+
+@pytest.mark.parametrize(("spare", "is_cut"), [(11, True), (12, False)])
+def test_some_space_is_spared_for_the_next_burst(
+    path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, *, is_cut: bool
+) -> None:
+    monkeypatch.setattr(retention, "FREE_PAGES_MIN", spare)
+    with closing(file_of_pages(path, 20, 11)) as connection:
+        retention.give_space_back(connection)
+        assert (retention.free_pages(connection) < 11) == is_cut
+
+
+def file_of_pages(path: Path, pages: int, free: int) -> sqlite3.Connection:
+    """A database of so many pages, some of them free; an empty table is one page."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    tables = 0
+    while connection.execute("PRAGMA page_count").fetchone() < (pages,):
+        connection.execute(f"CREATE TABLE t{tables} (n)")
+        tables += 1
+    for number in range(free):
+        connection.execute(f"DROP TABLE t{number}")
+    assert (retention.free_pages(connection), tables > free) == (free, True)
+    return connection
 
 
 def test_the_file_of_an_application_is_left_as_it_is(path: Path, app: sqlite3.Connection) -> None:

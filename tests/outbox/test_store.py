@@ -19,7 +19,7 @@ from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Attempt, Counters, DamagedRow, Entry, Sent, Store, Turn
 from reliablepub.outbox.lease import lock_path
 from reliablepub.outbox.store import LEFT_IN_FLIGHT, SqliteStore
-from reliablepub.outcome import NACKED, Outcome, OutcomeKind
+from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
 
 Make = Callable[..., Entry]
 RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
@@ -112,6 +112,17 @@ def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> 
     )
     assert snapshot.counters.open == 1
     assert any_store.lowest_awaited(0, 1e12) == 4
+    assert ids(any_store.read_ready(1, 9, **ALL)[0]) == [4]
+
+
+def test_what_is_discarded_is_gone_and_counted(any_store: Store, entry: Make) -> None:
+    new = [entry(body=b"x" * n) for n in range(4)]
+    any_store.commit(Turn(new=new))
+    for gone in (new[:1], new[1:3]):
+        discarded = [Attempt(one, "1-1", one.id, RETURNED, 5.0) for one in gone]
+        snapshot = any_store.commit(Turn(discarded=discarded, attempts=discarded))
+    assert snapshot.counters == Counters(stored=4, discarded=3, open_bytes=new[3].message.size)
+    assert snapshot.counters.open == 1
     assert ids(any_store.read_ready(1, 9, **ALL)[0]) == [4]
 
 
@@ -357,6 +368,17 @@ def test_a_child_of_a_fork_cannot_use_it(
         SqliteStore(path)
 
 
+def test_a_run_that_cannot_write_its_end_ends_all_the_same(path: Path) -> None:
+    store = SqliteStore(path)
+    store._connection.execute("PRAGMA busy_timeout = 10")
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        store.close()
+        other.rollback()
+        assert other.execute("SELECT ended_at FROM reliablepub_runs").fetchall() == [(None,)]
+    SqliteStore(path).close()
+
+
 def test_a_closed_store_says_so(path: Path, entry: Make) -> None:
     store = SqliteStore(path)
     store.close()
@@ -377,6 +399,29 @@ def test_times_become_those_of_the_wall_clock_when_a_message_is_accepted() -> No
     )
     assert (soon.stored_at, soon.due_at, soon.expires_at) == (100.0, 150.0, 107.5)
     assert (late.stored_at, late.due_at, late.expires_at) == (200.0, None, 207.5)
+    message = Message(b"", not_before=due, message_id="m")
+    assert Entry.accepted(message, 150.0).due_at is None, "it can go from memory, now"
+
+
+def test_the_end_of_a_time_is_part_of_it() -> None:
+    entry = Entry.accepted(Message(b"", expires_in_s=7.5, message_id="m"), 100.0)
+    assert [entry.is_late(now) for now in (107.4, 107.5, 107.6)] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("counts", "persistence"),
+    [
+        ({"nacked": 2}, Persistence.POSSIBLY_PERSISTED),
+        ({"returned": 2}, Persistence.NOT_WRITTEN),
+        ({"refused": 2}, Persistence.NOT_WRITTEN),
+        ({"uncertain": 2}, Persistence.POSSIBLY_PERSISTED),
+    ],
+)
+def test_every_attempt_counts_and_tells_what_may_be_left_of_it(
+    entry: Make, counts: dict[str, int], persistence: Persistence
+) -> None:
+    tried = replace(entry(), **counts)  # type: ignore[arg-type]
+    assert (tried.attempts, tried.persistence) == (2, persistence)
 
 
 def test_times_and_order_survive(path: Path) -> None:

@@ -120,6 +120,28 @@ def test_what_has_come_is_not_read_past_a_persons_change(
     read(60.0, loaded=(), **ALL)
 
 
+# ------------------------------------------------------------------------- who waits for whom
+
+
+def test_what_its_sender_put_off_is_not_awaited_and_a_retry_is(
+    any_store: Store, entry: Make
+) -> None:
+    new = [entry() for _ in range(8)]
+    for one in new[:6]:
+        one.due_at = 50.0
+    new[2].uncertain = new[3].nacked = new[4].returned = new[5].refused = 1
+    new[6].due_at = HELD
+    any_store.commit(Turn(new=new))
+    for first_id, at, expected in (
+        *((0, 50.0, 1), (2, 50.0, 2), (0, 49.9, 4)),
+        *((5, 0.0, 5), (6, 0.0, 6), (7, 0.0, 7), (8, 0.0, 8), (9, 99.0, None)),
+    ):
+        assert any_store.lowest_awaited(first_id, at) == expected
+    any_store.commit(Turn(confirmed=[new[0], new[7]]))
+    assert any_store.lowest_awaited(0, 50.0) == 2
+    assert any_store.lowest_awaited(8, 50.0) is None
+
+
 # ------------------------------------------------------------------------------ its destination
 
 

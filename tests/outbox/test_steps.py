@@ -1,0 +1,42 @@
+"""Large changes leave the write lock to others between their steps."""
+
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from reliablepub.outbox import steps
+from reliablepub.outbox.steps import PAUSE_S_MAX, step_by_step
+
+
+class Time:
+    """Stands in for the module, and notes who sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def test_each_pause_is_as_long_as_the_step_before_it_up_to_a_limit(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "time", time := Time())
+
+    def step(takes_s: float) -> float:
+        time.now += takes_s
+        return takes_s
+
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        lengths = (0.125, 0.0, 60.0, 0.0625)
+        taken = step_by_step(connection, path, [partial(step, s) for s in lengths])
+        assert tuple(taken) == lengths
+    assert time.slept == [0.0, 0.125, 0.0, PAUSE_S_MAX]
