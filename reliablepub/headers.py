@@ -28,6 +28,10 @@ FieldValue: TypeAlias = (
 )
 """What an AMQP field table may hold (RabbitMQ's rabbit_binary_parser)."""
 
+ATTEMPT_HEADER: Final = "rp-attempt"
+"""Our own header, unique per attempt: a ``basic.return`` carries no tag, and is matched by this.
+
+Its name is short for the broker's sake, to which each byte of a header has its price."""
 SHORT_STRING_MAX: Final = 255
 NESTING_MAX: Final = 32
 
@@ -43,8 +47,8 @@ def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], 
     if not isinstance(headers, Mapping):
         raise InvalidMessage("headers", f"is {type(headers).__name__}, not a mapping")
     table, size = _checked_table("headers", headers, 1)
-    if any(name.startswith("x-reliablepub-") for name in table):
-        raise InvalidMessage("headers", "names starting with 'x-reliablepub-' are reserved")
+    if ATTEMPT_HEADER in table:
+        raise InvalidMessage(f"headers[{ATTEMPT_HEADER!r}]", "is reserved; leave it out")
     for name in _ROUTING_HEADERS:
         if name in table and not isinstance(table[name], list):
             raise InvalidMessage(f"headers[{name!r}]", "is no list of routing keys")

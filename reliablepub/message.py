@@ -23,9 +23,6 @@ from reliablepub.headers import (
     utf8,
 )
 
-ATTEMPT_HEADER: Final = "x-reliablepub-attempt"
-"""Our own header, unique per attempt: a ``basic.return`` carries no tag, and is matched by this."""
-
 HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
 """RabbitMQ's default frame_max, less the frame's own bytes and room for `ATTEMPT_HEADER`: a content
 header frame beyond frame_max is a 501 that closes the connection."""
@@ -57,7 +54,7 @@ class Message:
         body: the payload; encode text yourself, and name it in ``content_type``.
         exchange: exchange name, at most 255 bytes of UTF-8; empty for the default exchange.
         routing_key: at most 255 bytes of UTF-8.
-        headers: an AMQP field table; names starting with ``x-reliablepub-`` are ours.
+        headers: an AMQP field table; ``rp-attempt`` is ours.
         message_id: stays the same on every attempt, so that consumers can deduplicate; minted
             when the message is published without one.
         persistent: delivery mode 2; a transient message dies with the broker, confirmed or not.

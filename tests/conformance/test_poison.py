@@ -104,7 +104,7 @@ def bend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes | None], None]:
     bent: list[bytes | None] = [None]
     as_it_is = encoding.encode_properties
 
-    def encode(message: Message, attempt: str) -> bytes:
+    def encode(message: Message, attempt: int) -> bytes:
         is_bad = message.message_id == "bad" and bent[-1] is not None
         return bent[-1] or b"" if is_bad else as_it_is(message, attempt)
 

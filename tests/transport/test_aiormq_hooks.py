@@ -16,6 +16,7 @@ from reliablepub._core.events import (
     Returned,
 )
 from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
+from reliablepub.transport.encoding import attempt_number
 
 EPOCH, RUN = 7, 3
 QUEUE_MAX = 10
@@ -88,7 +89,7 @@ def on_a_loop(test: Callable[[Scene], Any]) -> Callable[[], None]:
 @on_a_loop
 async def test_it_hears_confirms_and_returns(scene: Scene) -> None:
     channel = await scene.opened()
-    properties = commands.Basic.Properties(headers={"x-reliablepub-attempt": f"{RUN}-{EPOCH}:2"})
+    properties = commands.Basic.Properties(headers={"rp-attempt": attempt_number(RUN, EPOCH, 2)})
     await scene.host.read(
         channel.number,
         commands.Basic.Ack(1),

@@ -8,10 +8,11 @@ from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
 
 from reliablepub import Message
-from reliablepub.transport.encoding import encode_properties
+from reliablepub.transport.encoding import attempt_number, encode_properties
 from reliablepub.transport.frames import FRAME_OVERHEAD, PublishFrames
 
 FRAME_MAX = 256
+ATTEMPT = attempt_number(1, 1, 1)
 names = st.text(max_size=60)
 messages = st.builds(
     Message,
@@ -28,7 +29,7 @@ def by_pamqp(channel: int, message: Message) -> bytes:
         exchange=message.exchange, routing_key=message.routing_key, mandatory=True
     )
     properties = commands.Basic.Properties(
-        headers={"x-reliablepub-attempt": "1-1:1"}, delivery_mode=2, message_id="m"
+        headers={"rp-attempt": ATTEMPT}, delivery_mode=2, message_id="m"
     )
     size = FRAME_MAX - FRAME_OVERHEAD
     parts = [message.body[i : i + size] for i in range(0, len(message.body), size)]
@@ -42,7 +43,7 @@ def by_pamqp(channel: int, message: Message) -> bytes:
 
 
 def by_us(channel: int, batch: Sequence[Message]) -> bytes:
-    properties = [encode_properties(message, "1-1:1") for message in batch]
+    properties = [encode_properties(message, ATTEMPT) for message in batch]
     return b"".join(PublishFrames(channel, FRAME_MAX).encode(batch, properties))
 
 
@@ -55,7 +56,7 @@ def test_a_batch_is_what_another_codec_makes_of_its_messages(
 
 def test_a_batch_is_written_in_pieces_that_are_large_but_not_huge() -> None:
     batch = [Message(b"x" * 1_024, message_id="m")] * 1_000
-    properties = [encode_properties(message, "1-1:1") for message in batch]
+    properties = [encode_properties(message, ATTEMPT) for message in batch]
     pieces = PublishFrames(1, 131_072).encode(batch, properties)
     assert 5 < len(pieces) < 50
 
@@ -64,6 +65,6 @@ def test_ever_new_destinations_do_not_fill_the_memory() -> None:
     frames = PublishFrames(1, 131_072)
     for n in range(10_000):
         message = Message(b"", routing_key=str(n), message_id="m")
-        [piece] = frames.encode([message], [encode_properties(message, "1-1:1")])
+        [piece] = frames.encode([message], [encode_properties(message, ATTEMPT)])
         assert str(n).encode() in piece
     assert len(frames._methods) <= 4_096
