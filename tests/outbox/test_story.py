@@ -1,0 +1,191 @@
+"""What is known of one message, from the disk and from what the relay shows."""
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
+from reliablepub.outbox.interventions import Action, Intervention, change
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.story import Next, Story, resolve, tell
+from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+
+Make = Callable[..., Entry]
+RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
+CUT = Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost")
+
+
+@pytest.fixture
+def new(store: SqliteStore, entry: Make) -> list[Entry]:
+    """Five messages, of ids 1 to 5."""
+    entries = [entry() for _ in range(5)]
+    store.commit(Turn(new=entries))
+    return entries
+
+
+def following(path: Path, id_: int) -> tuple[Next, float | None]:
+    story = tell(path, id_)
+    return story.next, story.next_at
+
+
+def step_in(path: Path, action: Action, *ids: int) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        change(connection, path, list(ids), Intervention(action, person="me"), 50.0)
+        connection.execute("COMMIT")
+
+
+def test_of_a_message_that_was_never_tried_little_is_to_be_told(
+    store: SqliteStore, new: list[Entry], path: Path
+) -> None:
+    story = tell(path, 3)
+    message = story.message
+    assert (message["id"], message["message_id"], message["stored_at"]) == (3, "m-3", 1003.0)
+    assert story == Story(
+        id=3,
+        message_id="m-3",
+        state="ready",
+        message=message,
+        attempts=[],
+        interventions=[],
+        in_flight=None,
+        verdict="not written",
+        next=Next.SENT,
+        next_at=None,
+        held_by=None,
+        before=2,
+        relay_pid=os.getpid(),
+        relay={},
+    )
+
+
+def test_what_was_sent_is_answered_next(store: SqliteStore, new: list[Entry], path: Path) -> None:
+    store.commit(Turn(sent=[Sent("1-1", 7, new[:2])]))
+    story = tell(path, 2)
+    assert story.in_flight is not None
+    assert (story.in_flight["epoch"], story.in_flight["tag"]) == ("1-1", 8)
+    assert (story.state, story.verdict) == ("in flight", "possibly persisted")
+    assert (story.next, story.before) == (Next.ANSWER, None)
+    assert tell(path, 3).in_flight is None
+    store.close()
+    later = tell(path, 2)
+    assert (later.in_flight, later.state, later.verdict) == (None, "ready", "not written")
+    assert (later.next, later.relay_pid, later.before) == (Next.RELAYED, None, None)
+
+
+def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
+    store: SqliteStore, new: list[Entry], path: Path
+) -> None:
+    store.commit(Turn(sent=[Sent("1-1", 1, new[:2])]))
+    parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
+    store.commit(Turn(parked=parked, attempts=parked))
+    story = tell(path, 1)
+    assert (story.state, story.in_flight, story.next) == ("parked", None, Next.DECIDED)
+    assert [(a["at"], a["epoch"], a["tag"], a["outcome"]) for a in story.attempts] == [
+        (9.0, "1-1", 1, "returned")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "verdict"),
+    [
+        ([RETURNED], "not written"),
+        ([RETURNED, NACKED, RETURNED], "possibly persisted"),
+        ([CUT, RETURNED], "possibly persisted"),
+    ],
+)
+def test_the_verdict_is_the_most_that_was_ever_said(
+    store: SqliteStore, new: list[Entry], path: Path, said: list[Outcome], verdict: str
+) -> None:
+    attempts = [Attempt(new[0], "1-1", n, outcome, 9.0) for n, outcome in enumerate(said, 1)]
+    store.commit(Turn(rescheduled=[new[0]], attempts=attempts))
+    assert tell(path, 1).verdict == verdict
+    assert [attempt["tag"] for attempt in tell(path, 1).attempts] == list(range(1, len(said) + 1))
+
+
+def test_the_end_is_told_as_far_as_it_was_written_down(
+    store: SqliteStore, new: list[Entry], path: Path
+) -> None:
+    store.commit(Turn(rescheduled=[new[1]], attempts=[Attempt(new[1], "1-1", 2, CUT, 9.0)]))
+    late = [Attempt(new[1], "1-2", 1, CONFIRMED, 10.0)]
+    store.commit(Turn(confirmed=new[:2], attempts=late))
+    step_in(path, Action.DISCARD, 3)
+    step_in(path, Action.PARK, 4)
+    told = {n: tell(path, n) for n in (1, 2, 3, 4)}
+    assert {n: (s.state, s.verdict, s.next, s.message_id) for n, s in told.items()} == {
+        1: ("gone", None, Next.NOTHING, None),
+        2: ("confirmed", "persisted", Next.NOTHING, "m-2"),
+        3: ("discarded", "not written", Next.NOTHING, "m-3"),
+        4: ("parked", "not written", Next.DECIDED, "m-4"),
+    }
+    assert [line["action"] for line in told[4].interventions] == ["park"]
+    assert told[1].message == told[2].message == {}
+
+
+def test_a_time_that_is_due_is_waited_for(
+    store: SqliteStore, new: list[Entry], path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new[1].due_at = 2_000.0
+    store.commit(Turn(rescheduled=[new[1]]))
+    for now, expected in ((1_999.0, (Next.SENT_LATER, 2_000.0)), (2_000.0, (Next.SENT, None))):
+        monkeypatch.setattr(time, "time", lambda now=now: now)
+        assert tell(path, 2).state == "waiting"
+        assert following(path, 2) == expected
+    store.close()
+    assert following(path, 2) == (Next.RELAYED, 2_000.0)
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("disconnected", Next.CONNECTED),
+        ("blocked", Next.UNBLOCKED),
+        ("connected", Next.SENT),
+        ("", Next.SENT),
+    ],
+)
+def test_the_connection_is_waited_for(
+    store: SqliteStore, new: list[Entry], path: Path, link: str, expected: Next
+) -> None:
+    store.show({"link": link})
+    story = tell(path, 5)
+    assert (story.next, story.next_at) == (expected, None)
+    assert story.before == (4 if expected is Next.SENT else None)
+    assert story.relay["link"] == link
+
+
+def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, entry: Make) -> None:
+    first, second, third = (entry(ordering_key="k") for _ in range(3))
+    paused, other = entry(), entry(ordering_key="other")
+    store.commit(Turn(new=[first, second, third, paused, other]))
+    paused.due_at = float("inf")
+    store.commit(Turn(rescheduled=[paused]))
+    assert [tell(path, n).held_by for n in range(1, 6)] == [None, 1, 1, None, None]
+    assert following(path, 2) == (Next.HELD, None)
+    assert following(path, 4) == (Next.PAUSED, None)
+    parked = [Attempt(first, "1-1", 1, RETURNED, 9.0)]
+    store.commit(Turn(parked=parked, attempts=parked))
+    assert (tell(path, 1).held_by, tell(path, 2).held_by) == (None, 1)
+    step_in(path, Action.SKIP, 1)
+    assert tell(path, 2).held_by is None
+
+
+def test_a_name_is_a_number_an_id_or_a_key(store: SqliteStore, path: Path, entry: Make) -> None:
+    again = {"message_id": "twice"}
+    new = [entry(**again), entry(), entry(**again), entry(message_id="2"), entry(message_id="99")]
+    store.commit(Turn(new=new))
+    assert resolve(path, "twice") == [1, 3], "the lowest first"
+    assert resolve(path, "2") == [2], "a row goes before a message_id"
+    assert resolve(path, "5") == [5]
+    assert resolve(path, "99") == [5], "there was never such a row"
+    assert resolve(path, "6") == resolve(path, "0") == resolve(path, "²") == []
+    parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
+    store.commit(Turn(parked=parked, attempts=parked, confirmed=[new[1]]))
+    assert resolve(path, "twice") == [1, 3]
+    assert resolve(path, "m-1") == [], "of what was confirmed at once nothing is left"
+    assert resolve(path, "2") == [2]
