@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.outbox import transfer
 from reliablepub.outbox.migrate import migrations
@@ -96,6 +97,11 @@ def test_an_import_that_was_interrupted_goes_on(
         (lambda row: row | {"size": "1"}, "line 2: size is not what `export` writes"),
         (lambda row: row | {"state": "lost"}, "line 2: there is no state 'lost'"),
         (lambda row: {"a": 1}, "line 2 is not what `export` writes ('state')"),
+        (lambda row: [row], "line 2 is not what `export` writes (list indices must be"),
+        (lambda row: row | {"body_base64": None}, "line 2 is not what `export` writes (argument"),
+        (lambda row: row | {"nacked": True}, "line 2: nacked is not what `export` writes"),
+        (lambda row: row | {"due_at": "1"}, "line 2: due_at is not what `export` writes"),
+        (lambda row: row | {"ordering_key": "k"}, "line 2: the checksum is"),
     ],
 )
 def test_a_line_that_was_changed_is_refused(
@@ -107,6 +113,39 @@ def test_a_line_that_was_changed_is_refused(
     assert result.exit_code == 2
     assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_lines_that_are_blank_are_counted_and_skipped(lines: Path, tmp_path: Path) -> None:
+    first, second, *_ = lines.read_text().splitlines()
+    new = tmp_path / "new.db"
+    (brought,) = transfer.import_lines(new, [first, "", " \n", second], "x")
+    assert (brought.stored, brought.known) == (2, 0)
+    with pytest.raises(transfer.BadLine, match=r"^line 4 is not what"):
+        list(transfer.import_lines(new, ["", first, "\n", "{"], "y"))
+
+
+def test_each_piece_is_told_as_soon_as_it_is_stored(
+    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK", 3)
+    new, text = tmp_path / "new.db", lines.read_text().splitlines()
+    told = [(b.stored, b.known, len(rows(new))) for b in transfer.import_lines(new, text[:6], "x")]
+    assert told == [(3, 0, 3), (6, 0, 6), (6, 0, 6)]
+    told = [(b.stored, b.known, len(rows(new))) for b in transfer.import_lines(new, text, "y")]
+    assert told == [(0, 3, 6), (0, 6, 6), (2, 6, 8)], "known by what they are"
+
+
+def test_lines_are_written_for_people_too(tmp_path: Path) -> None:
+    path = tmp_path / "o.db"
+    with Outbox(path) as outbox:
+        for key in ("é", "gone", "x"):
+            outbox.enqueue(Message(b"\xff\x00", "orders", key))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM reliablepub_messages WHERE id = 2")
+    first, last = transfer.export_lines(path, [1, 2, 3])
+    assert '"routing_key": "é"' in first
+    assert json.loads(first)["body_base64"] == "/wA="
+    assert json.loads(last)["routing_key"] == "x"
 
 
 def test_what_is_exported_can_be_chosen(path: Path) -> None:
