@@ -262,3 +262,104 @@ def test_an_audit_finds_a_damaged_page(path: Path) -> None:
 def test_an_audit_needs_an_outbox(path: Path) -> None:
     with pytest.raises(NotAnOutbox):
         Outbox(path).audit()
+
+
+# ------------------------------------------------------------------------------ rows like ours
+
+
+def like_ours(path: Path, **changes: str) -> None:
+    """Another table, whose rows are those of the open messages but for some columns (SQL)."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        names = [name for name, _ in connection.execute(QUERIES["open_columns"])]
+        values = ("NULL", *(changes.get(name, name) for name in names[1:]))
+        connection.execute(f"CREATE TABLE IF NOT EXISTS other ({', '.join(names)})")
+        connection.execute(
+            f"INSERT INTO other (rowid, {', '.join(names)}) SELECT id + "
+            f"{changes.get('plus', '0')}, {', '.join(values)} FROM reliablepub_messages"
+        )
+
+
+@pytest.fixture
+def three(path: Path, entry: Make) -> Path:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[entry(), entry(ordering_key="k"), entry()]))
+    return path
+
+
+def test_a_row_that_is_found_twice_is_copied_once(three: Path) -> None:
+    like_ours(three)
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert (found.open, found.parked, found.broken) == (3, 0, ())
+    assert Outbox(three.with_name("new.db")).audit().is_right
+
+
+def test_what_is_intact_elsewhere_is_not_broken(three: Path) -> None:
+    like_ours(three, body="x'00'")
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert (found.open, found.broken) == (3, ())
+
+
+def test_every_broken_row_is_named_with_its_reason(three: Path) -> None:
+    like_ours(three, body="x'00'", plus="10")
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert found.open == 3
+    assert [(row.id, row.message_id) for row in found.broken] == [
+        *((11, "m-1"), (12, "m-2"), (13, "m-3")),
+    ]
+    assert {row.reason.partition(" is ")[0] for row in found.broken} == {"the checksum"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({name: "7"} for name in ("message_id", "exchange", "routing_key", "properties")),
+        {"message_id": "NULL"},
+        *({"ordering_key": value} for value in ("7", "x'00'")),
+        *({"checksum": value} for value in ("'text'", "NULL")),
+        *({"body": value} for value in ("'text'", "NULL")),
+        *({"size": value} for value in ("'text'", "NULL")),
+    ],
+)
+def test_what_cannot_be_a_message_is_not_taken_for_one(
+    three: Path, changes: dict[str, str]
+) -> None:
+    like_ours(three, plus="10", **changes)
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert (found.open, found.broken) == (3, ())
+
+
+@pytest.mark.parametrize("columns", [1, 7, 8, 40])
+@pytest.mark.parametrize("value", ["'parked'", "'x'", "1"])
+def test_other_tables_are_no_hindrance(three: Path, columns: int, value: str) -> None:
+    with closing(sqlite3.connect(three)) as connection, connection:
+        connection.execute(f"CREATE TABLE other ({', '.join(f'c{n}' for n in range(columns))})")
+        connection.execute(f"INSERT INTO other VALUES ({', '.join([value] * columns)})")
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert (found.open, found.parked, found.broken) == (3, 0, ())
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 4])
+def test_it_is_written_in_pieces(
+    path: Path, entry: Make, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=(new := [entry() for _ in range(6)])))
+        expired = Outcome(OutcomeKind.EXPIRED)
+        given_up = [Attempt(new[0], "1-1", 1, REFUSED, 9.0), Attempt(new[1], "1-1", 2, expired, 9)]
+        store.commit(Turn(parked=given_up, attempts=given_up))
+    monkeypatch.setattr(salvage_module, "_BATCH", batch)
+    outbox = Outbox(path.with_name("new.db"))
+    found = outbox.salvage(path)
+    assert (found.open, found.parked) == (4, 2)
+    assert outbox.audit().is_right
+    status = outbox.status()
+    assert (status.stored, status.open, status.parked, status.expired) == (6, 4, 1, 1)
+
+
+def test_what_is_in_the_way_is_named_and_the_lease_is_given_back(three: Path) -> None:
+    with pytest.raises(OutboxError, match=f"^there is no file {three}2 to salvage$"):
+        Outbox(three.with_name("new.db")).salvage(f"{three}2")
+    with pytest.raises(OutboxError, match="exists already; name a new file, so that nothing is"):
+        Outbox(three).salvage(three)
+    Outbox(three.with_name("new.db")).salvage(three)
+    SqliteStore(three).close()
