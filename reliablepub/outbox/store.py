@@ -285,11 +285,10 @@ class SqliteStore:
             return run, seen, self._version_of_data()
 
     def _commit(self, turn: Turn) -> Snapshot:
-        last: Entry | None = None
-        last_id = 0
+        last: tuple[int, str | None, float] | None = None
 
         def write() -> Snapshot:
-            nonlocal last, last_id
+            nonlocal last
             if self._check_owner() != self._seen:
                 raise Intervened
             _forget_ids(turn)
@@ -300,15 +299,15 @@ class SqliteStore:
             prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
             give_space_back(self._connection)
             if turn.new:
-                last, last_id = turn.new[-1], turn.new[-1].id
+                entry = turn.new[-1]
+                last = entry.id, entry.message.message_id, entry.stored_at
             return snapshot
 
         def is_there() -> bool:
             """A turn without new entries may be written twice: its verdicts count once."""
             if last is None:
                 return False
-            values = (last_id, last.message.message_id, last.stored_at)
-            return self._connection.execute(QUERIES["is_stored"], values).fetchone() is not None
+            return self._connection.execute(QUERIES["is_stored"], last).fetchone() is not None
 
         try:
             return surely(self._connection, self.path, write, is_there)

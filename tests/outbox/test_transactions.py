@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -15,8 +15,11 @@ from reliablepub.errors import (
     OutboxLocked,
     OutboxUnsure,
 )
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.store import SqliteStore
 from reliablepub.outbox.transactions import surely, transaction
 
+Make = Callable[..., Entry]
 FULL, IOERR_FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC
 
 
@@ -176,3 +179,64 @@ def test_a_full_disk_is_not_tried_twice(
     with pytest.raises(OutboxDiskFull):
         surely(connection, path, insert)
     assert insert() == 2, "it was called once"
+
+
+# ------------------------------------------------------------------------------ a turn of the store
+
+
+class Doubtful:
+    """A store's connection; the disk fails in its next commits, which come to light or are lost."""
+
+    def __init__(self, real: sqlite3.Connection, *fates: str) -> None:
+        self.real = real
+        self.fates = list(fates)
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if sql == "COMMIT" and self.fates:
+            if self.fates.pop(0) == "light":
+                self.real.execute(sql)
+            raise failure(IOERR_FSYNC)
+        return self.real.execute(sql, *parameters)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
+def doubt(store: SqliteStore, *fates: Literal["light", "lost"]) -> None:
+    store._connection = Doubtful(store._connection, *fates)  # type: ignore[assignment]
+
+
+def test_a_turn_that_was_lost_is_written_again(store: SqliteStore, entry: Make) -> None:
+    store.commit(Turn(new=[old := entry()]))
+    doubt(store, "lost")
+    snapshot = store.commit(Turn(new=(new := [entry(), entry()]), confirmed=[old]))
+    assert [one.id for one in new] == [2, 3]
+    assert (snapshot.counters.stored, snapshot.counters.confirmed) == (3, 1)
+    found, _ = store.read_ready(1, 9, limit=9, bytes_max=10**9)
+    assert [one.id for one in found] == [2, 3]
+
+
+def test_a_turn_that_came_to_light_is_not_written_twice(store: SqliteStore, entry: Make) -> None:
+    doubt(store, "light")
+    new = [entry() for _ in range(3)]
+    with pytest.raises(OutboxUnsure):
+        store.commit(Turn(new=new))
+    assert [one.id for one in new] == [0, 0, 0]
+    assert store.snapshot().counters.stored == 3
+
+
+def test_a_turn_without_new_messages_may_be_written_twice(store: SqliteStore, entry: Make) -> None:
+    store.commit(Turn(new=(new := [entry(), entry()])))
+    doubt(store, "light")
+    counters = store.commit(Turn(confirmed=new[:1])).counters
+    assert (counters.stored, counters.confirmed, counters.open) == (2, 1, 1)
+
+
+def test_a_turn_that_failed_twice_has_no_ids(store: SqliteStore, entry: Make) -> None:
+    doubt(store, "lost", "lost")
+    new = [entry(), entry()]
+    with pytest.raises(OutboxUnsure):
+        store.commit(Turn(new=new))
+    assert [one.id for one in new] == [0, 0]
+    assert store.commit(Turn(new=new)).counters.stored == 2
+    assert [one.id for one in new] == [1, 2]
