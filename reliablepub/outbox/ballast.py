@@ -47,7 +47,7 @@ class Ballast:
         if self._is_kept or time.monotonic() < self._next_try_at:
             return
         self._next_try_at = time.monotonic() + RETRY_INTERVAL_S
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
         try:
             fd = os.open(self._path, flags, 0o600)
         except OSError:

@@ -169,7 +169,7 @@ def _warn_of_folder(folder: Path) -> None:
 
 def _create(path: Path) -> None:
     """Create an empty file before SQLite would, with a wider mode; its log inherits the mode."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # which follows no link
     try:
         os.close(os.open(path, flags, 0o600))
     except FileExistsError:

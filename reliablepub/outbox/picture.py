@@ -31,7 +31,7 @@ def write_picture(outbox: Path, values: Mapping[str, object]) -> None:
     draft = path.with_name(path.name + ".new")
     with suppress(OSError):
         draft.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
         with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
             json.dump({"pid": os.getpid(), **values}, file)
         draft.replace(path)

@@ -70,13 +70,13 @@ def test_something_else_is_not_an_outbox(path: Path) -> None:
 
 def test_a_folder_a_link_and_a_pipe_are_refused(path: Path) -> None:
     path.mkdir()
-    with pytest.raises(NotAnOutbox, match="not a regular file"):
+    with pytest.raises(NotAnOutbox, match=f"^{path} is not a regular file; an outbox is"):
         SqliteStore(path)
     path.rmdir()
     target = path.with_name("target.db")
     SqliteStore(target).close()
     path.symlink_to(target)
-    with pytest.raises(NotAnOutbox, match="symbolic link"):
+    with pytest.raises(NotAnOutbox, match=f"^{path} is a symbolic link; an outbox is"):
         SqliteStore(path)
     path.unlink()
     path.symlink_to(path.with_name("nowhere"))
@@ -138,6 +138,31 @@ def test_a_look_creates_nothing(path: Path) -> None:
     with pytest.raises(NotAnOutbox, match="there is no outbox"):
         Outbox(path).retry()
     assert list(path.parent.iterdir()) == []
+
+
+def test_a_look_shows_damaged_text_too(path: Path, store: SqliteStore, entry: Make) -> None:
+    store.commit(Turn(new=[entry(), entry()]))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        broken = "UPDATE reliablepub_messages SET exchange = CAST(x'61ff' AS TEXT) WHERE id = 1"
+        connection.execute(broken)
+    assert [row["exchange"] for row in Outbox(path).rows("open")] == ["a\ufffd", "orders"]
+
+
+def test_a_link_that_comes_in_between_is_not_followed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, create = path.with_name("target"), os.open
+
+    def late(*arguments: object, **options: object) -> int:
+        monkeypatch.undo()
+        path.symlink_to(target)
+        return create(*arguments, **options)  # type: ignore[arg-type]
+
+    outbox = Outbox(path)
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(NotAnOutbox, match="is a symbolic link"):
+        outbox.enqueue(Message(b""))
+    assert not target.exists()
 
 
 def test_a_look_cannot_write(path: Path) -> None:
@@ -204,6 +229,41 @@ def test_opening_waits_for_another_to_create_it(path: Path) -> None:
     assert [process.wait() for process in several] == [0] * 4
     status = Outbox(path).status()
     assert (status.stored, status.open) == (80, 80)
+
+
+def test_a_reader_that_keeps_the_log_from_being_made_is_reported(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN")
+        other.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
+        monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.05)
+        with pytest.raises(OutboxLocked):
+            SqliteStore(path)
+        other.execute("ROLLBACK")
+    SqliteStore(path).close()
+
+
+def test_only_a_lock_is_waited_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+    tried, make_log = [], database_module._write_ahead
+
+    def fails(connection: sqlite3.Connection, path: Path) -> None:
+        tried.append(path)
+        if len(tried) < 3:
+            raise OutboxLocked("for a moment")
+        if len(tried) == 3:
+            raise OutboxError("for good")
+        make_log(connection, path)
+
+    monkeypatch.setattr(database_module, "_write_ahead", fails)
+    with pytest.raises(OutboxError, match="for good"):
+        SqliteStore(path)
+    assert tried == [path] * 3
 
 
 def test_an_error_inside_a_transaction_undoes_it(path: Path) -> None:

@@ -189,6 +189,13 @@ def test_ballast_that_somebody_else_has_removed_gives_nothing(tmp_path: Path) ->
     assert not ballast.release(), "it has none any more"
 
 
+def test_ballast_follows_no_link(tmp_path: Path) -> None:
+    target = tmp_path / "somebody's"
+    (tmp_path / "outbox.db.ballast").symlink_to(target)
+    assert not Ballast(tmp_path / "outbox.db", size=8192).release()
+    assert not target.exists()
+
+
 def test_a_missing_ballast_is_no_error(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "no" / "outbox.db")
     ballast.restore()

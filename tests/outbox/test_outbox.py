@@ -2,6 +2,7 @@ import gc
 import os
 import pickle
 import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,7 +12,13 @@ from typing import Any
 
 import pytest
 
-from reliablepub.errors import ConfigurationError, NotAnOutbox, OutboxError, OutboxInUse
+from reliablepub.errors import (
+    ConfigurationError,
+    NotAnOutbox,
+    OutboxError,
+    OutboxInUse,
+    OutboxLocked,
+)
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, OutboxStatus
 from reliablepub.outbox.enqueuing import _is_autocommit, is_stored
@@ -244,7 +251,62 @@ def test_threads_may_share_it(path: Path) -> None:
 def test_one_that_nobody_closes_goes_without_a_warning(path: Path) -> None:
     Outbox(path).enqueue(Message(b"x"))  # Python 3.13 warns of a connection that is left open
     gc.collect()
+    assert not path.with_name(path.name + "-wal").exists(), "it is closed"
     assert Outbox(path).status().open == 1
+
+
+def test_one_that_was_refused_leaves_nothing_to_be_closed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unraisable: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    words = "^the hook object has no method stamp, and whoever relays is told of events$"
+    with pytest.raises(ConfigurationError, match=words):
+        Outbox(path, hooks=[object()])  # type: ignore[list-item]
+    gc.collect()
+    assert unraisable == []
+
+
+def test_after_an_error_it_looks_afresh(path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"1"))
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("DROP TABLE reliablepub_messages")
+        with pytest.raises(OutboxError, match="could not be used"):
+            outbox.enqueue(Message(b"2"))
+        for file in path.parent.iterdir():
+            file.unlink()
+        outbox.enqueue(Message(b"3"))
+        assert Outbox(path).status().stored == 1
+
+
+def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
+    with (
+        Outbox(path) as outbox,
+        closing(sqlite3.connect(path, isolation_level=None)) as other,
+    ):
+        outbox.enqueue(Message(b"1"))
+        before = outbox._connection
+        assert before is not None
+        before.execute("PRAGMA busy_timeout = 10")
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(OutboxLocked):
+            outbox.enqueue(Message(b"2"))
+        other.execute("ROLLBACK")
+        outbox.enqueue(Message(b"2"))
+        assert outbox._connection is before
+        assert outbox.status().stored == 2
+
+
+def test_lists_have_a_hundred_rows_unless_more_are_asked_for(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        new = [entry(ordering_key=f"k{n}") for n in range(101)]
+        store.commit(Turn(new=new))
+        parked = [Attempt(one, "1-1", 1, RETURNED, 5.0) for one in new]
+        store.commit(Turn(parked=parked, attempts=parked))
+    outbox = Outbox(path)
+    for look in (outbox.parked, outbox.held_keys):
+        assert [len(look()), len(look(101)), len(look(limit=2))] == [100, 101, 2]
 
 
 def test_a_forked_child_enqueues_on_a_connection_of_its_own(
