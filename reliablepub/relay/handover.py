@@ -45,7 +45,7 @@ class Chunk:
 
     Attributes:
         messages: each with a ``message_id``.
-        on_stored: told once.
+        on_stored: who waits for it, until they are told; then it is None.
         waiter: told of each message's final outcome.
         source: named source whose position they advance, or None.
         stream: what it is a part of, or None.
@@ -53,7 +53,7 @@ class Chunk:
     """
 
     messages: Sequence[Message]
-    on_stored: Stored
+    on_stored: Stored | None
     waiter: Waiter | None = None
     source: str | None = None
     stream: Stream | None = None
@@ -67,6 +67,23 @@ class Chunk:
     def void_because(self) -> BaseException | None:
         """Why it must not be stored any more."""
         return self.stream.error if self.stream is not None else None
+
+    def stored(self) -> None:
+        """It is in the store: tell who waits for that."""
+        self._told().stored()
+
+    def failed(self, error: BaseException) -> None:
+        """Nothing of it is: tell who waits for it why."""
+        self._told().failed(error)
+
+    def _told(self) -> Stored:
+        """They know the chunk, and the chunk knows them: unless one lets go, both stay in memory.
+
+        And all messages with them, until Python looks for cycles, which is seldom.
+        """
+        on_stored, self.on_stored = self.on_stored, None
+        assert on_stored is not None, "a chunk is told of once"
+        return on_stored
 
 
 class Inbox:
@@ -105,7 +122,7 @@ class Inbox:
             while self._chunks:
                 chunk = self._chunks[0]
                 if chunk.void_because is not None:
-                    chunk.on_stored.failed(chunk.void_because)
+                    chunk.failed(chunk.void_because)
                 elif fits(chunk):
                     taken.append(chunk)
                 else:
@@ -141,7 +158,7 @@ class Inbox:
             self._closed = self._closed or error
             chunks, self._chunks = self._chunks, deque()
         for chunk in chunks:
-            chunk.on_stored.failed(error)
+            chunk.failed(error)
 
     def __bool__(self) -> bool:
         """Whether anything waits to be taken."""

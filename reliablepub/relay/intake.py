@@ -83,7 +83,7 @@ class Intake:
             return
         if now < self._refuse_until:
             for chunk in self._inbox.take(lambda _: True):
-                chunk.on_stored.failed(self._refusal)
+                chunk.failed(self._refusal)
         else:
             self._refusal = None
 
@@ -125,7 +125,7 @@ class Intake:
         """They are in the store: tell their callers."""
         for taken in taken_in:
             self._loaded.stored(taken.entries, taken.chunk.waiter, is_loaded=taken.is_loaded)
-            taken.chunk.on_stored.stored()
+            taken.chunk.stored()
 
     def undo(self, taken_in: Sequence[TakenIn], turn: Turn, error: OutboxError) -> None:
         """They are not: forget them, and tell their callers why."""
@@ -134,7 +134,7 @@ class Intake:
         self._loaded.drop(*new)
         turn.new, turn.sources = [], {}
         for taken in taken_in:
-            taken.chunk.on_stored.failed(error)
+            taken.chunk.failed(error)
 
     def is_ready(self, counters: Counters, now: float) -> bool:
         """Whether `take` would take something."""

@@ -1,6 +1,7 @@
 """Each outcome, reported for the message it belongs to, by both brokers alike."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -209,6 +210,35 @@ def test_many_messages_arrive_once_each_and_in_order_when_nothing_goes_wrong(
     receipt = publisher.publish_many(Message(b"%d" % n, routing_key=queue) for n in range(5_000))
     assert receipt.wait(30).confirmed == 5_000
     assert [int(body) for body, _ in broker.drain(queue, 5_000)] == list(range(5_000))
+
+
+@pytest.fixture
+def cyclic_garbage() -> Iterator[list[Any]]:
+    """What only Python's search for cycles finds, from here on; it is made by `gc.collect`."""
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield gc.garbage
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+def test_a_message_leaves_memory_with_its_outcome_and_not_when_python_looks_for_cycles(
+    broker: AmqpProbe, open_publisher: Callable[..., Publisher], cyclic_garbage: list[Any]
+) -> None:
+    """That is seldom: until then all bodies of a busy minute would be there."""
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    many = (Message(b"many", routing_key=queue) for _ in range(1_000))
+    assert publisher.publish_many(many).wait(30).confirmed == 1_000
+    publisher.publish(b"one by one", routing_key=queue).result(10)
+    with pytest.raises(Unroutable):
+        publisher.publish(b"bad", routing_key="nobody-is-bound-here").result(10)
+    gc.collect()
+    assert [item for item in cyclic_garbage if isinstance(item, Message)] == []
 
 
 def test_a_message_larger_than_the_window_in_bytes_goes_alone(

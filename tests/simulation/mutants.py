@@ -285,7 +285,7 @@ def callers_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     def take(self: Any, fits: Any) -> Any:
         chunks = real(self, fits)
         for chunk in chunks:
-            chunk.on_stored.stored()
+            chunk.stored()
             chunk.on_stored = _Deaf()
         return chunks
 
