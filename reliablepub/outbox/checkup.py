@@ -16,7 +16,6 @@ from typing import Final
 
 from reliablepub.outbox.audit import page_damage
 from reliablepub.outbox.database import looking
-from reliablepub.outbox.failures import is_damage
 from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.migrate import migrate, migrations
 from reliablepub.outbox.picture import picture_path
@@ -89,12 +88,7 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
 
 def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
     """What is missing, and what is different, of what the migrations make."""
-    try:
-        found = dict(connection.execute(QUERIES["made"]).fetchall())
-    except sqlite3.Error as error:
-        if not is_damage(error):
-            raise
-        return [], []  # told by its pages
+    found = dict(connection.execute(QUERIES["made"]).fetchall())
     wanted = _as_made()
     missing = sorted(set(wanted) - set(found))
     return missing, sorted(name for name in set(wanted) & set(found) if found[name] != wanted[name])

@@ -24,6 +24,7 @@ _IOERR: Final = 10
 _CORRUPT: Final = 11
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _PRIMARY_CODE: Final = 0xFF
+_BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
 """SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that ends with one of these has not happened."""
@@ -107,6 +108,12 @@ def reported(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise outbox_error(path, error) from error
+    except UnicodeDecodeError as error:
+        # SQLite quotes a schema that is damaged, and Python makes no error of what is no text.
+        if not error.object.startswith(_BROKEN_SCHEMA):
+            raise
+        kind, meaning = _MEANING[_CORRUPT]
+        raise kind(f"outbox {path} {meaning} (SQLite: {_BROKEN_SCHEMA.decode()})") from error
 
 
 def os_error(path: Path, error: OSError) -> OutboxError:

@@ -5,7 +5,8 @@ Must never know: what a row means.
 
 SQLite finds a leaf from the root of its tree; one damaged page in between hides thousands of rows
 that are intact. Here every page that looks like a leaf of a table is read by itself. Pages on the
-list of free ones are left out: they may hold rows that were deleted.
+list of free ones are left out: they may hold rows that were deleted. All numbers are big-endian,
+which is what `int.from_bytes` expects.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ class Pages:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb", buffering=0)
+        self._file = path.open("rb")
         header = self._file.read(_HEADER)
-        size = int.from_bytes(header[16:18], "big") if header.startswith(_MAGIC) else _PAGE_BYTES
+        size = int.from_bytes(header[16:18]) if header.startswith(_MAGIC) else _PAGE_BYTES
         size = 65_536 if size == 1 else size
         if size < 512 or size & (size - 1):  # noqa: PLR2004 - the format's smallest page
             size = _PAGE_BYTES
@@ -82,7 +83,7 @@ class Pages:
         if not 0 < number <= self._count:
             return bytes(self._size)
         self._file.seek((number - 1) * self._size)
-        return (self._file.read(self._size) or b"").ljust(self._size, b"\0")
+        return self._file.read(self._size).ljust(self._size, b"\0")
 
     def _cell(self, page: bytes, at: int) -> tuple[int, list[Value]]:
         length, at = _varint(page, at)
@@ -96,7 +97,7 @@ class Pages:
         left = length - local
         following = page[at + local : at + local + 4]
         while left > 0:
-            number = int.from_bytes(following, "big")
+            number = int.from_bytes(following)
             if not 0 < number <= self._count:
                 raise _Malformed
             overflow = self._page(number)
@@ -109,16 +110,18 @@ class Pages:
         return rowid, _record(payload)
 
     def _free(self) -> set[int]:
-        """Pages on the list of free ones, as far as it can be followed."""
+        """Pages on the list of free ones; what is none is not followed: it would hide pages."""
         free: set[int] = set()
         page = self._page(1)
-        trunk = int.from_bytes(page[32:36], "big") if page.startswith(_MAGIC) else 0
+        trunk = int.from_bytes(page[32:36]) if page.startswith(_MAGIC) else 0
         while 0 < trunk <= self._count and trunk not in free:
-            free.add(trunk)
             page = self._page(trunk)
-            count = min(int.from_bytes(page[4:8], "big"), self._usable // 4 - 2)
-            free.update(struct.unpack_from(f">{max(0, count)}I", page, 8))
-            trunk = int.from_bytes(page[:4], "big")
+            following, count = struct.unpack_from(">II", page)
+            if following > self._count or count > self._usable // 4 - 2:
+                break
+            free.add(trunk)
+            free.update(struct.unpack_from(f">{count}I", page, 8))
+            trunk = following
         return free
 
     def _lay_over(self, log: bytes) -> None:
@@ -174,7 +177,7 @@ def _record(payload: bytes) -> list[Value]:
 def _value(kind: int, payload: bytes, at: int) -> tuple[Value, int]:
     if kind in _INTEGERS:
         length = _INTEGERS[kind]
-        return int.from_bytes(payload[at : at + length], "big", signed=True), at + length
+        return int.from_bytes(payload[at : at + length], signed=True), at + length
     if kind == 7:  # noqa: PLR2004 - a float
         return struct.unpack_from(">d", payload, at)[0], at + 8
     if kind in (8, 9):

@@ -83,7 +83,7 @@ def _sync_ms(folder: Path) -> float:
     """On a file of its own: the outbox is opened by nothing but SQLite."""
     page = bytes(_PAGE_BYTES)
     times = []
-    with TemporaryFile(dir=folder, prefix="reliablepub-doctor-", buffering=0) as file:
+    with TemporaryFile(dir=folder, buffering=0) as file:
         for _ in range(_SYNCS):
             begun = time.perf_counter()
             file.write(page)

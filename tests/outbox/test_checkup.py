@@ -76,6 +76,18 @@ def test_all_that_is_missing_or_different_is_named(path: Path) -> None:
     assert (older.version, older.missing, older.changed) == (1, (), ()), "of course it differs"
 
 
+def test_unless_it_shall_be_quick_indexes_are_compared(path: Path) -> None:
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE orders (id)")
+        connection.execute("CREATE INDEX orders_by_id ON orders (id) WHERE id IS NULL")
+        connection.execute("INSERT INTO orders VALUES (1)")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_schema SET sql = replace(sql, 'IS NULL', 'IS NOT NULL')")
+    assert check_up(path, is_quick=True).pages == ()
+    assert check_up(path).pages == check_up(path, is_quick=False).pages != ()
+
+
 def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path: Path) -> None:
     SqliteStore(path).close()
     write_picture(path, {})

@@ -92,6 +92,17 @@ def test_only_what_sqlite_raises_is_told_in_our_words() -> None:
         raise KeyError
 
 
+def test_damage_that_cannot_even_be_quoted_is_damage() -> None:
+    said = b'malformed database schema (t) - near "\xeb": syntax error'
+    cause = UnicodeDecodeError("utf-8", said, 38, 39, "invalid continuation byte")
+    words = rf"^outbox {PATH} is damaged; .* \(SQLite: malformed database schema\)$"
+    with pytest.raises(OutboxError, match=words) as caught, reported(PATH):
+        raise cause
+    assert caught.value.__cause__ is cause
+    with pytest.raises(UnicodeDecodeError), reported(PATH):
+        raise UnicodeDecodeError("utf-8", b"\xeb", 0, 1, "invalid continuation byte")
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_the_system_too_can_say_that_the_disk_is_full(number: int) -> None:
     words = os.strerror(number)

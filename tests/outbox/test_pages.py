@@ -45,6 +45,12 @@ def rows(path: Path) -> dict[int, list[Value]]:
     return dict(found)
 
 
+def tables(path: Path) -> list[Value]:
+    """The names in the rows of the schema, which are on the first page, behind the header."""
+    with closing(Pages(path)) as pages:
+        return [values[1] for _, values in pages.rows() if values[:1] == ["table"]]
+
+
 def by_sqlite(path: Path) -> dict[int, list[Value]]:
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return {id_: values for id_, *values in connection.execute("SELECT rowid, * FROM t")}
@@ -69,7 +75,7 @@ def test_what_goes_on_to_other_pages_is_read(path: Path, page_bytes: int) -> Non
     """Lengths about every border: of what stays on the page, and of one and two pages more."""
     usable = page_bytes
     least = (usable - 12) * 32 // 255 - 23
-    borders = [usable - 35, least, *(least + n * (usable - 4) for n in (1, 2)), 2 * usable]
+    borders = [n * (usable - 4) + start for n in (0, 1, 2) for start in (usable - 35, least)]
     lengths = sorted({border + n for border in borders for n in range(-8, 3) if border + n > 0})
     with closing(make(path, page_bytes=page_bytes)) as connection:
         bodies = [(n.to_bytes(2, "big") * length)[:length] for n, length in enumerate(lengths)]
@@ -82,12 +88,12 @@ def test_bytes_that_are_reserved_on_every_page_are_left_out(path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA user_version = 1")
     raw = bytearray(path.read_bytes())
-    raw[20] = 32
-    raw[100 + 5 : 100 + 7] = (4_096 - 32).to_bytes(2, "big")  # where cells would begin
+    raw[20] = 4
+    raw[100 + 5 : 100 + 7] = (4_096 - 4).to_bytes(2, "big")  # where cells would begin
     path.write_bytes(raw)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("CREATE TABLE t (a, b, c)")
-        for length in (9, *range(4_050, 4_066), 9_000):
+        for length in (9, *range(4_078, 4_094), 9_000, 20_000):
             connection.execute("INSERT INTO t (a) VALUES (zeroblob(?))", (length,))
     assert rows(path) == by_sqlite(path)
 
@@ -102,29 +108,102 @@ def test_what_was_deleted_is_not_read(path: Path) -> None:
     assert rows(path) == by_sqlite(path)
 
 
-@pytest.mark.parametrize("of_others", [0, 1, 1_021, 1_022, 1_023, 2**32 - 1])
-@pytest.mark.parametrize("following", [0, 3, 4, 2**32 - 1])
-def test_a_list_of_free_pages_is_followed_as_far_as_it_leads(
-    path: Path, following: int, of_others: int
-) -> None:
-    """The third page says how many others are free, and which page goes on with the list."""
+def with_free_pages(path: Path, numbers: list[int], following: int = 0) -> None:
+    """A row on the second page, another copy of it on the third; the fourth lists free pages."""
     with closing(make(path)) as connection:
         connection.execute("INSERT INTO t (a) VALUES ('kept')")
     raw = bytearray(path.read_bytes())
     assert len(raw) == 2 * 4_096
-    raw[32:36] = (3).to_bytes(4, "big")
-    path.write_bytes(raw + struct.pack(">II", following, of_others).ljust(4_096, b"\0"))
+    raw[32:36] = (4).to_bytes(4, "big")
+    trunk = struct.pack(f">II{len(numbers)}I", following, len(numbers), *numbers)
+    path.write_bytes(raw + raw[4_096:] + trunk.ljust(4_096, b"\0")[:4_096])
+
+
+@pytest.mark.parametrize("following", [0, 1, 3, 4])
+@pytest.mark.parametrize("numbers", [[3], [*range(100, 1_121), 3]])
+def test_pages_on_the_list_of_free_ones_are_left_out(
+    path: Path, numbers: list[int], following: int
+) -> None:
+    with_free_pages(path, numbers, following)
     assert [a for a, *_ in rows(path).values()] == ["kept"]
+    assert tables(path) == ["t"]
 
 
-def test_what_is_no_database_is_read_in_pages_of_the_usual_size(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "following"), [([3], 5), ([3], 2**32 - 1), ([3, *range(100, 1_122)], 0), ([], 2)]
+)
+def test_what_is_no_list_of_free_pages_hides_nothing(
+    path: Path, numbers: list[int], following: int
+) -> None:
+    """The second page can be none: it begins as leaves do."""
+    with_free_pages(path, numbers, following)
+    with closing(Pages(path)) as pages:
+        assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
+
+
+@pytest.mark.parametrize("first", [5, 2**24 + 4, 1, 2])
+def test_a_list_of_free_pages_may_begin_nowhere(path: Path, first: int) -> None:
+    with_free_pages(path, [3])
+    raw = bytearray(path.read_bytes())
+    raw[32:36] = first.to_bytes(4, "big")
+    path.write_bytes(raw)
+    with closing(Pages(path)) as pages:
+        assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
+
+
+@pytest.mark.parametrize("damage", [b"\xff" * 100, b"SQLite format 4\0\x02\0\1\1\x09" + b"\2" * 79])
+def test_without_a_header_pages_are_of_the_usual_size(path: Path, damage: bytes) -> None:
+    with closing(make(path)) as connection:
+        values = [(b"x" * length,) for length in (3_000, 4_059, 4_062, 9_000, 20_000)]
+        connection.executemany("INSERT INTO t (a) VALUES (?)", values)
+    expected = by_sqlite(path)
+    raw = path.read_bytes()
+    path.write_bytes(damage + raw[100:])
+    assert rows(path) == expected
+    assert tables(path) == ["t"]
+
+
+@pytest.mark.parametrize("size", [b"\x01\x00", b"\x10\x01", b"\0\0"])
+def test_a_size_that_no_page_can_have_is_not_believed(path: Path, size: bytes) -> None:
     with closing(make(path)) as connection:
         connection.executemany("INSERT INTO t (a) VALUES (?)", [(b"x" * 3_000,)] * 9)
     expected = by_sqlite(path)
+    raw = path.read_bytes()
+    path.write_bytes(raw[:16] + size + raw[18:])
+    assert rows(path) == expected
+
+
+@pytest.mark.parametrize("page_bytes", [512, 4_096])
+def test_a_number_of_rows_that_is_too_large_costs_none(path: Path, page_bytes: int) -> None:
+    with closing(make(path, page_bytes=page_bytes)) as connection:
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [("x",)] * 3)
     raw = bytearray(path.read_bytes())
-    for damage in (b"SQLite format 4\0", raw[:16] + b"\x01\x00", raw[:16] + b"\x10\x01"):
-        path.write_bytes(damage + raw[len(damage) :])
-        assert rows(path) == expected
+    for start in (100, page_bytes):
+        raw[start + 3 : start + 5] = b"\xff\xff"
+    path.write_bytes(raw)
+    found = rows(path)
+    assert [found[id_] for id_ in (1, 2, 3)] == [["x", None, None]] * 3
+    assert tables(path) == ["t"]
+
+
+@pytest.mark.parametrize("following", [0, 99])
+def test_a_body_whose_rest_cannot_be_found_is_none(path: Path, following: int) -> None:
+    with closing(make(path, page_bytes=512)) as connection:
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [(bytes(2_000),), ("x",)])
+    raw = bytearray(path.read_bytes())
+    (start,) = struct.unpack_from(">H", raw, 512 + 8)
+    at = raw.index((4).to_bytes(4, "big"), 512 + start)  # the number of the page that goes on
+    raw[at : at + 4] = following.to_bytes(4, "big")
+    path.write_bytes(raw)
+    assert rows(path) == {2: ["x", None, None]}
+
+
+def test_a_file_that_was_cut_off_is_read_as_far_as_it_goes(crashed: Path) -> None:
+    """The log says how many pages there are."""
+    whole = rows(crashed)
+    with crashed.open("r+b") as file:
+        file.truncate(700)
+    assert rows(crashed) == whole, "the log has them all"
 
 
 # ------------------------------------------------------------------------------------ the log
@@ -223,6 +302,14 @@ def test_frames_of_an_earlier_round_of_the_log_do_not_count(path: Path, tmp_path
     found = rows(copy)
     assert found == by_sqlite(copy)
     assert found[1][0] == "new"
+
+
+def test_the_log_of_another_database_is_left_alone(path: Path, crashed: Path) -> None:
+    other = path.with_name("other.db")
+    with closing(make(other)) as connection:
+        connection.executemany("INSERT INTO t (a) VALUES (?)", [("x",)] * 3)
+    shutil.copy(log_of(crashed), log_of(other))
+    assert [a for a, *_ in rows(other).values()] == ["x"] * 3
 
 
 def test_nothing_is_left_open_and_nothing_is_changed(crashed: Path) -> None:

@@ -363,3 +363,15 @@ def test_what_is_in_the_way_is_named_and_the_lease_is_given_back(three: Path) ->
         Outbox(three).salvage(three)
     Outbox(three.with_name("new.db")).salvage(three)
     SqliteStore(three).close()
+
+
+def test_a_schema_that_is_no_text_any_more_is_damage(three: Path) -> None:
+    """SQLite quotes it in its words, of which Python makes no error."""
+    raw = bytearray(three.read_bytes())
+    raw[raw.index(b"CREATE TABLE reliablepub_messages") + 7] = 0xEB
+    three.write_bytes(raw)
+    for look in (Outbox(three).status, Outbox(three).audit, lambda: SqliteStore(three)):
+        with pytest.raises(OutboxError, match="is damaged; stop what uses it"):
+            look()
+    found = Outbox(three.with_name("new.db")).salvage(three)
+    assert (found.open, found.broken, found.has_sources) == (3, (), False)

@@ -97,6 +97,8 @@ def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
         ([RETURNED], "not written"),
         ([RETURNED, NACKED, RETURNED], "possibly persisted"),
         ([CUT, RETURNED], "possibly persisted"),
+        ([CUT, CONFIRMED], "persisted"),
+        ([CONFIRMED, CUT], "persisted"),
     ],
 )
 def test_the_verdict_is_the_most_that_was_ever_said(
@@ -171,6 +173,10 @@ def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, e
     parked = [Attempt(first, "1-1", 1, RETURNED, 9.0)]
     store.commit(Turn(parked=parked, attempts=parked))
     assert (tell(path, 1).held_by, tell(path, 2).held_by) == (None, 1)
+    step_in(path, Action.PARK, 2)
+    assert tell(path, 2).held_by is None, "it waits for a person"
+    step_in(path, Action.RETRY, 2)
+    assert tell(path, 2).held_by == 1
     step_in(path, Action.SKIP, 1)
     assert tell(path, 2).held_by is None
 
