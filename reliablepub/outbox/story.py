@@ -179,7 +179,7 @@ def _following(
         return Next.PAUSED, None
     if not is_due:
         return Next.SENT_LATER, due_at
-    link = picture.get("link")
+    link = picture.get("link", "")
     return {"disconnected": Next.CONNECTED, "blocked": Next.UNBLOCKED}.get(link, Next.SENT), None
 
 
