@@ -16,6 +16,7 @@ from reliablepub.outbox import Outbox, checkpoints, lease
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.lease import Lease, holder_pid
 from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.transfer import export_lines, import_lines
 from tests.outbox.shim import Operation, shim
 
 Make = Callable[..., Entry]
@@ -56,6 +57,21 @@ def test_beside_a_relay_nobody_else_moves_it(path: Path) -> None:
             outbox.enqueue(Message(KIB))
         assert moved(files.log, path) == 0
         assert log_bytes(path) > checkpoints.LOG_BYTES_LONG
+
+
+def test_an_import_beside_a_relay_does_not_move_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = path.with_name("other.db")
+    with closing(Outbox(other)) as outbox:
+        for _ in range(20):
+            outbox.enqueue(Message(KIB))
+    lines = list(export_lines(other, range(1, 21)))
+    with shim() as files, closing(SqliteStore(path)):
+        monkeypatch.setattr(checkpoints, "CHECKPOINT_PAGES", 2)
+        files.log = []
+        (brought,) = import_lines(path, lines, "other")
+        assert (brought.stored, moved(files.log, path)) == (20, 0)
 
 
 def test_opening_moves_what_the_last_process_left(path: Path, entry: Make) -> None:

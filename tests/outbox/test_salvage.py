@@ -1,5 +1,6 @@
 """Whatever is damaged, what is intact is found; and an audit says that something is wrong."""
 
+import errno
 import os
 import random
 import re
@@ -200,9 +201,15 @@ def test_rows_of_the_first_version_are_known(path: Path) -> None:
             " 9, ?, ?)",
             (checksum, b"body"),
         )
+        connection.execute(
+            "INSERT INTO reliablepub_parked VALUES (6, 'm', 'x', 'k', '{}', 1, 2, 'parked', "
+            "'nacked', 0, 'why', 3, 0, 0, 0, 9, ?, ?)",
+            (checksum, b"body"),
+        )
         connection.commit()
     new = path.with_name("new.db")
-    assert Outbox(new).salvage(path).open == 1
+    found = Outbox(new).salvage(path)
+    assert (found.open, found.parked, found.broken) == (1, 1, ())
     with closing(SqliteStore(new)) as store:
         (entry,) = store.read_ready(1, 9, limit=9, bytes_max=99)[0]
         assert (entry.id, entry.message.body, entry.stored_at) == (5, b"body", 1.0)
@@ -226,6 +233,20 @@ def test_nothing_is_mixed_or_taken_from_a_relay(path: Path) -> None:
     with pytest.raises(OutboxError, match="exists already"):
         Outbox(path).salvage(path)
     assert not path.with_name("new.db").exists()
+
+
+def test_what_the_system_refuses_is_told_in_its_words(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SqliteStore(path).close()
+
+    def refused(_: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(salvage_module, "Pages", refused)
+    with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: Permission denied$"):
+        Outbox(path.with_name("new.db")).salvage(path)
+    SqliteStore(path).close()  # the lease was given back
 
 
 def test_garbage_holds_nothing(path: Path) -> None:
