@@ -69,12 +69,12 @@ class _Stepped:
 async def every_verb(publisher: AsyncPublisher, queue: str, ids: Iterator[str]) -> None:
     receipt = await publisher.publish(b"x", routing_key=queue, message_id=next(ids))
     await receipt
-    await receipt.result(5)
+    await receipt.result(60)
     stream = [Message(b"x", routing_key=queue, message_id=next(ids)) for _ in range(1_200)]
     batch = await publisher.publish_many(stream)
-    await batch.wait(5)
+    await batch.wait(60)
     await batch
-    await publisher.flush(5)
+    await publisher.flush(60)
 
 
 def test_every_await_of_every_verb_can_be_the_one_that_is_cancelled(
@@ -96,9 +96,9 @@ def test_every_await_of_every_verb_can_be_the_one_that_is_cancelled(
                 await steps.run(every_verb(publisher, "q", ids()))
                 was_cancelled = steps.taken >= cancel_at
                 receipt = await publisher.publish(b"after", routing_key="q")
-                await receipt.result(5)  # not wedged
+                await receipt.result(60)  # not wedged
             assert cancel_at > 4
-            assert (await publisher.flush(5)).open == 0
+            assert (await publisher.flush(60)).open == 0
 
     run(main())
     arrived = [m.properties.message_id for m in broker.messages("q") if m.body != b"after"]

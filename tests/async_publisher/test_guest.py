@@ -201,7 +201,7 @@ def test_closed_by_the_application_everything_stays_in_the_outbox(
             host(probe.url) as connection,
             AsyncPublisher(connection=connection, outbox=path) as publisher,
         ):
-            assert (await publisher.flush(10)).open == 0
+            assert (await publisher.flush(60)).open == 0
 
     run(main())
     assert [body for body, _ in probe.drain(queue, 2)] == [b"before", b"after"]
@@ -219,7 +219,7 @@ def test_a_plain_connection_is_back_when_the_application_connects_it_again(
             receipt = await publisher.publish(b"1", routing_key="q")
             await until(lambda: publisher.status.link is Link.CONNECTING)
             await connection.connect()
-            await receipt.result(10)
+            await receipt.result(60)
             assert publisher.status.connects == 2
         await connection.close()
 
@@ -246,7 +246,7 @@ def test_every_other_task_can_be_cancelled_the_library_s_own_too(
             host(probe.url) as connection,
             AsyncPublisher(connection=connection, outbox=path) as publisher,
         ):
-            assert (await publisher.flush(10)).open == 0
+            assert (await publisher.flush(60)).open == 0
 
     run(main())
     arrived = {int(body) for body, _ in probe.drain(queue, 2_001)}
@@ -301,7 +301,7 @@ def test_returns_of_every_kind_of_header_can_be_read(
                     body, routing_key="nobody-is-bound-here", headers=headers, priority=1
                 )
                 with pytest.raises(Unroutable):
-                    await receipt.result(10)
+                    await receipt.result(60)
             assert publisher.status.connects == 1
 
     run(main())
@@ -318,7 +318,7 @@ def test_without_a_free_number_it_waits_for_one(run: Run[None]) -> None:
                 await until(lambda: publisher.status.connects > 1)
                 assert not receipt.is_settled
                 await theirs[1].close()
-                await receipt.result(10)
+                await receipt.result(60)
 
     with FakeBroker(options=NodeOptions(channel_max=3)) as broker:
         broker.declare_queue("q")
@@ -342,8 +342,8 @@ def test_while_the_broker_blocks_the_application_goes_on(
             status = publisher.status
             assert (status.connects, status.in_flight, status.open) == (1, 1, 501)
             broker.unblock()
-            await held.result(10)
-            await batch.wait(10)
+            await held.result(60)
+            await batch.wait(60)
             assert publisher.status.connects == 1
 
     run(main())

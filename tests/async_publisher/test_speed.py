@@ -56,7 +56,7 @@ class Measure:
 def synchronous(url: str, queue: str, outbox: Path | None) -> Measure:
     measure = Measure()
     with Publisher(url, outbox=outbox) as publisher:
-        publisher.publish(BODY, routing_key=queue).result(10)
+        publisher.publish(BODY, routing_key=queue).result(60)
         with measure.running():
             receipt = publisher.publish_many(Message(BODY, routing_key=queue) for _ in range(COUNT))
             assert receipt.wait(120).confirmed == COUNT

@@ -72,7 +72,7 @@ class Load:
     def settle(self) -> Told:
         """What was told in the end; every receipt must know its outcome."""
         for numbers, receipt in self._receipts:
-            receipt.wait(10)
+            receipt.wait(60)
             failed = {int(error.message_id.removeprefix("n")) for error in receipt.failures}
             self.told.failed |= failed
             self.told.confirmed |= set(numbers) - failed

@@ -135,7 +135,7 @@ def arrived(fake: FakeBroker) -> Callable[[], dict[bytes, list[str]]]:
     return look
 
 
-def eventually(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def eventually(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait for a process to have done something that nothing tells of."""
     deadline = time.monotonic() + timeout_s
     while not holds():

@@ -42,10 +42,10 @@ def outbox(tmp_path: Path, fake: FakeBroker) -> Path:
     path = tmp_path / "o.db"
     with Publisher(fake.url, outbox=path) as publisher:
         for _ in range(2):
-            publisher.publish(b"secret", routing_key="all").result(10)
+            publisher.publish(b"secret", routing_key="all").result(60)
         for _ in range(2):
             with pytest.raises(Unroutable):
-                publisher.publish(b"secret", routing_key="nowhere").result(10)
+                publisher.publish(b"secret", routing_key="nowhere").result(60)
     with Outbox(path) as opened:
         opened.enqueue(Message(b"secret", routing_key="all"))
     return path
@@ -164,7 +164,7 @@ def test_a_held_key_is_listed_and_let_go(run: Run, tmp_path: Path, fake: FakeBro
         first = publisher.publish(b"", routing_key="nowhere", ordering_key="k", message_id="m-1")
         publisher.publish(b"", routing_key="all", ordering_key="k")
         with pytest.raises(Unroutable):
-            first.result(10)
+            first.result(60)
     assert parsed(run("status", "--outbox", path, "--json"))["held_keys"] == 1
     [key] = parsed(run("keys", "--outbox", path, "--json"))
     assert (key["ordering_key"], key["message_id"], key["held_back"]) == ("k", "m-1", 1)
@@ -177,4 +177,4 @@ def test_a_held_key_is_listed_and_let_go(run: Run, tmp_path: Path, fake: FakeBro
     assert "1 message skipped" in run("keys", "--skip", "k", "--outbox", path).stdout
     assert "no key is held" in run("keys", "--outbox", path).stdout
     with Publisher(fake.url, outbox=path) as publisher:
-        assert publisher.flush(10).open == 0
+        assert publisher.flush(60).open == 0

@@ -53,7 +53,7 @@ def test_stdin_is_published_as_it_comes(cli: Cli, fake: FakeBroker) -> None:
     assert process.stdin is not None
     process.stdin.write("one\n\n two \nthr")
     process.stdin.flush()
-    fake.wait_for(2)
+    fake.wait_for(2, timeout_s=60)
     ended = cli.ended(process, "ee\r\n")
     assert ended.code == 0, ended.err
     assert (ended.json["records"], ended.json["confirmed"]) == (3, 3)
@@ -289,7 +289,7 @@ def test_a_killed_run_is_resumed_and_nothing_is_lost(
     path = flights(20_000)
     publish = ("publish", path, *TO_ALL, "--outbox", "o.db", "--json")
     first = cli.begin(*publish)
-    fake.wait_for(1000, timeout_s=10)
+    fake.wait_for(1000, timeout_s=60)
     first.kill()
     cli.ended(first)
 
@@ -328,7 +328,7 @@ def test_a_changed_file_is_another_file(cli: Cli, flights: Flights, fake: FakeBr
     path = flights(20)
     fake.inject(faults.HoldConfirms())
     first = cli.begin("publish", path, *TO_ALL, "--outbox", "o.db")
-    fake.wait_for(20)
+    fake.wait_for(20, timeout_s=60)
     first.kill()
     cli.ended(first)
     fake.release_confirms()
@@ -343,7 +343,7 @@ def test_a_signal_ends_it_in_good_order(
 ) -> None:
     publish = ("publish", flights(20_000), *TO_ALL, "--outbox", "o.db", "--json")
     process = cli.begin(*publish)
-    fake.wait_for(1000, timeout_s=10)
+    fake.wait_for(1000, timeout_s=60)
     process.send_signal(number)
     ended = cli.ended(process)
     assert ended.code == 3
@@ -402,7 +402,7 @@ def test_a_signal_ends_the_wait_for_stdin(cli: Cli, fake: FakeBroker) -> None:
     assert process.stdin is not None
     process.stdin.write("one\n")
     process.stdin.flush()
-    fake.wait_for(1)
+    fake.wait_for(1, timeout_s=60)
     process.send_signal(signal.SIGTERM)
     ended = cli.ended(process)
     assert (ended.code, ended.json["confirmed"]) == (3, 1)

@@ -34,9 +34,9 @@ def test_it_publishes_what_is_put_in_until_a_signal(
     relay = cli.begin("relay", "--outbox", "o.db", "--json")
     eventually((cli.folder / "o.db").exists)
     enqueue(3)
-    fake.wait_for(3, timeout_s=10)
+    fake.wait_for(3, timeout_s=60)
     enqueue(2)
-    fake.wait_for(5, timeout_s=10)
+    fake.wait_for(5, timeout_s=60)
     relay.send_signal(number)
     ended = cli.ended(relay)
     assert ended.code == 0
@@ -50,7 +50,7 @@ def test_what_is_in_flight_is_given_a_moment(
     fake.inject(faults.HoldConfirms())
     enqueue(4, persistent=False)  # so that the verdicts are there to be released
     relay = cli.begin("relay", "--outbox", "o.db", "--json")
-    fake.wait_for(4, timeout_s=10)
+    fake.wait_for(4, timeout_s=60)
     relay.send_signal(signal.SIGTERM)
     fake.release_confirms()
     assert cli.ended(relay).json["confirmed"] == 4

@@ -195,7 +195,7 @@ def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
         assert "low on memory" in run("explain", receipt.message_id).stdout
         assert run("discard", receipt.message_id, "--yes", "--note", "too late").exit_code == 0
         with pytest.raises(Withdrawn, match=r"discarded by .*: too late"):
-            receipt.result(timeout=10)
+            receipt.result(timeout=60)
     audit(run)
 
 

@@ -36,7 +36,7 @@ def test_a_frozen_broker_is_noticed_by_its_silence(
 ) -> None:
     fake.declare_queue("q")
     with front_door(fake.url, outbox=outbox, heartbeat_s=1) as publisher:
-        publisher.publish_many(numbered(5, "q")).wait(10)
+        publisher.publish_many(numbered(5, "q")).wait(60)
         fake.freeze()
         receipt = publisher.publish_many(numbered(10, "q", first=5))
         wait_until(lambda: publisher.status.in_flight == 10)
@@ -44,7 +44,7 @@ def test_a_frozen_broker_is_noticed_by_its_silence(
         assert publisher.status.in_flight == 0
         assert "no heartbeats of 1 s came" in publisher.status.reason
         fake.thaw()
-        assert receipt.wait(10).confirmed == 10
+        assert receipt.wait(60).confirmed == 10
         assert publisher.status.connects == 2
     arrived = {(message.body, message.properties.message_id) for message in fake.messages("q")}
     assert len(arrived) == 15, "each under one id, whichever connection brought it"
@@ -68,8 +68,8 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
         fake.thaw()
         for receipt in receipts:
             with pytest.raises(Nacked):
-                receipt.result(10)
-        status = publisher.flush(10)
+                receipt.result(60)
+        status = publisher.flush(60)
         assert (status.counters.confirmed, status.counters.parked) == (0, 10)
         assert status.stale > 0
         assert status.connects == 1, "the channel was given up, and nothing else"
@@ -87,7 +87,7 @@ def test_a_frozen_rabbitmq_is_noticed_within_twenty_seconds(
     probe = AmqpProbe(rabbitmq_node.url)
     queue = probe.declare_queue()
     with front_door(rabbitmq_node.url, outbox=outbox) as publisher:
-        publisher.publish_many(numbered(5, queue)).wait(10)
+        publisher.publish_many(numbered(5, queue)).wait(60)
         time.sleep(1.0)
         rabbitmq_node.pause()
         since = time.monotonic()

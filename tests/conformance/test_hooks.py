@@ -55,9 +55,9 @@ def test_everything_that_happens_is_told_once(
     with front_door(
         broker.url, outbox=outbox, retry=RetryPolicy(once, once, once), hooks=[journal]
     ) as publisher:
-        publisher.publish_many([*good, *lost]).wait(20)
-        publisher.publish_many([bad]).wait(20)
-        status = publisher.flush(5)
+        publisher.publish_many([*good, *lost]).wait(60)
+        publisher.publish_many([bad]).wait(60)
+        status = publisher.flush(60)
     assert journal.counts == {"stored": 54, "sent": 54, "confirmed": 50, "returned": 3, "parked": 4}
     [refused] = journal.refused
     assert (refused.message_id, refused.outcome.reply_code) == ("bad", 404)

@@ -91,7 +91,7 @@ def test_messages_of_a_key_arrive_in_their_order_though_a_full_queue_refuses_som
     arrived: list[int] = []
     while len(set(arrived)) < 12:
         arrived += [int(body) for body, _ in broker.drain(queue, 1)]
-    receipt.wait(20)
+    receipt.wait(60)
     assert list(dict.fromkeys(arrived)) == list(range(12))
 
 
@@ -108,7 +108,7 @@ def test_keys_do_not_wait_for_each_other(
     messages = [
         Message(b"%d" % n, routing_key=queue, ordering_key=f"key {n % 3}") for n in range(30)
     ]
-    assert publisher.publish_many(messages).wait(20).confirmed == 30
+    assert publisher.publish_many(messages).wait(60).confirmed == 30
     arrived = [int(body) for body, _ in broker.drain(queue, 30)]
     for key in range(3):
         assert [n for n in arrived if n % 3 == key] == list(range(key, 30, 3))

@@ -65,7 +65,7 @@ def test_a_message_is_confirmed_and_arrives_as_it_was_published(
         message_id="m-1",
         timestamp=datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     )
-    assert receipt.result(10).message_id == "m-1"
+    assert receipt.result(60).message_id == "m-1"
     [(body, properties)] = broker.drain(queue, 1)
     assert body == b"\x00body\xff"
     assert properties.headers is not None
@@ -92,10 +92,10 @@ def test_an_unroutable_message_is_never_called_confirmed(
     bad = publisher.publish(b"bad", routing_key="nobody-is-bound-here", message_id="bad-1")
     good += [publisher.publish(b"good", routing_key=queue) for _ in range(5)]
     with pytest.raises(Unroutable, match=r"bad-1.*312 NO_ROUTE.*after 2 attempts") as error:
-        bad.result(10)
+        bad.result(60)
     assert error.value.reply_code == 312
     for receipt in good:
-        receipt.result(10)
+        receipt.result(60)
     assert len(broker.drain(queue, 10)) == 10
 
 
@@ -108,7 +108,7 @@ def test_messages_of_one_id_in_flight_together_keep_their_own_verdicts(
         Message(b"x", routing_key=queue if n % 2 else "nobody-is-bound-here", message_id="same")
         for n in range(100)
     ]
-    receipt = publisher.publish_many(messages).wait(20)
+    receipt = publisher.publish_many(messages).wait(60)
     assert (receipt.confirmed, receipt.failed) == (50, 50)
     assert {type(error) for error in receipt.failures} == {Unroutable}
     assert len(broker.drain(queue, 50)) == 50
@@ -121,9 +121,9 @@ def test_a_full_queue_nacks_and_the_message_is_given_up_after_its_budget(
     publisher = open_publisher(broker.url, retry=IMPATIENT)
     receipts = [publisher.publish(b"%d" % n, routing_key=queue) for n in range(3)]
     for receipt in receipts:
-        receipt.result(10)
+        receipt.result(60)
     with pytest.raises(Nacked, match="after 2 attempts"):
-        publisher.publish(b"too much", routing_key=queue).result(10)
+        publisher.publish(b"too much", routing_key=queue).result(60)
     assert [body for body, _ in broker.drain(queue, 3)] == [b"0", b"1", b"2"]
 
 
@@ -133,10 +133,10 @@ def test_a_nacked_message_is_confirmed_once_there_is_room(
     queue = broker.declare_queue(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     patient = RetryPolicy(nacked=Retries(stop_after_attempt(1_000), lambda _: 0.02))
     publisher = open_publisher(broker.url, retry=patient)
-    publisher.publish(b"first", routing_key=queue).result(10)
+    publisher.publish(b"first", routing_key=queue).result(60)
     second = publisher.publish(b"second", routing_key=queue)
     arrived = broker.drain(queue, 1)  # and the second too, if it is quick
-    second.result(10)
+    second.result(60)
     arrived += broker.drain(queue, 2 - len(arrived))
     assert [body for body, _ in arrived] == [b"first", b"second"]
 
@@ -156,10 +156,10 @@ def test_what_is_given_up_may_be_discarded_and_a_callback_may_decide(
     said = {}
     for key, receipt in receipts.items():
         with pytest.raises(Unroutable) as error:
-            receipt.result(10)
+            receipt.result(60)
         said[key] = (error.value.is_kept, error.value.attempts)
     assert said == {"keep": (True, 1), "again": (False, 2), "drop": (False, 1)}
-    counters = publisher.flush(5).counters
+    counters = publisher.flush(60).counters
     assert (counters.parked, counters.discarded, counters.open) == (1, 2, 0)
 
 
@@ -197,7 +197,7 @@ def test_fresh_messages_flow_while_suspects_are_sorted_out(
     good = [Message(b"%d" % n, routing_key=queue) for n in range(980)]
     mixed = [message for n in range(20) for message in (*good[n * 49 : n * 49 + 49], poison[n])]
     receipt = publisher.publish_many(mixed)
-    publisher.publish(b"fresh", routing_key=queue).result(10)
+    publisher.publish(b"fresh", routing_key=queue).result(60)
     receipt.wait(30)
     assert (receipt.confirmed, receipt.failed) == (980, 20)
 
@@ -249,7 +249,7 @@ def test_a_message_larger_than_the_window_in_bytes_goes_alone(
     sizes = [1, 9_000, 50_000, 0, 200_000, 1]
     receipts = [publisher.publish(b"x" * size, routing_key=queue) for size in sizes]
     for receipt in receipts:
-        receipt.result(10)
+        receipt.result(60)
     assert sorted(len(body) for body, _ in broker.drain(queue, 6)) == sorted(sizes)
 
 
@@ -260,12 +260,12 @@ def test_a_message_that_cannot_be_confirmed_in_time_expires(
     publisher = open_publisher(
         broker.url, retry=RetryPolicy(nacked=Retries(stop_never, wait_fixed(9)))
     )
-    publisher.publish(b"first", routing_key=queue).result(10)
+    publisher.publish(b"first", routing_key=queue).result(60)
     receipt = publisher.publish(b"late", routing_key=queue, message_id="late", expires_in_s=0.2)
     with pytest.raises(Expired, match=r"message late .* \(may have arrived\)") as error:
-        receipt.result(10)
+        receipt.result(60)
     assert (error.value.attempts, error.value.may_have_arrived) == (1, True)
-    assert publisher.flush(10).counters.expired == 1
+    assert publisher.flush(60).counters.expired == 1
     assert [body for body, _ in broker.drain(queue, 1)] == [b"first"]
 
 
@@ -277,7 +277,7 @@ def test_a_message_that_was_never_sent_says_so(
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     delayed: dict[str, Any] = {"not_before": tomorrow, "expires_in_s": 0.05}
     messages = [Message(b"x", routing_key=queue, **options) for options in ({}, *[delayed] * 2)]
-    receipt = publisher.publish_many(messages).wait(10)
+    receipt = publisher.publish_many(messages).wait(60)
     assert (receipt.confirmed, receipt.failed) == (1, 2)
     for error in receipt.failures:
         assert isinstance(error, Expired)
@@ -294,10 +294,10 @@ def test_a_delayed_message_is_sent_when_it_is_due_and_nobody_waits_for_it_before
     due = datetime.now(UTC) + timedelta(seconds=0.7)
     soon = publisher.publish(b"soon", routing_key=queue, not_before=due)
     publisher.publish(b"tomorrow", routing_key=queue, not_before=due + timedelta(days=1))
-    publisher.publish(b"now", routing_key=queue).result(10)
-    status = publisher.flush(10)
+    publisher.publish(b"now", routing_key=queue).result(60)
+    status = publisher.flush(60)
     assert (status.is_flushed, status.open) == (True, 2)
-    soon.result(10)
+    soon.result(60)
     assert datetime.now(UTC) >= due
     assert [body for body, _ in broker.drain(queue, 2)] == [b"now", b"soon"]
     assert publisher.close().open == 1

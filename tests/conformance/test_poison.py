@@ -93,7 +93,7 @@ def test_a_message_that_closes_the_connection_is_refused_and_the_others_pass(
         assert {error.message_id for error in receipt.failures} == {"bad-0", "bad-1"}
         assert "540 NOT_IMPLEMENTED - immediate=true" in str(receipt.failures[0])
         assert publisher.status.connects <= 2 + 2 * 10  # k log n
-        publisher.publish(b"after", routing_key=queue, message_id="good-100").result(10)
+        publisher.publish(b"after", routing_key=queue, message_id="good-100").result(60)
     arrived, closes = assert_all_good_arrived(broker, queue, 101), closes_lived_through(outbox)
     assert all(count <= 1 + closes[id_] for id_, count in arrived.items())
 
@@ -144,7 +144,7 @@ def test_a_message_that_breaks_connections_without_blame_is_set_aside_and_never_
             bad.result(0.1)
         bend(None)  # the broker has been mended
         bad.result(30)
-        counters = publisher.flush(5).counters
+        counters = publisher.flush(60).counters
     assert (counters.confirmed, counters.parked) == (16, 0)
     arrived = Counter(properties.message_id or "" for _, properties in broker.drain(queue, 16))
     assert set(arrived) == {"bad", *(f"good-{n}" for n in range(15))}

@@ -132,7 +132,7 @@ def test_a_relay_without_the_key_says_so_and_stops(path: Path, keys: OutboxKeys)
             pytest.raises(PublisherClosed, match="encrypted with key 'old'"),
             Publisher(broker.url, outbox=path) as publisher,
         ):
-            publisher.flush(10)
+            publisher.flush(60)
         assert not broker.messages("all")
     assert Outbox(path).status().open == 1
 
@@ -143,8 +143,8 @@ def test_a_relay_with_the_key_sends_what_was_accepted(path: Path, keys: OutboxKe
         with Outbox(path, keys=keys) as outbox:
             outbox.enqueue(Message(**SECRET, routing_key="all"))
         with Publisher(broker.url, outbox=path, outbox_keys=keys) as publisher:
-            publisher.publish(b"another", routing_key="all").result(10)
-            publisher.flush(10)
+            publisher.publish(b"another", routing_key="all").result(60)
+            publisher.flush(60)
         assert [bytes(m.body) for m in broker.messages("all")] == [b"card 4111", b"another"]
     assert b"another" not in everything(path)
 

@@ -69,7 +69,7 @@ def messages(count: int) -> list[Message]:
 
 def test_a_receipt_ends_in_the_confirm(publisher: Publisher) -> None:
     receipt = publisher.publish(b"x", routing_key="q")
-    assert receipt.result(5).message_id == receipt.message_id
+    assert receipt.result(60).message_id == receipt.message_id
     assert receipt.is_settled
 
 
@@ -85,7 +85,7 @@ def test_a_receipt_raises_what_the_broker_said(
     receipt = publisher.publish(b"x", exchange=exchange, routing_key="q")
     for _ in range(2):
         with pytest.raises(error, match=receipt.message_id):
-            receipt.result(5)
+            receipt.result(60)
 
 
 def test_a_wait_that_ends_first_says_that_it_is_still_open(
@@ -96,7 +96,7 @@ def test_a_wait_that_ends_first_says_that_it_is_still_open(
     with pytest.raises(StillOpen):
         receipt.result(0.05)
     broker.release_confirms()
-    receipt.result(5)
+    receipt.result(60)
 
 
 def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> N
 
 def test_a_batch_counts_its_outcomes(publisher: Publisher, broker: FakeBroker) -> None:
     broker.inject(faults.Nack(times=3))
-    receipt = publisher.publish_many(messages(1200)).wait(10)
+    receipt = publisher.publish_many(messages(1200)).wait(60)
     assert (receipt.stored, receipt.confirmed, receipt.failed, receipt.open) == (1200, 1197, 3, 0)
     assert [type(failure) for failure in receipt.failures] == [Nacked] * 3
 
@@ -120,7 +120,7 @@ def test_a_batch_keeps_no_more_failures_than_it_may(
 ) -> None:
     monkeypatch.setattr("reliablepub.receipt.FAILURES_KEPT", 5)
     receipt = publisher.publish_many(Message(b"", routing_key="nowhere") for _ in range(20))
-    receipt.wait(10)
+    receipt.wait(60)
     assert (receipt.failed, len(receipt.failures)) == (20, 5)
 
 
@@ -130,7 +130,7 @@ def test_a_batch_keeps_no_more_failures_than_it_may(
 def test_many_threads_publish_at_once(publisher: Publisher, broker: FakeBroker) -> None:
     def work() -> None:
         for receipt in [publisher.publish(b"x", routing_key="q") for _ in range(20)]:
-            receipt.result(10)
+            receipt.result(60)
 
     threads = [threading.Thread(target=work) for _ in range(16)]
     for thread in threads:
@@ -161,7 +161,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> 
             os._exit(2)
         os._exit(42)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
-    publisher.publish(b"x", routing_key="q").result(5)
+    publisher.publish(b"x", routing_key="q").result(60)
 
 
 def test_an_interpreter_that_ends_without_close_loses_nothing(path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_full_outbox_blocks_until_there_is_room(broker: FakeBroker, path: Path
     timer = threading.Timer(0.3, broker.release_confirms)
     timer.start()
     since = time.monotonic()
-    publisher.publish(b"x", routing_key="q").result(5)
+    publisher.publish(b"x", routing_key="q").result(60)
     assert time.monotonic() - since >= 0.2
     timer.join()
     publisher.close(1)
@@ -212,7 +212,7 @@ def test_a_full_outbox_blocks_until_there_is_room(broker: FakeBroker, path: Path
 
 def test_chunks_are_cut_to_the_limits(broker: FakeBroker, path: Path) -> None:
     publisher = Publisher(broker.url, outbox=path, open_messages_max=7, open_bytes_max=1_000)
-    receipt = publisher.publish_many(messages(30)).wait(10)
+    receipt = publisher.publish_many(messages(30)).wait(60)
     assert receipt.confirmed == 30
     publisher.close(1)
 
@@ -317,7 +317,7 @@ def test_twenty_publishers_leave_no_thread_and_no_descriptor(
 ) -> None:
     def cycle() -> None:
         with Publisher(broker.url, outbox=path) as publisher:
-            publisher.publish(b"x", routing_key="q").result(5)
+            publisher.publish(b"x", routing_key="q").result(60)
 
     def descriptors() -> int:
         broker.wait_for(lambda: broker.connections == 0)
@@ -327,7 +327,7 @@ def test_twenty_publishers_leave_no_thread_and_no_descriptor(
     before, threads = descriptors(), threading.active_count()
     for _ in range(20):
         cycle()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while descriptors() > before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert descriptors() <= before

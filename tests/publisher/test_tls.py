@@ -58,7 +58,7 @@ def test_a_trusted_broker_gets_the_message(
     with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
         receipts = [publisher.publish(bytes(size), routing_key="q") for size in (0, 10, 300_000)]
         for receipt in receipts:
-            receipt.result(10)
+            receipt.result(60)
     assert [len(message.body) for message in tls_broker.messages("q")] == [0, 10, 300_000]
 
 
@@ -88,14 +88,14 @@ def test_code_can_and_has_to_spell_it_out(tls_broker: FakeBroker, tmp_path: Path
     blind.check_hostname = False
     blind.verify_mode = ssl.CERT_NONE
     with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=blind) as publisher:
-        publisher.publish(b"x", routing_key="q").result(10)
+        publisher.publish(b"x", routing_key="q").result(60)
 
 
 def test_a_client_shows_its_certificate(certificate: Path, tmp_path: Path) -> None:
     broker = broker_with(certificate, asks=True)
     context = trusting(certificate, shown=certificate)
     with Publisher(broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
-        publisher.publish(b"x", routing_key="q").result(10)
+        publisher.publish(b"x", routing_key="q").result(60)
     assert_refused(broker.url, tmp_path / "none.db", "", trusting(certificate))
     broker.stop()
 
@@ -134,5 +134,5 @@ def test_a_host_name_is_resolved_anew_for_each_attempt(
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
         url = f"amqp://guest:guest@broker.example:{port}/"
         with Publisher(url, outbox=tmp_path / "o.db") as publisher:
-            publisher.publish(b"x", routing_key="q").result(20)
+            publisher.publish(b"x", routing_key="q").result(60)
         assert len(asked) == 3

@@ -32,7 +32,7 @@ def test_what_is_missing_is_made_before_the_first_publish(
     topology = wanted()
     exchange, queue = topology.exchanges[0].name, topology.queues[0].name
     with Publisher(broker.url, outbox=tmp_path / "o.db", topology=topology) as publisher:
-        publisher.publish(b"x", exchange=exchange, routing_key="k").result(10)
+        publisher.publish(b"x", exchange=exchange, routing_key="k").result(60)
     assert [body for body, _ in broker.drain(queue, 1)] == [b"x"]
     provision(broker.url, topology)  # it is all there, and may be said again
     checked = Topology(topology.exchanges, topology.queues, topology.bindings, declare=False)
@@ -76,7 +76,7 @@ def test_while_the_broker_is_not_so_nothing_is_sent_and_nothing_refused(
         assert publisher.status.link is not Link.CONNECTED
         assert publisher.status.counters.open == 1
         broker.declare_queue(queue)
-        receipt.result(20)
+        receipt.result(60)
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
