@@ -72,9 +72,11 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
         arguments = _arguments(flights, outbox, topology.exchange)
         with Command(*arguments, url=url, log=folder / "publish.log") as publisher:
             killed = act.kill_at_a_third(publisher)
-        with Command(*arguments, url=url, log=folder / "publish.log") as publisher:
-            say(f"[green]same command again[/]: process {publisher.pid} goes on where it stopped")
-            act.watch(publisher)
+        if act.is_unfinished():
+            with Command(*arguments, url=url, log=folder / "publish.log") as publisher:
+                on = f"process {publisher.pid} goes on where it stopped"
+                say(f"[green]same command again[/]: {on}")
+                act.watch(publisher)
         if act.outbox.status().open:
             say("messages are still open: `reliablepub relay --drain` finishes them")
             drain = ("relay", "--drain", "--outbox", str(outbox))
@@ -149,6 +151,11 @@ class _Act:
         publisher.check(*_GOOD_CODES)
         self.say("the publisher had finished before it could be killed")
         return 0
+
+    def is_unfinished(self) -> bool:
+        """Whether the publisher left anything to do; the same command would else begin anew."""
+        status = self.outbox.status()
+        return status.stored < self.records or status.open > 0
 
     def watch(self, publisher: Command) -> None:
         """Narrate until a publisher has ended well."""

@@ -17,6 +17,8 @@ import pika
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
+from reliablepub.demo import story
+from reliablepub.demo.processes import Command
 from reliablepub.testing import FakeBroker
 
 COLUMNS = (
@@ -98,6 +100,25 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
             connection.channel().exchange_declare(exchange, passive=True)
         with pytest.raises(ChannelClosedByBroker, match="NOT_FOUND"):
             connection.channel().queue_declare(f"{exchange}.UA", passive=True)
+
+
+def test_a_publisher_that_had_finished_is_not_started_again(
+    environment: dict[str, str],
+    fake_broker: FakeBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kill = story._Act.kill_at_a_third
+
+    def kill_too_late(act: story._Act, publisher: Command) -> int:
+        publisher.check(0)
+        return kill(act, publisher)
+
+    monkeypatch.syspath_prepend(environment["PYTHONPATH"])
+    monkeypatch.setattr(story._Act, "kill_at_a_third", kill_too_late)
+    ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
+    assert list(ledger.problems()) == []
+    assert (ledger.stored, ledger.killed) == (100, 0)
 
 
 def test_too_many_records_say_how_many_there_are(environment: dict[str, str]) -> None:
