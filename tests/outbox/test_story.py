@@ -118,12 +118,16 @@ def test_the_end_is_told_as_far_as_it_was_written_down(
     store.commit(Turn(confirmed=new[:2], attempts=late))
     step_in(path, Action.DISCARD, 3)
     step_in(path, Action.PARK, 4)
-    told = {n: tell(path, n) for n in (1, 2, 3, 4)}
+    store.touched()
+    expired = [Attempt(new[4], "1-1", 5, Outcome(OutcomeKind.EXPIRED), 11.0)]
+    store.commit(Turn(parked=expired, attempts=expired))
+    told = {n: tell(path, n) for n in (1, 2, 3, 4, 5)}
     assert {n: (s.state, s.verdict, s.next, s.message_id) for n, s in told.items()} == {
         1: ("gone", None, Next.NOTHING, None),
         2: ("confirmed", "persisted", Next.NOTHING, "m-2"),
         3: ("discarded", "not written", Next.NOTHING, "m-3"),
         4: ("parked", "not written", Next.DECIDED, "m-4"),
+        5: ("expired", "possibly persisted", Next.DECIDED, "m-5"),
     }
     assert [line["action"] for line in told[4].interventions] == ["park"]
     assert told[1].message == told[2].message == {}
