@@ -157,9 +157,12 @@ class Relay:
         self._session.drain()
 
     @property
-    def is_plenty_under_way(self) -> bool:
-        """Whether the broker has half a window to confirm, and will not run out of work."""
-        return self._session.in_flight > self._session.window.size // 2
+    def is_unhurried(self) -> bool:
+        """Whether the broker has half a window to confirm, and nobody waits for the disk."""
+        is_plenty_under_way = self._session.in_flight > self._session.window.size // 2
+        return is_plenty_under_way and not self._intake.is_ready(
+            self._snapshot.counters, self._clock.monotonic()
+        )
 
     @property
     def last_id(self) -> int:

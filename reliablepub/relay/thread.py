@@ -259,7 +259,7 @@ class RelayThread:
         events = transport.listen(wait_s)
         relay.handle(events)
         for _ in range(GATHERINGS):
-            if not events or not relay.is_plenty_under_way:
+            if not events or not relay.is_unhurried:
                 return
             time.sleep(GATHER_S)
             events = transport.listen(0.0)

@@ -19,7 +19,7 @@ class Trickle:
         self.taken: list[str] = []
 
     @property
-    def is_plenty_under_way(self) -> bool:
+    def is_unhurried(self) -> bool:
         return self._under_way > len(self.taken)
 
     def listen(self, timeout_s: float | None) -> list[str]:
@@ -40,7 +40,7 @@ class Trickle:
         ([[], ["b"]], 100, 1),  # somebody else has ended the wait
     ],
 )
-def test_it_looks_again_while_the_broker_has_plenty_to_do(
+def test_it_looks_again_while_there_is_no_hurry(
     monkeypatch: pytest.MonkeyPatch, heard: list[list[str]], under_way: int, looks: int
 ) -> None:
     slept: list[float] = []

@@ -80,6 +80,22 @@ def test_what_the_window_does_not_allow_is_stored_and_sent_later(world: Build) -
     assert w.sent == ["a", "b", "c"]
 
 
+def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(world: Build) -> None:
+    w = world(window_max=4, loaded_max=6)
+    assert not w.relay.is_unhurried, "there is nothing to wait for"
+    w.hand_over("a", "b", "c", "d", "e")
+    w.turn()
+    assert w.relay.is_unhurried
+    waiting = w.hand_over("f")
+    assert not w.relay.is_unhurried, "f waits for the disk"
+    w.turn()
+    assert waiting.is_stored
+    w.hand_over("g")
+    assert w.relay.is_unhurried, "g waits for room, which comes with confirms"
+    w.ack(4, multiple=True)
+    assert not w.relay.is_unhurried, "the broker has nothing to do"
+
+
 def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:
     w = World(store)  # type: ignore[arg-type]
     told = w.hand_over("a")
