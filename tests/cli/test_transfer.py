@@ -133,6 +133,10 @@ def test_each_piece_is_told_as_soon_as_it_is_stored(
     assert told == [(3, 0, 3), (6, 0, 6), (6, 0, 6)]
     told = [(b.stored, b.known, len(rows(new))) for b in transfer.import_lines(new, text, "y")]
     assert told == [(0, 3, 6), (0, 6, 6), (2, 6, 8)], "known by what they are"
+    other = tmp_path / "other.db"
+    *_, brought = transfer.import_lines(other, text[1::2], "x")
+    *_, brought = transfer.import_lines(other, text, "y")
+    assert (brought.stored, brought.known) == (4, 4)
 
 
 def test_lines_are_written_for_people_too(tmp_path: Path) -> None:
