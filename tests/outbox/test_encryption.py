@@ -197,8 +197,12 @@ def test_without_a_key_it_is_shown_as_what_it_is_and_not_brought_elsewhere(
     assert contents.columns["message_id"] == "m-1"
     assert "encrypted with key 'old'" in str(contents.problem)
     lines = list(export_lines(path, [1]))
-    with pytest.raises(BadLine, match="message m-1 is encrypted"):
+    with pytest.raises(BadLine) as caught:
         list(import_lines(path.with_name("new.db"), lines, "export"))
+    assert str(caught.value) == (
+        "line 1: message m-1 is encrypted, and bound to the outbox it was exported from; "
+        "a copy of the file keeps it, or `reliablepub outbox salvage`"
+    )
 
 
 def test_a_key_file_is_read(tmp_path: Path) -> None:
