@@ -55,6 +55,17 @@ def test_what_was_stored_can_be_read(any_store: Store, entry: Make) -> None:
     ]
 
 
+def test_a_new_entry_keeps_what_it_has_been_through(any_store: Store, entry: Make) -> None:
+    new = [entry(), entry()]
+    new[1].nacked, new[1].returned, new[1].refused, new[1].uncertain = 1, 2, 3, 4
+    any_store.commit(Turn(new=new))
+    found = any_store.read_ready(1, 9, **ALL)[0]
+    assert [(e.nacked, e.returned, e.refused, e.uncertain) for e in found] == [
+        (0, 0, 0, 0),
+        (1, 2, 3, 4),
+    ]
+
+
 def test_reading_stops_at_each_limit(any_store: Store, entry: Make) -> None:
     new = [entry(body=b"x" * 1000) for _ in range(5)]
     size = new[0].message.size
