@@ -80,6 +80,9 @@ def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: Outbo
             store.read_first(["k"], 5.0, bytes_max=9999)[0],
         ):
             assert [e.message for e in found] == [keyed]
+        log = everything(path)
+    for secret in (b"4111", b"Secret", b"hush"):
+        assert secret not in log
 
 
 def test_keys_are_rotated(path: Path) -> None:
