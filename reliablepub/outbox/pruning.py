@@ -11,6 +11,7 @@ each in a transaction of its own, with as long a pause after it.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,16 +20,23 @@ from pathlib import Path
 from typing import Final
 
 from reliablepub.outbox.database import open_writer, reading
+from reliablepub.outbox.failures import reported
 from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.retention import cut_off, forget_keys, free_pages
+from reliablepub.outbox.retention import (
+    forget_keys,
+    free_pages,
+    give_space_back,
+    has_space_to_give,
+    pages,
+)
 from reliablepub.outbox.selection import Selection, find_ids
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.steps import CHUNK, step_by_step
 
 _NUMBERS: Final = 5_000
 """Lines of history looked at in one step."""
-_PAGES: Final = 1_024
-"""Free pages cut off in one step."""
+_CUTTING_S: Final = 0.005
+"""How long free pages are cut off in one step; the more there are, the longer takes each."""
 _NOBODY: Final[Callable[[str, int], None]] = lambda _what, _count: None  # noqa: E731
 
 
@@ -153,7 +161,11 @@ def prune(
             count("interventions", _of_history(connection, "intervention", times.history_before)),
             count("keys", _of_keys(connection, times.now)),
         )
-        cut = count("pages", _of_pages(connection))
+        before = pages(connection)
+        with reported(path):
+            if has_space_to_give(connection):
+                give_space_back(connection)
+        cut = before - pages(connection) + count("pages", _of_pages(connection))
         size = _page_bytes(connection)
         return replace(
             pruned, bytes_given_back=cut * size, bytes_unused=free_pages(connection) * size
@@ -211,18 +223,16 @@ def _of_pages(connection: sqlite3.Connection) -> Iterator[Callable[[], int]]:
 
     def step() -> int:
         nonlocal cut
-        before = _pages(connection)
-        cut_off(connection, min(free_pages(connection), _PAGES))
-        cut = before - _pages(connection)
+        before, until = pages(connection), time.monotonic() + _CUTTING_S
+        for _ in range(free_pages(connection)):  # sqlite3 takes one, and no more, at a time
+            connection.execute("PRAGMA incremental_vacuum(1)")
+            if time.monotonic() > until:
+                break
+        cut = before - pages(connection)
         return cut
 
     while cut > 0:
         yield step
-
-
-def _pages(connection: sqlite3.Connection) -> int:
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    return int(pages)
 
 
 def _page_bytes(connection: sqlite3.Connection) -> int:

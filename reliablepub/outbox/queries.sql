@@ -566,6 +566,10 @@ INSERT OR IGNORE INTO reliablepub_parked (
 -- name: sources
 SELECT name, position FROM reliablepub_sources;
 
+-- name: tables_of_others
+SELECT 1 FROM sqlite_schema
+WHERE tbl_name NOT GLOB 'reliablepub_*' AND tbl_name NOT GLOB 'sqlite_*' LIMIT 1;
+
 -- name: held_keys
 SELECT
     p.ordering_key, p.id, p.message_id, p.exchange, p.routing_key, p.outcome, p.reply_code,

@@ -41,7 +41,7 @@ from reliablepub.outbox.failures import reported
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.picture import remove_picture, write_picture
 from reliablepub.outbox.reading import Page
-from reliablepub.outbox.retention import give_space_back, prune_confirmed
+from reliablepub.outbox.retention import give_space_back, has_space_to_give, prune_confirmed
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely, transaction
 from reliablepub.outbox.writing import park_damaged, write_turn
@@ -286,9 +286,10 @@ class SqliteStore:
 
     def _commit(self, turn: Turn) -> Snapshot:
         last: tuple[int, str | None, float] | None = None
+        is_roomy = False
 
         def write() -> Snapshot:
-            nonlocal last
+            nonlocal last, is_roomy
             if self._check_owner() != self._seen:
                 raise Intervened
             _forget_ids(turn)
@@ -297,7 +298,7 @@ class SqliteStore:
                 self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
             )
             prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
-            give_space_back(self._connection)
+            is_roomy = has_space_to_give(self._connection)
             if turn.new:
                 entry = turn.new[-1]
                 last = entry.id, entry.message.message_id, entry.stored_at
@@ -310,10 +311,14 @@ class SqliteStore:
             return self._connection.execute(QUERIES["is_stored"], last).fetchone() is not None
 
         try:
-            return surely(self._connection, self.path, write, is_there)
+            snapshot = surely(self._connection, self.path, write, is_there)
         except BaseException:
             _forget_ids(turn)
             raise
+        if is_roomy:
+            with reported(self.path):
+                give_space_back(self._connection)
+        return snapshot
 
     def _check_owner(self) -> int:
         """The lease says so already, unless somebody removed its file: then the newest run owns.

@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -204,60 +203,75 @@ def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entr
     assert (found.open, found.broken) == (2, ())
 
 
-def test_a_file_gives_its_space_back(
-    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is plenty, and what is little, in files that are made in no time."""
     monkeypatch.setattr(retention, "FREE_PAGES_MIN", 50)
-    monkeypatch.setattr(retention, "PAGES_GIVEN_BACK", 20)
+    monkeypatch.setattr(retention, "LEFT_PAGES_MAX", 60)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        entries = [entry(body=b"x" * 10_000) for _ in range(200)]
-        store.commit(Turn(new=entries))
-        sizes = []
-        while entries:
-            store.commit(Turn(confirmed=entries[:10]))
-            del entries[:10]
-            sizes.append(store._connection.execute("PRAGMA page_count").fetchone()[0])
-        for _ in range(40):
-            store.commit(Turn(new=[one := entry()]))
-            store.commit(Turn(confirmed=[one]))
-            sizes.append(store._connection.execute("PRAGMA page_count").fetchone()[0])
-    assert max(a - b for a, b in pairwise(sizes)) <= 41, "in small steps, two commits apart"
-    assert sizes[-1] < sizes[0] // 4
-    assert path.stat().st_size == sizes[-1] * 4096
+        left = [entry(body=b"x" * 10_000) for _ in range(200)]
+        store.commit(Turn(new=left))
+        sizes = [retention.pages(store._connection)]
+        while len(left) > 2:
+            store.commit(Turn(confirmed=left[:10] if len(left) > 10 else left[:-2]))
+            left = left[10:] or left[-2:]
+            sizes.append(retention.pages(store._connection))
+        assert len(set(sizes)) == 2, "once, and for good"
+        assert sizes[-1] < 100
+        assert [e.message.body for e in store.read_ready(1, 200, limit=9, bytes_max=10**6)[0]] == [
+            b"x" * 10_000
+        ] * 2
+        store.commit(Turn(confirmed=left))
+    assert path.stat().st_size < 100 * 4096
 
 
-@pytest.mark.parametrize(("free", "is_cut"), [(9, False), (10, False), (11, True)])
-@pytest.mark.parametrize("odd", [0, 1])
-def test_space_is_given_back_when_more_than_half_is_free(
-    path: Path, monkeypatch: pytest.MonkeyPatch, free: int, *, is_cut: bool, odd: int
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("used", "free", "is_cut"), [(20, 49, False), (20, 50, True), (60, 50, True), (61, 50, False)]
+)
+def test_space_is_spared_for_the_next_burst_and_nothing_large_is_written_anew(
+    path: Path, used: int, free: int, *, is_cut: bool
 ) -> None:
-    monkeypatch.setattr(retention, "FREE_PAGES_MIN", 5)
-    with closing(file_of_pages(path, 20 + odd, free)) as connection:
+    with closing(file_of_pages(path, used, free)) as connection:
+        assert retention.has_space_to_give(connection) == is_cut
+
+
+@pytest.mark.usefixtures("small")
+def test_a_file_with_tables_of_others_is_not_written_anew(path: Path) -> None:
+    """Rows that have no number of their own might get another one."""
+    with closing(file_of_pages(path, 20, 80)) as connection:
+        assert retention.has_space_to_give(connection)
+        connection.execute("CREATE TABLE orders (item)")
+        assert not retention.has_space_to_give(connection)
+
+
+@pytest.mark.usefixtures("small")
+def test_space_is_given_back_later_while_somebody_else_writes(path: Path) -> None:
+    with closing(file_of_pages(path, 20, 80)) as connection:
+        connection.execute("PRAGMA busy_timeout = 0")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            retention.give_space_back(connection)
+            assert retention.free_pages(connection) == 80
         retention.give_space_back(connection)
-        assert (retention.free_pages(connection) < free) == is_cut
+        assert retention.free_pages(connection) == 0
 
 
-@pytest.mark.parametrize(("spare", "is_cut"), [(11, True), (12, False)])
-def test_some_space_is_spared_for_the_next_burst(
-    path: Path, monkeypatch: pytest.MonkeyPatch, spare: int, *, is_cut: bool
-) -> None:
-    monkeypatch.setattr(retention, "FREE_PAGES_MIN", spare)
-    with closing(file_of_pages(path, 20, 11)) as connection:
-        retention.give_space_back(connection)
-        assert (retention.free_pages(connection) < 11) == is_cut
-
-
-def file_of_pages(path: Path, pages: int, free: int) -> sqlite3.Connection:
-    """A database of so many pages, some of them free; an empty table is one page."""
+def file_of_pages(path: Path, used: int, free: int) -> sqlite3.Connection:
+    """A database of so many pages, and so many more that hold nothing."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    tables = 0
-    while connection.execute("PRAGMA page_count").fetchone() < (pages,):
-        connection.execute(f"CREATE TABLE t{tables} (n)")
-        tables += 1
-    for number in range(free):
-        connection.execute(f"DROP TABLE t{number}")
-    assert (retention.free_pages(connection), tables > free) == (free, True)
+    connection.execute("CREATE TABLE reliablepub_rows (id INTEGER PRIMARY KEY, body)")
+    connection.execute("INSERT INTO reliablepub_rows VALUES (0, zeroblob(?))", (4_092 * free,))
+    while retention.pages(connection) < used + free:
+        connection.execute("INSERT INTO reliablepub_rows (body) VALUES (zeroblob(3500))")
+    connection.execute("DELETE FROM reliablepub_rows WHERE id = 0")
+    assert retention.pages(connection) == used + free
+    assert retention.free_pages(connection) == free
     return connection
 
 
