@@ -37,10 +37,10 @@ from reliablepub.transport.base import Transport
 
 LAST_CONFIRMS_S: Final = 1.0
 """How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
-GATHERINGS: Final = 2
+GATHERINGS: Final = 8
 GATHER_S: Final = 0.001
 """A turn has its price, however few confirms it takes in: while the broker has plenty to do, what
-it confirms within two milliseconds is taken in at once."""
+it confirms within eight milliseconds is taken in at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Trickle:
 @pytest.mark.parametrize(
     ("heard", "under_way", "looks"),
     [
-        ([["a"], ["b"], ["c"], ["d"]], 100, 3),  # twice more, and no longer
+        ([["a"]] * 20, 100, 1 + thread.GATHERINGS),  # so many times more, and no longer
         ([["a"], ["b"], ["c"]], 2, 2),  # until there is a hurry
         ([["a"], ["b"]], 0, 1),
         ([["a"], [], ["c"]], 100, 2),  # until nothing comes
