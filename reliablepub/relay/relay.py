@@ -158,11 +158,14 @@ class Relay:
 
     @property
     def is_unhurried(self) -> bool:
-        """Whether the broker has half a window to confirm, and nobody waits for the disk."""
-        is_plenty_under_way = self._session.in_flight > self._session.window.size // 2
-        return is_plenty_under_way and not self._intake.is_ready(
-            self._snapshot.counters, self._clock.monotonic()
-        )
+        """Whether the broker has half a window to confirm, and more waits for room in that.
+
+        Nor does anybody wait for the disk.
+        """
+        session = self._session
+        if not session.buffered or session.in_flight <= session.window.size // 2:
+            return False
+        return not self._intake.is_ready(self._snapshot.counters, self._clock.monotonic())
 
     @property
     def last_id(self) -> int:

@@ -83,7 +83,10 @@ def test_what_the_window_does_not_allow_is_stored_and_sent_later(world: Build) -
 def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(world: Build) -> None:
     w = world(window_max=4, loaded_max=6)
     assert not w.relay.is_unhurried, "there is nothing to wait for"
-    w.hand_over("a", "b", "c", "d", "e")
+    w.hand_over("a", "b", "c", "d")
+    w.turn()
+    assert not w.relay.is_unhurried, "what comes next can be sent at once"
+    w.hand_over("e")
     w.turn()
     assert w.relay.is_unhurried
     waiting = w.hand_over("f")
