@@ -57,18 +57,16 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
     fake.declare_queue("q")
     fake.inject(HoldConfirms(times=10))
     once = RetryPolicy(nacked=Retries(stop_after_attempt(1), lambda _: 0.0))
-    options = {"retry": once, "confirm_timeout_s": 0.5}
+    options = {"retry": once, "confirm_timeout_s": 2.0}  # until then the broker has to be frozen
     with front_door(fake.url, outbox=outbox, **options) as publisher:
-        receipts = [publisher.publish(b"%d" % n, routing_key="q") for n in range(10)]
-        fake.wait_for(10)
+        receipt = publisher.publish_many(numbered(10, "q"))
+        fake.wait_for(10, 60)
         fake.freeze()
         wait_until(lambda: publisher.status.in_flight == 0)
         fake.inject(Nack(times=10))  # what is sent again
         fake.release_confirms()
         fake.thaw()
-        for receipt in receipts:
-            with pytest.raises(Nacked):
-                receipt.result(60)
+        assert [type(error) for error in receipt.wait(60).failures] == [Nacked] * 10
         status = publisher.flush(60)
         assert (status.counters.confirmed, status.counters.parked) == (0, 10)
         assert status.stale > 0
