@@ -6,6 +6,7 @@ from pamqp import commands
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
 from tests.facts.raw_client import Properties, RawClient
+from tests.facts.site import Site
 
 ROUTED = ["basic.ack 1"]
 
@@ -144,7 +145,6 @@ HEADERS: list[tuple[dict[str, object], dict[str, object], bool]] = [
     ({"x-match": "any"}, {"a": "1"}, False),
     ({"a": 1}, {"a": 1}, True),
     ({"a": 1}, {"a": True}, False),
-    ({"a": 1}, {"a": 1.0}, True),
 ]
 
 
@@ -157,8 +157,19 @@ def test_headers(
     *,
     matches: bool,
 ) -> None:
+    assert is_routed(client, queue, wanted, headers) == matches
+
+
+def test_a_number_of_another_type_in_headers(site: Site, client: RawClient, queue: str) -> None:
+    assert is_routed(client, queue, {"a": 1}, {"a": 1.0}) == (site.version < (4, 0))
+
+
+def is_routed(
+    client: RawClient, queue: str, wanted: dict[str, object], headers: dict[str, object]
+) -> bool:
+    """Whether a headers exchange takes these headers for the queue that wants those."""
     exchange = client.declare_exchange(unique("headers"), "headers")
     method = commands.Queue.Bind(queue=queue, exchange=exchange, arguments=wanted)  # type: ignore[arg-type]
     client.call(method, commands.Queue.BindOk)
     client.publish("", exchange=exchange, properties=Properties(headers=headers))  # type: ignore[arg-type]
-    assert (client.told() == ROUTED) == matches
+    return client.told() == ROUTED
