@@ -127,8 +127,9 @@ def test_pika_select_connection_pipelines(fake_broker: FakeBroker) -> None:
     )
     connection.ioloop.start()
     connection.ioloop.close()
-    assert confirmed[-1] == (500, True)
-    assert len(confirmed) < 250  # coalesced
+    assert confirmed[-1][0] == 500
+    assert len(confirmed) < 250  # coalesced, the last one perhaps by itself
+    assert any(multiple for _, multiple in confirmed)
     assert bodies(fake_broker) == [b"%d" % i for i in range(500)]
 
 
