@@ -146,6 +146,7 @@ class Inbox:
             if chunk not in self._chunks:
                 return
             self._chunks.remove(chunk)
+            chunk.on_stored = None  # the error tells them; see `Chunk._told`
             msg = "the outbox is full and no room was made in time; the message was not accepted"
             error = OutboxFull(msg)
             if chunk.stream is not None:

@@ -5,10 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
+from reliablepub.errors import OutboxFull
+from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
+from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import LAZY_COMMIT_S, POLL_S
 from reliablepub.relay.status import Link
-from tests.relay.scripted import World
+from tests.relay.scripted import Told, World
 
 Build = Callable[..., World]
 
@@ -97,6 +100,17 @@ def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(wor
     assert w.relay.is_unhurried, "g waits for room, which comes with confirms"
     w.ack(4, multiple=True)
     assert not w.relay.is_unhurried, "the broker has nothing to do"
+
+
+def test_a_chunk_that_is_told_of_or_taken_back_lets_go_of_who_waits(world: Build) -> None:
+    w = world()
+    stored, withdrawn = (Chunk([Message(b"", message_id=id_)], Told(w.log)) for id_ in "ab")
+    w.inbox.put(stored)
+    w.turn()
+    w.inbox.put(withdrawn)
+    with pytest.raises(OutboxFull):
+        w.inbox.withdraw(withdrawn)
+    assert (stored.on_stored, withdrawn.on_stored) == (None, None)
 
 
 def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:
