@@ -457,3 +457,31 @@ def test_one_process_may_have_several(path: Path, entry: Make) -> None:
             SqliteStore(path)
         store.commit(Turn(new=[entry()]))
         assert Outbox(path).status().open == 2
+
+
+def test_only_what_holds_the_key_is_resumed(path: Path, entry: Make) -> None:
+    new = [entry(ordering_key="k"), entry(ordering_key="other"), entry()]
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=new))
+        store.commit(Turn(parked=[Attempt(one, "1-1", one.id, RETURNED, 5.0) for one in new]))
+    with Outbox(path) as outbox:
+        assert outbox.resume_key("k") == 1
+        assert [parked.id for parked in outbox.parked()] == [2, 3]
+
+
+def test_a_hook_adds_to_what_is_stored(path: Path) -> None:
+    class Signed:
+        def stamp(self, message: Message) -> Message:
+            return Message(message.body, headers={"signed": True})
+
+    with Outbox(path, hooks=[Signed()]) as outbox:
+        outbox.enqueue(Message(b"x"))
+    assert [message.headers for message in open_messages(path)] == [{"signed": True}]
+
+
+def test_a_hook_that_would_never_be_told_anything_is_refused(path: Path) -> None:
+    class Deaf:
+        def on_stored(self, _events: object) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="Deaf has no method stamp"):
+        Outbox(path, hooks=[Deaf()])  # type: ignore[list-item]

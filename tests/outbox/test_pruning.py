@@ -163,6 +163,19 @@ def parked_in_an_applications_database(path: Path) -> None:
         parked_mebibytes(store, 1)
 
 
+def test_pages_are_cut_off_until_the_time_of_a_step_is_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(SqliteStore(path, clock=lambda: NOW)) as store:
+        parked_mebibytes(store, 1)
+    monkeypatch.setattr("time.monotonic", lambda: 0.0)
+    told: list[int] = []
+    wanted = times(parked_before=NOW)
+    prune(path, wanted, progress=lambda kind, n: told.append(n) if kind == "pages" else None)
+    assert told[0] > 100, "it never is"
+    assert told == [told[0]] * 2
+
+
 def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
     parked_in_an_applications_database(path)
     found = prune(path, times(parked_before=NOW))
@@ -213,7 +226,8 @@ def test_the_log_is_left_to_the_relay(
     before = path.read_bytes()
     monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_PAGES", 1)
     assert intervene(path, [1, 2], Intervention(Action.PARK)).changed == 2
-    assert prune(path, times(parked_before=1e12)).parked == 2
+    pruned = prune(path, times(parked_before=1e12, history_before=1e12))
+    assert (pruned.parked, pruned.interventions) == (2, 3)
     assert path.read_bytes() == before
 
 

@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,8 @@ from reliablepub.errors import (
     OutboxLocked,
     OutboxUnsure,
 )
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outbox.transactions import surely, transaction
@@ -240,3 +242,19 @@ def test_a_turn_that_failed_twice_has_no_ids(store: SqliteStore, entry: Make) ->
     assert [one.id for one in new] == [0, 0]
     assert store.commit(Turn(new=new)).counters.stored == 2
     assert [one.id for one in new] == [1, 2]
+
+
+# ------------------------------------------------------------------------ a message that is enqueued
+
+
+@pytest.mark.parametrize("fate", ["lost", "light"])
+def test_a_message_in_doubt_is_stored_once(path: Path, fate: str) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"before"))
+        real = outbox._connection
+        assert real is not None
+        outbox._connection = Doubtful(real, fate)  # type: ignore[assignment]
+        with pytest.raises(OutboxUnsure) if fate == "light" else nullcontext():
+            outbox.enqueue(Message(b"in doubt"))
+        outbox._connection = real
+        assert outbox.status().open == 2
