@@ -286,10 +286,9 @@ class SqliteStore:
 
     def _commit(self, turn: Turn) -> Snapshot:
         last: tuple[int, str | None, float] | None = None
-        is_roomy = False
 
-        def write() -> Snapshot:
-            nonlocal last, is_roomy
+        def write() -> tuple[Snapshot, bool]:
+            nonlocal last
             if self._check_owner() != self._seen:
                 raise Intervened
             _forget_ids(turn)
@@ -298,11 +297,10 @@ class SqliteStore:
                 self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
             )
             prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
-            is_roomy = has_space_to_give(self._connection)
             if turn.new:
                 entry = turn.new[-1]
                 last = entry.id, entry.message.message_id, entry.stored_at
-            return snapshot
+            return snapshot, has_space_to_give(self._connection)
 
         def is_there() -> bool:
             """A turn without new entries may be written twice: its verdicts count once."""
@@ -311,7 +309,7 @@ class SqliteStore:
             return self._connection.execute(QUERIES["is_stored"], last).fetchone() is not None
 
         try:
-            snapshot = surely(self._connection, self.path, write, is_there)
+            snapshot, is_roomy = surely(self._connection, self.path, write, is_there)
         except BaseException:
             _forget_ids(turn)
             raise

@@ -152,6 +152,14 @@ def test_a_list_of_free_pages_may_begin_nowhere(path: Path, first: int) -> None:
         assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
 
 
+def test_a_damaged_header_names_no_free_pages(path: Path) -> None:
+    with_free_pages(path, [3])
+    raw = path.read_bytes()
+    path.write_bytes(bytes(32) + raw[32:])
+    with closing(Pages(path)) as pages:
+        assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
+
+
 @pytest.mark.parametrize("damage", [b"\xff" * 100, b"SQLite format 4\0\x02\0\1\1\x09" + b"\2" * 79])
 def test_without_a_header_pages_are_of_the_usual_size(path: Path, damage: bytes) -> None:
     with closing(make(path)) as connection:

@@ -367,7 +367,7 @@ def test_a_child_of_a_fork_cannot_use_it(
     store.commit(Turn(new=[entry()]))
 
     def use() -> None:
-        with pytest.raises(PublisherForked):
+        with pytest.raises(PublisherForked, match="before the fork; open it in the child"):
             store.commit(Turn(new=[entry()]))
         with pytest.raises(PublisherForked):
             store.snapshot()
