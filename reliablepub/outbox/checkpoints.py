@@ -25,17 +25,18 @@ from typing import Final
 
 from reliablepub.outbox.lease import Lease
 
-CHECKPOINT_PAGES: Final = 1_000
-"""4 MiB: larger ones were not measurably faster, and `ballast` must outweigh one checkpoint."""
+CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
+"""Larger ones were not measurably faster, and `ballast` must outweigh one checkpoint."""
 LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
 """What a log that has grown larger is cut back to when it begins afresh."""
 LOG_BYTES_LONG: Final = 16 * 1024 * 1024
 """Where no relay shortens the log, whoever enqueues does from here on."""
 
 
-def set_pages(connection: sqlite3.Connection, pages: int) -> None:
-    """Checkpoint behind each commit that leaves so many pages in the log; 0 for never."""
-    connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
+def begin(connection: sqlite3.Connection, *, is_relay: bool) -> None:
+    """Leave the log to the relay: it checkpoints behind each commit that leaves much there."""
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    _set_pages(connection, max(1, CHECKPOINT_BYTES // page_bytes) if is_relay else 0)
 
 
 @contextmanager
@@ -45,11 +46,11 @@ def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
     Only for who has the lease.
     """
     (before,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
-    set_pages(connection, 1)
+    _set_pages(connection, 1)
     try:
         yield
     finally:
-        set_pages(connection, before)
+        _set_pages(connection, before)
 
 
 @contextmanager
@@ -64,6 +65,11 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
             yield
     finally:
         lease.release()
+
+
+def _set_pages(connection: sqlite3.Connection, pages: int) -> None:
+    """Checkpoint behind each commit that leaves so many pages in the log; 0 for never."""
+    connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
 
 
 def _log_bytes(path: Path) -> int:

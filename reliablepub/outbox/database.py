@@ -30,6 +30,9 @@ from reliablepub.outbox.transactions import transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 BUSY_TIMEOUT_S: Final = 5.0
+PAGE_BYTES: Final = 8_192
+"""Where many messages share a commit, less is written than with pages of 4 KiB, in half as many
+pieces; a message alone writes twice as much, which takes the disk hardly longer."""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -185,7 +188,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
     finally:
         connection.execute("ROLLBACK")
     if not is_ready:
-        _make_shrinkable(connection)
+        _shape(connection)
         with transaction(connection, path):
             migrate(connection.cursor(), path)
     retry_while_locked = Retrying(
@@ -198,13 +201,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
     connection.execute("PRAGMA secure_delete = ON")  # what is confirmed is in no free page either
     connection.execute(f"PRAGMA journal_size_limit = {checkpoints.LOG_BYTES_KEPT:d}")
-    checkpoints.set_pages(connection, checkpoints.CHECKPOINT_PAGES if is_relay else 0)
+    checkpoints.begin(connection, is_relay=is_relay)
 
 
-def _make_shrinkable(connection: sqlite3.Connection) -> None:
-    """Let a file of our own give free pages back; one that has pages is left as it is."""
+def _shape(connection: sqlite3.Connection) -> None:
+    """A file of our own has our pages, and can give them back; any other is left as it is."""
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     if pages == 0:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
 
 

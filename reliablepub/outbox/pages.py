@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
 Value = int | float | str | bytes | None
 
 _MAGIC: Final = b"SQLite format 3\0"
-_PAGE_BYTES: Final = 4096
+_PAGE_BYTES: Final = (8_192, 4_096)
+"""What outboxes have, and what they had once."""
 _WAL_MAGIC: Final = 0x377F0682
 _TABLE_LEAF: Final = 0x0D
 _HEADER: Final = 100
@@ -40,18 +42,15 @@ class Pages:
 
     Args:
         path: of the database; its log is beside it, if there is one.
+        page_bytes: instead of what the header says.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, page_bytes: int = 0) -> None:
         self._file = path.open("rb")
         header = self._file.read(_HEADER)
-        size = int.from_bytes(header[16:18]) if header.startswith(_MAGIC) else _PAGE_BYTES
-        size = 65_536 if size == 1 else size
-        if size < 512 or size & (size - 1):  # noqa: PLR2004 - the format's smallest page
-            size = _PAGE_BYTES
-        self._size = size
-        self._usable = size - (header[20] if header.startswith(_MAGIC) else 0)
-        self._count = path.stat().st_size // size
+        self._size = page_bytes or _size_in(header) or _likely_size(path)
+        self._usable = self._size - (header[20] if header.startswith(_MAGIC) else 0)
+        self._count = path.stat().st_size // self._size
         self._changed: dict[int, bytes] = {}
         log = path.with_name(path.name + "-wal")
         if log.exists():
@@ -146,6 +145,24 @@ class Pages:
                 self._changed.update(changed)
                 self._count = commit
                 changed = {}
+
+
+def _size_in(header: bytes) -> int:
+    """Bytes of a page, as the header says; 0 if it cannot be that."""
+    size = int.from_bytes(header[16:18]) if header.startswith(_MAGIC) else 0
+    size = 65_536 if size == 1 else size
+    is_possible = size >= 512 and not size & (size - 1)  # noqa: PLR2004 - the smallest of the format
+    return size if is_possible else 0
+
+
+def _likely_size(path: Path) -> int:
+    """The size at which most rows are found."""
+
+    def count(size: int) -> int:
+        with closing(Pages(path, size)) as pages:
+            return sum(1 for _ in pages.rows())
+
+    return max(_PAGE_BYTES, key=count)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -25,9 +25,9 @@ PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms: they cannot pile up."""
 KEYS_LOOKED_AT: Final = 4
 """Overdue keys that each new one looks at."""
-FREE_PAGES_MIN: Final = 8_192
+FREE_PAGES_MIN: Final = 4_096
 """32 MiB stay for the next burst."""
-LEFT_PAGES_MAX: Final = 2_048
+LEFT_PAGES_MAX: Final = 1_024
 """8 MiB are copied in a tenth of a second."""
 
 

@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.picture import write_picture
 from reliablepub.outbox.store import SqliteStore
@@ -386,7 +387,7 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
     assert levels(run, "--quick") == {"schema": "problem"}, "the index lacks every row"
     assert levels(run) == {"schema": "problem", "pages": "problem"}
     raw = bytearray(path.read_bytes())
-    raw[4096 * 40 : 4096 * 41] = b"\xff" * 4096
+    raw[PAGE_BYTES * 30 : PAGE_BYTES * 31] = b"\xff" * PAGE_BYTES
     path.write_bytes(raw)
     assert "pages" in levels(run, "--quick")
     assert run("check").exit_code == 4

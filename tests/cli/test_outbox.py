@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, Publisher, Unroutable
 from reliablepub.cli import main
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.testing import FakeBroker
 
 EVERY_COMMAND = [
@@ -135,7 +136,7 @@ def test_an_audit_says_by_its_exit_code_whether_it_adds_up(run: Run, outbox: Pat
 
 def test_a_damaged_outbox_is_rescued(run: Run, outbox: Path, tmp_path: Path) -> None:
     data = bytearray(outbox.read_bytes())
-    data[100:4096] = bytes(3996)  # where each table is
+    data[100:PAGE_BYTES] = bytes(PAGE_BYTES - 100)  # where each table is
     outbox.write_bytes(data)
     looked = run("audit", "--outbox", outbox)
     assert looked.exit_code == 4

@@ -13,6 +13,7 @@ import reliablepub.outbox
 from reliablepub.errors import OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, checkpoints, lease
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.lease import Lease, holder_pid
 from reliablepub.outbox.store import SqliteStore
@@ -68,7 +69,7 @@ def test_an_import_beside_a_relay_does_not_move_it(
             outbox.enqueue(Message(KIB))
     lines = list(export_lines(other, range(1, 21)))
     with shim() as files, closing(SqliteStore(path)):
-        monkeypatch.setattr(checkpoints, "CHECKPOINT_PAGES", 2)
+        monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 2 * PAGE_BYTES)
         files.log = []
         (brought,) = import_lines(path, lines, "other")
         assert (brought.stored, moved(files.log, path)) == (20, 0)

@@ -13,7 +13,7 @@ from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, checkpoints
 from reliablepub.outbox import database as database_module
-from reliablepub.outbox.database import reading
+from reliablepub.outbox.database import PAGE_BYTES, reading
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.store import SqliteStore
@@ -44,7 +44,21 @@ def test_it_is_written_ahead_and_synced(store: SqliteStore) -> None:
     assert pragma("synchronous") == 2
     assert pragma("secure_delete") == 1
     assert pragma("journal_size_limit") == checkpoints.LOG_BYTES_KEPT
-    assert pragma("wal_autocheckpoint") == checkpoints.CHECKPOINT_PAGES
+    assert pragma("page_size") == PAGE_BYTES
+    assert pragma("wal_autocheckpoint") == checkpoints.CHECKPOINT_BYTES // PAGE_BYTES
+
+
+@pytest.mark.parametrize(("page_bytes", "pages"), [(4_096, 1_024), (65_536, 64)])
+def test_a_checkpoint_is_as_large_whatever_pages_a_file_has(
+    path: Path, page_bytes: int, pages: int
+) -> None:
+    with closing(sqlite3.connect(path)) as app:
+        app.execute(f"PRAGMA page_size = {page_bytes}")
+        app.execute("CREATE TABLE orders (id)")
+    path.chmod(0o600)
+    with closing(SqliteStore(path)) as store:
+        assert store._connection.execute("PRAGMA page_size").fetchone() == (page_bytes,)
+        assert store._connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (pages,)
 
 
 def test_who_only_enqueues_does_not_checkpoint(path: Path) -> None:
@@ -125,7 +139,7 @@ def test_a_damaged_page_is_reported(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         store.commit(Turn(new=[entry(body=b"x" * 3000) for _ in range(50)]))
     data = bytearray(path.read_bytes())
-    data[4096:] = b"\xa5" * (len(data) - 4096)
+    data[PAGE_BYTES:] = b"\xa5" * (len(data) - PAGE_BYTES)
     path.write_bytes(data)
     with pytest.raises(OutboxError, match="is damaged"):
         SqliteStore(path)

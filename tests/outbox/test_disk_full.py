@@ -15,7 +15,7 @@ from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.ballast import BALLAST_BYTES, Ballast
-from reliablepub.outbox.checkpoints import CHECKPOINT_PAGES
+from reliablepub.outbox.checkpoints import CHECKPOINT_BYTES
 from reliablepub.outbox.entry import Entry, Turn
 from reliablepub.outbox.store import SqliteStore
 
@@ -204,4 +204,4 @@ def test_a_missing_ballast_is_no_error(tmp_path: Path) -> None:
 
 
 def test_ballast_outweighs_a_checkpoint() -> None:
-    assert BALLAST_BYTES > CHECKPOINT_PAGES * 4096
+    assert BALLAST_BYTES > CHECKPOINT_BYTES

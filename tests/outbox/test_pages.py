@@ -70,7 +70,7 @@ def test_rowids_of_every_length_are_read(path: Path) -> None:
     assert list(rows(path)) == sorted(ROWIDS)
 
 
-@pytest.mark.parametrize("page_bytes", [512, 1_024, 4_096, 65_536])
+@pytest.mark.parametrize("page_bytes", [512, 1_024, 4_096, 8_192, 65_536])
 def test_what_goes_on_to_other_pages_is_read(path: Path, page_bytes: int) -> None:
     """Lengths about every border: of what stays on the page, and of one and two pages more."""
     usable = page_bytes
@@ -160,9 +160,12 @@ def test_a_damaged_header_names_no_free_pages(path: Path) -> None:
         assert [values[0] for _, values in pages.rows()] == ["table", "kept", "kept"]
 
 
+@pytest.mark.parametrize("page_bytes", [4_096, 8_192])
 @pytest.mark.parametrize("damage", [b"\xff" * 100, b"SQLite format 4\0\x02\0\1\1\x09" + b"\2" * 79])
-def test_without_a_header_pages_are_of_the_usual_size(path: Path, damage: bytes) -> None:
-    with closing(make(path)) as connection:
+def test_without_a_header_pages_are_of_the_usual_size(
+    path: Path, damage: bytes, page_bytes: int
+) -> None:
+    with closing(make(path, page_bytes=page_bytes)) as connection:
         values = [(b"x" * length,) for length in (3_000, 4_059, 4_062, 9_000, 20_000)]
         connection.executemany("INSERT INTO t (a) VALUES (?)", values)
     expected = by_sqlite(path)

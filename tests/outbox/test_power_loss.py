@@ -19,6 +19,7 @@ from reliablepub.errors import OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, ballast, checkpoints
 from reliablepub.outbox import database as database_module
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -258,7 +259,7 @@ def record(folder: Path, seed: int, turns: int) -> list[Operation]:
 @pytest.fixture(autouse=True)
 def busy(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint every few pages, so that the log is moved and begun again all the time."""
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_PAGES", 12)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 12 * PAGE_BYTES)
     monkeypatch.setattr(ballast.Ballast.__init__, "__kwdefaults__", {"size": 8192})
 
 

@@ -224,7 +224,7 @@ def test_the_log_is_left_to_the_relay(
 ) -> None:
     stored(store, 4)
     before = path.read_bytes()
-    monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_PAGES", 1)
+    monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_BYTES", 1)
     assert intervene(path, [1, 2], Intervention(Action.PARK)).changed == 2
     pruned = prune(path, times(parked_before=1e12, history_before=1e12))
     assert (pruned.parked, pruned.interventions) == (2, 3)

@@ -244,7 +244,7 @@ def test_a_turn_that_failed_twice_has_no_ids(store: SqliteStore, entry: Make) ->
     assert [one.id for one in new] == [1, 2]
 
 
-# ------------------------------------------------------------------------ a message that is enqueued
+# ------------------------------------------------------------------------- a message of `enqueue`
 
 
 @pytest.mark.parametrize("fate", ["lost", "light"])
