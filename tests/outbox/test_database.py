@@ -48,6 +48,16 @@ def test_it_is_written_ahead_and_synced(store: SqliteStore) -> None:
     assert pragma("wal_autocheckpoint") == checkpoints.CHECKPOINT_BYTES // PAGE_BYTES
 
 
+def test_who_finds_it_current_waits_for_no_writer(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SqliteStore(path).close()
+    monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.0)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        database_module.open_writer(path, is_relay=False).close()
+
+
 @pytest.mark.parametrize(("page_bytes", "pages"), [(4_096, 1_024), (65_536, 64)])
 def test_a_checkpoint_is_as_large_whatever_pages_a_file_has(
     path: Path, page_bytes: int, pages: int
@@ -322,7 +332,9 @@ def test_a_file_system_without_shared_memory_is_refused(path: Path) -> None:
     with shim() as files:
         files.has_shared_memory = False
         for use in (SqliteStore, lambda p: Outbox(p).enqueue(Message(b""))):
-            with pytest.raises(OutboxError, match="put it on a local disk"):
+            with pytest.raises(
+                OutboxError, match="; network file systems often cannot: put it on a local disk$"
+            ):
                 use(path)
     SqliteStore(path).close()
 

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -98,6 +99,7 @@ def test_a_name_that_is_no_number_names_nobody(path: Path, name: bytes) -> None:
 
 
 def test_a_link_to_somebody_elses_lock_is_nobodys_lease(path: Path) -> None:
+    output = os.fstat(1)
     other = path.with_name("other.db")
     lease = Lease(other)
     lock_path(path).symlink_to(lock_path(other))
@@ -106,6 +108,14 @@ def test_a_link_to_somebody_elses_lock_is_nobodys_lease(path: Path) -> None:
         Lease(path)
     assert Lease.borrow(path) is None
     lease.release()
+    assert os.path.samestat(os.fstat(1), output), "nothing else is closed"
+
+
+def test_who_has_only_borrowed_it_is_waited_for(path: Path) -> None:
+    borrowed = Lease.borrow(path)
+    assert borrowed is not None
+    threading.Timer(0.1, borrowed.release).start()
+    Lease(path, timeout_s=0.0).release()
 
 
 def test_a_removed_lock_file_is_not_locked_in_secret(path: Path) -> None:

@@ -1,8 +1,9 @@
 """What Spark costs beside a bare `Publisher`, and what a hand-written `foreachPartition` costs.
 
-``-m bench -s`` prints the figures. All in one run on one RabbitMQ, in turns, because the machine is
-shared; the queue keeps few messages, so that its growth does not count. Rows are of 1 KiB, and lie
-in Spark's memory when the clock starts.
+``-m bench -s`` prints the figures, what is to be reached and whether it was; it fails where it is
+less than any machine should give. All in one run on one RabbitMQ, in turns, because the machine is
+shared; the queues keep few messages, so that their growth does not count. Rows are of 1 KiB, and
+lie in Spark's memory when the clock starts.
 """
 
 import os
@@ -21,6 +22,7 @@ from reliablepub import Message, Publisher
 from tests.amqp_probe import AmqpProbe
 from tests.spark.processes import descendants
 from tests.spark.silent import SilentDataSource
+from tests.speed.measuring import Goal, check
 
 pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(900)]
 
@@ -31,8 +33,6 @@ BODY_BYTES = 1024
 ROUNDS = 5
 MICRO_BATCHES = 8
 MICRO_BATCH_TURNS = 6
-SHARE_OF_PUBLISHER = 0.85
-TIMES_ONE_BY_ONE = 20
 CPU_US_MAX = 10.0
 MICRO_BATCH_MS_MAX = 100
 """How much longer than Java's sink that does nothing a micro-batch may take, on a quiet machine."""
@@ -47,9 +47,10 @@ def queue(rabbitmq: AmqpProbe) -> str:
     return rabbitmq.declare_queue(arguments={"x-max-length": 1_000})
 
 
-@pytest.fixture
-def queues(rabbitmq: AmqpProbe) -> list[str]:
-    return [rabbitmq.declare_queue(arguments={"x-max-length": 1_000}) for _ in range(QUEUES)]
+@pytest.fixture(params=["classic", "quorum"])
+def queues(rabbitmq: AmqpProbe, request: pytest.FixtureRequest) -> list[str]:
+    arguments = {"x-max-length": 1_000, "x-queue-type": request.param}
+    return [rabbitmq.declare_queue(arguments=arguments) for _ in range(QUEUES)]
 
 
 @pytest.fixture
@@ -137,11 +138,21 @@ def test_throughput_beside_a_bare_publisher_and_one_by_one(
     print()
     for name, rate in picked.items():
         print(f"{name:40} {rate:8.0f}/s  {rate / base:.2f} of Publisher")
-    # Round by round, since the machine's mood changes between rounds.
-    pairs = zip(rates["df.write"], rates["Publisher(outbox=None)"], strict=True)
-    assert statistics.median(ours / bare for ours, bare in pairs) >= SHARE_OF_PUBLISHER
-    by_hand_rate = picked["foreachPartition, BlockingConnection"]
-    assert picked["df.write"] >= TIMES_ONE_BY_ONE * by_hand_rate
+
+    def ratio(other: str) -> float:
+        """Round by round, since the machine's mood changes between rounds."""
+        pairs = zip(rates["df.write"], rates[other], strict=True)
+        return statistics.median(one / two for one, two in pairs)
+
+    check(
+        [
+            Goal(f"df.write / {other}", ratio(other), wanted, held)
+            for other, wanted, held in (
+                ("Publisher(outbox=None)", 0.85, 0.6),
+                ("foreachPartition, BlockingConnection", 20.0, 8.0),
+            )
+        ]
+    )
 
 
 def test_spark_itself_costs_little(spark: SparkSession, rows: DataFrame) -> None:
