@@ -331,10 +331,9 @@ def test_a_read_only_file_system_is_named(read_only: Path) -> None:
 def test_a_file_system_without_shared_memory_is_refused(path: Path) -> None:
     with shim() as files:
         files.has_shared_memory = False
+        advice = r"\); network file systems often cannot: put it on a local disk$"
         for use in (SqliteStore, lambda p: Outbox(p).enqueue(Message(b""))):
-            with pytest.raises(
-                OutboxError, match="; network file systems often cannot: put it on a local disk$"
-            ):
+            with pytest.raises(OutboxError, match=advice):
                 use(path)
     SqliteStore(path).close()
 
