@@ -22,9 +22,11 @@ INSERT INTO reliablepub_messages (
     due_at, nacked, returned, refused, uncertain, expires_at, ordering_key
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- Most messages have nothing else, and are stored many at once.
+-- Most messages have nothing else, and are stored many at once. If one is refused, those before it
+-- stay until the turn is rolled back; to take them back by itself, as by default, the statement
+-- would have SQLite copy each page into a temporary file first.
 -- name: insert_plain_message
-INSERT INTO reliablepub_messages (
+INSERT OR FAIL INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 

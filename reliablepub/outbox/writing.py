@@ -60,13 +60,14 @@ def write_turn(
     keys: OutboxKeys | None,
 ) -> Snapshot:
     """Write all that a turn changes; its new entries get their ids."""
-    last_id, stored_bytes = _insert(connection, turn.new, keys)
-    if turn.sources:
-        connection.executemany(QUERIES["advance_source"], turn.sources.items())
     if keep_confirmed:
         for first, length in id_runs(sorted(entry.id for entry in turn.confirmed)):
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
+    # First, so that new rows go to the pages that this frees: each is written once, and not twice.
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in turn.confirmed])
+    last_id, stored_bytes = _insert(connection, turn.new, keys)
+    if turn.sources:
+        connection.executemany(QUERIES["advance_source"], turn.sources.items())
     parked, expired, parked_bytes = _park(connection, turn.parked)
     discarded, discarded_bytes = remove(connection, [gone.entry.id for gone in turn.discarded])
     if turn.rescheduled:

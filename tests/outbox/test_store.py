@@ -16,10 +16,12 @@ from sqlite_utils import Database
 from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Attempt, Counters, DamagedRow, Entry, Sent, Store, Turn
 from reliablepub.outbox.lease import lock_path
 from reliablepub.outbox.store import LEFT_IN_FLIGHT, SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
+from tests.outbox.shim import shim
 
 Make = Callable[..., Entry]
 RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
@@ -589,3 +591,20 @@ def test_reading_what_is_due_does_not_read_what_waits(store: SqliteStore, entry:
     store._connection.set_progress_handler(None, 0)
     assert (ids(due), next_due_at) == ([1], 1001.0)
     assert steps < 20
+
+
+def test_rows_go_where_others_were_and_each_page_is_written_once(path: Path, entry: Make) -> None:
+    """What is confirmed makes room for what is new, within a turn."""
+    with shim() as files, closing(SqliteStore(path)) as store:
+        turns = [[entry(body=bytes(1_000)) for _ in range(100)] for _ in range(8)]
+        for new in turns[:4]:
+            store.commit(Turn(new=new))
+        (before,) = store._connection.execute("PRAGMA page_count").fetchone()
+        files.fail("open", at=0, code=0)
+        for new, confirmed in zip(turns[4:], turns, strict=False):
+            files.log = []
+            store.commit(Turn(new=new, confirmed=confirmed))
+            written = sum(o.kind == "write" and len(o.data) == PAGE_BYTES for o in files.log)
+            assert written <= 25, "and it would be 37"
+        assert store._connection.execute("PRAGMA page_count").fetchone()[0] <= before + 2
+        assert files.calls == 0, "nor is any copied into a temporary file"
