@@ -74,7 +74,8 @@ def run(folder: str, modules: Sequence[str]) -> int:
     names = [module.removesuffix(".py").replace("/", ".") + ".*" for module in modules]
     forget_survivors()
     fast = RAM if RAM.is_dir() and "TMPDIR" not in os.environ else None
-    with tempfile.TemporaryDirectory(dir=fast) as temporary:
+    # Errors: a mutant may die while a test has a file system mounted there.
+    with tempfile.TemporaryDirectory(dir=fast, ignore_cleanup_errors=True) as temporary:
         Path(temporary).chmod(0o755)  # as /tmp: some tests are another user for a moment
         os.environ["TMPDIR"] = tempfile.tempdir = temporary
         with with_decorated_functions(), with_mypy(folder), with_collected_tests():
