@@ -36,7 +36,7 @@ LOG_BYTES_LONG: Final = 16 * 1024 * 1024
 def begin(connection: sqlite3.Connection, *, is_relay: bool) -> None:
     """Leave the log to the relay: it checkpoints behind each commit that leaves much there."""
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-    _set_pages(connection, max(1, CHECKPOINT_BYTES // page_bytes) if is_relay else 0)
+    _set_pages(connection, CHECKPOINT_BYTES // page_bytes if is_relay else 0)
 
 
 @contextmanager

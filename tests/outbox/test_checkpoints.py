@@ -26,8 +26,8 @@ KIB = b"x" * 1024
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "LOG_BYTES_KEPT", 32 * 1024)
-    monkeypatch.setattr(checkpoints, "LOG_BYTES_LONG", 128 * 1024)
+    monkeypatch.setattr(checkpoints, "LOG_BYTES_KEPT", 8 * PAGE_BYTES)
+    monkeypatch.setattr(checkpoints, "LOG_BYTES_LONG", 32 * PAGE_BYTES)
 
 
 def log_bytes(path: Path) -> int:

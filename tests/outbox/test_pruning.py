@@ -11,6 +11,7 @@ import pytest
 from reliablepub.errors import InvalidMessage, NotAnOutbox
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox, pruning
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Attempt, Entry, Turn
 from reliablepub.outbox.interventions import Action, Intervention, intervene
 from reliablepub.outbox.pruning import Pruned, Times, foresee, prune
@@ -224,7 +225,7 @@ def test_the_log_is_left_to_the_relay(
 ) -> None:
     stored(store, 4)
     before = path.read_bytes()
-    monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_BYTES", PAGE_BYTES)
     assert intervene(path, [1, 2], Intervention(Action.PARK)).changed == 2
     pruned = prune(path, times(parked_before=1e12, history_before=1e12))
     assert (pruned.parked, pruned.interventions) == (2, 3)
