@@ -1,3 +1,4 @@
+import errno
 import math
 import os
 import re
@@ -170,4 +171,28 @@ def test_it_is_not_passed_on_to_programs(path: Path, child: Callable[..., int]) 
         [sys.executable, "-c", listing], capture_output=True, text=True, check=True, close_fds=False
     ).stdout
     assert "outbox" not in seen
+    lease.release()
+
+
+def test_what_cannot_be_locked_is_not_tried_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+
+    def refused(lock: Path) -> int:
+        tries.append(lock)
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(lease_module, "_locked_fd", refused)
+    monkeypatch.setattr(lease_module, "BORROWED_MAX_S", 0.1)
+    with pytest.raises(OutboxError, match="Permission denied"):
+        Lease(path)
+    assert tries == [lock_path(path)]
+
+
+def test_descriptor_0_is_one_like_any_other(path: Path) -> None:
+    lease = Lease(path)
+    real, lease._fd = lease._fd, 0
+    assert lease.is_held
+    lease._fd = real
     lease.release()
