@@ -18,7 +18,7 @@ from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox import salvage as salvage_module
-from reliablepub.outbox.audit import Audit
+from reliablepub.outbox.audit import Audit, page_damage
 from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Attempt, Entry, Turn
 from reliablepub.outbox.sql import QUERIES
@@ -278,6 +278,15 @@ def test_an_audit_finds_a_damaged_page(path: Path) -> None:
     assert not audit.is_right
     assert audit.structure
     assert audit == Audit(0, {}, {}, audit.structure), "nothing is counted in such a file"
+
+
+def test_damage_that_sqlite_gives_up_on_is_told_in_its_words(path: Path) -> None:
+    fill(path, 200)
+    data = bytearray(path.read_bytes())
+    data[100:108] = b"\xa5" * 8  # the head of the schema's own page
+    path.write_bytes(data)
+    with closing(sqlite3.connect(path)) as connection:
+        assert page_damage(connection) == ["database disk image is malformed"]
 
 
 def test_an_audit_needs_an_outbox(path: Path) -> None:
