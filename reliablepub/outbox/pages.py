@@ -17,10 +17,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
+from reliablepub.outbox.database import PAGE_BYTES
+
 Value = int | float | str | bytes | None
 
 _MAGIC: Final = b"SQLite format 3\0"
-_PAGE_BYTES: Final = (8_192, 4_096)
+_LIKELY_PAGE_BYTES: Final = (PAGE_BYTES, 4_096)
 """What outboxes have, and what they had once."""
 _WAL_MAGIC: Final = 0x377F0682
 _TABLE_LEAF: Final = 0x0D
@@ -162,7 +164,7 @@ def _likely_size(path: Path) -> int:
         with closing(Pages(path, size)) as pages:
             return sum(1 for _ in pages.rows())
 
-    return max(_PAGE_BYTES, key=count)
+    return max(_LIKELY_PAGE_BYTES, key=count)
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

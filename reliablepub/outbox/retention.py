@@ -17,6 +17,7 @@ import contextlib
 import sqlite3
 from typing import Final
 
+from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.sql import QUERIES
 
 KEYS_KEPT_S: Final = 7 * 86_400.0
@@ -25,10 +26,10 @@ PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms: they cannot pile up."""
 KEYS_LOOKED_AT: Final = 4
 """Overdue keys that each new one looks at."""
-FREE_PAGES_MIN: Final = 4_096
-"""32 MiB stay for the next burst."""
-LEFT_PAGES_MAX: Final = 1_024
-"""8 MiB are copied in a tenth of a second."""
+FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
+"""So much stays for the next burst."""
+LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
+"""So much is copied in a tenth of a second."""
 
 
 def prune_confirmed(

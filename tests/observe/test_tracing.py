@@ -24,7 +24,6 @@ from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
     AsyncPublisher,
-    ConfigurationError,
     Message,
     Outbox,
     Publisher,
@@ -259,14 +258,6 @@ def test_a_message_without_room_goes_without(exported: Exported, tracing: Tracin
     full = Message(b"x", headers={"h": "x" * (HEADER_BYTES_MAX - 20)})
     with exported.tracer.start_as_current_span("checkout"):
         assert tracing.stamp(full) is full
-
-
-def test_what_would_stamp_nothing_is_refused(outbox: Path) -> None:
-    class Deaf:
-        def on_stored(self, _events: object) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="Deaf has no method stamp"):
-        Outbox(outbox, hooks=[Deaf()])  # type: ignore[list-item]
 
 
 def test_what_a_stamp_raises_the_caller_gets_and_nothing_is_stored(

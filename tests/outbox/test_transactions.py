@@ -204,7 +204,8 @@ class Doubtful:
         return getattr(self.real, name)
 
 
-def doubt(store: SqliteStore, *fates: Literal["light", "lost"]) -> None:
+def doubt(store: SqliteStore | Outbox, *fates: Literal["light", "lost"]) -> None:
+    assert store._connection is not None
     store._connection = Doubtful(store._connection, *fates)  # type: ignore[assignment]
 
 
@@ -248,13 +249,10 @@ def test_a_turn_that_failed_twice_has_no_ids(store: SqliteStore, entry: Make) ->
 
 
 @pytest.mark.parametrize("fate", ["lost", "light"])
-def test_a_message_in_doubt_is_stored_once(path: Path, fate: str) -> None:
+def test_a_message_in_doubt_is_stored_once(path: Path, fate: Literal["light", "lost"]) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"before"))
-        real = outbox._connection
-        assert real is not None
-        outbox._connection = Doubtful(real, fate)  # type: ignore[assignment]
+        doubt(outbox, fate)
         with pytest.raises(OutboxUnsure) if fate == "light" else nullcontext():
             outbox.enqueue(Message(b"in doubt"))
-        outbox._connection = real
         assert outbox.status().open == 2
