@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Final, Protocol
 
 from reliablepub.errors import (
@@ -143,12 +143,14 @@ class SettledOne(Verdict):
 
     __slots__ = ()
 
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take the final outcome."""
-        if outcome.kind is OutcomeKind.CONFIRMED:
-            self._result = Confirmed(self.message_id)
-        else:
-            self._result = publish_error(entry, outcome)
+    def all_confirmed(self, _entries: Sequence[Entry]) -> None:
+        """It is confirmed."""
+        self._result = Confirmed(self.message_id)
+        self._tell()
+
+    def given_up(self, entry: Entry, outcome: Outcome) -> None:
+        """It was parked or discarded, because of this outcome."""
+        self._result = publish_error(entry, outcome)
         self._tell()
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
@@ -197,25 +199,28 @@ class SettledMany(Counts):
         """So many more are stored (told before any of them is settled)."""
         self.stored += messages
 
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take one final outcome."""
-        if outcome.kind is OutcomeKind.CONFIRMED:
-            self.confirmed += 1
-        else:
-            self._given_up(publish_error(entry, outcome))
-        if self.confirmed + self.failed == self.stored:
-            self._tell()
+    def all_confirmed(self, entries: Sequence[Entry]) -> None:
+        """These are confirmed."""
+        self.confirmed += len(entries)
+        self._tell_if_settled()
+
+    def given_up(self, entry: Entry, outcome: Outcome) -> None:
+        """One of them was parked or discarded, because of this outcome."""
+        self._failed(publish_error(entry, outcome))
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """One of them was, likewise."""
-        self._given_up(error)
-        if self.open == 0:
-            self._tell()
+        """One of them was, by a person or for damage."""
+        self._failed(error)
 
-    def _given_up(self, error: PublishError) -> None:
+    def _failed(self, error: PublishError) -> None:
         self.failed += 1
         if len(self.failures) < FAILURES_KEPT:
             self.failures.append(error)
+        self._tell_if_settled()
+
+    def _tell_if_settled(self) -> None:
+        if self.is_settled:
+            self._tell()
 
 
 class Receipt(Verdict):

@@ -1,12 +1,15 @@
-"""What a client sees that reads many frames at once.
+"""What a client sees that reads many frames at once, and what it is told of them.
 
 It knows the events of the core. It must never know who says them.
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from typing import TypeVar
 
-from reliablepub._core.events import Acked, AckedEach, Event
+from reliablepub._core.events import Acked, AckedEach, ConfirmedEach, Ended, Event, Settlement
+
+K = TypeVar("K")
 
 
 def in_runs(events: Iterable[Event]) -> Iterator[Event]:
@@ -20,3 +23,12 @@ def in_runs(events: Iterable[Event]) -> Iterator[Event]:
             yield from run
         else:
             yield AckedEach(epoch, [event.tag for event in run if isinstance(event, Acked)])
+
+
+def singly(ended: Iterable[Ended[K]]) -> Iterator[Settlement[K]]:
+    """Attempts that have ended, each by itself."""
+    for one in ended:
+        if isinstance(one, ConfirmedEach):
+            yield from one.each()
+        else:
+            yield one

@@ -32,7 +32,13 @@ from typing import Final, Generic, TypeVar
 
 from reliablepub._core.blame import blames_a_publish
 from reliablepub._core.confirms import Violation
-from reliablepub._core.events import ChannelClosed, ConnectionClose, ConnectionLost, Settlement
+from reliablepub._core.events import (
+    ChannelClosed,
+    ConfirmedEach,
+    ConnectionClose,
+    ConnectionLost,
+    Ended,
+)
 from reliablepub._core.lane import Lane
 from reliablepub._core.quarantine import Quarantine
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -75,7 +81,7 @@ class Aftermath(Generic[K]):
         self._quarantine = quarantine
         self._is_named = is_named
         self._strikes = 0
-        self.settlements: list[Settlement[K]] = []
+        self.settlements: list[Ended[K]] = []
         self.violations: Counter[Violation] = Counter()
         self.connected()
 
@@ -94,6 +100,19 @@ class Aftermath(Generic[K]):
         """The broker has said something of what is in flight."""
         self._has_heard = True
         self._strikes = 0
+
+    def ended(self, one: Ended[K]) -> None:
+        """It has said how attempts ended; those that are confirmed in a row are told at once."""
+        last = self.settlements[-1] if self.settlements else None
+        if (
+            isinstance(one, ConfirmedEach)
+            and isinstance(last, ConfirmedEach)
+            and one.epoch == last.epoch
+        ):
+            last.tags += one.tags
+            last.keys += one.keys
+        else:
+            self.settlements.append(one)
 
     # ------------------------------------------------------------------ endings
 

@@ -184,6 +184,21 @@ class ConfirmLedger(Generic[K]):
             return None
         return list(map(self._outstanding.pop, tags))
 
+    def handle_acks_up_to(self, tag: int) -> tuple[list[int], list[K]] | None:
+        """Settle all outstanding tags up to this one as confirmed (``multiple``).
+
+        Returns:
+            they and their keys; or None, and nothing was settled, where that needs a closer look.
+        """
+        if self._returned or not 0 < tag <= self._last:
+            return None
+        outstanding = self._outstanding
+        tags = [t for t in range(self._lowest, tag + 1) if t in outstanding]
+        if not tags:
+            return None
+        self._lowest = tag + 1
+        return tags, list(map(outstanding.pop, tags))
+
     def close(self, outcome: Outcome) -> list[tuple[int, K, Outcome]]:
         """Settle all that is outstanding, the channel being gone: returned, else as given."""
         settled = [

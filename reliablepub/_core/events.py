@@ -6,11 +6,11 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from reliablepub.outcome import Outcome
+from reliablepub.outcome import CONFIRMED, Outcome
 
 K = TypeVar("K")
 """What the caller names a message by; the core only hands it back."""
@@ -160,7 +160,7 @@ class Batch(Generic[K]):
 
 
 class Settlement(NamedTuple, Generic[K]):
-    """One attempt has ended.
+    """One attempt has ended, and not with a confirm.
 
     An uncertain message is sent again by the session; with every other the caller decides.
     """
@@ -169,3 +169,23 @@ class Settlement(NamedTuple, Generic[K]):
     epoch: int
     tag: int
     outcome: Outcome
+
+
+@dataclass(slots=True)
+class ConfirmedEach(Generic[K]):
+    """Attempts of one epoch that were confirmed one after the other, as most are, in large numbers.
+
+    It grows until it is told.
+    """
+
+    epoch: int
+    tags: list[int]
+    keys: list[K]
+
+    def each(self) -> Iterator[Settlement[K]]:
+        """The same, one by one."""
+        for tag, key in zip(self.tags, self.keys, strict=True):
+            yield Settlement(key, self.epoch, tag, CONFIRMED)
+
+
+Ended: TypeAlias = Settlement[K] | ConfirmedEach[K]

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from reliablepub._core.confirms import ConfirmLedger, Violation
-from reliablepub._core.events import Batch, Settlement
+from reliablepub._core.events import Batch, ConfirmedEach, Ended, Settlement
 from reliablepub._core.window import Progress
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 
@@ -120,30 +120,36 @@ class Lane(Generic[K]):
         self.in_flight_bytes += total
         return [Batch(self.ledger.epoch, first_tag, [key for key, _ in items])]
 
-    def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Settlement[K]]:
+    def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Ended[K]]:
         """Settle what one confirm covers.
 
         Raises:
             EpochUntrusted: nothing was settled.
         """
         assert self.ledger is not None
+        if multiple and verdict is CONFIRMED:
+            run = self.ledger.handle_acks_up_to(tag)
+            if run is not None:
+                return [self._confirmed(*run)]
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
         self.in_flight_bytes -= sum([size for _, (_, size), _ in settled])
         epoch = self.ledger.epoch
-        return [Settlement(key, epoch, tag, outcome) for tag, (key, _), outcome in settled]
+        return [
+            ConfirmedEach(epoch, [tag], [key])
+            if outcome is CONFIRMED
+            else Settlement(key, epoch, tag, outcome)
+            for tag, (key, _), outcome in settled
+        ]
 
-    def confirm_each(self, tags: Sequence[int]) -> list[Settlement[K]] | None:
+    def confirm_each(self, tags: Sequence[int]) -> ConfirmedEach[K] | None:
         """Settle what a run of single acks covers; None, and nothing is settled, if one is odd."""
         assert self.ledger is not None
         items = self.ledger.handle_acks(tags)
-        if items is None:
-            return None
-        epoch = self.ledger.epoch
+        return None if items is None else self._confirmed(list(tags), items)
+
+    def _confirmed(self, tags: list[int], items: Sequence[tuple[K, int]]) -> ConfirmedEach[K]:
         self.in_flight_bytes -= sum([size for _, size in items])
-        return [
-            Settlement(key, epoch, tag, CONFIRMED)
-            for tag, (key, _) in zip(tags, items, strict=True)
-        ]
+        return ConfirmedEach(self.epoch, tags, [key for key, _ in items])
 
     def note_return(self, tag: int, reply_code: int, reply_text: str) -> None:
         """A message was unroutable; its confirm will say so.

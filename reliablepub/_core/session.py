@@ -44,12 +44,12 @@ from reliablepub._core.events import (
     Connected,
     ConnectionLost,
     Disconnect,
+    Ended,
     Event,
     K,
     Nacked,
     OpenChannel,
     Returned,
-    Settlement,
     Unblocked,
 )
 from reliablepub._core.lane import ChannelState, Lane
@@ -207,15 +207,16 @@ class Session(Generic[K]):
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, _now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
         self._aftermath.heard()
-        self._aftermath.settlements += lane.confirm(event.tag, verdict, multiple=event.multiple)
+        for one in lane.confirm(event.tag, verdict, multiple=event.multiple):
+            self._aftermath.ended(one)
         if lane is self._quarantine:
             self._next_suspects()
 
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
-        settlements = lane.confirm_each(event.tags) if lane is self._main else None
-        if settlements is not None:
+        run = lane.confirm_each(event.tags) if lane is self._main else None
+        if run is not None:
             self._aftermath.heard()
-            self._aftermath.settlements += settlements
+            self._aftermath.ended(run)
             return
         for tag in event.tags:
             self.handle(Acked(event.epoch, tag, multiple=False), now)
@@ -310,7 +311,7 @@ class Session(Generic[K]):
         while self._commands:
             yield self._commands.popleft()
 
-    def poll_settlements(self) -> list[Settlement[K]]:
+    def poll_settlements(self) -> list[Ended[K]]:
         """Take the attempts that have ended since the last call, in order."""
         settlements, self._aftermath.settlements = self._aftermath.settlements, []
         return settlements

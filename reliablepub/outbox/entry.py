@@ -22,10 +22,16 @@ HELD: Final = float("inf")
 
 
 class Waiter(Protocol):
-    """Somebody who wants to know what becomes of an entry."""
+    """Somebody who wants to know what becomes of entries: each of them ends in one of these.
 
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
-        """Take the final outcome, from the relay's thread; each entry ends in this or the next."""
+    On the relay's thread.
+    """
+
+    def all_confirmed(self, entries: Sequence[Entry]) -> None:
+        """Learn that these are confirmed: the broker has taken responsibility."""
+
+    def given_up(self, entry: Entry, outcome: Outcome) -> None:
+        """Learn that an entry was parked or discarded, because of this outcome."""
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
         """Learn that an entry was parked or discarded, and not by the relay's verdict."""
@@ -88,6 +94,8 @@ class Entry:
     def accepted(cls, message: Message, now: float) -> Entry:
         """A message that is accepted now: from here on its times are those of the wall clock."""
         entry = cls(message, now)
+        if message.is_plain:
+            return entry
         if message.not_before is not None:
             due_at = message.not_before.timestamp()
             entry.due_at = due_at if due_at > now else None

@@ -9,8 +9,9 @@ go when no tag of its range is outstanding any more.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from reliablepub.outbox.entry import Sent
 
@@ -34,6 +35,20 @@ class _Epoch:
     ranges: list[_Range] = field(default_factory=list)
 
 
+class Settled(NamedTuple):
+    """Some tags of one range are settled.
+
+    Attributes:
+        tags: how many.
+        at: when they were written.
+        finished: the range, if none of its tags is outstanding any more.
+    """
+
+    tags: int
+    at: float
+    finished: Sent | None
+
+
 _NONE: Final = _Range(0, range(0), Sent("", 0, ()), 0.0, 0)
 
 
@@ -42,7 +57,6 @@ class InFlightRanges:
 
     def __init__(self) -> None:
         self._by_epoch: dict[int, _Epoch] = {}
-        self._last = _NONE  # confirms come in runs
 
     def add(self, epoch: int, sent: Sent, at: float) -> None:
         """A batch has been recorded and is about to be written."""
@@ -51,20 +65,29 @@ class InFlightRanges:
         known.firsts.append(sent.first_tag)
         known.ranges.append(_Range(epoch, tags, sent, at, len(tags)))
 
-    def settle(self, epoch: int, tag: int) -> tuple[Sent | None, float]:
-        """One tag is settled; the range, if it was its last one, and when it was written."""
-        found = self._last
-        if found.epoch != epoch or tag not in found.tags:
-            known = self._by_epoch[epoch]
-            found = self._last = known.ranges[bisect_right(known.firsts, tag) - 1]
-        found.left -= 1
-        if found.left:
-            return None, found.at
-        self._remove(found)
-        return found.sent, found.at
+    def settle(self, epoch: int, tags: Iterable[int]) -> list[Settled]:
+        """Tags are settled, which mostly lie in few ranges."""
+        known = self._by_epoch[epoch]
+        settled: list[Settled] = []
+        found, inside, count = _NONE, _NONE.tags, 0
+        for tag in tags:
+            if tag not in inside:
+                self._count_down(found, count, settled)
+                found, count = known.ranges[bisect_right(known.firsts, tag) - 1], 0
+                inside = found.tags
+            count += 1
+        self._count_down(found, count, settled)
+        return settled
+
+    def _count_down(self, found: _Range, count: int, settled: list[Settled]) -> None:
+        if not count:
+            return
+        found.left -= count
+        settled.append(Settled(count, found.at, None if found.left else found.sent))
+        if not found.left:
+            self._remove(found)
 
     def _remove(self, done: _Range) -> None:
-        self._last = _NONE  # or its messages would stay in memory
         known = self._by_epoch[done.epoch]
         index = bisect_right(known.firsts, done.tags.start) - 1
         del known.firsts[index], known.ranges[index]

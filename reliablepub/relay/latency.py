@@ -50,13 +50,12 @@ class Latencies:
         self._before = [0] * _CLASSES
         self._begun_at: float | None = None
 
-    def took(self, seconds: float) -> None:
-        """A message was confirmed so long after it was written."""
-        if seconds == self._run_s:
-            self._run += 1
-            return
-        self._count_run()
-        self._run_s, self._run = seconds, 1
+    def took(self, seconds: float, messages: int) -> None:
+        """So many messages were confirmed so long after they were written."""
+        if seconds != self._run_s:
+            self._count_run()
+            self._run_s = seconds
+        self._run += messages
 
     def told(self, now: float) -> Percentiles | None:
         """The percentiles; None if nothing was confirmed of late.

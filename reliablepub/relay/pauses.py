@@ -9,15 +9,13 @@ probe; when a probe is confirmed, the others, a page at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, TypeAlias
 
 from reliablepub._core.breaker import Breakers
-from reliablepub._core.decide import REFUSALS
 from reliablepub._core.session import Session
 from reliablepub.outbox.entry import Entry, Release, Turn
-from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, wait_s
 from reliablepub.relay.guard import Guard
 from reliablepub.relay.notices import Notices
@@ -71,19 +69,20 @@ class Pauses:
         """Whether the entry may be sent, perhaps as a probe."""
         return not self._breakers or self._breakers.admits(destination_of(entry))
 
-    def heard(self, entry: Entry, kind: OutcomeKind, now: float) -> None:
-        """An attempt has ended."""
-        if not self._is_on:
+    def refused(self, entry: Entry, now: float) -> None:
+        """An attempt has ended in a refusal."""
+        destination = destination_of(entry)
+        if self._is_on and self._breakers.refused(destination, now):
+            refusals = self._breakers.refusals(destination)
+            self._notices.destination("paused", destination, refusals)
+            self._new.add(destination)
+            self._letting_go.discard(destination)
+
+    def confirmed(self, entries: Iterable[Entry]) -> None:
+        """Attempts have ended in confirms."""
+        if not self._breakers:
             return
-        if kind in REFUSALS:
-            destination = destination_of(entry)
-            if self._breakers.refused(destination, now):
-                refusals = self._breakers.refusals(destination)
-                self._notices.destination("paused", destination, refusals)
-                self._new.add(destination)
-                self._letting_go.discard(destination)
-        elif kind is OutcomeKind.CONFIRMED and self._breakers:
-            destination = destination_of(entry)
+        for destination in map(destination_of, entries):
             refusals = self._breakers.refusals(destination)
             if self._breakers.confirmed(destination):
                 self._notices.destination("resumed", destination, refusals)

@@ -308,7 +308,7 @@ class Relay:
         for attempt in (*turn.parked, *turn.discarded):
             self._loaded.drop(attempt.entry)
             if attempt.entry.waiter is not None:
-                attempt.entry.waiter.settled(attempt.entry, attempt.outcome)
+                attempt.entry.waiter.given_up(attempt.entry, attempt.outcome)
 
     def _send(self, batches: Sequence[Batch[Entry]], recorded: Sequence[Sent], wall: float) -> None:
         for index, (batch, sent) in enumerate(zip(batches, recorded, strict=True)):

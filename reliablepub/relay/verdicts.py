@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Final
 
 from reliablepub._core.decide import (
     REFUSALS,
@@ -21,15 +23,18 @@ from reliablepub._core.decide import (
     RetryAt,
     decide,
 )
-from reliablepub._core.events import Settlement
+from reliablepub._core.events import ConfirmedEach, Ended, Settlement
 from reliablepub.outbox.entry import HELD, Attempt, Entry, Sent, Turn
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import GiveUp, RetryIn, Verdict
-from reliablepub.relay.in_flight import InFlightRanges
+from reliablepub.relay.in_flight import InFlightRanges, Settled
 from reliablepub.relay.latency import Latencies
 from reliablepub.relay.notices import Notices
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.ruling import Ruling
+
+_key_of: Final = attrgetter("message.ordering_key")
+_attempts_of: Final = attrgetter("attempts")
 
 
 @dataclass(slots=True)
@@ -82,29 +87,21 @@ class Verdicts:
         self.turn, self.postponed, self.lets_others_go = Turn(), [], False
         return turn, postponed
 
-    def judge(
-        self, settlements: Sequence[Settlement[Entry]], now: float, wall: float
-    ) -> set[Entry]:
+    def judge(self, ended: Sequence[Ended[Entry]], now: float, wall: float) -> set[Entry]:
         """Take in attempts that have ended on the wire.
 
         Returns:
             those who are too late to be sent again.
         """
         late: set[Entry] = set()
-        hears_confirms = self.notices.hears_confirms
-        for settlement in settlements:
-            entry, epoch, tag, outcome = settlement
-            finished, sent_at = self.ranges.settle(epoch, tag)
-            if finished is not None:
-                self.turn.finished.append(finished)
-            if outcome.kind is OutcomeKind.CONFIRMED:
-                self.latencies.took(now - sent_at)
-                self._confirmed(settlement, now, wall)
-                if not hears_confirms:
-                    continue
-            elif isinstance(self.decide(settlement, now, wall), Expire):
-                late.add(entry)
-            self.notices.ended(settlement, self.epoch_name(epoch), now - sent_at)
+        for one in ended:
+            if isinstance(one, ConfirmedEach):
+                self._confirmed(one, now, wall)
+                continue
+            [settled] = self._settle(one.epoch, (one.tag,))
+            if isinstance(self.decide(one, now, wall), Expire):
+                late.add(one.key)
+            self.notices.ended(one, self.epoch_name(one.epoch), now - settled.at)
         return late
 
     def unwritable(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
@@ -115,11 +112,11 @@ class Verdicts:
     def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision:
         """Decide what follows from an attempt without a confirm."""
         entry, outcome = settlement.key, settlement.outcome
-        self.pauses.heard(entry, outcome.kind, now)
         attempt = self._keep(settlement, wall)
         setattr(entry, outcome.kind.value, getattr(entry, outcome.kind.value) + 1)
         verdict: Verdict = RetryIn(0.0)
         if outcome.kind in REFUSALS:
+            self.pauses.refused(entry, now)
             entry.refused_at = wall if entry.refused_at is None else entry.refused_at
             verdict = self.ruling.verdict(entry, outcome, wall)
         decision = decide(
@@ -179,19 +176,50 @@ class Verdicts:
         outcome = Outcome(OutcomeKind.EXPIRED, 0, text, entry.persistence)
         self.turn.parked.append(self._keep(Settlement(entry, 0, 0, outcome), wall))
 
-    def _confirmed(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
-        entry = settlement.key
-        self.pauses.heard(entry, OutcomeKind.CONFIRMED, now)
-        self.turn.confirmed.append(entry)
-        if entry.message.ordering_key is not None:
+    def _settle(self, epoch: int, tags: Sequence[int]) -> list[Settled]:
+        """Tags are not on the wire any more, and the rows of their ranges may go."""
+        settled = self.ranges.settle(epoch, tags)
+        self.turn.finished += [part.finished for part in settled if part.finished is not None]
+        return settled
+
+    def _confirmed(self, run: ConfirmedEach[Entry], now: float, wall: float) -> None:
+        """What most messages come to: so it is done for many at once."""
+        entries, settled = run.keys, self._settle(run.epoch, run.tags)
+        for part in settled:
+            self.latencies.took(now - part.at, part.tags)
+        self.pauses.confirmed(entries)
+        self.turn.confirmed += entries
+        if any(map(_key_of, entries)):
             self.lets_others_go = True
-        if entry.attempts:
-            self._keep(settlement, wall)  # the end of a story that was worth keeping
-        if entry.waiter is not None:
-            entry.waiter.settled(entry, settlement.outcome)
+        if any(map(_attempts_of, entries)):
+            self._keep_stories(run, wall)
+        _tell_confirmed(entries)
+        if self.notices.hears_confirms:
+            taken_s = (now - part.at for part in settled for _ in range(part.tags))
+            for settlement, latency_s in zip(run.each(), taken_s, strict=True):
+                self.notices.ended(settlement, self.epoch_name(run.epoch), latency_s)
+
+    def _keep_stories(self, run: ConfirmedEach[Entry], wall: float) -> None:
+        """The ends of those that were worth keeping."""
+        for settlement in run.each():
+            if settlement.key.attempts:
+                self._keep(settlement, wall)
 
     def _keep(self, settlement: Settlement[Entry], wall: float) -> Attempt:
         epoch = self.epoch_name(settlement.epoch)
         attempt = Attempt(settlement.key, epoch, settlement.tag, settlement.outcome, wall)
         self.turn.attempts.append(attempt)
         return attempt
+
+
+def _tell_confirmed(entries: Sequence[Entry]) -> None:
+    """Tell those who wait, each once for all of theirs that follow one another."""
+    waiter, theirs = entries[0].waiter, list[Entry]()
+    for entry in entries:
+        if entry.waiter is not waiter:
+            if waiter is not None:
+                waiter.all_confirmed(theirs)
+            waiter, theirs = entry.waiter, []
+        theirs.append(entry)
+    if waiter is not None:
+        waiter.all_confirmed(theirs)

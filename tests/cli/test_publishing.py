@@ -43,9 +43,11 @@ class Scripted:
         self.groups.append(group)
         receipt = IssuedBatch(self)
         receipt.accepted(len(group))
-        for _ in group if verdict is not None else ():
-            assert verdict is not None
-            receipt.settled(ENTRY, Outcome(verdict))
+        if verdict is OutcomeKind.CONFIRMED:
+            receipt.all_confirmed([ENTRY] * len(group))
+        elif verdict is not None:
+            for _ in group:
+                receipt.given_up(ENTRY, Outcome(verdict))
         return receipt
 
     def flush(self, timeout: float) -> None:

@@ -26,17 +26,16 @@ def test_receipts_are_added_up_and_let_go() -> None:
     first, second = receipt(2), receipt(30)
     tally.add(first)
     tally.add(second)
-    first.settled(ENTRY, CONFIRMED)
+    first.all_confirmed([ENTRY])
     for _ in range(20):
-        second.settled(ENTRY, RETURNED)
+        second.given_up(ENTRY, RETURNED)
     tally.gather()
     tally.gather()
     assert (tally.stored, tally.confirmed, tally.parked, tally.open) == (32, 1, 20, 11)
     assert len(tally.failures) == FAILURES_SHOWN
     assert second.failures == []
-    first.settled(ENTRY, CONFIRMED)
-    for _ in range(10):
-        second.settled(ENTRY, CONFIRMED)
+    first.all_confirmed([ENTRY])
+    second.all_confirmed([ENTRY] * 10)
     tally.gather()
     tally.gather()
     assert (tally.confirmed, tally.parked, tally.open) == (12, 20, 0)

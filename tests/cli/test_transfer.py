@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.outbox import transfer
-from reliablepub.outbox.migrate import migrations
+from reliablepub.outbox.migrate import MIGRATIONS
 from reliablepub.outbox.sql import script
 from tests.cli.trouble import make_trouble
 
@@ -164,13 +164,13 @@ def test_what_is_exported_can_be_chosen(path: Path) -> None:
 def test_an_outbox_is_brought_to_this_version(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script("migrations", migrations()[0]))
+        connection.executescript(script("migrations", MIGRATIONS[0]))
         connection.execute("INSERT INTO reliablepub_schema VALUES (1, 0.0)")
         connection.commit()
     looked = run("status", "--outbox", path)
     assert looked.exit_code == 4
     assert "is of the older version 1" in looked.stderr
     result = run("migrate", "--outbox", path, "--json")
-    assert json.loads(result.stdout) == {"from": 1, "to": len(migrations())}
+    assert json.loads(result.stdout) == {"from": 1, "to": len(MIGRATIONS)}
     assert "the newest" in run("migrate", "--outbox", path).stdout
     assert run("status", "--outbox", path).exit_code == 0

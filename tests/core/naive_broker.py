@@ -31,7 +31,7 @@ from reliablepub._core.events import (
 )
 from reliablepub._core.session import Session
 from reliablepub.outcome import Outcome, OutcomeKind
-from tests.acks import in_runs
+from tests.acks import in_runs, singly
 
 CONFIRM_TIMEOUT_S: Final = 30.0
 IMMEDIATE: Final = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
@@ -285,7 +285,7 @@ class Rig:
             self._settle_and_obey()
 
     def _settle_and_obey(self) -> None:
-        for settlement in self.session.poll_settlements():
+        for settlement in singly(self.session.poll_settlements()):
             self._check_verdict(settlement)
         commands = list(self.session.poll_commands())
         assert not any(isinstance(command, Disconnect) for command in commands[:-1])

@@ -100,6 +100,16 @@ class Pair:
         for tag in tags:
             self.model.confirm(tag, CONFIRMED, multiple=False)
 
+    def acks_up_to(self, tag: int) -> None:
+        """All that it covers, or none: likewise."""
+        is_odd = not self.model.knows(tag) or tag < min(self.model.open, default=tag + 1)
+        if is_odd or self.model.returned:
+            assert self.ledger.handle_acks_up_to(tag) is None
+            return
+        settled = self.model.confirm(tag, CONFIRMED, multiple=True)
+        tags, keys = [tag for tag, _, _ in settled], [key for _, key, _ in settled]
+        assert self.ledger.handle_acks_up_to(tag) == (tags, keys)
+
     def note_return(self, tag: int) -> None:
         outcome = Outcome(OutcomeKind.RETURNED, 312, f"NO_ROUTE {tag}")
         if not self.model.knows(tag):
@@ -154,6 +164,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.pair.acks(data.draw(st.lists(any_tag, min_size=1, max_size=10)))
 
     @rule(data=st.data())
+    def acks_up_to(self, data: st.DataObject) -> None:
+        self.pair.acks_up_to(data.draw(st.integers(0, self.pair.model.last + 1)))
+
+    @rule(data=st.data())
     def note_return(self, data: st.DataObject) -> None:
         self.pair.note_return(data.draw(st.integers(0, self.pair.model.last + 1)))
 
@@ -174,9 +188,12 @@ def one_random_event(pair: Pair, chance: random.Random) -> None:
     last = pair.model.last
     low = min(pair.model.open, default=last)
     tag = min(low + int(chance.expovariate(0.2)), last + (chance.random() < 0.001))
-    match chance.choices(("send", "confirm", "return", "take back", "any tag"), (50, 40, 6, 2, 2)):
+    kinds = {"send": 50, "confirm": 30, "acks": 10, "return": 6, "take back": 2, "any tag": 2}
+    match chance.choices([*kinds], [*kinds.values()]):
         case ["send"]:
             pair.register()
+        case ["acks"]:
+            pair.acks_up_to(tag)
         case ["confirm"]:
             verdict = NACKED if chance.random() < 0.1 else CONFIRMED
             pair.confirm(tag, verdict, multiple=chance.random() < 0.4)

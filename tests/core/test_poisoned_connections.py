@@ -24,6 +24,7 @@ from reliablepub._core.events import (
 from reliablepub._core.quarantine import ASIDE_MAX_S, ASIDE_S
 from reliablepub._core.session import Session
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.acks import singly
 from tests.core.naive_broker import CONFIRM_TIMEOUT_S, IMMEDIATE, Rig
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
@@ -116,7 +117,9 @@ def test_suspects_are_told_why_they_are_uncertain() -> None:
     while len(rig.live) < 2:
         rig.step()
     rig.session.handle(ConnectionLost("540", IMMEDIATE), rig.now)
-    [text] = {settlement.outcome.reply_text for settlement in rig.session.poll_settlements()}
+    [text] = {
+        settlement.outcome.reply_text for settlement in singly(rig.session.poll_settlements())
+    }
     assert text == (
         "this message, or one in flight with it, closed the connection: "
         "NOT_IMPLEMENTED - immediate=true"
@@ -228,7 +231,7 @@ def test_suspects_whom_nobody_blames_are_told_what_has_happened(count: int) -> N
     for key in "ab"[:count]:
         session.submit(key, 1)
     send_and_lose(session, 3)
-    settlements = session.poll_settlements()
+    settlements = list(singly(session.poll_settlements()))
     assert len(settlements) == 3 * count
     assert {settlement.outcome for settlement in settlements} == {
         Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost: reset")
@@ -282,7 +285,7 @@ def test_who_was_alone_behind_an_ended_channel_is_not_refused() -> None:
     assert [batch.keys for batch in session.poll_transmit(40)] == [["fresh"]]
     session.poll_settlements()
     session.handle(ConnectionLost("540", IMMEDIATE), 40)
-    [fresh] = session.poll_settlements()
+    [fresh] = singly(session.poll_settlements())
     assert (fresh.key, fresh.outcome.kind) == ("fresh", OutcomeKind.UNCERTAIN)
 
 

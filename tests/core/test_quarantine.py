@@ -10,6 +10,7 @@ from reliablepub._core.confirms import Violation
 from reliablepub._core.events import ChannelClosed, CloseChannel, ConnectionLost, OpenChannel
 from reliablepub._core.window import Window
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.acks import singly
 from tests.core.naive_broker import Rig
 
 CONFIRMED, REFUSED = OutcomeKind.CONFIRMED, OutcomeKind.REFUSED
@@ -251,7 +252,7 @@ def test_the_suspects_are_told_why_they_are_uncertain() -> None:
     while len(rig.live) < 2:
         rig.step()
     rig.session.handle(ChannelClosed(1, 403, "ACCESS_REFUSED", by_publish=True), rig.now)
-    outcomes = {settlement.outcome for settlement in rig.session.poll_settlements()}
+    outcomes = {settlement.outcome for settlement in singly(rig.session.poll_settlements())}
     words = "this message, or one in flight with it, closed the channel: ACCESS_REFUSED"
     assert outcomes == {Outcome(OutcomeKind.UNCERTAIN, 403, words)}
     assert list(rig.session.poll_commands()) == [OpenChannel(2), OpenChannel(3)]

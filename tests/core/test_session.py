@@ -30,6 +30,7 @@ from reliablepub._core.events import (
 )
 from reliablepub._core.session import Session
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+from tests.acks import singly
 
 UNCERTAIN = OutcomeKind.UNCERTAIN
 
@@ -53,7 +54,7 @@ class Client:
 
     def poll(self) -> None:
         self.commands += self.session.poll_commands()
-        self.ended += [(s.key, s.outcome) for s in self.session.poll_settlements()]
+        self.ended += [(s.key, s.outcome) for s in singly(self.session.poll_settlements())]
 
     def submits(self, keys: str, size: int = 1) -> None:
         for key in keys:

@@ -16,7 +16,7 @@ from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, OutboxDiskFull, ReliablePubError, Withdrawn
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Snapshot, Store, Turn
-from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Chunk, Inbox
@@ -149,7 +149,11 @@ class Told:
         self.error = error
         self.log.append("refused")
 
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
+    def all_confirmed(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            self.given_up(entry, CONFIRMED)
+
+    def given_up(self, entry: Entry, outcome: Outcome) -> None:
         id_ = entry.message.message_id or ""
         assert id_ not in self.outcomes, f"{id_} is told twice"
         self.outcomes[id_] = outcome

@@ -33,7 +33,22 @@ def test_a_range_is_over_with_its_last_tag_in_whatever_order_they_come(seed: int
     for epoch, tag in chance.sample(sorted(left), len(left)):
         batch = left.pop((epoch, tag))
         is_over = batch not in left.values()
-        assert ranges.settle(epoch, tag) == (batch if is_over else None, at[batch])
+        assert ranges.settle(epoch, [tag]) == [(1, at[batch], batch if is_over else None)]
+
+
+def test_a_run_of_tags_is_counted_range_by_range() -> None:
+    ranges = InFlightRanges()
+    first, second, third = sent(1, 3), sent(4, 2), sent(6, 2)
+    for at, batch in enumerate((first, second, third)):
+        ranges.add(1, batch, float(at))
+    assert ranges.settle(1, [2, 4, 5, 3, 6]) == [
+        (1, 0.0, None),
+        (2, 1.0, second),
+        (1, 0.0, None),
+        (1, 2.0, None),
+    ]
+    assert ranges.settle(1, [7, 1]) == [(1, 2.0, third), (1, 0.0, first)]
+    assert not ranges._by_epoch
 
 
 def test_no_message_is_kept_once_all_are_settled() -> None:
@@ -43,5 +58,5 @@ def test_no_message_is_kept_once_all_are_settled() -> None:
     del entries
     for tag in (1, 2):
         assert is_there() is not None
-        ranges.settle(1, tag)
+        ranges.settle(1, [tag])
     assert is_there() is None

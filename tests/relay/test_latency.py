@@ -13,7 +13,7 @@ seconds = st.floats(1e-5, 3_600.0)
 def test_percentiles_are_never_too_low_and_hardly_too_high(taken: list[float]) -> None:
     latencies = Latencies()
     for taken_s in taken:
-        latencies.took(taken_s)
+        latencies.took(taken_s, 1)
     found = latencies.told(0.0)
     assert found is not None
     ordered = sorted(taken)
@@ -28,11 +28,11 @@ def test_percentiles_are_never_too_low_and_hardly_too_high(taken: list[float]) -
 def test_nothing_is_told_before_a_confirm_and_long_after_the_last_one() -> None:
     latencies = Latencies()
     assert latencies.told(0.0) is None
-    latencies.took(0.5)
+    latencies.took(0.5, 1)
     for now, confirms in ((1.0, 1), (SPAN_S + 1, 1), (2 * SPAN_S + 1, None)):
         found = latencies.told(now)
         assert (found and found.confirms) == confirms
-    latencies.took(0.5)
+    latencies.took(0.5, 1)
     assert latencies.told(3 * SPAN_S) is not None
     assert latencies.told(9 * SPAN_S) is None, "two generations later"
 
@@ -40,8 +40,7 @@ def test_nothing_is_told_before_a_confirm_and_long_after_the_last_one() -> None:
 def test_a_run_of_equal_durations_counts_each() -> None:
     latencies = Latencies()
     for taken_s, times in ((0.001, 900), (0.5, 100), (0.001, 1)):
-        for _ in range(times):
-            latencies.took(taken_s)
+        latencies.took(taken_s, times)
     found = latencies.told(0.0)
     assert found is not None
     assert found.confirms == 1_001
@@ -51,8 +50,8 @@ def test_a_run_of_equal_durations_counts_each() -> None:
 
 def test_what_is_out_of_range_is_counted_at_its_end() -> None:
     latencies = Latencies()
-    latencies.took(0.0)
-    latencies.took(1e9)
+    latencies.took(0.0, 1)
+    latencies.took(1e9, 1)
     found = latencies.told(0.0)
     assert isinstance(found, Percentiles)
     assert found.confirms == 2

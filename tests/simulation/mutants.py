@@ -14,7 +14,7 @@ import pytest
 
 from reliablepub._core import quarantine
 from reliablepub._core.confirms import ConfirmLedger
-from reliablepub._core.events import Settlement
+from reliablepub._core.events import ConfirmedEach, Ended, Settlement
 from reliablepub._core.lane import Lane
 from reliablepub._core.session import Session
 from reliablepub._core.turns import Turns
@@ -144,10 +144,12 @@ def a_late_confirm_of_an_old_epoch_counts(patch: pytest.MonkeyPatch) -> None:
 def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
     real: Any = Verdicts.judge
 
-    def judge(self: Any, settlements: Sequence[Settlement[Entry]], *times: float) -> Any:
+    def judge(self: Any, ended: Sequence[Ended[Entry]], *times: float) -> Any:
         told = [
-            one._replace(outcome=CONFIRMED) if one.outcome.kind is OutcomeKind.UNCERTAIN else one
-            for one in settlements
+            ConfirmedEach(one.epoch, [one.tag], [one.key])
+            if isinstance(one, Settlement) and one.outcome.kind is OutcomeKind.UNCERTAIN
+            else one
+            for one in ended
         ]
         return real(self, told, *times)
 
@@ -465,10 +467,10 @@ def what_is_skipped_is_deleted(patch: pytest.MonkeyPatch) -> None:
 def an_outcome_is_told_twice(patch: pytest.MonkeyPatch) -> None:
     real: Any = Verdicts._confirmed
 
-    def confirmed(self: Any, settlement: Settlement[Entry], *rest: Any) -> None:
-        real(self, settlement, *rest)
-        if settlement.key.waiter is not None:
-            settlement.key.waiter.settled(settlement.key, settlement.outcome)
+    def confirmed(self: Any, run: ConfirmedEach[Entry], *rest: Any) -> None:
+        real(self, run, *rest)
+        if run.keys[-1].waiter is not None:
+            run.keys[-1].waiter.all_confirmed(run.keys[-1:])
 
     patch.setattr(Verdicts, "_confirmed", confirmed)
 
@@ -483,7 +485,7 @@ def parking_is_told_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
         entry = settlement.key
         if len(self.turn.parked) > before and entry.waiter is not None:
             waiter, entry.waiter = entry.waiter, None
-            waiter.settled(entry, settlement.outcome)
+            waiter.given_up(entry, settlement.outcome)
 
     patch.setattr(Verdicts, "decide", decide)
 

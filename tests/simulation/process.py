@@ -19,7 +19,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Snapshot, Store, Turn
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
-from reliablepub.outcome import Outcome
+from reliablepub.outcome import CONFIRMED, Outcome
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.caller import Handover
 from reliablepub.relay.clock import Clock
@@ -141,7 +141,12 @@ class Caller:
             self._process.checker.turned_away(self.messages)
         self._process.fuse.step("after a caller was answered")
 
-    def settled(self, entry: Entry, outcome: Outcome) -> None:
+    def all_confirmed(self, entries: Sequence[Entry]) -> None:
+        """The waiter of the handover."""
+        for entry in entries:
+            self.given_up(entry, CONFIRMED)
+
+    def given_up(self, entry: Entry, outcome: Outcome) -> None:
         """The waiter of the handover."""
         self._process.fuse.step("before a caller learns the outcome")
         self._process.checker.told(entry.message, outcome)
