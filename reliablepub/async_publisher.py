@@ -26,9 +26,10 @@ from reliablepub.errors import PublisherClosed, WrongEventLoop
 from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.ids import new_id
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.bridge import Bridge, Signal
-from reliablepub.relay.caller import Cutter, Handover, new_id
+from reliablepub.relay.caller import Cutter, Handover
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.limits import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN
 from reliablepub.relay.status import Status
@@ -246,12 +247,11 @@ class AsyncPublisher:
         try:
             async with aclosing(_cut(messages, door.cutter())) as chunks:
                 async for chunk in chunks:
-                    done = Signal(bridge)
                     under_way.append(
                         door.hand_over(
                             chunk,
                             receipt,
-                            done,
+                            Signal(bridge),
                             source=source,
                             on_stored=receipt.accepted,
                             stream=stream,

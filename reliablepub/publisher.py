@@ -22,9 +22,10 @@ from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
 from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.ids import new_id
 from reliablepub.policy import RetryPolicy
 from reliablepub.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
-from reliablepub.relay.caller import Handover, cut, new_id
+from reliablepub.relay.caller import Handover, cut
 from reliablepub.relay.handover import Stream
 from reliablepub.relay.latch import Latch
 from reliablepub.relay.limits import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
-from uuid import uuid4
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxUnsure
 from reliablepub.hooks import Stamps
@@ -24,6 +23,7 @@ from reliablepub.outbox.database import absolute, open_writer, reading
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.enqueuing import Enqueuing, OpenLimits, is_stored
 from reliablepub.outbox.entry import Entry
+from reliablepub.outbox.ids import new_id
 from reliablepub.outbox.inspection import (
     HeldKey,
     OutboxStatus,
@@ -123,7 +123,7 @@ class Outbox:
         for stamp in self._stamps:
             message = stamp(message)
         if message.message_id is None:
-            message = message.with_message_id(str(uuid4()))
+            message = message.with_message_id(new_id())
         assert message.message_id is not None
         entry = Entry.accepted(message, time.time())
         if connection is not None:

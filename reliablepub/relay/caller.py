@@ -5,14 +5,13 @@ Knows: messages, limits. Must never know: how a caller waits, what the relay doe
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Generic, Protocol, TypeVar
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter
+from reliablepub.outbox.ids import new_id
 from reliablepub.relay.handover import Chunk, Stream
 from reliablepub.relay.limits import Limits
 
@@ -79,25 +78,6 @@ class Handover(Generic[FlagT]):
         self.done.set()
 
 
-def minted(message: Message) -> Message:
-    """The message, with an id of its own if it had none."""
-    return message if message.message_id is not None else message.with_message_id(new_id())
-
-
-def new_id() -> str:
-    """A ``message_id`` that nobody else has: a UUID of version 4, with 120 bits by chance.
-
-    `uuid.uuid4` asks the kernel for every one, and gives the interpreter away meanwhile: a thread
-    that competes for it is then five milliseconds ahead. So the kernel is asked for a seed.
-    """
-    digits = f"{_chance.getrandbits(128):032x}"
-    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
-
-
-_chance: Final = random.Random()  # noqa: S311 - unique, not secret; 2,500 bytes of the kernel's
-os.register_at_fork(after_in_child=_chance.seed)
-
-
 class Cutter:
     """Cuts a stream into pieces that are handed over and stored together, and that limits allow.
 
@@ -126,7 +106,8 @@ class Cutter:
             raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
         for stamp in self._stamps:
             message = stamp(message)
-        message = minted(message)  # the id counts too
+        if message.message_id is None:
+            message = message.with_message_id(new_id())  # before it is measured: the id counts too
         size = self._size + message.size
         if self._chunk and (len(self._chunk) >= self._messages_max or size > self._bytes_max):
             chunk, self._chunk, self._size = self._chunk, [message], message.size
