@@ -131,8 +131,7 @@ class Message:
         _check_body(body)
         fields = self.__dict__
         fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
-        size = _FIXED_BYTES + len(body) + _short_string_bytes("exchange", exchange)
-        size += _short_string_bytes("routing_key", routing_key)
+        size = _FIXED_BYTES + len(body) + _address_bytes(exchange, routing_key)
         if message_id is not None:
             size += _message_id_bytes(message_id)
             fields["message_id"] = message_id
@@ -179,11 +178,12 @@ class Message:
 
     def with_message_id(self, message_id: str) -> Message:
         """The same message under the given id."""
-        if self.message_id is not None or self.headers is not None:
+        given = self.__dict__
+        if "message_id" in given or "headers" in given:
             return replace(self, message_id=message_id)
         twin = object.__new__(Message)  # in a fifth of the time of `replace`: the rest is checked
         fields = twin.__dict__
-        fields.update(self.__dict__)
+        fields.update(given)
         fields["message_id"] = message_id
         fields["size"] += _message_id_bytes(message_id)
         return twin
@@ -205,7 +205,19 @@ def _check_body(body: object) -> None:
         raise InvalidMessage("body", problem)
 
 
+def _address_bytes(exchange: object, routing_key: object) -> int:
+    if type(exchange) is str and type(routing_key) is str:
+        both = exchange + routing_key
+        if len(both) <= SHORT_STRING_MAX and both.isascii():  # the common case, in one look
+            return len(both)
+    return _short_string_bytes("exchange", exchange) + _short_string_bytes(
+        "routing_key", routing_key
+    )
+
+
 def _message_id_bytes(value: object) -> int:
+    if type(value) is str and 0 < len(value) <= SHORT_STRING_MAX and value.isascii():
+        return len(value)
     if value == "":
         raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
     return _short_string_bytes("message_id", value)

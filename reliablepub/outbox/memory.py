@@ -100,8 +100,11 @@ class MemoryStore:
             assert entry.id == 0, f"{entry.message!r} is stored already"
             last_id += 1
             entry.id = last_id
-            self._add(entry)
-            size += entry.message.size
+            self._open[last_id] = entry
+            message = entry.message
+            size += message.size
+            if entry.expires_at is not None or message.ordering_key is not None:
+                self._remember(entry)
         for name, count in turn.sources.items():
             self._positions[name] = self.position(name) + count
         confirmed, confirmed_bytes = self._take_out(turn.confirmed)
@@ -224,8 +227,8 @@ class MemoryStore:
             entries.append(entry)
         return entries, next_at
 
-    def _add(self, entry: Entry) -> None:
-        self._open[entry.id] = entry
+    def _remember(self, entry: Entry) -> None:
+        """Where to look for it."""
         if entry.expires_at is not None:
             self._expiring.add(entry.expires_at, entry.id)
         if entry.message.ordering_key is not None:

@@ -8,7 +8,7 @@ room for them. If the turn cannot be committed, they are forgotten again, and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,16 +33,13 @@ class TakenIn:
         chunk: as it was handed over.
         entries: its messages.
         is_loaded: whether they are in memory, as far as they may be sent at once.
+        loaded: those that are.
     """
 
     chunk: Chunk
     entries: Sequence[Entry]
     is_loaded: bool
-
-    @property
-    def loaded(self) -> Iterator[Entry]:
-        """Those that are in memory."""
-        return (entry for entry in self.entries if self.is_loaded and entry.is_for_now)
+    loaded: Sequence[Entry]
 
 
 class Intake:
@@ -112,9 +109,8 @@ class Intake:
             if chunk.source is not None:
                 turn.sources[chunk.source] = turn.sources.get(chunk.source, 0) + len(entries)
             is_in_turn = is_in_turn and self._loaded.fits(len(entries), chunk.size)
-            taken = TakenIn(chunk, entries, is_in_turn)
-            taken_in.append(taken)
-            loaded = list(taken.loaded)
+            loaded = [entry for entry in entries if entry.is_for_now] if is_in_turn else []
+            taken_in.append(TakenIn(chunk, entries, is_in_turn, loaded))
             self._loaded.add(*loaded)
             for entry in loaded:
                 entry.waiter = chunk.waiter
@@ -124,7 +120,9 @@ class Intake:
     def committed(self, taken_in: Sequence[TakenIn]) -> None:
         """They are in the store: tell their callers."""
         for taken in taken_in:
-            self._loaded.stored(taken.entries, taken.chunk.waiter, is_loaded=taken.is_loaded)
+            self._loaded.stored(
+                taken.entries, taken.loaded, taken.chunk.waiter, is_loaded=taken.is_loaded
+            )
             taken.chunk.stored()
 
     def undo(self, taken_in: Sequence[TakenIn], turn: Turn, error: OutboxError) -> None:

@@ -108,7 +108,8 @@ class Loaded:
     def _leave(self, entries: Sequence[Entry], *, is_settled: bool) -> None:
         self._messages -= len(entries)
         self._bytes -= sum([entry.message.size for entry in entries])
-        self._due.difference_update([entry.id for entry in entries])
+        if self._due:
+            self._due.difference_update([entry.id for entry in entries])
         for entry in entries:
             if entry.expires_at is not None:
                 self._deadlines.forget(entry)
@@ -142,14 +143,27 @@ class Loaded:
         self._waiters.put(id_, waiter)
         return None
 
-    def stored(self, entries: Sequence[Entry], waiter: Waiter | None, *, is_loaded: bool) -> None:
-        """New entries of one waiter: in memory already, as far as they may go at once, or not."""
+    def stored(
+        self,
+        entries: Sequence[Entry],
+        in_memory: Sequence[Entry],
+        waiter: Waiter | None,
+        *,
+        is_loaded: bool,
+    ) -> None:
+        """New entries of one waiter, and those of them that are in memory already.
+
+        Args:
+            entries: all of them.
+            in_memory: as far as they may go at once, if ``is_loaded``.
+            waiter: theirs.
+            is_loaded: whether all others have to wait for something.
+        """
         first, last = entries[0].id, entries[-1].id
         if is_loaded:
             self._backlog.loaded(first, last)
         else:
             self._backlog.others(last)
-        in_memory = [entry for entry in entries if is_loaded and entry.is_for_now]
         for entry in in_memory:
             if entry.expires_at is not None:
                 self._deadlines.watch(entry)

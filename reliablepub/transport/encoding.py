@@ -39,8 +39,10 @@ _PLAIN_FLAGS = _HEADERS_AND_DELIVERY_MODE | _MESSAGE_ID
 _ATTEMPT = _OCTET.pack(len(ATTEMPT_HEADER)) + ATTEMPT_HEADER.encode()
 _OURS_BYTES = len(_ATTEMPT) + _TYPED_INT64.size
 _TRANSIENT, _PERSISTENT = 1, 2
-_PLAIN = Struct(f">HI{len(_ATTEMPT)}scqBB")
-"""The properties of a message with no headers but ours, up to the ``message_id``."""
+_PLAIN_HEAD = _FLAGS.pack(_PLAIN_FLAGS) + _LENGTH.pack(_OURS_BYTES) + _ATTEMPT + b"l"
+"""How the properties of a message begin that has no headers but ours."""
+_ATTEMPT_MODE_AND_ID = Struct(">qBB")
+"""What follows there, up to the ``message_id``."""
 _MODE_AND_ID = Struct(">BB")
 """What is between the headers and the ``message_id``."""
 
@@ -63,8 +65,7 @@ def encode_properties(message: Message, attempt: int) -> bytes:
     if message.is_plain and message.message_id is not None:
         id_ = message.message_id.encode()
         if not message.headers:
-            fields = _PLAIN_FLAGS, _OURS_BYTES, _ATTEMPT, b"l", attempt, mode, len(id_)
-            return _PLAIN.pack(*fields) + id_
+            return _PLAIN_HEAD + _ATTEMPT_MODE_AND_ID.pack(attempt, mode, len(id_)) + id_
         return b"".join(
             (
                 _FLAGS.pack(_PLAIN_FLAGS),
@@ -117,6 +118,8 @@ def encode_batch(
         encode_properties(message, number) for number, message in enumerate(messages, attempt)
     ]
     room = frame_max - HEADER_OVERHEAD
+    if max(map(len, encoded), default=0) <= room:
+        return encoded
     for index, properties in enumerate(encoded):
         if len(properties) > room:
             problem = (

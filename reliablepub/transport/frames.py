@@ -19,6 +19,7 @@ _FRAME: Final = Struct(">BHI")
 _METHOD: Final = Struct(">HHH")
 _CONTENT: Final = Struct(">HHQ")
 _HEADER: Final = Struct(">BHIHHQ")  # a header frame up to its properties, in one go
+_NEXT_FRAME: Final = Struct(">cBHI")  # the end of a frame, and the head of the next one
 _FRAME_END: Final = b"\xce"
 _METHOD_FRAME, _HEADER_FRAME, _BODY_FRAME = 1, 2, 3
 _BASIC, _PUBLISH = 60, 40
@@ -67,10 +68,10 @@ class PublishFrames:
                 self._methods.get(destination) or self._method(destination),
                 _HEADER.pack(_HEADER_FRAME, self._channel, content, _BASIC, 0, length),
                 encoded,
-                _FRAME_END,
             )
             if 0 < length <= self._body_max:
-                pieces += (_FRAME.pack(_BODY_FRAME, self._channel, length), body, _FRAME_END)
+                frame = _NEXT_FRAME.pack(_FRAME_END, _BODY_FRAME, self._channel, length)
+                pieces += (frame, body, _FRAME_END)
             else:
                 self._add_in_parts(pieces, body)
             size += length + content
@@ -83,6 +84,7 @@ class PublishFrames:
 
     def _add_in_parts(self, pieces: list[bytes], body: bytes) -> None:
         """A body of several frames, or of none."""
+        pieces.append(_FRAME_END)  # of the header
         for start in range(0, len(body), self._body_max):
             part = body[start : start + self._body_max]
             pieces += (_FRAME.pack(_BODY_FRAME, self._channel, len(part)), part, _FRAME_END)
