@@ -30,8 +30,12 @@ INSERT OR FAIL INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- name: size_of_run
+SELECT coalesce(sum(size), 0) FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
+
+-- Without RETURNING, which costs twice as much as the look before.
 -- name: delete_run
-DELETE FROM reliablepub_messages WHERE id BETWEEN ? AND ? RETURNING size;
+DELETE FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
 -- name: keep_confirmed
 INSERT OR IGNORE INTO reliablepub_confirmed (

@@ -143,10 +143,9 @@ def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:
     """Delete open rows; how many there really were, and their bytes."""
     count = size = 0
     for first, length in id_runs(sorted(ids)):
-        rows = connection.execute(QUERIES["delete_run"], (first, first + length - 1))
-        sizes = [row[0] for row in rows]
-        count += len(sizes)
-        size += sum(sizes)
+        run = first, first + length - 1
+        size += connection.execute(QUERIES["size_of_run"], run).fetchone()[0]
+        count += connection.execute(QUERIES["delete_run"], run).rowcount
     return count, size
 
 
