@@ -17,7 +17,7 @@ from typing import Final
 from reliablepub.outbox.audit import page_damage
 from reliablepub.outbox.database import looking
 from reliablepub.outbox.lease import holder_pid
-from reliablepub.outbox.migrate import migrate, migrations
+from reliablepub.outbox.migrate import MIGRATIONS, migrate
 from reliablepub.outbox.picture import picture_path
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import transaction
@@ -67,14 +67,14 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
     """
     with looking(path) as (connection, version):
         pages = page_damage(connection, is_quick=is_quick)
-        missing, changed = _compared(connection) if version == len(migrations()) else ([], [])
+        missing, changed = _compared(connection) if version == len(MIGRATIONS) else ([], [])
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
     return Checkup(
         version=version,
-        newest=len(migrations()),
+        newest=len(MIGRATIONS),
         pages=tuple(pages),
         missing=tuple(missing),
         changed=tuple(changed),

@@ -25,7 +25,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.outbox import checkpoints
 from reliablepub.outbox.failures import is_unfinished, os_error, outbox_error, reported
-from reliablepub.outbox.migrate import is_current, migrate, migrations, version_of
+from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, version_of
 from reliablepub.outbox.transactions import transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
@@ -126,7 +126,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             raise NotAnOutbox(
                 f"the database {path} holds no outbox; its first message or its relay adds one"
             )
-        if version < len(migrations()):
+        if version < len(MIGRATIONS):
             raise NotAnOutbox(
                 f"outbox {path} is of the older version {version}; the next relay updates it, "
                 "or `reliablepub outbox migrate`"

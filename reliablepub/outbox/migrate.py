@@ -11,22 +11,21 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from typing import Final
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox.sql import QUERIES, script, statements
 
-
-@cache
-def migrations() -> Sequence[str]:
-    """Names of the migration files, in order: ``0001_first_schema.sql`` leads to version 1."""
-    folder = files("reliablepub.outbox").joinpath("migrations")
-    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".sql"))
-    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
-    return tuple(names)
+MIGRATIONS: Final = (
+    "0001_first_schema.sql",
+    "0002_schedule.sql",
+    "0003_interventions.sql",
+    "0004_first_refusal.sql",
+    "0005_retention.sql",
+    "0006_skipped_keys.sql",
+)
+"""The files in ``migrations``: the first leads to version 1."""
 
 
 def version_of(cursor: sqlite3.Cursor, path: Path) -> int:
@@ -42,7 +41,7 @@ def version_of(cursor: sqlite3.Cursor, path: Path) -> int:
     if not count:
         return 0
     (version,) = cursor.execute(QUERIES["schema_version"]).fetchone()
-    newest = len(migrations())
+    newest = len(MIGRATIONS)
     if version > newest:
         raise NotAnOutbox(
             f"outbox {path} has version {version}, and this reliablepub knows versions up to "
@@ -57,7 +56,7 @@ def is_current(cursor: sqlite3.Cursor, path: Path) -> bool:
     Raises:
         NotAnOutbox: the outbox is of a newer version.
     """
-    return version_of(cursor, path) == len(migrations())
+    return version_of(cursor, path) == len(MIGRATIONS)
 
 
 def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
@@ -71,7 +70,7 @@ def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
         NotAnOutbox: the outbox is of a newer version.
     """
     version = version_of(cursor, path)
-    for number, name in enumerate(migrations(), 1):
+    for number, name in enumerate(MIGRATIONS, 1):
         if number > version:
             for statement in statements(script("migrations", name)):
                 cursor.execute(statement)

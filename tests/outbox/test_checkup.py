@@ -11,14 +11,14 @@ from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.checkup import Checkup, check_up
 from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.migrate import migrations
+from reliablepub.outbox.migrate import MIGRATIONS
 from reliablepub.outbox.picture import picture_path, write_picture
 from reliablepub.outbox.store import SqliteStore
 
 
 def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
     SqliteStore(path).close()
-    newest = len(migrations())
+    newest = len(MIGRATIONS)
     assert check_up(path) == Checkup(
         version=newest,
         newest=newest,

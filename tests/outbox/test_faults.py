@@ -24,7 +24,7 @@ from reliablepub.message import Message
 from reliablepub.outbox import Outbox, ballast, lease
 from reliablepub.outbox import database as database_module
 from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.migrate import migrations
+from reliablepub.outbox.migrate import MIGRATIONS
 from reliablepub.outbox.sql import QUERIES, script, statements
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -307,7 +307,7 @@ def first_version(memory: Path) -> Path:
     path = memory / "first.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        for statement in statements(script("migrations", migrations()[0])):
+        for statement in statements(script("migrations", MIGRATIONS[0])):
             connection.execute(statement)
         connection.execute(QUERIES["record_migration"], (1, 0.0))
         row: tuple[Any, ...] = (1, "m-1", "x", "k", "{}", 1.0, None, 0, 0, 0, 0, 9)

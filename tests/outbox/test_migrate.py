@@ -15,7 +15,7 @@ from reliablepub.outbox import Outbox
 from reliablepub.outbox import database as database_module
 from reliablepub.outbox import migrate as migrate_module
 from reliablepub.outbox.entry import Counters, Snapshot
-from reliablepub.outbox.migrate import is_current, migrate, migrations
+from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate
 from reliablepub.outbox.sql import QUERIES, script, statements
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outbox.transactions import transaction
@@ -61,9 +61,7 @@ def test_the_schema_is_what_all_migrations_make(empty: sqlite3.Connection) -> No
 
 
 def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    assert [name[:5] for name in migrations()] == [
-        f"{n:04}_" for n in range(1, len(migrations()) + 1)
-    ]
+    assert [name[:5] for name in MIGRATIONS] == [f"{n:04}_" for n in range(1, len(MIGRATIONS) + 1)]
 
 
 def test_a_migrated_database_says_so(empty: sqlite3.Connection) -> None:
@@ -71,7 +69,7 @@ def test_a_migrated_database_says_so(empty: sqlite3.Connection) -> None:
         with transaction(empty, PATH):
             assert is_current(empty.cursor(), PATH) is is_done
             migrate(empty.cursor(), PATH)
-        assert versions(empty) == list(range(1, len(migrations()) + 1))
+        assert versions(empty) == list(range(1, len(MIGRATIONS) + 1))
 
 
 def test_the_numbers_of_the_application_are_not_touched(empty: sqlite3.Connection) -> None:
@@ -103,20 +101,20 @@ def test_the_next_migration_reaches_an_old_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SqliteStore(path).close()
-    monkeypatch.setattr(migrate_module, "migrations", lambda: [*migrations(), "next"])
+    monkeypatch.setattr(migrate_module, "MIGRATIONS", (*MIGRATIONS, "next"))
     texts = {"next": "CREATE TABLE extra (a);"}
     monkeypatch.setattr(migrate_module, "script", lambda _, name: texts[name])
     SqliteStore(path).close()
     with closing(sqlite3.connect(path)) as connection:
-        assert versions(connection) == list(range(1, len(migrations()) + 2))
+        assert versions(connection) == list(range(1, len(MIGRATIONS) + 2))
         assert connection.execute("SELECT count(*) FROM extra").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("version", range(1, len(migrations()) + 1))
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
 def test_an_outbox_of_any_version_keeps_its_messages(path: Path, version: int) -> None:
     """As a publisher of that version left it: one open, one waiting, one parked, one damaged."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for number, name in enumerate(migrations()[:version], 1):
+        for number, name in enumerate(MIGRATIONS[:version], 1):
             for statement in statements(script("migrations", name)):
                 connection.execute(statement)
             connection.execute(QUERIES["record_migration"], (number, 0.0))
@@ -175,7 +173,7 @@ def test_an_outbox_of_any_version_keeps_its_messages(path: Path, version: int) -
 def test_what_people_have_done_is_kept_and_its_numbers_go_on(path: Path) -> None:
     """A relay knows the last number: one that comes again would be overlooked."""
     with closing(sqlite3.connect(path)) as connection, connection:
-        for number, name in enumerate(migrations()[:5], 1):
+        for number, name in enumerate(MIGRATIONS[:5], 1):
             for statement in statements(script("migrations", name)):
                 connection.execute(statement)
             connection.execute(QUERIES["record_migration"], (number, 0.0))
@@ -221,8 +219,8 @@ def test_an_older_outbox_is_not_looked_at_before_it_is_updated(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SqliteStore(path).close()
-    monkeypatch.setattr(database_module, "migrations", lambda: [*migrations(), "next"])
-    words = f"is of the older version {len(migrations())}; the next relay updates it, or "
+    monkeypatch.setattr(database_module, "MIGRATIONS", (*MIGRATIONS, "next"))
+    words = f"is of the older version {len(MIGRATIONS)}; the next relay updates it, or "
     with pytest.raises(NotAnOutbox, match=f"^outbox {path} {words}`reliablepub outbox migrate`$"):
         Outbox(path).status()
 

@@ -14,7 +14,7 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json, print_result
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox.database import looking, open_writer
-from reliablepub.outbox.migrate import migrations
+from reliablepub.outbox.migrate import MIGRATIONS
 
 
 @click.command()
@@ -38,7 +38,7 @@ def migrate(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click pa
                 f"the database {outbox_path} holds no outbox; its first message adds one"
             )
     open_writer(outbox_path, is_relay=False).close()
-    after = len(migrations())
+    after = len(MIGRATIONS)
     if as_json:
         print_json({"from": before, "to": after})
     elif before == after:
