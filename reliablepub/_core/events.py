@@ -160,7 +160,7 @@ class Batch(Generic[K]):
 
 
 class Settlement(NamedTuple, Generic[K]):
-    """One attempt has ended, and not with a confirm.
+    """One attempt has ended; how most of them end is told by `ConfirmedEach`.
 
     An uncertain message is sent again by the session; with every other the caller decides.
     """

@@ -228,7 +228,7 @@ class MemoryStore:
         return entries, next_at
 
     def _remember(self, entry: Entry) -> None:
-        """Where to look for it."""
+        """It is to be found by its time, or by its key."""
         if entry.expires_at is not None:
             self._expiring.add(entry.expires_at, entry.id)
         if entry.message.ordering_key is not None:
