@@ -199,6 +199,22 @@ def test_what_cannot_be_matched_raises_and_changes_nothing(
     assert gone(ledger, 0) == [(tag, f"m{tag}", GONE) for tag in range(1, count + 1)]
 
 
+def test_violations_add_up() -> None:
+    ledger = ledger_of(1)
+    for _ in range(2):
+        with pytest.raises(EpochUntrusted):
+            return_(ledger, 2)
+    assert ledger.violations == {Violation.RETURN_UNKNOWN: 2}
+
+
+@pytest.mark.parametrize("tag", [1, 2, 3])
+def test_acks_are_settled_at_once_up_to_the_last_tag(tag: int) -> None:
+    tags = list(range(1, tag + 1))
+    keys = [f"m{tag}" for tag in tags]
+    assert ledger_of(3).handle_acks_up_to(tag) == (tags, keys)
+    assert ledger_of(3).handle_acks(tags) == keys
+
+
 def test_a_tag_that_was_taken_back_was_never_sent() -> None:
     ledger = ledger_of(2)
     ledger.take_back(2)

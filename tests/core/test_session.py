@@ -18,6 +18,7 @@ from reliablepub._core.events import (
     ChannelOpened,
     CloseChannel,
     Command,
+    ConfirmedEach,
     Connected,
     ConnectionClose,
     ConnectionLost,
@@ -26,6 +27,7 @@ from reliablepub._core.events import (
     Nacked,
     OpenChannel,
     Returned,
+    Settlement,
     Unblocked,
 )
 from reliablepub._core.session import Session
@@ -117,6 +119,48 @@ def test_a_run_of_acks_is_the_same_as_one_after_the_other(
         one_by_one.session.in_flight_bytes,
         one_by_one.session.buffered,
     )
+
+
+def test_what_is_confirmed_in_a_row_is_told_at_once() -> None:
+    client = connected()
+    client.submits("abcdef")
+    client.writes()
+    client.hears(Acked(1, 4, multiple=False))
+    assert client.kinds() == "d:confirmed"
+    session = client.session
+    session.handle(AckedEach(1, [2, 1]), client.now)
+    session.handle(Acked(1, 3, multiple=True), client.now)
+    assert session.poll_settlements() == [ConfirmedEach(1, [2, 1, 3], ["b", "a", "c"])]
+    client.writes()
+    session.handle(Acked(1, 5, multiple=False), client.now)
+    session.handle(Nacked(1, 6, multiple=True), client.now)
+    assert session.poll_settlements() == [
+        ConfirmedEach(1, [5], ["e"]),
+        Settlement("f", 1, 6, NACKED),
+    ]
+
+
+def test_a_multiple_nack_confirms_nothing() -> None:
+    client = connected()
+    client.submits("abc")
+    client.writes()
+    client.hears(Nacked(1, 2, multiple=True))
+    assert client.kinds() == "a:nacked b:nacked"
+
+
+def test_confirms_of_two_channels_are_told_apart() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    client.hears(ChannelClosed(1, 406, "no", by_publish=True), ChannelOpened(2), ChannelOpened(3))
+    client.submits("c")
+    assert client.writes() == "3.1:a 2.1:c"
+    for epoch in (2, 3):
+        client.session.handle(AckedEach(epoch, [1]), client.now)
+    assert client.session.poll_settlements() == [
+        ConfirmedEach(2, [1], ["c"]),
+        ConfirmedEach(3, [1], ["a"]),
+    ]
 
 
 def test_runs_of_acks_in_quarantine_bring_the_next_suspects() -> None:
