@@ -60,8 +60,10 @@ def test_the_schema_is_what_all_migrations_make(empty: sqlite3.Connection) -> No
         )
 
 
-def test_migrations_are_numbered_from_one_without_gaps() -> None:
-    assert [name[:5] for name in MIGRATIONS] == [f"{n:04}_" for n in range(1, len(MIGRATIONS) + 1)]
+def test_migrations_are_the_files_there_are_numbered_from_one_without_gaps() -> None:
+    folder = Path(migrate_module.__file__).with_name("migrations")
+    assert list(MIGRATIONS) == sorted(path.name for path in folder.glob("*.sql"))
+    assert [int(name[:4]) for name in MIGRATIONS] == list(range(1, len(MIGRATIONS) + 1))
 
 
 def test_a_migrated_database_says_so(empty: sqlite3.Connection) -> None:
