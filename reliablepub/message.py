@@ -216,8 +216,6 @@ def _address_bytes(exchange: object, routing_key: object) -> int:
 
 
 def _message_id_bytes(value: object) -> int:
-    if type(value) is str and 0 < len(value) <= SHORT_STRING_MAX and value.isascii():
-        return len(value)
     if value == "":
         raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
     return _short_string_bytes("message_id", value)

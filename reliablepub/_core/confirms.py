@@ -156,11 +156,7 @@ class ConfirmLedger(Generic[K]):
             self.violations[Violation.TAG_BEYOND_LAST] += 1
             msg = f"the broker confirmed tag {tag}, the last one sent is {self._last}"
             raise EpochUntrusted(msg)
-        if not multiple:
-            tags: range | tuple[int, ...] = (tag,)
-        else:
-            tags = range(self._lowest, tag + 1)
-            self._lowest = max(self._lowest, tag + 1)
+        tags = self._covered(tag) if multiple else [tag]
         outstanding, returned = self._outstanding, self._returned
         settled = [
             (t, outstanding.pop(t), returned.pop(t, verdict) if returned else verdict)
@@ -192,12 +188,14 @@ class ConfirmLedger(Generic[K]):
         """
         if self._returned or not 0 < tag <= self._last:
             return None
-        outstanding = self._outstanding
-        tags = [t for t in range(self._lowest, tag + 1) if t in outstanding]
-        if not tags:
-            return None
-        self._lowest = tag + 1
-        return tags, list(map(outstanding.pop, tags))
+        tags = self._covered(tag)
+        return (tags, list(map(self._outstanding.pop, tags))) if tags else None
+
+    def _covered(self, tag: int) -> list[int]:
+        """The outstanding tags up to this one, which are about to be settled."""
+        tags = [t for t in range(self._lowest, tag + 1) if t in self._outstanding]
+        self._lowest = max(self._lowest, tag + 1)
+        return tags
 
     def close(self, outcome: Outcome) -> list[tuple[int, K, Outcome]]:
         """Settle all that is outstanding, the channel being gone: returned, else as given."""

@@ -118,15 +118,13 @@ def encode_batch(
         encode_properties(message, number) for number, message in enumerate(messages, attempt)
     ]
     room = frame_max - HEADER_OVERHEAD
-    if max(map(len, encoded), default=0) <= room:
-        return encoded
-    for index, properties in enumerate(encoded):
-        if len(properties) > room:
-            problem = (
-                f"its properties take {len(properties)} bytes, "
-                f"and this broker's frames hold {frame_max}"
-            )
-            raise CannotEncode(index, problem)
+    sizes = list(map(len, encoded))
+    if max(sizes, default=0) > room:
+        index = next(index for index, size in enumerate(sizes) if size > room)
+        problem = (
+            f"its properties take {sizes[index]} bytes, and this broker's frames hold {frame_max}"
+        )
+        raise CannotEncode(index, problem)
     return encoded
 
 
