@@ -114,6 +114,11 @@ class Aftermath(Generic[K]):
         else:
             self.settlements.append(one)
 
+    def all_violations(self) -> Counter[Violation]:
+        """What it said out of turn, in epochs that go on as well."""
+        current = (self._main.violations, self._quarantine.violations)
+        return sum(filter(None, current), self.violations)  # each turn asks, and mostly it is none
+
     # ------------------------------------------------------------------ endings
 
     def connection_lost(self, event: ConnectionLost, now: float) -> None:

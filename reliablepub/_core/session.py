@@ -141,7 +141,7 @@ class Session(Generic[K]):
     @property
     def violations(self) -> Counter[Violation]:
         """What the broker said out of turn, over all epochs."""
-        return self._aftermath.violations + self._main.violations + self._quarantine.violations
+        return self._aftermath.all_violations()
 
     # ------------------------------------------------------------------ inputs
 
@@ -168,11 +168,11 @@ class Session(Generic[K]):
         """Retire every channel whose oldest confirm, or whose opening, is overdue."""
         self._quarantine.recall(self._clock.reading(now))
         self._open_lanes(now)
-        within = f"within {self._confirm_timeout_s:g} s"
         for lane in (self._main, self._quarantine):
             due = self._due(lane)
             if due is None or due > now:
                 continue
+            within = f"within {self._confirm_timeout_s:g} s"
             if lane.state is ChannelState.OPENING:
                 self._disconnect(f"no channel {within}")
             else:

@@ -34,10 +34,10 @@ LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
 
 def prune_confirmed(
     connection: sqlite3.Connection, confirmed_before: float, just_confirmed: int
-) -> None:
-    """Delete the oldest kept rows, if they are old enough."""
+) -> int:
+    """Delete the oldest kept rows, if they are old enough; how many were."""
     limit = max(PRUNED_MIN, 2 * just_confirmed)
-    connection.execute(QUERIES["prune_confirmed"], (confirmed_before, limit))
+    return connection.execute(QUERIES["prune_confirmed"], (confirmed_before, limit)).rowcount
 
 
 def has_space_to_give(connection: sqlite3.Connection) -> bool:

@@ -76,6 +76,7 @@ class SqliteStore:
     ) -> None:
         self.path = absolute(path)
         self._keep_confirmed_s = keep_confirmed_s
+        self._has_kept = True  # perhaps an earlier run has
         self._keys = keys
         self._clock = clock
         self._pid = os.getpid()
@@ -296,7 +297,9 @@ class SqliteStore:
             snapshot = write_turn(
                 self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
             )
-            prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
+            if self._has_kept:
+                pruned = prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
+                self._has_kept = keep_s > 0 or pruned > 0
             if turn.new:
                 entry = turn.new[-1]
                 last = entry.id, entry.message.message_id, entry.stored_at

@@ -1,5 +1,7 @@
 """However the received bytes are cut, the hooks and pika see each frame once, and in order."""
 
+import socket
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from typing import Any
@@ -9,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands, frame, heartbeat
+from pika.adapters.base_connection import _StreamingProtocolShim
 from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport
+from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
 from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
 
@@ -19,11 +24,15 @@ HOOKED_CHANNEL, OTHER_CHANNEL = 1, 2
 class Wire(HookedConnection):
     """A connection without a socket, that writes down who got what."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: IOLoop) -> None:
         self.seen: list[tuple[Any, ...]] = []
-        with closing(IOLoop()) as loop:
-            super().__init__(custom_ioloop=loop, internal_connection_workflow=False)
+        super().__init__(custom_ioloop=loop, internal_connection_workflow=False)
         self.confirm_to(HOOKED_CHANNEL, self._note)
+
+    @classmethod
+    def unplugged(cls) -> "Wire":
+        with closing(IOLoop()) as loop:
+            return cls(loop)
 
     def _note(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
         self.seen += [("hook", is_ack, tag, multiple) for tag in tags]
@@ -80,7 +89,7 @@ def expected(item: Any) -> tuple[Any, ...]:
 def test_every_frame_is_seen_once_and_in_order(items: list[Any], cuts: list[int]) -> None:
     data = b"".join(map(bytes_of, items))
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    wire = Wire()
+    wire = Wire.unplugged()
     for start, end in pairwise(edges):
         wire._on_data_available(data[start:end])
     assert len(wire.seen) == len(items)
@@ -96,12 +105,119 @@ def test_every_frame_is_seen_once_and_in_order(items: list[Any], cuts: list[int]
 
 
 def test_confirms_alone_never_reach_pika() -> None:
-    wire = Wire()
+    wire = Wire.unplugged()
     items = [("ack", HOOKED_CHANNEL, n, False) for n in range(1, 100)]
     data = b"".join(map(bytes_of, items))
     for start in range(0, len(data), 13):
         wire._on_data_available(data[start : start + 13])
     assert wire.seen == [expected(item) for item in items]
+
+
+class Plugged:
+    """A connection with a socket, whose other end is ours."""
+
+    def __init__(self, loop: IOLoop, ours: socket.socket, theirs: socket.socket) -> None:
+        self._loop, self.theirs = loop, theirs
+        ours.settimeout(0)
+        theirs.settimeout(0)
+        self.wire = Wire(loop)
+        self.ended: list[object] = []
+        self.wire.add_on_open_error_callback(lambda _, error: self.ended.append(error))
+        shim = _StreamingProtocolShim(self.wire)
+        transport = _AsyncPlaintextTransport(ours, shim, SelectorIOServicesAdapter(loop))
+        self.wire._proto_connection_made(transport)
+
+    def turn(self) -> None:
+        """Let pika read, write and call back."""
+        self._loop.call_later(0.0, lambda: None)  # so that it does not wait
+        self._loop.poll()
+        self._loop.process_timeouts()
+
+    def arrived(self) -> bytes:
+        """What is there at the other end now."""
+        found = b""
+        while True:
+            try:
+                found += self.theirs.recv(1 << 20)
+            except BlockingIOError:
+                return found
+
+
+@pytest.fixture
+def plugged() -> Iterator[Plugged]:
+    loop = IOLoop()
+    loop.activate_poller()
+    ours, theirs = socket.socketpair()
+    with closing(loop), theirs, ours:
+        plugged = Plugged(loop, ours, theirs)
+        plugged.turn()
+        assert plugged.arrived() == HEADER
+        yield plugged
+        loop.deactivate_poller()
+
+
+HEADER = b"AMQP\0\0\x09\x01"
+PIECES = [bytes([n]) * 64 * 1024 for n in range(64)]
+"""More than a socket takes at once."""
+
+
+def test_what_the_socket_takes_is_written_at_once(plugged: Plugged) -> None:
+    before = plugged.wire.bytes_sent
+    plugged.wire.write_frames([b"one", b"two"])
+    assert plugged.arrived() == b"onetwo"
+    assert plugged.wire.bytes_sent - before == len(b"onetwo")
+    plugged.turn()
+    assert plugged.arrived() == b""
+
+
+def test_the_rest_is_left_to_pika_and_what_comes_then_is_behind_it(plugged: Plugged) -> None:
+    before = plugged.wire.bytes_sent
+    plugged.wire.write_frames(PIECES)
+    first = plugged.arrived()
+    assert 0 < len(first) < sum(map(len, PIECES))
+    plugged.wire.write_frames([b"behind"])
+    assert not plugged.arrived()
+    for _ in range(1_000):
+        plugged.turn()
+        first += plugged.arrived()
+    assert first == b"".join(PIECES) + b"behind"
+    assert plugged.wire.bytes_sent - before == len(first)
+
+
+def test_a_dead_connection_is_left_to_pika(plugged: Plugged) -> None:
+    plugged.theirs.close()
+    plugged.wire.write_frames([b"into nowhere"])
+    plugged.wire.write_frames([b"again"])
+    for _ in range(3):
+        plugged.turn()
+    [error] = plugged.ended
+    assert isinstance(error, pika.exceptions.AMQPConnectionError)
+
+
+def test_nothing_is_written_to_a_connection_that_was_given_up(plugged: Plugged) -> None:
+    plugged.wire._terminate_stream(pika.exceptions.AMQPHeartbeatTimeout())
+    plugged.wire.write_frames([b"too late"])
+    assert plugged.arrived() == b""
+    plugged.turn()
+
+
+def test_however_much_there_is_to_read_all_of_it_is_read(plugged: Plugged) -> None:
+    data = b"".join(bytes_of(("ack", HOOKED_CHANNEL, tag, False)) for tag in range(1, 10_001))
+    sent = 0
+    while len(plugged.wire.seen) < 10_000:
+        if sent < len(data):
+            sent += plugged.theirs.send(data[sent : sent + 100_000])
+        before = plugged.wire.bytes_received
+        plugged.turn()
+        assert plugged.wire.bytes_received > before
+    assert plugged.wire.seen == [("hook", True, tag, False) for tag in range(1, 10_001)]
+
+
+def test_the_end_of_what_can_be_read_is_told(plugged: Plugged) -> None:
+    plugged.theirs.shutdown(socket.SHUT_WR)
+    for _ in range(3):
+        plugged.turn()
+    assert len(plugged.ended) == 1
 
 
 def test_this_pika_is_recognized() -> None:
@@ -113,9 +229,20 @@ def test_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_recognized()
 
 
-@pytest.mark.parametrize("name", ["_on_data_available", "_output_marshaled_frames"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (SelectConnection, "_on_data_available"),
+        (SelectConnection, "_output_marshaled_frames"),
+        (SelectConnection, "_proto_connection_made"),
+        (_AsyncPlaintextTransport, "_consume"),
+        (_AsyncPlaintextTransport, "RxEndOfFile"),
+    ],
+)
 def test_a_pika_without_what_is_hooked_into_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, name: str
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
-    monkeypatch.setattr(SelectConnection, name, lambda self: None)
+    monkeypatch.setattr(owner, name, lambda self, other: None)
+    assert not is_recognized()
+    monkeypatch.setattr(owner, name, None)
     assert not is_recognized()
