@@ -298,7 +298,8 @@ class SqliteStore:
                 self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
             )
             if self._has_kept:
-                pruned = prune_confirmed(self._connection, now - keep_s, len(turn.confirmed))
+                before = now - keep_s if keep_s > 0 else float("inf")
+                pruned = prune_confirmed(self._connection, before, len(turn.confirmed))
                 self._has_kept = keep_s > 0 or pruned > 0
             if turn.new:
                 entry = turn.new[-1]

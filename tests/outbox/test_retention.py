@@ -194,6 +194,23 @@ def test_they_are_pruned_in_small_steps_that_keep_up(
     assert left == [100, 80, 60, 60, 80, 100], "twice as many go as come, until the old are gone"
 
 
+def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
+    path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
+    with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
+        entries = [entry() for _ in range(35)]
+        store.commit(Turn(new=entries))
+        store.commit(Turn(confirmed=entries))
+    clock.now -= 3_600  # by whatever clock
+    left = []
+    with closing(SqliteStore(path, clock=clock)) as store:
+        for _ in range(5):
+            store.commit(Turn(new=[entry()]))
+            left.append(count(path, "confirmed"))
+    assert left == [25, 15, 5, 0, 0]
+
+
 def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60)) as store:
         entries = [entry() for _ in range(5)]
