@@ -186,6 +186,7 @@ class Door:
             messages, done, waiter, source=source, on_stored=on_stored, stream=stream
         )
         if handover.chunk.size > self.limits.bytes_max:
+            handover.chunk.refused()
             msg = f"{handover.chunk.size} bytes never fit into {self.limits.bytes_max}"
             raise OutboxFull(msg)
         self.relay.inbox.put(handover.chunk)

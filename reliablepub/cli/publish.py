@@ -36,6 +36,7 @@ from reliablepub.cli.source import Source
 from reliablepub.cli.summary import Summary
 from reliablepub.cli.template import Template, TemplateError
 from reliablepub.cli.tls import tls_context, tls_options
+from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import OutboxError
 from reliablepub.outbox import Outbox, OutboxKeys
 from reliablepub.publisher import Publisher
@@ -76,6 +77,7 @@ class _Settings:
     window_max: int
     timeout_s: float
     ssl_context: ssl.SSLContext | None
+    hooks: list[object]
 
 
 @click.command(cls=ConfigurableCommand)
@@ -151,6 +153,7 @@ class _Settings:
     help="Stop waiting when nothing was confirmed for so long; at most 10 s for a first "
     "connection.",
 )
+@tracing_option
 @json_option
 def publish(  # noqa: PLR0917 - one argument for each option
     file: str,
@@ -167,7 +170,8 @@ def publish(  # noqa: PLR0917 - one argument for each option
     window_min: int,
     window_max: int,
     timeout_s: float,
-    as_json: bool,  # noqa: FBT001 - click passes flags as arguments
+    tracing: bool,  # noqa: FBT001 - click passes flags as arguments
+    as_json: bool,  # noqa: FBT001
 ) -> int:
     """Publish the records of a file, one message for each line that is not blank.
 
@@ -206,8 +210,16 @@ def publish(  # noqa: PLR0917 - one argument for each option
     )
     if recipe.is_ndjson is False:
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
-    context = tls_context(click.get_current_context())
-    settings = _Settings(urls, outbox_path, outbox_keys, window_min, window_max, timeout_s, context)
+    settings = _Settings(
+        urls,
+        outbox_path,
+        outbox_keys,
+        window_min,
+        window_max,
+        timeout_s,
+        tls_context(click.get_current_context()),
+        tracing_hooks(is_wanted=tracing),
+    )
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:
@@ -252,6 +264,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         full_timeout_s=settings.timeout_s,
         close_timeout_s=0,
         ssl_context=settings.ssl_context,
+        hooks=settings.hooks,
     )
     reader = _Reader(read_lines(source.fd, stop))
     before = publisher.status

@@ -31,6 +31,7 @@ from reliablepub.cli.output import count_of, print_error, print_json, print_note
 from reliablepub.cli.service import Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.tls import tls_context, tls_options
+from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox import OutboxKeys
 from reliablepub.relay.status import Status
@@ -76,12 +77,7 @@ class _Relay(ConfigurableCommand):
     show_default=True,
     help="Where to listen for that; other machines reach only other addresses.",
 )
-@click.option(
-    "--tracing",
-    is_flag=True,
-    help="Trace each attempt with OpenTelemetry, linked to the context that came with the message. "
-    "Where spans go is the SDK's affair: start this by opentelemetry-instrument.",
-)
+@tracing_option
 @click.option("--drain", is_flag=True, help="End once nothing is open, instead of going on.")
 @json_option
 @click.pass_context
@@ -136,8 +132,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
             _warn_of_password(urls)
         hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
-        if tracing:
-            hooks.append(_tracing())
+        hooks += tracing_hooks(is_wanted=tracing)
         service = Service(
             settings,
             lambda: _reread(ctx),
@@ -199,20 +194,6 @@ def _metrics(outbox: Path) -> tuple[list[object], Callable[[str], Exposition] | 
     except ImportError as error:
         return [], f"no metrics: {error}"
     return [metrics.Metrics(str(outbox), outbox=outbox)], metrics.exposition
-
-
-def _tracing() -> object:
-    """The hook that traces."""
-    try:
-        from reliablepub.observe.tracing import Tracing, is_exported  # noqa: PLC0415 - an extra
-    except ImportError as error:
-        raise Failure(str(error), Exit.BAD_INPUT) from None
-    if not is_exported():
-        print_note(
-            "--tracing: no OpenTelemetry SDK is configured, so no span goes anywhere; "
-            "start this by opentelemetry-instrument"
-        )
-    return Tracing()
 
 
 @contextmanager

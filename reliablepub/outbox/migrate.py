@@ -24,6 +24,7 @@ MIGRATIONS: Final = (
     "0004_first_refusal.sql",
     "0005_retention.sql",
     "0006_skipped_keys.sql",
+    "0007_held_keys.sql",
 )
 """The files in ``migrations``: the first leads to version 1."""
 

@@ -276,8 +276,10 @@ SELECT
     p.reply_code,
     p.reply_text,
     datetime(p.parked_at, 'unixepoch') AS parked_at,
-    (SELECT count(*) FROM reliablepub_messages AS m WHERE m.ordering_key = p.ordering_key)
-        AS held_back
+    (
+        SELECT count(*) FROM reliablepub_messages AS m
+        WHERE m.ordering_key = p.ordering_key AND m.id > p.id
+    ) AS held_back
 FROM reliablepub_parked AS p
 WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0;
 

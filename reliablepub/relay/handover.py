@@ -76,6 +76,10 @@ class Chunk:
         """Nothing of it is: tell who waits for it why."""
         self._told().failed(error)
 
+    def refused(self) -> None:
+        """It is not taken; whoever handed it over learns that from an error."""
+        self.on_stored = None
+
     def _told(self) -> Stored:
         """They know the chunk, and the chunk knows them: unless one lets go, both stay in memory.
 
@@ -109,6 +113,7 @@ class Inbox:
         """
         with self._lock:
             if self._closed is not None:
+                chunk.refused()
                 raise PublisherClosed(str(self._closed)) from self._closed
             was_empty = not self._chunks
             self._chunks.append(chunk)
@@ -146,7 +151,7 @@ class Inbox:
             if chunk not in self._chunks:
                 return
             self._chunks.remove(chunk)
-            chunk.on_stored = None  # the error tells them; see `Chunk._told`
+            chunk.refused()
             msg = "the outbox is full and no room was made in time; the message was not accepted"
             error = OutboxFull(msg)
             if chunk.stream is not None:

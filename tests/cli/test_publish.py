@@ -474,3 +474,51 @@ def test_memory_stays_bounded(cli: Cli, flights: Flights) -> None:
         )
         peaks[count] = int(done.stderr.splitlines()[-1])
     assert peaks[20_000] - peaks[500] < 40_000, peaks
+
+
+TRACED = """
+import sys
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from reliablepub.cli import main
+
+exporter, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(exporter))
+trace.set_tracer_provider(provider)
+with trace.get_tracer("a job").start_as_current_span("job") as job:
+    try:
+        main(sys.argv[1:])
+    except SystemExit as end:
+        assert not end.code, end.code
+attempts = [span for span in exporter.get_finished_spans() if span.kind.name == "CLIENT"]
+links = [format(link.context.span_id, "016x") for span in attempts for link in span.links]
+print(len(attempts), format(job.get_span_context().span_id, "016x"), *links)
+"""
+
+
+def test_each_attempt_is_traced_on_request(cli: Cli, flights: Flights, fake: FakeBroker) -> None:
+    command = [sys.executable, "-W", "error", "-c", TRACED]
+    arguments = ["publish", str(flights(3)), *TO_ALL, "--json", "--tracing"]
+    ended = subprocess.run(
+        [*command, *arguments],
+        cwd=cli.folder,
+        env=cli.environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    count, job, *links = ended.stdout.splitlines()[-1].split()
+    assert int(count) == 3
+    headers = [message.properties.headers or {} for message in fake.messages("all")]
+    contexts = [str(one["traceparent"]) for one in headers]
+    assert [context.split("-")[2] for context in contexts] == [job] * 3
+    assert links == [job] * 3
+
+
+def test_tracing_without_an_sdk_is_told(cli: Cli, flights: Flights) -> None:
+    ended = cli("publish", flights(1), *TO_ALL, "--tracing")
+    assert ended.code == 0
+    assert "no OpenTelemetry SDK is configured" in ended.err

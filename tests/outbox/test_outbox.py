@@ -309,6 +309,18 @@ def test_lists_have_a_hundred_rows_unless_more_are_asked_for(path: Path, entry: 
         assert [len(look()), len(look(101)), len(look(limit=2))] == [100, 101, 2]
 
 
+def test_only_what_was_put_in_after_the_holder_is_behind_it(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        new = [entry(ordering_key="k") for _ in range(4)]
+        store.commit(Turn(new=new))
+        parked = [Attempt(new[1], "1-1", 1, RETURNED, 5.0)]
+        store.commit(Turn(parked=parked, attempts=parked))
+    [held] = Outbox(path).held_keys()
+    with closing(sqlite3.connect(path)) as connection:
+        [row] = connection.execute("SELECT id, held_back FROM reliablepub_held_keys").fetchall()
+    assert row == (held.id, held.held_back) == (2, 2)
+
+
 def test_a_forked_child_enqueues_on_a_connection_of_its_own(
     path: Path, child: Callable[[Callable[[], None]], int]
 ) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
-from reliablepub.errors import OutboxFull
+from reliablepub.errors import OutboxFull, PublisherClosed
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.handover import Chunk
@@ -102,15 +102,18 @@ def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(wor
     assert not w.relay.is_unhurried, "the broker has nothing to do"
 
 
-def test_a_chunk_that_is_told_of_or_taken_back_lets_go_of_who_waits(world: Build) -> None:
+def test_a_chunk_that_is_told_of_or_not_taken_lets_go_of_who_waits(world: Build) -> None:
     w = world()
-    stored, withdrawn = (Chunk([Message(b"", message_id=id_)], Told(w.log)) for id_ in "ab")
+    stored, withdrawn, late = (Chunk([Message(b"", message_id=i)], Told(w.log)) for i in "abc")
     w.inbox.put(stored)
     w.turn()
     w.inbox.put(withdrawn)
     with pytest.raises(OutboxFull):
         w.inbox.withdraw(withdrawn)
-    assert (stored.on_stored, withdrawn.on_stored) == (None, None)
+    w.inbox.close(PublisherClosed("closed"))
+    with pytest.raises(PublisherClosed):
+        w.inbox.put(late)
+    assert {stored.on_stored, withdrawn.on_stored, late.on_stored} == {None}
 
 
 def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:
