@@ -113,11 +113,21 @@ def test_confirms_alone_never_reach_pika() -> None:
     assert wire.seen == [expected(item) for item in items]
 
 
+class Counted(socket.socket):
+    """A socket that counts how often it was read from."""
+
+    reads = 0
+
+    def recv(self, *args: int) -> bytes:
+        self.reads += 1
+        return super().recv(*args)
+
+
 class Plugged:
     """A connection with a socket, whose other end is ours."""
 
-    def __init__(self, loop: IOLoop, ours: socket.socket, theirs: socket.socket) -> None:
-        self._loop, self.theirs = loop, theirs
+    def __init__(self, loop: IOLoop, ours: Counted, theirs: socket.socket) -> None:
+        self._loop, self.ours, self.theirs = loop, ours, theirs
         ours.settimeout(0)
         theirs.settimeout(0)
         self.wire = Wire(loop)
@@ -147,7 +157,8 @@ class Plugged:
 def plugged() -> Iterator[Plugged]:
     loop = IOLoop()
     loop.activate_poller()
-    ours, theirs = socket.socketpair()
+    one, theirs = socket.socketpair()
+    ours = Counted(fileno=one.detach())
     with closing(loop), theirs, ours:
         plugged = Plugged(loop, ours, theirs)
         plugged.turn()
@@ -162,10 +173,11 @@ PIECES = [bytes([n]) * 64 * 1024 for n in range(64)]
 
 
 def test_what_the_socket_takes_is_written_at_once(plugged: Plugged) -> None:
-    before = plugged.wire.bytes_sent
+    before = plugged.wire.bytes_sent, plugged.wire.frames_sent
     plugged.wire.write_frames([b"one", b"two"])
     assert plugged.arrived() == b"onetwo"
-    assert plugged.wire.bytes_sent - before == len(b"onetwo")
+    assert plugged.wire.bytes_sent - before[0] == len(b"onetwo")
+    assert plugged.wire.frames_sent - before[1] == 2
     plugged.turn()
     assert plugged.arrived() == b""
 
@@ -211,6 +223,13 @@ def test_however_much_there_is_to_read_all_of_it_is_read(plugged: Plugged) -> No
         plugged.turn()
         assert plugged.wire.bytes_received > before
     assert plugged.wire.seen == [("hook", True, tag, False) for tag in range(1, 10_001)]
+
+
+def test_what_is_ready_is_read_with_one_look(plugged: Plugged) -> None:
+    for tag in range(1, 4):
+        plugged.theirs.sendall(bytes_of(("ack", HOOKED_CHANNEL, tag, False)))
+        plugged.turn()
+        assert (plugged.ours.reads, len(plugged.wire.seen)) == (tag, tag)
 
 
 def test_the_end_of_what_can_be_read_is_told(plugged: Plugged) -> None:
