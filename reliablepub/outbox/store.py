@@ -9,6 +9,7 @@ may add rows at any time; ids are given out under the write lock.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sqlite3
@@ -298,7 +299,7 @@ class SqliteStore:
                 self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
             )
             if self._has_kept:
-                before = now - keep_s if keep_s > 0 else float("inf")
+                before = now - keep_s if keep_s > 0 else math.inf
                 pruned = prune_confirmed(self._connection, before, len(turn.confirmed))
                 self._has_kept = keep_s > 0 or pruned > 0
             if turn.new:

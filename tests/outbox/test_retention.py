@@ -197,18 +197,39 @@ def test_they_are_pruned_in_small_steps_that_keep_up(
 def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
     path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
+    monkeypatch.setattr(retention, "PRUNED_MIN", 1)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
-        entries = [entry() for _ in range(35)]
+        entries = [entry() for _ in range(3)]
         store.commit(Turn(new=entries))
         store.commit(Turn(confirmed=entries))
     clock.now -= 3_600  # by whatever clock
     left = []
     with closing(SqliteStore(path, clock=clock)) as store:
-        for _ in range(5):
+        for _ in range(4):
             store.commit(Turn(new=[entry()]))
             left.append(count(path, "confirmed"))
-    assert left == [25, 15, 5, 0, 0]
+    assert left == [2, 1, 0, 0]
+
+
+def test_nothing_is_pruned_where_nothing_is_kept(path: Path, entry: Make) -> None:
+    executed: list[str] = []
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[one := entry()]))
+        store._connection.set_trace_callback(executed.append)
+        store.commit(Turn(new=[entry()], confirmed=[one]))
+    assert executed
+    assert not [sql for sql in executed if "reliablepub_confirmed" in sql]
+
+
+def test_what_is_kept_for_less_than_a_second_goes_too(
+    path: Path, clock: Clock, entry: Make
+) -> None:
+    with closing(SqliteStore(path, keep_confirmed_s=0.5, clock=clock)) as store:
+        store.commit(Turn(new=[one := entry()]))
+        store.commit(Turn(confirmed=[one]))
+        clock.now += 1
+        store.commit(Turn(new=[entry()]))
+        assert count(path, "confirmed") == 0
 
 
 def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entry: Make) -> None:
