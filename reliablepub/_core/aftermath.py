@@ -115,7 +115,7 @@ class Aftermath(Generic[K]):
             self.settlements.append(one)
 
     def all_violations(self) -> Counter[Violation]:
-        """What it said out of turn, in epochs that go on as well."""
+        """What it said out of turn, in epochs that go on as well; only to be read."""
         current = (self._main.violations, self._quarantine.violations)
         return sum(filter(None, current), self.violations)  # each turn asks, and mostly it is none
 

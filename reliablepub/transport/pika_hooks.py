@@ -134,22 +134,15 @@ def is_recognized() -> bool:
     if not pika.__version__.startswith(TESTED_VERSIONS):
         return False
     try:
-        found = {
-            method: list(inspect.signature(getattr(owner, method)).parameters)
-            for owner, method in (
-                (SelectConnection, "_on_data_available"),
-                (SelectConnection, "_output_marshaled_frames"),
-                (SelectConnection, "_proto_connection_made"),
-                (_Plaintext, "_consume"),
-                (_Plaintext, "RxEndOfFile"),
+        return hasattr(_Plaintext, "_STATE_ACTIVE") and all(
+            list(inspect.signature(getattr(owner, name)).parameters) == parameters
+            for owner, name, parameters in (
+                (SelectConnection, "_on_data_available", ["self", "data_in"]),
+                (SelectConnection, "_output_marshaled_frames", ["self", "marshaled_frames"]),
+                (SelectConnection, "_proto_connection_made", ["self", "transport"]),
+                (_Plaintext, "_consume", ["self"]),
+                (_Plaintext, "RxEndOfFile", []),
             )
-        }
+        )
     except (AttributeError, TypeError):
         return False
-    return found == {
-        "_on_data_available": ["self", "data_in"],
-        "_output_marshaled_frames": ["self", "marshaled_frames"],
-        "_proto_connection_made": ["self", "transport"],
-        "_consume": ["self"],
-        "RxEndOfFile": [],
-    }

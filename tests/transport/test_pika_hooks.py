@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pamqp import commands, frame, heartbeat
 from pika.adapters.base_connection import _StreamingProtocolShim
 from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport
+from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport, _AsyncTransportBase
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
 from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
@@ -264,4 +264,11 @@ def test_a_pika_without_what_is_hooked_into_is_left_alone(
     monkeypatch.setattr(owner, name, lambda self, other: None)
     assert not is_recognized()
     monkeypatch.setattr(owner, name, None)
+    assert not is_recognized()
+
+
+def test_a_pika_whose_connections_have_other_states_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(_AsyncTransportBase, "_STATE_ACTIVE")
     assert not is_recognized()
