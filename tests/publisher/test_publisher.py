@@ -2,6 +2,7 @@
 
 import atexit
 import contextlib
+import gc
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from reliablepub import (
 from reliablepub.outbox.entry import Turn
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.receipt import Issued
+from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 
@@ -222,6 +224,23 @@ def test_a_message_larger_than_the_outbox_is_refused(path: Path) -> None:
     with pytest.raises(OutboxFull, match="never fit"):
         publisher.publish(bytes(2_000))
     publisher.close(0)
+
+
+def test_a_message_that_is_refused_does_not_stay_in_memory(path: Path) -> None:
+    def chunks() -> int:
+        return sum(type(thing) is Chunk for thing in gc.get_objects())
+
+    publisher = Publisher(AWAY, outbox=path, open_bytes_max=1_000)
+    gc.collect()
+    gc.disable()
+    try:
+        before = chunks()
+        with contextlib.suppress(OutboxFull):
+            publisher.publish(bytes(2_000))
+        assert chunks() <= before
+    finally:
+        gc.enable()
+        publisher.close(0)
 
 
 def test_what_follows_a_chunk_that_found_no_room_is_not_stored_either(path: Path) -> None:
