@@ -17,7 +17,7 @@ from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
 import reliablepub
 
 ROOT = Path(__file__).parent.parent
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 TOP_LEVEL = {
