@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import click
+
+from reliablepub.cli.exits import Exit, Failure
 
 
 class Form(StrEnum):
@@ -24,6 +28,23 @@ class Form(StrEnum):
     TABLE = "table"
     JSON = "json"
     CSV = "csv"
+
+
+def new_file(path: Path) -> IO[bytes]:
+    """Create a file that this user alone can read, from its first byte on; for message bodies.
+
+    Raises:
+        Failure: it exists.
+        OSError: it cannot be created.
+    """
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600)
+
+    try:
+        return open(path, "xb", opener=opener)
+    except FileExistsError:
+        raise Failure(f"{path} exists; name a new file", Exit.BAD_INPUT) from None
 
 
 def print_result(text: str) -> None:

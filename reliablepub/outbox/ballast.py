@@ -11,6 +11,7 @@ shrinks only after the pages in it have found room in the database.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ class Ballast:
     def __init__(self, outbox: Path, *, size: int = BALLAST_BYTES) -> None:
         self._path = outbox.with_name(outbox.name + ".ballast")
         self._size = size
-        self._is_kept = self._path.is_file()
+        self._is_kept = _is_ours(self._path)
         self._next_try_at = 0.0
         self.restore()
 
@@ -60,3 +61,12 @@ class Ballast:
                 self._path.unlink()
         finally:
             os.close(fd)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether it is a file of this user: another user's gives no space back."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()

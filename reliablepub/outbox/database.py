@@ -10,13 +10,11 @@ looked at by name (``lstat``).
 
 from __future__ import annotations
 
-import logging
 import os
 import sqlite3
 import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +24,9 @@ from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.outbox import checkpoints
 from reliablepub.outbox.failures import is_unfinished, os_error, outbox_error, reported
 from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, version_of
+from reliablepub.outbox.side_files import check_side_files, warn_of_folder
 from reliablepub.outbox.transactions import transaction
 
-LOGGER: Final = logging.getLogger("reliablepub.outbox")
 BUSY_TIMEOUT_S: Final = 5.0
 PAGE_BYTES: Final = 8_192
 """Where many messages share a commit, less is written than with pages of 4 KiB, in half as many
@@ -74,9 +72,11 @@ def check_database(path: Path) -> None:
 
     Raises:
         NotAnOutbox: it exists, and is no SQLite database.
-        OutboxError: it cannot be used.
+        OutboxError: it cannot be used, or a file beside it is another user's.
     """
-    if not check_file(path):
+    is_there = check_file(path)
+    check_side_files(path)
+    if not is_there:
         return
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
@@ -95,7 +95,8 @@ def open_writer(path: Path, *, is_relay: bool) -> sqlite3.Connection:
     """
     if not check_file(path):
         _create(path)
-    _warn_of_folder(path.parent)
+    warn_of_folder(path.parent)
+    check_side_files(path)
     with reported(path):
         # Used by one thread at a time, which the owner sees to; not always the same one.
         connection = sqlite3.connect(
@@ -108,6 +109,7 @@ def open_writer(path: Path, *, is_relay: bool) -> sqlite3.Connection:
     try:
         with reported(path):
             _prepare(connection, path, is_relay=is_relay)
+        check_side_files(path)  # the log is open now, and stays the one that was looked at
     except BaseException:
         connection.close()
         raise
@@ -145,6 +147,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     """
     if not path.is_file():
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
+    check_side_files(path.resolve())
     with reported(path):
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
@@ -153,21 +156,11 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
             # A damaged row must be listed too.
             connection.text_factory = lambda text: text.decode(errors="replace")
             connection.execute("BEGIN")
-            yield connection, version_of(connection.cursor(), path)
+            version = version_of(connection.cursor(), path)
+            check_side_files(path.resolve())
+            yield connection, version
         finally:
             connection.close()
-
-
-@cache
-def _warn_of_folder(folder: Path) -> None:
-    """Once: it is not refused, because volumes of containers are often made so."""
-    mode = folder.stat().st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        LOGGER.warning(
-            "every user may replace the outbox in folder %s; take the right to write away from "
-            "others (chmod o-w)",
-            folder,
-        )
 
 
 def _create(path: Path) -> None:

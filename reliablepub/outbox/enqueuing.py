@@ -20,6 +20,7 @@ from reliablepub.outbox.failures import reported
 from reliablepub.outbox.migrate import migrate
 from reliablepub.outbox.retention import first_with_key, remember_key
 from reliablepub.outbox.rows import row_of
+from reliablepub.outbox.side_files import OF_SQLITE, check_side_files
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import transaction
 from reliablepub.outbox.writing import NO_CHANGE
@@ -160,6 +161,7 @@ class Enqueuing:
                 f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
                 "be the same database, or the message would not be part of your transaction"
             )
+        check_side_files(self.path.resolve(), OF_SQLITE)
 
 
 def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:

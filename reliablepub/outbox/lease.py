@@ -20,15 +20,17 @@ from pathlib import Path
 
 from tenacity import Retrying, retry_if_exception_type, wait_fixed
 
-from reliablepub.errors import OutboxInUse
+from reliablepub.errors import OutboxError, OutboxInUse
 from reliablepub.outbox.failures import os_error
+from reliablepub.outbox.side_files import open_side_file, read_side_file
 
 ACQUIRE_TIMEOUT_S = 1.0
 """A predecessor that was killed is given this long to be gone."""
 BORROWED_MAX_S = 30.0
 """Who has borrowed the lease for a checkpoint is given this long."""
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_SUFFIX = ".lock"
+_PID_BYTES_MAX = 32
 _held: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
@@ -38,7 +40,7 @@ class _Taken(Exception):
 
 def lock_path(outbox: Path) -> Path:
     """The file whose lock is the lease."""
-    return outbox.with_name(outbox.name + ".lock")
+    return outbox.with_name(outbox.name + _SUFFIX)
 
 
 class Lease:
@@ -50,7 +52,7 @@ class Lease:
 
     Raises:
         OutboxInUse: another process (or publisher in this process) has it; says which.
-        OutboxError: the lock file cannot be used.
+        OutboxError: the lock file cannot be used, or is another user's.
     """
 
     def __init__(self, outbox: Path, *, timeout_s: float = ACQUIRE_TIMEOUT_S) -> None:
@@ -61,19 +63,19 @@ class Lease:
             # Who has it without a name has borrowed it, and will not be long.
             stop=lambda state: (
                 (state.seconds_since_start or 0.0)
-                >= (BORROWED_MAX_S if _named_pid(self._path) is None else timeout_s)
+                >= (BORROWED_MAX_S if _named_pid(outbox) is None else timeout_s)
             ),
             wait=wait_fixed(0.02),
             reraise=True,
         )
         try:
-            self._fd = attempts(_locked_fd, self._path)
+            self._fd = attempts(_locked_fd, outbox)
             os.ftruncate(self._fd, 0)
             os.pwrite(
                 self._fd, f"{os.getpid()}\n".encode(), 0
             )  # for people, and for the loser's error
         except _Taken:
-            pid = _named_pid(self._path)
+            pid = _named_pid(outbox)
             who = f"process {pid}" if pid else "another process"
             raise OutboxInUse(
                 f"outbox {outbox} is relayed by {who}, and there can be only one relay; stop it, "
@@ -90,9 +92,9 @@ class Lease:
         lease = cls.__new__(cls)
         lease._path, lease._fd = lock_path(outbox), -1  # noqa: SLF001 - same class
         try:
-            lease._fd = _locked_fd(lock_path(outbox))  # noqa: SLF001
+            lease._fd = _locked_fd(outbox)  # noqa: SLF001
             os.ftruncate(lease._fd, 0)  # noqa: SLF001 - a relay that was killed has left its name
-        except (_Taken, OSError):
+        except (_Taken, OSError, OutboxError):
             lease._drop()  # noqa: SLF001
             return None
         _held.add(lease)
@@ -122,13 +124,12 @@ def holder_pid(outbox: Path) -> int | None:
 
     Looks for a moment whether the lock is free; a relay that acquires it just then tries again.
     """
-    path = lock_path(outbox)
-    pid = _named_pid(path)
+    pid = _named_pid(outbox)
     if pid is None:
         return None
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+        fd = open_side_file(outbox, _SUFFIX, os.O_RDONLY)
+    except (OSError, OutboxError):
         return None
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -139,11 +140,11 @@ def holder_pid(outbox: Path) -> int | None:
     return None
 
 
-def _locked_fd(path: Path) -> int:
-    fd = os.open(path, _FLAGS, 0o600)
+def _locked_fd(outbox: Path) -> int:
+    fd = open_side_file(outbox, _SUFFIX, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_current = os.fstat(fd).st_ino == path.stat().st_ino
+        is_current = os.fstat(fd).st_ino == lock_path(outbox).lstat().st_ino
     except (BlockingIOError, FileNotFoundError):
         is_current = False
     except BaseException:
@@ -155,10 +156,10 @@ def _locked_fd(path: Path) -> int:
     return fd
 
 
-def _named_pid(path: Path) -> int | None:
+def _named_pid(outbox: Path) -> int | None:
     try:
-        text = path.read_text(encoding="ascii", errors="replace").strip()
-    except OSError:
+        text = read_side_file(outbox, _SUFFIX, _PID_BYTES_MAX).strip()
+    except (OSError, OutboxError):
         return None
     return int(text) if text.isdigit() else None
 

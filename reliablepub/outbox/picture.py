@@ -15,14 +15,20 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from reliablepub.errors import OutboxError
 from reliablepub.outbox.lease import holder_pid
+from reliablepub.outbox.side_files import read_side_file
+
+STATUS_BYTES_MAX: Final = 65_536
+"""What is read of a picture; a relay's has about 500 bytes, and more with paused routes."""
+_SUFFIX: Final = ".relay"
 
 
 def picture_path(outbox: Path) -> Path:
     """The file of an outbox's relay."""
-    return outbox.with_name(outbox.name + ".relay")
+    return outbox.with_name(outbox.name + _SUFFIX)
 
 
 def write_picture(outbox: Path, values: Mapping[str, object]) -> None:
@@ -49,7 +55,7 @@ def read_picture(outbox: Path) -> dict[str, Any] | None:
     if pid is None:
         return None
     try:
-        values = json.loads(picture_path(outbox).read_bytes())
-    except (OSError, ValueError):
+        values = json.loads(read_side_file(outbox, _SUFFIX, STATUS_BYTES_MAX))
+    except (OSError, ValueError, RecursionError, OutboxError):
         return None
     return values if isinstance(values, dict) and values.get("pid") == pid else None

@@ -23,6 +23,7 @@ from reliablepub.outbox.failures import os_error
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.pages import Pages, Value
 from reliablepub.outbox.rows import Unreadable, check
+from reliablepub.outbox.side_files import check_side_files
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import transaction
 from reliablepub.outbox.writing import NO_CHANGE
@@ -77,6 +78,7 @@ def salvage(damaged: Path, new: Path) -> Salvaged:
     """
     if not check_file(damaged):
         raise OutboxError(f"there is no file {damaged} to salvage")
+    check_side_files(damaged)
     if check_file(new):
         raise OutboxError(f"{new} exists already; name a new file, so that nothing is mixed")
     lease = Lease(damaged)

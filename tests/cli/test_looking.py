@@ -154,6 +154,7 @@ def test_a_body_is_written_byte_for_byte(run: Run, relay: SqliteStore, tmp_path:
     target = tmp_path / "body"
     assert run("show", 3, "--body-out", target).exit_code == 0
     assert target.read_bytes() == b"\x00\x01" * 9
+    assert target.stat().st_mode & 0o777 == 0o600
     again = run("show", 3, "--body-out", target)
     assert (again.exit_code, again.stderr) == (2, f"Error: {target} exists; name a new file\n")
 

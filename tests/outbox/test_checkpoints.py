@@ -92,7 +92,9 @@ def test_no_checkpoint_is_ever_asked_for() -> None:
 
 
 def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
-    path.with_name(path.name + ".lock").write_text("1\n")  # of a relay that was killed
+    lock = path.with_name(path.name + ".lock")
+    lock.touch(0o600)
+    lock.write_text("1\n")  # of a relay that was killed
     borrowed = Lease.borrow(path)
     assert borrowed is not None
     assert holder_pid(path) is None

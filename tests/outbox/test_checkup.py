@@ -93,7 +93,7 @@ def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path
     write_picture(path, {})
     picture = picture_path(path)
     draft = picture.with_name(picture.name + ".new")
-    draft.touch()
+    draft.touch(0o600)
     assert check_up(path).leftovers == (picture, draft)
     picture.unlink()
     assert check_up(path).leftovers == (draft,)

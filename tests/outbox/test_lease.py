@@ -179,15 +179,15 @@ def test_what_cannot_be_locked_is_not_tried_again(
 ) -> None:
     tries = []
 
-    def refused(lock: Path) -> int:
-        tries.append(lock)
+    def refused(outbox: Path) -> int:
+        tries.append(outbox)
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(lease_module, "_locked_fd", refused)
     monkeypatch.setattr(lease_module, "BORROWED_MAX_S", 0.1)
     with pytest.raises(OutboxError, match="Permission denied"):
         Lease(path)
-    assert tries == [lock_path(path)]
+    assert tries == [path]
 
 
 def test_descriptor_0_is_one_like_any_other(path: Path) -> None:

@@ -15,7 +15,15 @@ import click
 from reliablepub.cli.choosing import rows_named, unknown
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import ago, one_line, print_json, print_note, print_result, print_table
+from reliablepub.cli.output import (
+    ago,
+    new_file,
+    one_line,
+    print_json,
+    print_note,
+    print_result,
+    print_table,
+)
 from reliablepub.outbox.contents import Contents, read_contents
 
 SHOWN_BYTES: Final = 4_096
@@ -30,7 +38,7 @@ _HEX_LINE: Final = 16
     "--body-out",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Write the body, byte for byte, into this file, which must not exist yet.",
+    help="Write the body, byte for byte, into a new file, readable by you alone.",
 )
 @json_option
 def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
@@ -62,7 +70,8 @@ def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> 
             )
         raise unknown(outbox_path, name)
     if body_out is not None:
-        _write(body_out, found.body)
+        with new_file(body_out) as file:
+            file.write(found.body)
     if as_json:
         print_json(_values(found))
         return Exit.CONFIRMED
@@ -74,14 +83,6 @@ def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> 
     else:
         print_note(f"{len(found.body)} bytes written to {body_out}")
     return Exit.CONFIRMED
-
-
-def _write(path: Path, body: bytes) -> None:
-    try:
-        with path.open("xb") as file:
-            file.write(body)
-    except FileExistsError:
-        raise Failure(f"{path} exists; name a new file", Exit.BAD_INPUT) from None
 
 
 def _values(found: Contents) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import click
 from reliablepub.cli.choosing import rows_named, selection_options
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import count_of, print_json, print_note, print_result
+from reliablepub.cli.output import count_of, new_file, print_json, print_note, print_result
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.outbox.selection import Selection, find_ids
 from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
@@ -64,12 +64,8 @@ def export_messages(
             print_result(line)
         return Exit.CONFIRMED
     count = 0
-    try:
-        file = io.TextIOWrapper(target.open("xb"), encoding="utf-8", newline="\n")
-    except FileExistsError:
-        raise Failure(f"{target} exists; name a new file", Exit.BAD_INPUT) from None
+    file = io.TextIOWrapper(new_file(target), encoding="utf-8", newline="\n")
     with file, counting(len(ids)) as progress:
-        target.chmod(0o600)
         for count, line in enumerate(export_lines(outbox_path, ids), 1):
             file.write(line + "\n")
             progress(count)

@@ -1,0 +1,316 @@
+"""What another user can do who can write to the folder of an outbox: each as that user."""
+
+import json
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub.errors import OutboxError
+from reliablepub.message import Message
+from reliablepub.outbox import Outbox, side_files
+from reliablepub.outbox.ballast import Ballast
+from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.lease import Lease, holder_pid
+from reliablepub.outbox.picture import STATUS_BYTES_MAX, picture_path, read_picture
+from reliablepub.outbox.side_files import OF_SQLITE, OURS, check_side_files, warn_of_folder
+from reliablepub.outbox.store import SqliteStore
+
+STRANGER = 65534
+OWNER = 4321
+BODY = b"for the eyes of the owner" * 40
+
+Make = Callable[..., Entry]
+Plant = Callable[[str], str]
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """An outbox in a folder like /tmp: everybody can create files there, and remove their own."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    folder.chmod(0o1777)
+    yield folder / "p.db"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def stranger(shared: Path) -> Iterator[Plant]:
+    """Run lines of shell in the shared folder, as another user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    with subprocess.Popen(
+        ["/bin/sh"],
+        cwd=shared.parent,
+        user=STRANGER,
+        group=STRANGER,
+        extra_groups=[],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        assert shell.stdin is not None
+        assert shell.stdout is not None
+        stdin, stdout = shell.stdin, shell.stdout
+
+        def run(line: str) -> str:
+            stdin.write(f"umask 0; {line}\necho END\n")
+            stdin.flush()
+            return "".join(iter(stdout.readline, "END\n"))
+
+        yield run
+
+
+def fill(path: Path, entry: Make) -> None:
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[entry(body=BODY)]))
+
+
+@pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
+def test_a_planted_file_is_not_adopted(
+    shared: Path, stranger: Plant, entry: Make, suffix: str
+) -> None:
+    stranger(f": > p.db{suffix}")
+    for use in (
+        lambda: SqliteStore(shared),
+        lambda: Outbox(shared).enqueue(Message(BODY)),
+    ):
+        with pytest.raises(OutboxError, match=f"p.db{suffix} belongs to user {STRANGER}"):
+            use()
+    assert shared.with_name(f"p.db{suffix}").read_bytes() == b""
+
+
+@pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
+def test_nor_beside_an_outbox_that_is_there(
+    shared: Path, stranger: Plant, entry: Make, suffix: str
+) -> None:
+    fill(shared, entry)
+    shared.with_name(f"p.db{suffix}").unlink(missing_ok=True)
+    stranger(f": > p.db{suffix}")
+    for use in (
+        lambda: fill(shared, entry),
+        lambda: Outbox(shared).enqueue(Message(BODY)),
+        lambda: Outbox(shared).status(),
+        lambda: Outbox(shared.with_name("new.db")).salvage(shared),
+    ):
+        with pytest.raises(OutboxError, match=f"p.db{suffix} belongs to user {STRANGER}"):
+            use()
+    assert shared.with_name(f"p.db{suffix}").read_bytes() == b""
+
+
+def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
+    shared: Path,
+    stranger: Plant,
+    child: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check = side_files.check_side_files
+    looks = 0
+
+    def late(outbox: Path, *more: tuple[str, ...]) -> None:
+        nonlocal looks
+        looks += 1
+        check(outbox, *more)
+        if looks == 1:
+            stranger(": > p.db-wal; : > p.db-shm")
+
+    def victim() -> None:
+        """Not root, for whom SQLite would take the file over."""
+        os.setuid(OWNER)
+        with Outbox(shared) as outbox:
+            outbox.enqueue(Message(b""))
+        monkeypatch.setattr("reliablepub.outbox.database.check_side_files", late)
+        with pytest.raises(OutboxError, match=f"p.db-wal belongs to user {STRANGER}"):
+            Outbox(shared).enqueue(Message(BODY))
+        assert looks == 2
+
+    assert child(victim) == 0
+    assert int(stranger("wc -c < p.db-wal")) == 0
+
+
+def test_without_the_look_the_stranger_would_read_along(
+    shared: Path,
+    stranger: Plant,
+    child: Callable[..., int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def victim() -> None:
+        os.setuid(OWNER)
+        with Outbox(shared) as outbox:
+            outbox.enqueue(Message(b""))
+        stranger(": > p.db-wal; : > p.db-shm")
+        monkeypatch.setattr("reliablepub.outbox.database.check_side_files", lambda *_: None)
+        with Outbox(shared) as outbox:
+            outbox.enqueue(Message(BODY))
+            assert int(stranger(f"grep -c -a '{BODY[:25].decode()}' p.db-wal")) > 0
+
+    assert child(victim) == 0
+
+
+@pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
+def test_a_pipe_holds_nobody_up(path: Path, entry: Make, suffix: str) -> None:
+    fill(path, entry)
+    beside = path.with_name(f"outbox.db{suffix}")
+    beside.unlink(missing_ok=True)
+    os.mkfifo(beside, 0o600)
+    for use in (lambda: Outbox(path).status(), lambda: SqliteStore(path)):
+        with pytest.raises(OutboxError, match=f"outbox.db{suffix} is not a regular file"):
+            use()
+    assert holder_pid(path) is None
+    assert read_picture(path) is None
+    assert Lease.borrow(path) is None or suffix != ".lock"
+
+
+def test_nor_does_the_command_line(path: Path, entry: Make) -> None:
+    fill(path, entry)
+    lock = path.with_name("outbox.db.lock")
+    lock.unlink()
+    os.mkfifo(lock)
+    command = [sys.executable, "-m", "reliablepub", "outbox", "status", "--outbox", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert ended.returncode == 4
+    assert "outbox.db.lock is not a regular file" in ended.stderr
+
+
+@pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
+def test_a_link_and_a_second_name_are_refused(path: Path, entry: Make, suffix: str) -> None:
+    fill(path, entry)
+    beside, other = path.with_name(f"outbox.db{suffix}"), path.with_name("other")
+    beside.unlink(missing_ok=True)
+    other.touch(mode=0o600)
+    beside.symlink_to(other)
+    with pytest.raises(OutboxError, match="is a symbolic link"):
+        SqliteStore(path)
+    beside.unlink()
+    beside.hardlink_to(other)
+    with pytest.raises(OutboxError, match="has a second name"):
+        SqliteStore(path)
+    assert other.read_bytes() == b""
+
+
+@pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
+def test_a_mode_looser_than_that_of_the_outbox_is_refused(
+    path: Path, entry: Make, suffix: str
+) -> None:
+    fill(path, entry)
+    beside = path.with_name(f"outbox.db{suffix}")
+    beside.touch()
+    beside.chmod(0o640)
+    with pytest.raises(OutboxError, match=r"has mode 0640.* chmod 600 "):
+        SqliteStore(path)
+    beside.chmod(0o600)
+    check_side_files(path)
+    path.chmod(0o640)
+    beside.chmod(0o640)
+    check_side_files(path)
+    beside.chmod(0o644)
+    with pytest.raises(OutboxError, match=r"has mode 0644.* chmod 640 "):
+        check_side_files(path)
+
+
+def test_who_may_write_to_the_outbox_may_own_its_log(path: Path, stranger: Plant) -> None:
+    path.touch()
+    log = path.with_name("outbox.db-wal")
+    log.touch(mode=0o600)
+    os.chown(log, STRANGER, STRANGER)
+    for mode, group, is_fine in (
+        (0o600, STRANGER, False),
+        (0o660, os.getegid(), False),
+        (0o660, STRANGER, True),  # a database that a group shares
+        (0o666, os.getegid(), True),
+    ):
+        os.chown(path, os.geteuid(), group)
+        path.chmod(mode)
+        if is_fine:
+            check_side_files(path)
+        else:
+            with pytest.raises(OutboxError, match="belongs to user"):
+                check_side_files(path)
+    os.chown(path, STRANGER, STRANGER)
+    path.chmod(0o600)
+    os.chown(log, 0, 0)
+    check_side_files(path)  # the administrator's
+    os.chown(log, 4321, 4321)  # a user without a name
+    path.chmod(0o660)
+    with pytest.raises(OutboxError, match="belongs to user 4321"):
+        check_side_files(path)
+
+
+def test_a_message_in_a_transaction_of_the_application_goes_into_no_planted_log(
+    shared: Path, stranger: Plant, child: Callable[..., int]
+) -> None:
+    def victim() -> None:
+        os.setuid(OWNER)
+        os.umask(0o077)
+        with closing(sqlite3.connect(shared)) as app:
+            app.execute("PRAGMA journal_mode = WAL")
+            app.execute("CREATE TABLE orders (id)")
+        stranger(": > p.db-wal; : > p.db-shm")
+        with closing(sqlite3.connect(shared)) as app:
+            app.execute("INSERT INTO orders VALUES (1)")
+            with pytest.raises(OutboxError, match=f"p.db-wal belongs to user {STRANGER}"):
+                Outbox(shared).enqueue(Message(BODY), connection=app)
+
+    assert child(victim) == 0
+    assert int(stranger(f"grep -c -a '{BODY[:25].decode()}' p.db-wal")) == 0
+
+
+def test_ballast_of_another_user_is_not_ours(shared: Path, stranger: Plant) -> None:
+    stranger("head -c 8192 /dev/zero > p.db.ballast")
+    assert not Ballast(shared, size=8192).release()
+
+
+def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: Make) -> None:
+    fill(path, entry)
+    lease = Lease(path)
+    status = picture_path(path)
+    status.write_text(json.dumps({"pid": os.getpid(), "link": "up"}))
+    status.chmod(0o600)
+    assert read_picture(path) == {"pid": os.getpid(), "link": "up"}
+    status.write_text(json.dumps({"pid": os.getpid(), "x": "x" * STATUS_BYTES_MAX}))
+    assert read_picture(path) is None
+    with status.open("wb") as file:
+        file.truncate(1 << 40)  # holes: read whole, this would be the end of the process
+    assert read_picture(path) is None
+    status.write_bytes(b"[" * STATUS_BYTES_MAX)
+    assert read_picture(path) is None
+    lease.release()
+
+
+def test_folders_that_others_can_write_to_are_warned_of_once(
+    shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side_files.LOGGER, "disabled", False)
+    root = shared.parent
+    me, my_group = os.geteuid(), os.getegid()
+    cases = [
+        (0o777, me, my_group, "every user can write to .* replace the outbox"),
+        (0o1777, me, my_group, "every user can write to .* block the outbox"),
+        (0o755, me, my_group, ""),
+        (0o700, me, my_group, ""),
+    ]
+    if me == 0:
+        cases += [
+            (0o775, me, my_group, ""),  # the user's own group
+            (0o775, me, STRANGER, f"members of group {STRANGER} can .* replace the outbox"),
+            (0o1775, me, STRANGER, f"members of group {STRANGER} can .* block the outbox"),
+            (0o755, STRANGER, my_group, f"user {STRANGER}, who owns it, can .* replace"),
+        ]
+    for number, (mode, owner, group, words) in enumerate(cases):
+        folder = root / str(number)
+        folder.mkdir()
+        os.chown(folder, owner, group)
+        folder.chmod(mode)
+        caplog.clear()
+        for _ in range(2):
+            warn_of_folder(folder)
+        assert len(caplog.records) == bool(words), (mode, owner, group)
+        if words:
+            assert re.search(words, caplog.text)
