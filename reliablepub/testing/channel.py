@@ -182,7 +182,7 @@ class Channel:
             return
         self.release()
         self.is_awaiting_close_ok = True
-        self.reply(commands.Channel.Close(code, text, *ids))
+        self.send_method(encoding.encode_close(commands.Channel.Close, code, text, ids))
 
     def release(self) -> None:
         """Stop: the ledger is forgotten, deliveries go back to their queues."""

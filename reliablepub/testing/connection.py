@@ -205,7 +205,8 @@ class Connection:
         self._release()
         self._is_closing = True
         self._closing_at = self.node.now
-        self.send(encoding.encode_method(0, commands.Connection.Close(code, text, *ids)))
+        payload = encoding.encode_close(commands.Connection.Close, code, text, ids)
+        self.send(wire.encode_frame(wire.METHOD, 0, payload))
 
     def drop(self, *, reset: bool) -> None:
         """End without a word; what was not written yet is not written any more."""

@@ -24,6 +24,8 @@ _REQUEUE_BIT: Final = 2
 
 _CONFIRM = struct.Struct(">BHIHHQBB")
 _DELIVER_FIXED = struct.Struct(">QB")
+_CLOSE_HEAD = struct.Struct(">IHB")
+_CLOSE_IDS = struct.Struct(">HH")
 
 
 def encode_method(channel: int, method: Frame) -> bytes:
@@ -36,6 +38,12 @@ def encode_confirm(channel: int, delivery_tag: int, *, multiple: bool, nack: boo
     method_id = 120 if nack else 80
     bits = multiple | (_REQUEUE_BIT if nack else 0)  # RabbitMQ leaves the default of basic.nack
     return _CONFIRM.pack(METHOD, channel, 13, 60, method_id, delivery_tag, bits, FRAME_END)
+
+
+def encode_close(method: type[Frame], code: int, reply_text: str, ids: tuple[int, int]) -> bytes:
+    """The payload of connection.close or channel.close; its text may be cut inside a character."""
+    said = reply_text.encode(errors="surrogateescape")
+    return _CLOSE_HEAD.pack(method.index, code, len(said)) + said + _CLOSE_IDS.pack(*ids)
 
 
 def encode_return(exchange: str, routing_key: str) -> bytes:

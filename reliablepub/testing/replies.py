@@ -29,7 +29,8 @@ NAMES = {
 }
 SOFT = frozenset({311, 312, 313, 403, 404, 405, 406})
 
-# reply-text is a short string: at most 255 bytes on the wire.
+# reply-text is a short string: at most 255 bytes on the wire. Cut as RabbitMQ cuts it, which counts
+# bytes and not characters (rabbit_binary_generator:amqp_exception_explanation).
 _TEXT_MAX_BYTES = 255
 _ELLIPSIS = "..."
 _OCTETS_SHOWN = 16
@@ -58,12 +59,15 @@ class SilentlyRefused(Exception):
 
 
 def reply_text(code: int, explanation: str) -> str:
-    """`NOT_FOUND - no exchange 'x' in vhost '/'`, cut to what a short string can carry."""
+    """`NOT_FOUND - no exchange 'x' in vhost '/'`, cut to what a short string can carry.
+
+    Bytes of a character that was cut apart are lone surrogates; `encode_close` knows them.
+    """
     text = f"{NAMES[code]} - {explanation}" if explanation else NAMES[code]
     data = text.encode()
     if len(data) <= _TEXT_MAX_BYTES:
         return text
-    return data[: _TEXT_MAX_BYTES - len(_ELLIPSIS)].decode(errors="ignore") + _ELLIPSIS
+    return data[: _TEXT_MAX_BYTES - len(_ELLIPSIS)].decode(errors="surrogateescape") + _ELLIPSIS
 
 
 def erlang_binary(data: bytes) -> str:

@@ -23,6 +23,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.message import Message
 from reliablepub.transport.encoding import encode_batch
 from reliablepub.transport.guest import Guest
+from reliablepub.transport.pamqp_texts import read_any_reply_text
 
 _CLOSE_TIMEOUT_S: Final = 2.0
 
@@ -114,6 +115,7 @@ def lent(connection: object) -> Connection:
         ConfigurationError: it is something else.
     """
     if isinstance(connection, Connection):
+        read_any_reply_text()
         return connection
     raise ConfigurationError(
         f"connection is a {type(connection).__name__}; expected one of aio-pika's, as "

@@ -47,6 +47,7 @@ from reliablepub._core.events import (
 )
 from reliablepub.transport.encoding import attempt_tag
 from reliablepub.transport.frames import PublishFrames
+from reliablepub.transport.pamqp_texts import ChannelClose
 
 TESTED_VERSIONS: Final = ("7.2.",)
 FOUND_VERSION: Final = version("aiormq")  # read once, and not on the application's loop
@@ -226,6 +227,7 @@ class GuestChannel:
             commands.Basic.Return: self._on_return,
             ContentHeader: self._on_header,
             commands.Channel.Close: self._on_close,
+            ChannelClose: self._on_close,
             commands.Channel.CloseOk: self._on_close_ok,
         }
 

@@ -48,6 +48,7 @@ from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 from reliablepub.transport.reasons import explain
+from reliablepub.transport.words import text
 
 IS_HOOKED: Final = is_recognized()
 """Whether batches and confirms take the short way (`pika_hooks`), or pika's public one."""
@@ -286,11 +287,11 @@ class PikaTransport:
         if connection is self._connection:
             method = frame.method
             ids = (method.class_id, method.method_id)
-            self._close = ConnectionClose(method.reply_code, method.reply_text, ids)
+            self._close = ConnectionClose(method.reply_code, text(method.reply_text), ids)
 
     def _on_blocked(self, connection: Connection, frame: MethodFrame) -> None:
         if connection is self._connection:
-            self._events.append(Blocked(str(frame.method.reason)))
+            self._events.append(Blocked(text(frame.method.reason)))
 
     def _on_unblocked(self, connection: Connection, _frame: MethodFrame) -> None:
         if connection is self._connection:
@@ -340,14 +341,15 @@ class PikaTransport:
         _body: bytes,
     ) -> None:
         tag = attempt_tag(properties.headers, self._run, epoch)
-        self._events.append(Returned(epoch, tag, method.reply_code, method.reply_text))
+        self._events.append(Returned(epoch, tag, method.reply_code, text(method.reply_text)))
 
     def _on_close_method(self, epoch: int, frame: MethodFrame) -> None:
         """``channel.close`` with the method at fault, which pika's own callback leaves out."""
         method = frame.method
         by_publish = (method.class_id, method.method_id) == _BASIC_PUBLISH
         self._forget(epoch)
-        self._events.append(ChannelClosed(epoch, method.reply_code, method.reply_text, by_publish))
+        said = text(method.reply_text)
+        self._events.append(ChannelClosed(epoch, method.reply_code, said, by_publish))
 
     def _on_channel_close(self, epoch: int, channel: Channel, error: Exception) -> None:
         """The channel is gone without a ``channel.close`` of its own, or we closed it."""

@@ -29,6 +29,7 @@ from reliablepub.transport.address import Address
 from reliablepub.transport.parameters import connection_parameters
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 from reliablepub.transport.reasons import explain, unwrapped
+from reliablepub.transport.words import text
 
 TIMEOUT_S: Final = 5.0
 _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (
@@ -122,7 +123,8 @@ def _ask(
 ) -> None:
     inner: Any = connection._impl  # noqa: SLF001 - pika keeps these from its blocking connection
     says: dict[str, Any] = inner.server_properties or {}
-    found.product = f"{says.get('product', 'unknown')} {says.get('version', '')}".strip()
+    product, version = text(says.get("product", "unknown")), text(says.get("version"))
+    found.product = f"{product} {version}".strip()
     found.can_confirm = bool(says.get("capabilities", {}).get("publisher_confirms"))
     found.frame_max = inner.params.frame_max
     found.channel_max = inner.params.channel_max
@@ -142,7 +144,7 @@ def _look(connection: pika.BlockingConnection, found: Probe, kind: str, name: st
         else:
             channel.queue_declare(name, passive=True)
     except ChannelClosedByBroker as error:
-        found.missing.append((kind, name, f"{error.reply_code} {error.reply_text}"))
+        found.missing.append((kind, name, f"{error.reply_code} {text(error.reply_text)}"))
     else:
         channel.close()
 

@@ -25,6 +25,7 @@ from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
 
 from reliablepub.topology import Binding, Exchange, Queue, Topology
+from reliablepub.transport.words import text
 
 Act: TypeAlias = Callable[[Channel, Callable[..., None]], Any]
 """Asks for something on a channel, and has the callback called when it is done."""
@@ -101,7 +102,7 @@ class Provision:
         self._channel = None
         is_well = error.reply_code == self._step.excused
         if not is_well:
-            self._problems.append(f"{self._step.whom}: {error.reply_code} {error.reply_text}")
+            self._problems.append(f"{self._step.whom}: {error.reply_code} {text(error.reply_text)}")
         self._go_on(is_well=is_well)
 
     def _go_on(self, *, is_well: bool) -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from pika import exceptions
 from pika.adapters.utils import connection_workflow
 
+from reliablepub.transport.words import text
+
 
 def explain(error: BaseException) -> str:
     """In a few words, without anything secret."""
     error = unwrapped(error)
     match error:
         case exceptions.ConnectionClosedByBroker():
-            return f"{error.reply_code} {error.reply_text}"
+            return f"{error.reply_code} {text(error.reply_text)}"
         case exceptions.ProbableAuthenticationError():
             return "the broker refused the credentials"
         case exceptions.ProbableAccessDeniedError():

@@ -99,6 +99,38 @@ def test_an_unroutable_message_is_never_called_confirmed(
     assert len(broker.drain(queue, 10)) == 10
 
 
+@pytest.mark.parametrize(
+    ("bad", "code", "said"),
+    [
+        ({"exchange": "é" * 120}, 404, "no exchange 'ééé"),
+        ({"exchange": "a" + "é" * 120}, 404, "no exchange 'aééé"),
+        ({"user_id": "ß" * 127}, 406, "user_id property set to 'ßßß"),
+    ],
+)
+def test_words_of_the_broker_that_are_cut_inside_a_character_stop_nothing(
+    broker: AmqpProbe,
+    open_publisher: Callable[..., Publisher],
+    bad: dict[str, Any],
+    code: int,
+    said: str,
+) -> None:
+    """RabbitMQ cuts a reply text at 252 bytes; what is left of it may be no UTF-8."""
+    queue = broker.declare_queue()
+    publisher = open_publisher(broker.url, retry=IMPATIENT)
+    messages = [Message(b"%d" % n, routing_key=queue) for n in range(20)]
+    messages.insert(10, Message(b"bad", routing_key=queue, **bad))
+    receipt = publisher.publish_many(messages).wait(60)
+    assert (receipt.confirmed, receipt.failed) == (20, 1)
+    [error] = receipt.failures
+    assert isinstance(error, Refused)
+    assert error.reply_code == code
+    assert said in error.reply_text
+    assert error.reply_text.endswith("...")
+    error.reply_text.encode()  # it is text: it can be stored, logged and shown
+    assert publisher.flush(60).counters.parked == 1
+    assert {body for body, _ in broker.drain(queue, 20)} == {b"%d" % n for n in range(20)}
+
+
 def test_messages_of_one_id_in_flight_together_keep_their_own_verdicts(
     broker: AmqpProbe, open_publisher: Callable[..., Publisher]
 ) -> None:

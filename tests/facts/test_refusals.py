@@ -4,8 +4,9 @@ import struct
 from typing import Any
 
 import pytest
-from pamqp import commands
+from pamqp import commands, frame
 from pamqp.base import Frame
+from pamqp.header import ContentHeader
 
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
@@ -87,6 +88,27 @@ def test_properties_that_are_taken(
 ) -> None:
     client.publish(queue, properties=Properties(**properties))
     assert client.told() == ["basic.ack 1"]
+
+
+@pytest.mark.parametrize(
+    ("exchange", "properties"),
+    [("é" * 120, {}), ("a" + "é" * 120, {}), ("", {"user_id": "ß" * 127})],
+)
+def test_a_long_reply_text_is_cut_after_252_bytes_also_inside_a_character(
+    client: RawClient, queue: str, exchange: str, properties: dict[str, Any]
+) -> None:
+    to = exchange.encode()  # which pamqp does not take
+    method = struct.pack(">IHB", 0x003C0028, 0, len(to)) + to + bytes((len(queue),))
+    client.write_frame(1, 1, method + queue.encode() + b"\x01")
+    client.write(frame.marshal(ContentHeader(0, 0, Properties(**properties)), 1))
+    heard = client.hear_bytes()
+    said = heard[14 : 14 + heard[13]]
+    if properties:
+        whole = f"PRECONDITION_FAILED - user_id property set to '{properties['user_id']}' but"
+    else:
+        whole = f"NOT_FOUND - no exchange '{exchange}' in vhost"
+    assert said == whole.encode()[:252] + b"..."
+    assert len(said) == 255
 
 
 def test_a_refusal_throws_away_every_confirm_behind_it_and_no_message_before_it(
