@@ -24,6 +24,8 @@ clocks.
         ├── OutboxDiskFailed  the disk cannot be read or written; nothing was stored
         ├── OutboxInUse       another process relays it
         ├── OutboxLocked      another process keeps it locked for too long
+        ├── OutboxForked      it was open when this process was forked
+        ├── OutboxMoved       its files were deleted, moved or replaced while they were open
         ├── OutboxSealed      a message is encrypted, and its key was not given
         ├── OutboxUnsure      the disk failed during a commit: it may or may not be stored
         └── NotAnOutbox       the file is something else, or of a newer version
@@ -232,6 +234,14 @@ class OutboxLocked(OutboxError):
     """Another process keeps the file locked for too long; the same call may succeed later."""
 
     retryable = True
+
+
+class OutboxForked(OutboxError):
+    """The file was open when this process was forked, which breaks SQLite's locks in the child."""
+
+
+class OutboxMoved(OutboxError):
+    """The files of the outbox were deleted, moved or replaced while this process had them open."""
 
 
 class OutboxUnsure(OutboxError):

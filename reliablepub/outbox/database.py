@@ -23,7 +23,9 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.outbox import checkpoints
 from reliablepub.outbox.failures import is_unfinished, os_error, outbox_error, reported
+from reliablepub.outbox.forks import GATE
 from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, version_of
+from reliablepub.outbox.place import Place, WritingConnection, refuse_second_name
 from reliablepub.outbox.side_files import check_side_files, warn_of_folder
 from reliablepub.outbox.transactions import transaction
 
@@ -44,7 +46,8 @@ def check_file(path: Path) -> bool:
 
     Raises:
         NotAnOutbox: it is a link, a folder or a device.
-        OutboxError: its folder is missing, or it belongs to somebody else.
+        OutboxForked: it was open when this process was forked.
+        OutboxError: its folder is missing, another user owns it, or it has a second name.
     """
     try:
         found = path.lstat()
@@ -64,6 +67,8 @@ def check_file(path: Path) -> bool:
             f"outbox {path} belongs to user {found.st_uid}, and this process runs as user "
             f"{os.geteuid()}; run it as the owner, so that both can go on writing"
         )
+    refuse_second_name(path, found)
+    GATE.check(path, found)
     return True
 
 
@@ -79,14 +84,14 @@ def check_database(path: Path) -> None:
     if not is_there:
         return
     try:
-        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        with GATE, closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
         if not is_unfinished(error):  # a database it is; whoever opens it to write undoes that
             raise outbox_error(path, error) from error
 
 
-def open_writer(path: Path, *, is_relay: bool) -> sqlite3.Connection:
+def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
     """Open an outbox to write to it; create it, readable by its owner only, where there is none.
 
     Args:
@@ -105,11 +110,14 @@ def open_writer(path: Path, *, is_relay: bool) -> sqlite3.Connection:
             timeout=BUSY_TIMEOUT_S,
             isolation_level=None,
             check_same_thread=False,
+            factory=WritingConnection,
         )
     try:
         with reported(path):
             _prepare(connection, path, is_relay=is_relay)
+            connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens -wal and -shm
         check_side_files(path)  # the log is open now, and stays the one that was looked at
+        connection.place = Place(path)
     except BaseException:
         connection.close()
         raise
@@ -145,10 +153,15 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
     Raises:
         NotAnOutbox: there is no file, or it is something else.
     """
-    if not path.is_file():
+    try:
+        found = path.stat()
+    except OSError:
+        found = None
+    if found is None or not stat.S_ISREG(found.st_mode):
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
     check_side_files(path.resolve())
-    with reported(path):
+    GATE.check(path, found)
+    with GATE, reported(path):
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reliablepub.errors import ConfigurationError, OutboxFull
+from reliablepub.errors import ConfigurationError, OutboxFull, OutboxMoved
 from reliablepub.message import Message
+from reliablepub.outbox.database import check_file
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry
 from reliablepub.outbox.failures import reported
+from reliablepub.outbox.forks import GATE
 from reliablepub.outbox.migrate import migrate
+from reliablepub.outbox.place import Place
 from reliablepub.outbox.retention import first_with_key, remember_key
 from reliablepub.outbox.rows import row_of
 from reliablepub.outbox.side_files import OF_SQLITE, check_side_files
@@ -77,7 +80,7 @@ def _full(path: Path, message: Message, why: str) -> OutboxFull:
     return OutboxFull(f"{what}; see that a relay runs and what keeps it (`reliablepub doctor`)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Enqueuing:
     """Puts messages into one outbox.
 
@@ -90,22 +93,26 @@ class Enqueuing:
     path: Path
     keys: OutboxKeys | None
     limits: OpenLimits
+    _place: Place | None = field(default=None, init=False)
 
     def within(self, connection: sqlite3.Connection, entry: Entry, key: str | None) -> str:
         """Insert into the caller's transaction, wholly or not at all; returns as `insert` does.
 
         Raises:
             ConfigurationError: the connection is to another file.
+            OutboxMoved: the file that it has open is not the one at the path any more.
             OutboxError: it was not stored. A transaction that was open is so still, unless SQLite
                 has ended it; none was begun.
         """
-        with reported(self.path), closing(connection.cursor()) as cursor:
+        with GATE, reported(self.path), closing(connection.cursor()) as cursor:
             cursor.row_factory = None  # the caller's rows may be anything
             self._check_same_file(cursor)
             is_theirs = connection.in_transaction
             if not is_theirs and _is_autocommit(connection):
                 with transaction(connection, self.path):
-                    return self._insert_beside_tables(cursor, entry, key)
+                    message_id = self._insert_beside_tables(cursor, entry, key)
+                self._check_place()
+                return message_id
             if is_theirs:
                 _write_first(cursor)
             else:
@@ -113,6 +120,7 @@ class Enqueuing:
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
                 message_id = self._insert_beside_tables(cursor, entry, key)
+                self._check_place()
             except BaseException:
                 if connection.in_transaction:  # a full disk may have ended it
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
@@ -156,12 +164,28 @@ class Enqueuing:
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()
-        if not name or not self.path.exists() or not self.path.samefile(name):
+        if not name or not check_file(self.path) or not self.path.samefile(name):
             raise ConfigurationError(
                 f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
                 "be the same database, or the message would not be part of your transaction"
             )
         check_side_files(self.path.resolve(), OF_SQLITE)
+
+    def _check_place(self) -> None:
+        """Whether the caller's connection has the files open that are at the path.
+
+        The files are compared with those of the last call. Where they differ, the caller may have
+        opened a new connection to new files; or has the old ones open still.
+        """
+        before, self._place = self._place, self._place or Place(self.path)
+        if before is None:
+            return
+        try:
+            before.check()
+        except OutboxMoved:
+            self._place = Place(self.path)
+            if before.is_left_open(self._place):
+                raise
 
 
 def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:

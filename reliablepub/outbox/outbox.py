@@ -14,15 +14,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from reliablepub.errors import ConfigurationError, OutboxError, OutboxUnsure
+from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.hooks import Stamps
 from reliablepub.message import Message
 from reliablepub.outbox.audit import Audit, audit
 from reliablepub.outbox.checkpoints import behind_commit_if_long
-from reliablepub.outbox.database import absolute, open_writer, reading
+from reliablepub.outbox.database import absolute, reading
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.enqueuing import Enqueuing, OpenLimits, is_stored
 from reliablepub.outbox.entry import Entry
+from reliablepub.outbox.forks import GATE
 from reliablepub.outbox.ids import new_id
 from reliablepub.outbox.inspection import (
     HeldKey,
@@ -38,11 +39,9 @@ from reliablepub.outbox.salvage import Salvaged, salvage
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely
 from reliablepub.outbox.views import read_view
+from reliablepub.outbox.writer import Writer
 
 T = TypeVar("T")
-
-_inherited: list[sqlite3.Connection] = []
-"""A parent process's connections: closing one here could remove its log, so none ever is."""
 
 
 class Outbox:
@@ -85,9 +84,10 @@ class Outbox:
         limits = OpenLimits(open_messages_max, open_bytes_max)
         self._enqueuing = Enqueuing(self.path, keys, limits)
         self._stamps = [_stamp_of(hook) for hook in hooks]
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._pid = os.getpid()
+        self._writer = Writer(self.path, is_relay=False)
+        self._pid = 0
+        self._lock = threading.RLock()
+        self._is_writing = False
 
     def enqueue(
         self,
@@ -116,6 +116,8 @@ class Outbox:
                 stays open with what else is in it, and keeps the relay from making room.
             OutboxDiskFull: the disk is full; it was not stored.
             OutboxUnsure: the disk failed during the commit; look whether it was stored.
+            OutboxMoved: the path leads to other files than those that are open; it was not stored.
+            OutboxForked: the file was open when this process was forked; it was not stored.
             ConfigurationError: the connection is to another file.
             NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
             OutboxError: it was not stored.
@@ -284,21 +286,8 @@ class Outbox:
 
     def close(self) -> None:
         """Close the file, if it was opened; the outbox may be used again."""
-        with self._lock:
-            self._forget_inherited()
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.close()
-
-    def __del__(self) -> None:
-        """Nobody needs to close an outbox; but from 3.13 on Python warns of what is left open."""
-        connection = getattr(self, "_connection", None)
-        if connection is None:
-            return
-        if os.getpid() == self._pid:  # without the lock, which a fork may have left taken
-            connection.close()
-        else:
-            _inherited.append(connection)
+        with GATE, self._lock:
+            self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -321,31 +310,37 @@ class Outbox:
         is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
     ) -> T:
         """A transaction on our own connection, by one thread at a time (see `surely`)."""
-        with self._lock:
-            self._forget_inherited()
-            if self._connection is None:
-                self._connection = open_writer(self.path, is_relay=False)
-            connection = self._connection
+        if os.getpid() != self._pid:  # a thread of the parent's may have had the lock
+            self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
+        with GATE, self._lock:  # the gate first: no fork happens while a thread has the lock
+            if self._is_writing:
+                raise OutboxError(
+                    f"outbox {self.path} was called by a signal handler that has interrupted a "
+                    "call on it in the same thread; nothing was stored: call it when the handler "
+                    "has returned"
+                )
+            self._is_writing = True
             try:
-                with behind_commit_if_long(connection, self.path):
+                self._writer.renew()
+                with (
+                    self._writer.use() as connection,
+                    behind_commit_if_long(connection, self.path),
+                ):
                     return surely(
                         connection,
                         self.path,
                         lambda: work(connection),
                         lambda: is_there(connection),
                     )
+            except OutboxMoved:
+                self._writer.leave()
+                raise
             except OutboxError as error:
                 if not error.retryable and not isinstance(error, OutboxUnsure):
-                    self._connection = None  # look afresh next time: the file may be another one
-                    connection.close()
+                    self._writer.close()  # look afresh next time: the file may be another one
                 raise
-
-    def _forget_inherited(self) -> None:
-        if os.getpid() != self._pid:
-            if self._connection is not None:
-                _inherited.append(self._connection)
-            self._connection = None
-            self._pid = os.getpid()
+            finally:
+                self._is_writing = False
 
 
 def _stamp_of(hook: Stamps) -> Callable[[Message], Message]:

@@ -5,13 +5,13 @@ Knows: one transaction a step, the write lock, and the log. Must never know: wha
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.outbox.checkpoints import behind_commit_if_long
+from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.transactions import surely
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ PAUSE_S_MAX: Final = 0.2
 
 
 def step_by_step(
-    connection: sqlite3.Connection, path: Path, steps: Iterable[Callable[[], T]]
+    connection: WritingConnection, path: Path, steps: Iterable[Callable[[], T]]
 ) -> Iterator[T]:
     """Take each step in a transaction of its own, and leave the write lock to others as long.
 

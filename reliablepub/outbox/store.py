@@ -27,7 +27,7 @@ from reliablepub.errors import (
 )
 from reliablepub.outbox.ballast import Ballast
 from reliablepub.outbox.checkpoints import behind_next_commit
-from reliablepub.outbox.database import absolute, check_database, open_writer
+from reliablepub.outbox.database import absolute, check_database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import (
     Counters,
@@ -41,10 +41,12 @@ from reliablepub.outbox.entry import (
 from reliablepub.outbox.failures import reported
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.picture import remove_picture, write_picture
+from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.reading import Page
 from reliablepub.outbox.retention import give_space_back, has_space_to_give, prune_confirmed
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely, transaction
+from reliablepub.outbox.writer import Writer
 from reliablepub.outbox.writing import park_damaged, write_turn
 
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
@@ -84,16 +86,14 @@ class SqliteStore:
         self._damaged: list[DamagedRow] = []
         check_database(self.path)  # no lease, and so no lock file, beside what is no outbox
         self._lease = Lease(self.path)
+        self._writer = Writer(self.path, is_relay=True)
         try:
-            self._connection = open_writer(self.path, is_relay=True)
-        except BaseException:
-            self._lease.release()
-            raise
-        try:
-            self._run, self._seen, self._data_version = self._begin_run()
+            with self._writer.use() as connection:
+                self._run, self._seen = self._begin_run(connection)
+                self._version = _version(connection)
             self._ballast = Ballast(self.path)
         except BaseException:
-            self._connection.close()
+            self._writer.close()
             self._lease.release()
             raise
 
@@ -128,14 +128,15 @@ class SqliteStore:
         if turn.is_empty:
             return self.snapshot()
         self._check_usable()
-        try:
-            snapshot = self._commit(turn)
-        except OutboxDiskFull:
-            # Even deleting writes to the log: what only settles may use the space kept for it.
-            if turn.new or not self._ballast.release():
-                raise
-            with behind_next_commit(self._connection):  # the log, once moved, is space again
-                return self._commit(turn)
+        with self._writer.use() as connection:
+            try:
+                snapshot = self._commit(connection, turn)
+            except OutboxDiskFull:
+                # Even deleting writes to the log: what only settles may use the space kept for it.
+                if turn.new or not self._ballast.release():
+                    raise
+                with behind_next_commit(connection):  # the log, once moved, is space again
+                    return self._commit(connection, turn)
         self._ballast.restore()
         return snapshot
 
@@ -162,7 +163,7 @@ class SqliteStore:
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
             next_at = page.read_timed(connection, "waiting", now, loaded, in_turn=True)
-            if self._owner()[2] != self._seen:
+            if self._owner(connection)[2] != self._seen:
                 raise Intervened
         return self._readable(page), next_at
 
@@ -173,7 +174,7 @@ class SqliteStore:
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
             next_at = page.read_timed(connection, "expiring", now, loaded, in_turn=False)
-            if self._owner()[2] != self._seen:
+            if self._owner(connection)[2] != self._seen:
                 raise Intervened
         return self._readable(page), next_at
 
@@ -196,13 +197,14 @@ class SqliteStore:
             damaged: list[DamagedRow] = []
             with (
                 suppress(OutboxDiskFull, OutboxLocked),  # then it stays where it is, unsent
-                transaction(self._connection, self.path),
+                self._writer.use() as connection,
+                transaction(connection, self.path),
             ):
-                self._check_owner()
+                self._check_owner(connection)
                 if page.damaged:
-                    damaged = park_damaged(self._connection, page.damaged, self._clock())
+                    damaged = park_damaged(connection, page.damaged, self._clock())
                 ids = ((id_,) for id_ in page.out_of_turn)
-                self._connection.executemany(QUERIES["wait_for_turn"], ids)
+                connection.executemany(QUERIES["wait_for_turn"], ids)
             self._damaged += damaged
         return page.entries
 
@@ -219,10 +221,16 @@ class SqliteStore:
             return connection.execute(QUERIES["held"]).fetchone() is not None
 
     def changed_elsewhere(self) -> bool:
-        """Whether another process has written to the store since the last call."""
-        with self._reading():
-            before, self._data_version = self._data_version, self._version_of_data()
-            return before != self._data_version
+        """Whether another process has written to the store since the last call.
+
+        Raises:
+            OutboxMoved: the path of the outbox leads to other files than those that are open.
+        """
+        self._check_usable()
+        self._writer.renew()
+        with self._reading() as connection:
+            before, self._version = self._version, _version(connection)
+            return before != self._version
 
     def show(self, picture: Mapping[str, object]) -> None:
         """Let those who look at the outbox see how its relay is doing. Nothing depends on it."""
@@ -254,23 +262,21 @@ class SqliteStore:
         if not self._lease.is_held:
             return
         try:
-            with suppress(
-                sqlite3.Error
-            ):  # only informs: a missing end is seen as one by the next run
-                self._connection.execute(QUERIES["end_run"], (self._clock(), self._run))
-            self._connection.close()
+            # The end only informs: where it is missing, the next run says so.
+            with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
+                connection.execute(QUERIES["end_run"], (self._clock(), self._run))
+            self._writer.close()
             remove_picture(self.path)
         finally:
             self._lease.release()
 
-    def _begin_run(self) -> tuple[int, int, int]:
+    def _begin_run(self, connection: WritingConnection) -> tuple[int, int]:
         """Become the owner; write down what the last owner left in flight, for people to see.
 
         Returns:
-            number of the run, of the newest intervention before it, and of the data.
+            number of the run, and of the newest intervention before it.
         """
         now = self._clock()
-        connection = self._connection
         # The log may be all that a process has left that was killed while its disk failed: moved
         # into the database, and synced there, it is worth what it says.
         with behind_next_commit(connection), transaction(connection, self.path):
@@ -282,63 +288,60 @@ class SqliteStore:
                 connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
-            run, _, seen = self._owner()
-        with reported(self.path):
-            return run, seen, self._version_of_data()
+            run, _, seen = self._owner(connection)
+        return run, seen
 
-    def _commit(self, turn: Turn) -> Snapshot:
+    def _commit(self, connection: WritingConnection, turn: Turn) -> Snapshot:
         last: tuple[int, str | None, float] | None = None
 
         def write() -> tuple[Snapshot, bool]:
             nonlocal last
-            if self._check_owner() != self._seen:
+            if self._check_owner(connection) != self._seen:
                 raise Intervened
             _forget_ids(turn)
             now, keep_s = self._clock(), self._keep_confirmed_s
-            snapshot = write_turn(
-                self._connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys
-            )
+            snapshot = write_turn(connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys)
             if self._has_kept:
                 before = now - keep_s if keep_s > 0 else math.inf
-                pruned = prune_confirmed(self._connection, before, len(turn.confirmed))
+                pruned = prune_confirmed(connection, before, len(turn.confirmed))
                 self._has_kept = keep_s > 0 or pruned > 0
             if turn.new:
                 entry = turn.new[-1]
                 last = entry.id, entry.message.message_id, entry.stored_at
-            return snapshot, has_space_to_give(self._connection)
+            return snapshot, has_space_to_give(connection)
 
         def is_there() -> bool:
             """A turn without new entries may be written twice: its verdicts count once."""
             if last is None:
                 return False
-            return self._connection.execute(QUERIES["is_stored"], last).fetchone() is not None
+            return connection.execute(QUERIES["is_stored"], last).fetchone() is not None
 
         try:
-            snapshot, is_roomy = surely(self._connection, self.path, write, is_there)
+            snapshot, is_roomy = surely(connection, self.path, write, is_there)
         except BaseException:
             _forget_ids(turn)
             raise
         if is_roomy:
             with reported(self.path):
-                give_space_back(self._connection)
+                give_space_back(connection)
         return snapshot
 
-    def _check_owner(self) -> int:
+    def _check_owner(self, connection: WritingConnection) -> int:
         """The lease says so already, unless somebody removed its file: then the newest run owns.
 
         Returns:
             number of the newest intervention.
         """
-        run, pid, newest = self._owner()
+        run, pid, newest = self._owner(connection)
         if run != self._run:
             raise OutboxInUse(
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
         return newest
 
-    def _owner(self) -> tuple[int, int, int]:
+    def _owner(self, connection: WritingConnection) -> tuple[int, int, int]:
         """The newest run, its process, and the newest intervention."""
-        run, pid, newest = self._connection.execute(QUERIES["owner"]).fetchone()
+        run, pid, newest = connection.execute(QUERIES["owner"]).fetchone()
         return run, pid, newest
 
     def _check_usable(self) -> None:
@@ -350,14 +353,16 @@ class SqliteStore:
             raise OutboxError(f"outbox {self.path} is closed")
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _reading(self) -> Iterator[WritingConnection]:
         self._check_usable()
-        with reported(self.path):
-            yield self._connection
+        with self._writer.use() as connection, reported(self.path):
+            yield connection
 
-    def _version_of_data(self) -> int:
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        return int(version)
+
+def _version(connection: WritingConnection) -> tuple[WritingConnection, int]:
+    """Changes when another connection has written; means nothing to a new connection."""
+    (version,) = connection.execute("PRAGMA data_version").fetchone()
+    return connection, version
 
 
 def _forget_ids(turn: Turn) -> None:

@@ -28,6 +28,7 @@ from typing import TypeVar
 
 from reliablepub.errors import OutboxError, OutboxUnsure
 from reliablepub.outbox.failures import is_decided, outbox_error
+from reliablepub.outbox.place import WritingConnection
 
 T = TypeVar("T")
 
@@ -61,12 +62,14 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
 
 
 def surely(
-    connection: sqlite3.Connection,
+    connection: WritingConnection,
     path: Path,
     work: Callable[[], T],
     is_there: Callable[[], bool] = lambda: False,
 ) -> T:
     """A transaction that is written once more when the disk fails during its commit.
+
+    What it returns is in the file that the next process opens under this path.
 
     Args:
         connection: the one that failed goes on; a new one could believe what is not on the disk.
@@ -78,15 +81,22 @@ def surely(
 
     Raises:
         OutboxUnsure: the second commit failed too, or what failed is visible.
+        OutboxMoved: it was written, to files that the path does not lead to any more.
         OutboxError: nothing was changed.
     """
+    result = _written(connection, path, work, is_there)
+    connection.place.check()
+    return result
+
+
+def _written(
+    connection: WritingConnection, path: Path, work: Callable[[], T], is_there: Callable[[], bool]
+) -> T:
     try:
         with transaction(connection, path):
-            result = work()
+            return work()
     except OutboxUnsure as error:
         unsure = error
-    else:
-        return result
     try:
         with transaction(connection, path):
             if is_there():

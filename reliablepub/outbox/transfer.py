@@ -24,6 +24,7 @@ from typing import Any, Final
 from reliablepub.errors import OutboxSealed
 from reliablepub.outbox.database import open_writer, reading
 from reliablepub.outbox.failures import reported
+from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.rows import Unreadable, entry_of
 from reliablepub.outbox.selection import OPEN_STATES, STATES
 from reliablepub.outbox.sql import QUERIES
@@ -130,7 +131,7 @@ def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Bro
 
 
 def _store(
-    connection: sqlite3.Connection,
+    connection: WritingConnection,
     path: Path,
     rows: list[dict[str, Any]],
     source: str,

@@ -14,6 +14,7 @@ from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
+from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 
@@ -79,7 +80,7 @@ def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child:
 
         def commit(path: Path = path, statement: int = statement) -> None:
             store, turn = fill(path)
-            store._connection.set_trace_callback(kill_before(statement))
+            store._writer.opened().set_trace_callback(kill_before(statement))
             store.commit(turn)
             os._exit(0)  # after the commit, and before anything is closed
 
@@ -92,7 +93,7 @@ def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child:
         assert [r[:4] for r in found["in_flight"]] == [r[:4] for r in expected["in_flight"]]
         with closing(SqliteStore(path)) as store:  # no lease, no lock and no damage is left behind
             store.commit(Turn(new=[new_entry(99)]))
-            assert store._connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+            assert store._writer.opened().execute("PRAGMA integrity_check").fetchone() == ("ok",)
         if status == 0:
             break
         seen_before += 1
@@ -107,7 +108,7 @@ def test_creation_is_there_wholly_or_not_at_all(
     for statement in range(1, STATEMENTS_MAX):
         path = tmp_path / f"{statement}.db"
 
-        class Killed(sqlite3.Connection):
+        class Killed(WritingConnection):
             kill_at = statement
 
             def __init__(self, *args: Any, **options: Any) -> None:
@@ -116,7 +117,7 @@ def test_creation_is_there_wholly_or_not_at_all(
 
         def create(path: Path = path, kind: type[sqlite3.Connection] = Killed) -> None:
             connect = sqlite3.connect
-            sqlite3.connect = lambda *a, **o: connect(*a, factory=kind, **o)  # type: ignore[assignment]
+            sqlite3.connect = lambda *a, **o: connect(*a, **o | {"factory": kind})
             SqliteStore(path)
             os._exit(0)
 
@@ -147,7 +148,7 @@ def test_a_database_killed_within_a_commit_before_it_had_a_log_can_be_opened(
         Outbox(path).status()
     with closing(SqliteStore(path)) as store:
         assert store.commit(Turn(new=[new_entry(1)])).counters.stored == 1
-        assert store._connection.execute("SELECT count(*) FROM orders").fetchone() == (0,)
+        assert store._writer.opened().execute("SELECT count(*) FROM orders").fetchone() == (0,)
     assert Outbox(path).status().stored == 1
 
 
@@ -156,7 +157,7 @@ def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows)
     for statement in range(1, STATEMENTS_MAX):
         path = tmp_path / f"{statement}.db"
 
-        class Killed(sqlite3.Connection):
+        class Killed(WritingConnection):
             kill_at = statement
 
             def __init__(self, *args: Any, **options: Any) -> None:
@@ -169,7 +170,7 @@ def test_recovery_itself_may_be_killed(tmp_path: Path, child: Child, rows: Rows)
 
         def recover(path: Path = path, kind: type[sqlite3.Connection] = Killed) -> None:
             connect = sqlite3.connect
-            sqlite3.connect = lambda *a, **o: connect(*a, factory=kind, **o)  # type: ignore[assignment]
+            sqlite3.connect = lambda *a, **o: connect(*a, **o | {"factory": kind})
             SqliteStore(path)
             os._exit(0)
 

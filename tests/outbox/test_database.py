@@ -38,7 +38,7 @@ def test_only_the_owner_may_read_any_of_its_files(path: Path, entry: Make) -> No
 
 def test_it_is_written_ahead_and_synced(store: SqliteStore) -> None:
     def pragma(name: str) -> object:
-        return store._connection.execute(f"PRAGMA {name}").fetchone()[0]
+        return store._writer.opened().execute(f"PRAGMA {name}").fetchone()[0]
 
     assert pragma("journal_mode") == "wal"
     assert pragma("synchronous") == 2
@@ -67,16 +67,15 @@ def test_a_checkpoint_is_as_large_whatever_pages_a_file_has(
         app.execute("CREATE TABLE orders (id)")
     path.chmod(0o600)
     with closing(SqliteStore(path)) as store:
-        assert store._connection.execute("PRAGMA page_size").fetchone() == (page_bytes,)
-        assert store._connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (pages,)
+        assert store._writer.opened().execute("PRAGMA page_size").fetchone() == (page_bytes,)
+        assert store._writer.opened().execute("PRAGMA wal_autocheckpoint").fetchone() == (pages,)
 
 
 def test_who_only_enqueues_does_not_checkpoint(path: Path) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"body"))
-        assert outbox._connection is not None
-        assert outbox._connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
-        assert outbox._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert outbox._writer.opened().execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+        assert outbox._writer.opened().execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_something_else_is_not_an_outbox(path: Path) -> None:
@@ -232,7 +231,7 @@ def test_a_reader_in_the_middle_stops_nobody(path: Path, store: SqliteStore, ent
 def test_a_writer_that_does_not_end_is_reported(
     path: Path, store: SqliteStore, entry: Make
 ) -> None:
-    store._connection.execute("PRAGMA busy_timeout = 50")
+    store._writer.opened().execute("PRAGMA busy_timeout = 50")
     new = entry()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")

@@ -49,19 +49,19 @@ def accept_until_full(store: SqliteStore, entry: Make) -> list[Entry]:
 def test_full_and_then_not(store: SqliteStore, path: Path, entry: Make) -> None:
     store.commit(Turn(new=[old := entry()]))
     before = store.snapshot()
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
-    store._connection.execute(f"PRAGMA max_page_count = {pages + 2}").fetchone()
+    (pages,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
+    store._writer.opened().execute(f"PRAGMA max_page_count = {pages + 2}").fetchone()
     new = [entry(body=KIB) for _ in range(50)]
     turn = Turn(new=new, confirmed=[old], sources={"s": 50})
     for _ in range(2):
         with pytest.raises(OutboxDiskFull, match="free some space") as caught:
             store.commit(turn)
         assert caught.value.retryable
-        assert not store._connection.in_transaction
+        assert not store._writer.opened().in_transaction
         assert {e.id for e in new} == {0}
         assert store.snapshot() == before
         assert store.lowest_awaited(0, 1e12) == old.id
-    store._connection.execute("PRAGMA max_page_count = 1000000").fetchone()
+    store._writer.opened().execute("PRAGMA max_page_count = 1000000").fetchone()
     snapshot = store.commit(turn)
     assert (snapshot.counters.stored, snapshot.counters.confirmed) == (51, 1)
     assert [e.id for e in new] == list(range(2, 52))

@@ -114,7 +114,7 @@ class Case:
 def turn(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
     """Everything that a turn can do, and a checkpoint after it."""
     store = SqliteStore(path)
-    store._connection.execute("PRAGMA wal_autocheckpoint = 1")
+    store._writer.opened().execute("PRAGMA wal_autocheckpoint = 1")
     old = store.read_ready(1, 16, limit=99, bytes_max=10**9)[0]
     new = [new_entry(n) for n in range(101, 104)]
     parked = Attempt(old[3], "2-1", 4, REFUSED, 2.0)
@@ -183,7 +183,7 @@ def closing_it(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
 
 def reading_it(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
     store = SqliteStore(path)
-    store._connection.execute("PRAGMA cache_size = 3")
+    store._writer.opened().execute("PRAGMA cache_size = 3")
 
     def act() -> None:
         assert len(store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]) == 16
@@ -403,14 +403,14 @@ def test_an_enqueue_is_written_again_on_the_same_connection(
 ) -> None:
     with closing(Outbox(outbox_file)) as outbox:
         outbox.enqueue(new_entry(101).message)
-        before = outbox._connection
+        before = outbox._writer.opened()
         faulty.fail("sync", at=1, code=vfs.IOERR_FSYNC, does_it=True)
         outbox.enqueue(new_entry(102).message)
         faulty.fail("sync", at=1, code=vfs.IOERR_FSYNC, is_persistent=True, does_it=True)
         with pytest.raises(OutboxUnsure):
             outbox.enqueue(new_entry(103).message)
         faulty.heal()
-        assert outbox._connection is before, "a new one could believe what is not on the disk"
+        assert outbox._writer.opened() is before, "a new one could believe what is not on the disk"
         outbox.enqueue(new_entry(104).message)
     assert open_ids(outbox_file) - {"m-103"} > {"m-101", "m-102", "m-104"}
     assert "m-103" not in open_ids(outbox_file)
@@ -463,7 +463,7 @@ def test_each_failure_has_its_words(
     faulty: Shim, outbox_file: Path, fault: tuple[str, int], kind: type[OutboxError], words: str
 ) -> None:
     with closing(SqliteStore(outbox_file)) as store:
-        store._connection.execute("PRAGMA shrink_memory").fetchall()
+        store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
         faulty.fail(fault[0], at=1, code=fault[1], is_persistent=True)
         with pytest.raises(OutboxError, match=words) as caught:
             store.commit(Turn(new=[new_entry(102)]))

@@ -167,7 +167,7 @@ def test_an_outbox_of_any_version_keeps_its_messages(path: Path, version: int) -
         assert [touched.id for touched in store.touched()] == [3]
         found, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
         assert [e.message.body for e in found] == [b"body"] * 2
-        audit = store._connection.execute("SELECT * FROM reliablepub_audit").fetchone()
+        audit = store._writer.opened().execute("SELECT * FROM reliablepub_audit").fetchone()
         assert audit[-4:] == (0, 0, 0, 0)
         outbox.close()
 

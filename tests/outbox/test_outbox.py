@@ -157,8 +157,8 @@ def test_it_is_known_whether_exactly_this_message_is_stored(path: Path, entry: M
     with closing(SqliteStore(path)) as store:
         store.commit(Turn(new=[first]))
         second.id = first.id
-        assert is_stored(store._connection, first)
-        assert not is_stored(store._connection, second)
+        assert is_stored(store._writer.opened(), first)
+        assert not is_stored(store._writer.opened(), second)
 
 
 def test_it_lives_among_an_applications_tables_of_the_same_names(
@@ -286,7 +286,7 @@ def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
         closing(sqlite3.connect(path, isolation_level=None)) as other,
     ):
         outbox.enqueue(Message(b"1"))
-        before = outbox._connection
+        before = outbox._writer.opened()
         assert before is not None
         before.execute("PRAGMA busy_timeout = 10")
         other.execute("BEGIN IMMEDIATE")
@@ -294,7 +294,7 @@ def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
             outbox.enqueue(Message(b"2"))
         other.execute("ROLLBACK")
         outbox.enqueue(Message(b"2"))
-        assert outbox._connection is before
+        assert outbox._writer.opened() is before
         assert outbox.status().stored == 2
 
 
@@ -326,16 +326,16 @@ def test_a_forked_child_enqueues_on_a_connection_of_its_own(
 ) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"parent"))
-        parents = outbox._connection
+        parents = outbox._writer.opened()
 
         def enqueue() -> None:
             outbox.enqueue(Message(b"child"))
-            assert outbox._connection is not parents
+            assert outbox._writer.opened() is not parents
             outbox.close()
 
         assert child(enqueue) == 0
+        assert outbox._writer.connection is None, "it was closed before the fork"
         outbox.enqueue(Message(b"parent"))
-        assert outbox._connection is parents
         assert outbox.status().open == 3
 
 

@@ -21,7 +21,7 @@ def connection(path: Path, entry: Make) -> Iterator[sqlite3.Connection]:
     entries = [entry(body=b"x", message_id=f"m-{n:02}", ordering_key="k") for n in range(10)]
     with closing(SqliteStore(path)) as store:
         store.commit(Turn(new=[*entries, entry(body=b"x", message_id="m-10")]))
-        yield store._connection
+        yield store._writer.opened()
 
 
 def ids(page: Page) -> list[int]:

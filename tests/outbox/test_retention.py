@@ -215,7 +215,7 @@ def test_nothing_is_pruned_where_nothing_is_kept(path: Path, entry: Make) -> Non
     executed: list[str] = []
     with closing(SqliteStore(path)) as store:
         store.commit(Turn(new=[one := entry()]))
-        store._connection.set_trace_callback(executed.append)
+        store._writer.opened().set_trace_callback(executed.append)
         store.commit(Turn(new=[entry()], confirmed=[one]))
     assert executed
     assert not [sql for sql in executed if "reliablepub_confirmed" in sql]
@@ -253,11 +253,11 @@ def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make
     with closing(SqliteStore(path)) as store:
         left = [entry(body=b"x" * 10_000) for _ in range(200)]
         store.commit(Turn(new=left))
-        sizes = [retention.pages(store._connection)]
+        sizes = [retention.pages(store._writer.opened())]
         while len(left) > 2:
             store.commit(Turn(confirmed=left[:10] if len(left) > 10 else left[:-2]))
             left = left[10:] or left[-2:]
-            sizes.append(retention.pages(store._connection))
+            sizes.append(retention.pages(store._writer.opened()))
         assert len(set(sizes)) == 2, "once, and for good"
         assert sizes[-1] < 100
         assert [e.message.body for e in store.read_ready(1, 200, limit=9, bytes_max=10**6)[0]] == [
@@ -319,5 +319,4 @@ def test_the_file_of_an_application_is_left_as_it_is(path: Path, app: sqlite3.Co
     assert app.execute("PRAGMA auto_vacuum").fetchone() == (0,)
     with Outbox(path.with_name("own.db")) as outbox:
         outbox.enqueue(Message(b""))
-        assert outbox._connection is not None
-        assert outbox._connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert outbox._writer.opened().execute("PRAGMA auto_vacuum").fetchone() == (2,)

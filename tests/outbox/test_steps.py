@@ -1,6 +1,5 @@
 """Large changes leave the write lock to others between their steps."""
 
-import sqlite3
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox import steps
+from reliablepub.outbox.database import open_writer
 from reliablepub.outbox.steps import PAUSE_S_MAX, step_by_step
 
 
@@ -35,7 +35,7 @@ def test_each_pause_is_as_long_as_the_step_before_it_up_to_a_limit(
         time.now += takes_s
         return takes_s
 
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with closing(open_writer(path, is_relay=False)) as connection:
         lengths = (0.125, 0.0, 60.0, 0.0625)
         taken = step_by_step(connection, path, [partial(step, s) for s in lengths])
         assert tuple(taken) == lengths

@@ -383,7 +383,7 @@ def test_a_child_of_a_fork_cannot_use_it(
 
 def test_a_run_that_cannot_write_its_end_ends_all_the_same(path: Path) -> None:
     store = SqliteStore(path)
-    store._connection.execute("PRAGMA busy_timeout = 10")
+    store._writer.opened().execute("PRAGMA busy_timeout = 10")
     with closing(sqlite3.connect(path)) as other:
         other.execute("BEGIN IMMEDIATE")
         store.close()
@@ -512,7 +512,7 @@ def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
     with closing(sqlite3.connect(store.path)) as other:
         other.execute("UPDATE reliablepub_messages SET exchange = 'other' WHERE id = 1")
         other.commit()
-        store._connection.execute("PRAGMA busy_timeout = 10")
+        store._writer.opened().execute("PRAGMA busy_timeout = 10")
         other.execute("BEGIN IMMEDIATE")
         assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
         other.rollback()
@@ -528,9 +528,9 @@ def test_a_damaged_row_that_finds_no_room_among_the_parked_is_not_sent_either(
     with closing(sqlite3.connect(store.path)) as other, other:
         other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
     store.commit(Turn(new=[entry(body=bytes(100_000))]))  # takes the pages that this has freed
-    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    (pages,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
     for pages_max, parked in ((pages, 0), (10 * pages, 1)):
-        store._connection.execute(f"PRAGMA max_page_count = {pages_max}").fetchone()
+        store._writer.opened().execute(f"PRAGMA max_page_count = {pages_max}").fetchone()
         assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
         assert store.snapshot().counters.parked == parked
 
@@ -546,7 +546,7 @@ def test_what_else_keeps_a_damaged_row_from_being_parked_is_an_error(
         is_park = action == sqlite3.SQLITE_INSERT and table == "reliablepub_parked"
         return sqlite3.SQLITE_DENY if is_park else sqlite3.SQLITE_OK
 
-    store._connection.set_authorizer(refuse)
+    store._writer.opened().set_authorizer(refuse)
     with pytest.raises(OutboxError, match=f"outbox {store.path} could not be used"):
         store.read_ready(1, 9, **ALL)
 
@@ -586,9 +586,9 @@ def test_reading_what_is_due_does_not_read_what_waits(store: SqliteStore, entry:
         steps += 1
         return 0
 
-    store._connection.set_progress_handler(count, 10)
+    store._writer.opened().set_progress_handler(count, 10)
     due, next_due_at = store.read_due(1000.0, limit=100, bytes_max=1 << 30, loaded=())
-    store._connection.set_progress_handler(None, 0)
+    store._writer.opened().set_progress_handler(None, 0)
     assert (ids(due), next_due_at) == ([1], 1001.0)
     assert steps < 20
 
@@ -599,12 +599,12 @@ def test_rows_go_where_others_were_and_each_page_is_written_once(path: Path, ent
         turns = [[entry(body=bytes(1_000)) for _ in range(100)] for _ in range(8)]
         for new in turns[:4]:
             store.commit(Turn(new=new))
-        (before,) = store._connection.execute("PRAGMA page_count").fetchone()
+        (before,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
         files.fail("open", at=0, code=0)
         for new, confirmed in zip(turns[4:], turns, strict=False):
             files.log = []
             store.commit(Turn(new=new, confirmed=confirmed))
             written = sum(o.kind == "write" and len(o.data) == PAGE_BYTES for o in files.log)
             assert written <= 25, "and it would be 37"
-        assert store._connection.execute("PRAGMA page_count").fetchone()[0] <= before + 2
+        assert store._writer.opened().execute("PRAGMA page_count").fetchone()[0] <= before + 2
         assert files.calls == 0, "nor is any copied into a temporary file"

@@ -244,7 +244,7 @@ class FileMachine(StoreMachine):
             self.counts[parked[n].state] -= 1
             store = self.store
             assert isinstance(store, SqliteStore)
-            entry = entry_of(store._connection.execute(QUERIES["message"], (n,)).fetchone())
+            entry = entry_of(store._writer.opened().execute(QUERIES["message"], (n,)).fetchone())
             assert entry.nacked == 0
             self.entries[n] = entry
             late = self.entries[n].expires_at  # long ago
@@ -260,10 +260,14 @@ class FileMachine(StoreMachine):
     def the_audit_finds_no_difference(self) -> None:
         store = self.store
         assert isinstance(store, SqliteStore)
-        row = store._connection.execute(
-            "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
-            " FROM reliablepub_audit"
-        ).fetchone()
+        row = (
+            store._writer.opened()
+            .execute(
+                "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
+                " FROM reliablepub_audit"
+            )
+            .fetchone()
+        )
         assert row == (0, 0, 0, 0)
 
 

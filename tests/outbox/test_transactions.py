@@ -18,6 +18,7 @@ from reliablepub.errors import (
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.place import Place, WritingConnection
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outbox.transactions import surely, transaction
 
@@ -31,7 +32,7 @@ def failure(code: int) -> sqlite3.Error:
     return error
 
 
-class Failing(sqlite3.Connection):
+class Failing(WritingConnection):
     """Its next commits end with these codes (0: well), its rollbacks with that one."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -53,6 +54,7 @@ def connection(path: Path) -> Iterator[Failing]:
         sqlite3.connect(path, isolation_level=None, timeout=0, factory=Failing)
     ) as connection:
         connection.execute("CREATE TABLE t (n)")
+        connection.place = Place(path)
         yield connection
 
 
@@ -205,8 +207,8 @@ class Doubtful:
 
 
 def doubt(store: SqliteStore | Outbox, *fates: Literal["light", "lost"]) -> None:
-    assert store._connection is not None
-    store._connection = Doubtful(store._connection, *fates)  # type: ignore[assignment]
+    real = store._writer.opened()
+    store._writer.connection = Doubtful(real, *fates)  # type: ignore[assignment]
 
 
 def test_a_turn_that_was_lost_is_written_again(store: SqliteStore, entry: Make) -> None:

@@ -17,7 +17,7 @@ class Crashing:
         self.store = SqliteStore(path)
 
     def restart(self) -> SqliteStore:
-        self.store._connection.close()
+        self.store._writer.opened().close()
         self.store._lease.release()
         self.store = SqliteStore(self._path)
         return self.store

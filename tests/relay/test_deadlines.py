@@ -305,9 +305,11 @@ def test_the_story_of_a_message_tells_its_attempts_and_its_end(sqlite: SqliteSto
     w.lose_connection("reset")
     w.turn()
     w.turn(after_s=5.0)
-    rows = sqlite._connection.execute(
-        "SELECT outcome, reply_text, persistence FROM reliablepub_history"
-    ).fetchall()
+    rows = (
+        sqlite._writer.opened()
+        .execute("SELECT outcome, reply_text, persistence FROM reliablepub_history")
+        .fetchall()
+    )
     assert rows == [
         ("uncertain", "connection lost: reset", "possibly persisted"),
         ("expired", "may have arrived", "possibly persisted"),

@@ -303,7 +303,7 @@ def test_a_parked_message_holds_its_key_where_everybody_can_see_it(
         assert (key.ordering_key, key.message_id, key.outcome) == ("k", "b", "nacked")
         assert key.held_back == 3
         assert outbox.status().held_keys == 1
-    rows = sqlite._connection.execute("SELECT * FROM reliablepub_held_keys").fetchall()
+    rows = sqlite._writer.opened().execute("SELECT * FROM reliablepub_held_keys").fetchall()
     assert [(row[0], row[2], row[-1]) for row in rows] == [("k", "b", 3)]
 
 

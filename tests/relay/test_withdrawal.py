@@ -273,7 +273,7 @@ def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[...,
     world.connect()
     world.hand_over("a")
     world.turn()
-    store._connection.close()  # as if it were killed
+    store._writer.opened().close()  # as if it were killed
     store._lease.release()
     assert step_in(world, Action.DISCARD, 1).changed == 1
     assert differences(path) == (0, 0, 0, 0)
@@ -291,7 +291,7 @@ def test_interventions_are_forgotten_with_their_messages(
     gone = Intervention(Action.DISCARD, person="jo")
     assert intervene(path, [1], gone, clock=lambda: 2 * day).changed == 1
     with closing(SqliteStore(path, clock=lambda: 8.5 * day)) as store:
-        rows = store._connection.execute("SELECT id, action FROM reliablepub_interventions")
+        rows = store._writer.opened().execute("SELECT id, action FROM reliablepub_interventions")
         assert rows.fetchall() == [(2, "park"), (1, "discard")]
         store.commit(Turn())
 

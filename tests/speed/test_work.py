@@ -51,7 +51,7 @@ def test_what_sqlite_does_for_it(tmp_path: Path) -> None:
     with closing(SqliteStore(tmp_path / "outbox.db")) as store:
         unplugged, receipt = Unplugged(store), nobody_waits()
         chunks = chunks_of(messages(COUNT), receipt)
-        with Steps(store._connection) as steps:
+        with Steps(store._writer.opened()) as steps:
             unplugged.publish(chunks, receipt)
     a_message = steps.count / COUNT
     assert a_message < 82, f"{a_message:.1f} steps of its virtual machine a message"

@@ -1,0 +1,179 @@
+"""Forks: SQLite connections are closed before one, and a file that was still open is refused after.
+
+Knows: SQLite's table of locks, the process's descriptors. Must never know: what is in an outbox.
+
+SQLite keeps one table a process of the files it has open and of the locks it holds on them. A fork
+copies the table, but not the locks: POSIX locks belong to one process. A *new* connection in the
+child then finds in the table that the file is locked already, and asks the kernel for nothing. The
+parent closes its last connection, gets the exclusive lock, and deletes the write-ahead log into
+which the child goes on committing, without an error. So there are two rules:
+
+- Before a fork no thread begins to use SQLite, those that use it are waited for, and every
+  connection of ours is closed. With no connection left, SQLite removes the file from its table.
+  Parent and child open it again when they need it.
+- In the child, a database file that was open at the fork is never opened again: a connection of the
+  application's, a read that did not end in time, or a fork that Python's hooks do not see.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+import weakref
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol
+
+from reliablepub.errors import OutboxForked
+
+Inode = tuple[int, int]
+"""Device and number: what a file is, whatever its name."""
+
+QUIET_TIMEOUT_S: Final = 15.0
+"""How long a fork waits for calls under way; a call waits up to 5 s for a lock of SQLite's."""
+_MAGIC: Final = b"SQLite format 3\0"
+
+
+class Keeper(Protocol):
+    """An object that keeps a connection open between two uses."""
+
+    def rest(self) -> None:
+        """Let go of the connection until the next use. No use is under way.
+
+        In a forked child it is the parent's, and is abandoned instead of closed.
+        """
+
+
+class Gate:
+    """Every use of SQLite passes it; a fork shuts it. Reentrant, also from signal handlers."""
+
+    def __init__(self) -> None:
+        self._keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
+        self._torn: set[Inode] = set()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._using: dict[int, int] = {}
+        self._forker: int | None = None
+        self._pid = os.getpid()
+
+    def __enter__(self) -> None:
+        """Begin to use SQLite; waits while another thread forks."""
+        if os.getpid() != self._pid:
+            self._after_in_child()  # a C library forked without Python's hooks
+        me = threading.get_ident()
+        with self._changed:
+            while self._forker not in (None, me) and me not in self._using:
+                self._changed.wait()
+            self._using[me] = self._using.get(me, 0) + 1
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the use."""
+        me = threading.get_ident()
+        with self._changed:
+            uses = self._using.get(me, 0) - 1  # 0 uses in a child that forked within its use
+            if uses > 0:
+                self._using[me] = uses
+            else:
+                self._using.pop(me, None)
+            if self._forker is not None:
+                self._changed.notify_all()
+
+    def keep(self, keeper: Keeper) -> None:
+        """Have a connection closed before each fork."""
+        self._keepers.add(keeper)
+
+    def check(self, path: Path, found: os.stat_result) -> None:
+        """Refuse a file that was open when this process was forked.
+
+        Raises:
+            OutboxForked: it was.
+        """
+        if os.getpid() != self._pid:
+            self._after_in_child()
+        if (found.st_dev, found.st_ino) in self._torn:
+            raise OutboxForked(
+                f"outbox {path} was open when this process ({os.getpid()}) was forked, so SQLite's "
+                "locks on it do not hold here, and what is stored could be lost; nothing was "
+                "stored. Close the application's own connections to it before the fork, or start "
+                "workers with the spawn or forkserver method"
+            )
+
+    # ------------------------------------------------------------------ hooks of os.fork
+
+    def _before(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            while self._forker not in (None, me):  # another thread forks
+                self._changed.wait()
+            self._forker = me
+            is_quiet = self._changed.wait_for(
+                lambda: not self._using.keys() - {me}, QUIET_TIMEOUT_S
+            )
+        if is_quiet and me not in self._using:
+            for keeper in list(self._keepers):
+                keeper.rest()
+
+    def _after_in_parent(self) -> None:
+        with self._changed:
+            self._forker = None
+            self._changed.notify_all()
+
+    def _after_in_child(self) -> None:
+        self._reset()
+        self._torn |= {inode for inode, fds in open_files().items() if _is_database(fds[0])}
+        for keeper in list(self._keepers):
+            keeper.rest()
+
+
+def open_files() -> dict[Inode, list[int]]:
+    """The regular files that this process has open, each with its descriptors.
+
+    Empty where the system has no list of descriptors.
+    """
+    found: dict[Inode, list[int]] = {}
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        try:
+            names = os.listdir(folder)  # noqa: PTH208 - names alone, as fast as can be
+        except OSError:
+            continue
+        for name in names:
+            try:
+                file = os.fstat(int(name))
+            except OSError:
+                continue  # the descriptor of the listing itself
+            if stat.S_ISREG(file.st_mode):
+                found.setdefault((file.st_dev, file.st_ino), []).append(int(name))
+        break
+    return found
+
+
+def abandon(connection: sqlite3.Connection) -> None:
+    """Keep a connection open until the process ends: to close it could delete others' log."""
+    import ctypes  # noqa: PLC0415 - 3 ms, for what hardly ever happens
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def _is_database(fd: int) -> bool:
+    try:
+        return os.pread(fd, len(_MAGIC), 0) == _MAGIC
+    except OSError:
+        return False  # not open for reading, so not SQLite's
+
+
+GATE: Final = Gate()
+
+os.register_at_fork(
+    before=GATE._before,  # noqa: SLF001 - same module
+    after_in_parent=GATE._after_in_parent,  # noqa: SLF001
+    after_in_child=GATE._after_in_child,  # noqa: SLF001
+)

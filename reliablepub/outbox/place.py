@@ -1,0 +1,183 @@
+"""Which files an outbox is made of, and whether its path still leads to them.
+
+Knows: names, inodes and links; where SQLite keeps the length of its log. Must never know: messages.
+
+SQLite does not notice when its files are deleted, moved or replaced: commits go on into files that
+no process will open again. So after each commit, and before a message is called stored, the path
+and its ``-wal`` and ``-shm`` are compared with the files that this process opened: three ``lstat``.
+
+A file with two names has two write-ahead logs, one beside each name, and what is written by one
+name is not seen by the other. So a file with a hard link, or mounted by itself, is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Final
+
+from reliablepub.errors import OutboxError, OutboxMoved
+from reliablepub.outbox.forks import Inode, open_files
+
+_LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_FRAMES_AT: Final = 16
+"""Where ``mxFrame``, the number of frames in the log, is in a ``-shm`` (wal.c, WalIndexHdr)."""
+_FRAMES_BYTES: Final = 4
+
+
+class Place:
+    """The files that a connection has open, taken stock of when it was opened.
+
+    Args:
+        path: of the database, absolute; this process has it open.
+
+    Raises:
+        OutboxMoved: the path leads elsewhere already, or its log was deleted while in use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names = (str(path), f"{path}-wal", f"{path}-shm")
+        self._inodes = self._now()
+        self._locked_fd = -1
+        self._take_stock()
+
+    @property
+    def file(self) -> Inode | None:
+        """The database itself."""
+        return self._inodes[0]
+
+    def check(self) -> None:
+        """Compare the files at the path with those that were opened.
+
+        Raises:
+            OutboxMoved: they are not the same; says what happened.
+        """
+        now = self._now()
+        if now != self._inodes:
+            raise self._moved(now)
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether SQLite's lock on the database is still there.
+
+        Closing any other descriptor of the file in this process drops it, as a copy by ``shutil``
+        does. True where the system does not tell.
+        """
+        return self._locked_fd < 0 or _has_lock(self._locked_fd)
+
+    def is_left_open(self, instead: Place) -> bool:
+        """Whether this process still has one of these files open that is not among others."""
+        return bool(open_files().keys() & (set(self._inodes) - set(instead._inodes)))
+
+    def _now(self) -> tuple[Inode | None, ...]:
+        return tuple(_inode(name) for name in self._names)
+
+    def _take_stock(self) -> None:
+        files = open_files()
+        if not files:
+            return
+        for name, inode in zip(self._names, self._inodes, strict=True):
+            if inode is not None and inode not in files:
+                raise OutboxMoved(
+                    f"outbox {self._path}: {name} is not the file that this process has open, so "
+                    "nothing was stored; close what has the old one open, and try again"
+                )
+        _, log, index = self._inodes
+        if log is not None and index is not None and not _is_whole(files[log][0], files[index][0]):
+            raise OutboxMoved(
+                f"the write-ahead log of outbox {self._path} was deleted while it was in use, so "
+                "nothing can be stored; stop every process that has the outbox open, and start "
+                "them again"
+            )
+        self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
+
+    def _moved(self, now: tuple[Inode | None, ...]) -> OutboxMoved:
+        file, *_ = now
+        if file is None:
+            what = "was deleted or moved"
+        elif file != self.file:
+            what = "was replaced by another file"
+        else:
+            lost = "-wal" if now[1] != self._inodes[1] else "-shm"
+            what = f"lost its {self._path.name}{lost}, which was deleted, moved or replaced"
+        return moved(self._path, what)
+
+
+def moved(path: Path, what: str) -> OutboxMoved:
+    """The error to raise when the path of an outbox leads elsewhere than it did."""
+    return OutboxMoved(
+        f"outbox {path} {what} while this process had it open: what is stored now is not there for "
+        "the next process. See what moved it, stop every process that uses it, and start them again"
+    )
+
+
+class WritingConnection(sqlite3.Connection):
+    """A connection to an outbox that knows which files it has open.
+
+    Attributes:
+        place: those files; compared with the path after each commit.
+    """
+
+    place: Place
+
+
+def refuse_second_name(path: Path, found: os.stat_result) -> None:
+    """Refuse a file that another name leads to as well: each name would have its own log.
+
+    Raises:
+        OutboxError: it has a hard link, or is mounted by itself.
+    """
+    if found.st_nlink > 1:
+        raise OutboxError(
+            f"outbox {path} has {found.st_nlink} names (hard links); SQLite keeps a log beside "
+            "each, so messages would be lost. Copy the file, and remove the other names "
+            f"(find / -samefile {path})"
+        )
+    if str(path) in _mount_points():
+        raise OutboxError(
+            f"outbox {path} is mounted as a single file, so its log is not beside the original, "
+            "and messages would be lost; mount the folder that holds it instead"
+        )
+
+
+def _inode(name: str) -> Inode | None:
+    try:
+        found = os.lstat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _has_lock(fd: int) -> bool:
+    """Whether this process has locked a file by this descriptor, as SQLite does (proc(5))."""
+    try:
+        return "POSIX" in Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
+    except OSError:
+        return False
+
+
+def _is_whole(log_fd: int, index_fd: int) -> bool:
+    """Whether a log that is said to hold frames has a header at all. Reads by SQLite's descriptors.
+
+    A log that was deleted in use is made again, empty, by the next connection. Frames appended to
+    it are never found again, since its header is written with the first frame only.
+    """
+    frames = os.pread(index_fd, _FRAMES_BYTES, _FRAMES_AT)
+    return not any(frames) or os.pread(log_fd, len(_LOG_MAGICS[0]), 0) in _LOG_MAGICS
+
+
+def _mount_points() -> set[str]:
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return set()
+    return {_unescaped(line.split(" ", 5)[4]) for line in mounts.splitlines()}
+
+
+def _unescaped(name: str) -> str:
+    """Of proc(5): space, tab, newline and backslash are octal."""
+    for code in ("\\040", "\\011", "\\012", "\\134"):
+        name = name.replace(code, chr(int(code[1:], 8)))
+    return name
