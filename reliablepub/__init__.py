@@ -35,7 +35,15 @@ from reliablepub.errors import (
     WrongEventLoop,
 )
 from reliablepub.message import Message
-from reliablepub.outbox import Audit, HeldKey, Outbox, OutboxKeys, OutboxStatus, Salvaged
+from reliablepub.outbox import (
+    Audit,
+    HeldKey,
+    Outbox,
+    OutboxKeys,
+    OutboxStatus,
+    Rekeyed,
+    Salvaged,
+)
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
 from reliablepub.provisioning import provision
@@ -89,6 +97,7 @@ __all__ = [
     "Receipt",
     "Refusal",
     "Refused",
+    "Rekeyed",
     "ReliablePubError",
     "Retries",
     "RetryIn",

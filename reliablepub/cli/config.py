@@ -26,8 +26,8 @@ CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
 """Commands that read the file; each has a table for what is its own."""
 SHARED: Final = (
-    *("outbox", "outbox-keys", "password-file", "tls-ca", "tls-certificate", "tls-key"),
-    *("url", "window", "window-min"),
+    *("accept-plaintext", "outbox", "outbox-keys", "password-file"),
+    *("tls-ca", "tls-certificate", "tls-key", "url", "window", "window-min"),
 )
 """What stands above the tables, for all of these commands."""
 

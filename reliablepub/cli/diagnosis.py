@@ -6,7 +6,7 @@ found, or how findings are printed. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -158,6 +158,8 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         else "others may read or write it, as its mode says",
         f"bodies can be read by them: chmod 600 {path}",
     )
+    if found.keys.keys() - {None}:
+        yield _encryption(found.keys)
     names = ", ".join(file.name for file in found.leftovers)
     left = f"a relay that was killed has left {names}; the next one replaces it"
     yield Finding("outbox", "files", Level.OK, left if names else "nothing was left behind")
@@ -169,6 +171,20 @@ def _of_file(check: str, wrong: Sequence[str], fine: str, remedy: str) -> Findin
     more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     words = "; ".join(wrong[:_SHOWN]) + more
     return Finding("outbox", check, Level.PROBLEM, words, remedy)
+
+
+def _encryption(keys: Mapping[str | None, int]) -> Finding:
+    counts = [f"{count_of(n, 'message')} with key {name!r}" for name, n in keys.items() if name]
+    plain = keys.get(None, 0)
+    if plain:
+        counts.append(f"{count_of(plain, 'message')} not encrypted")
+    return _of_outbox(
+        "encryption",
+        not plain,
+        ", ".join(counts),
+        "a relay with keys parks what is not encrypted: encrypt it (`reliablepub outbox rekey "
+        "--accept-plaintext`) if it is yours",
+    )
 
 
 def _unused(found: Checkup) -> Finding:

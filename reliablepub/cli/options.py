@@ -25,6 +25,7 @@ URL_VARIABLE: Final = "RELIABLEPUB_URL"
 PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
 _READ: Final = "reliablepub.password-file"
 """Where the content of the file is kept while options are read."""
+_PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
 
 def url_option(function: _F) -> _F:
@@ -93,8 +94,31 @@ def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
     )
 
 
-def _keys(_ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> OutboxKeys | None:
-    return None if path is None else OutboxKeys.read(path)
+def _keys(ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> OutboxKeys | None:
+    if path is None:
+        return None
+    return OutboxKeys.read(path, accept_plaintext=bool(ctx.meta.get(_PLAINTEXT)))
+
+
+def _plaintext(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click passes flags as arguments
+    ctx.meta[_PLAINTEXT] = value
+
+
+def relay_keys_options(function: _F) -> _F:
+    """``--outbox-keys``; and ``--accept-plaintext``, for commands that publish or encrypt anew."""
+    return keys_option(_plaintext_option(function))
+
+
+def _plaintext_option(function: _F) -> _F:
+    return click.option(
+        "--accept-plaintext",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_plaintext,
+        help="With keys, accept also messages in the outbox that are not encrypted; otherwise they "
+        "are parked.",
+    )(function)
 
 
 def keys_option(function: _F) -> _F:

@@ -21,8 +21,8 @@ from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     json_option,
-    keys_option,
     outbox_option,
+    relay_keys_options,
     url_option,
     window_options,
 )
@@ -141,7 +141,7 @@ class _Settings:
     text="Store messages here first; what cannot be published now stays. "
     "Without it they are in memory only, and what is not confirmed at the end is not kept.",
 )
-@keys_option
+@relay_keys_options
 @window_options
 @click.option(
     "--timeout",

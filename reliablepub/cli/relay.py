@@ -22,8 +22,8 @@ from reliablepub.cli.link import describe
 from reliablepub.cli.notify import Notifier
 from reliablepub.cli.options import (
     json_option,
-    keys_option,
     outbox_option,
+    relay_keys_options,
     url_option,
     window_options,
 )
@@ -54,7 +54,7 @@ class _Relay(ConfigurableCommand):
 @url_option
 @tls_options
 @outbox_option(required=True, text="The outbox; created if it is missing, but not with --drain.")
-@keys_option
+@relay_keys_options
 @window_options
 @click.option(
     "--keep-confirmed",

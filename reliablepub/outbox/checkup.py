@@ -39,6 +39,8 @@ class Checkup:
         bytes_unused: of free pages.
         can_shrink: whether the file was made so that free pages can be cut off.
         leftovers: files beside it that no running process needs.
+        keys: names of the keys that messages are encrypted with, and how many of them; None stands
+            for those that are not encrypted. Empty where the tables cannot be read.
         readable_by_others: whether more users than the owner may read or write the file.
     """
 
@@ -51,6 +53,7 @@ class Checkup:
     bytes_unused: int
     can_shrink: bool
     leftovers: tuple[Path, ...]
+    keys: dict[str | None, int]
     readable_by_others: bool
 
 
@@ -68,6 +71,8 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
     with looking(path) as (connection, version):
         pages = page_damage(connection, is_quick=is_quick)
         missing, changed = _compared(connection) if version == len(MIGRATIONS) else ([], [])
+        is_whole = version == len(MIGRATIONS) and not (pages or missing or changed)
+        keys = dict(connection.execute(QUERIES["keys_in_use"])) if is_whole else {}
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
@@ -82,6 +87,7 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
         bytes_unused=unused * page_bytes,
         can_shrink=vacuum != 0,
         leftovers=tuple(_leftovers(path)),
+        keys=keys,
         readable_by_others=bool(stat.S_IMODE(path.stat().st_mode) & _OTHERS),
     )
 

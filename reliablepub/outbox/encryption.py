@@ -1,16 +1,24 @@
-"""Bodies and properties that nobody reads who has only the file.
+"""Encryption at rest (AES-256-GCM) for bodies and properties; the address is authenticated.
 
 Knows: AES-256-GCM, keys by name. Must never know: tables, or where keys come from.
 
-A row's body and properties (headers among them) are one plaintext and one ciphertext. In clear stay
-the message id, exchange, routing key and ordering key, times and sizes: people and statements look
-for messages by them. The name of the key stands where the properties were. The ciphertext is bound
-to the row's number and message id: moved to another row, it is not accepted. The checksum is over
-what is stored, so an audit and a salvage need no key, and a wrong key is told from a flipped bit.
+A row's body and properties (headers among them) are one plaintext and one ciphertext. The message
+id, exchange, routing key, ordering key, times and sizes stay in clear: people and statements look
+for messages by them. The name of the key stands where the properties were. The checksum is over
+what is stored, so an audit and a salvage need no key.
+
+A row of version 2 (``{"$key":"2026-11","v":2}``) begins with a fingerprint of its key, and is
+bound to its number, message id, exchange, routing key and ordering key. A wrong key has another
+fingerprint, and stops the relay; with the right one, a row that does not decrypt was changed, and
+is parked. A row of version 1 (``{"$key":"2026-11"}``) has no fingerprint, and is bound to its
+number and message id only; it can still be read. Removing ``"v":2`` from a row does not make it
+one of version 1, because the two bind different bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import os
 from collections.abc import Mapping
@@ -26,17 +34,30 @@ _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _LENGTH_BYTES: Final = 4
 _NAME_MAX: Final = 64
+_FINGERPRINT_BYTES: Final = 8
 _MARK: Final = '{"$key":'
+_VERSION: Final = 2
+_WORDS_OF_FINGERPRINT: Final = b"reliablepub: fingerprint of an outbox key"
+
+Where = tuple[str, str, str, str | None]
+"""Message id, exchange, routing key and ordering key: what a row shows, and is bound to."""
+
+
+class Forged(ValueError):
+    """A row that was not stored by a process with the keys; the text says how that shows."""
 
 
 class OutboxKeys:
     """Keys for what an outbox holds, by name. The first encrypts; all of them decrypt.
 
-    To rotate, put a new key first and keep the old one until no message under it is left. Use a key
-    for no more than four thousand million messages: each has a random nonce of 96 bits.
+    To rotate without a gap, add the new key at the end everywhere, then make it the first
+    everywhere, then run ``reliablepub outbox rekey``, then drop the old one. Use a key for at most
+    4 billion (2^32) messages: each has a random nonce of 96 bits.
 
     Args:
         keys: 32 bytes each. A name is written into the file in clear, such as ``"2026-11"``.
+        accept_plaintext: whether messages that are not encrypted are published. By default the
+            relay parks them: a process without the keys has stored them, or an intruder.
 
     Raises:
         ConfigurationError: a key or a name cannot be used, or `cryptography` is not installed.
@@ -47,7 +68,7 @@ class OutboxKeys:
             keys = OutboxKeys({"2026-11": secrets.token_bytes(32)})
     """
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[str, bytes], *, accept_plaintext: bool = False) -> None:
         if not keys:
             raise ConfigurationError("OutboxKeys needs at least one key")
         for name, key in keys.items():
@@ -59,11 +80,17 @@ class OutboxKeys:
                 raise ConfigurationError(msg)
         cipher = _cipher()
         self._ciphers: dict[str, AESGCM] = {name: cipher(key) for name, key in keys.items()}
+        self._fingerprints: dict[str, bytes] = {name: _fingerprint(k) for name, k in keys.items()}
         self._current: str = next(iter(keys))
+        self._accepts_plaintext = accept_plaintext
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Self:
+    def read(cls, path: str | os.PathLike[str], *, accept_plaintext: bool = False) -> Self:
         """Keys from a file: a line each, a name and the key as 64 hexadecimal digits; first first.
+
+        Args:
+            path: of the file.
+            accept_plaintext: see the class.
 
         Raises:
             ConfigurationError: the file cannot be used; nothing of it is shown.
@@ -80,27 +107,43 @@ class OutboxKeys:
         except ValueError:
             msg = f"each line of key file {path} is a name, a space and 64 hexadecimal digits"
             raise ConfigurationError(msg) from None
-        return cls(keys)
+        return cls(keys, accept_plaintext=accept_plaintext)
 
     def __repr__(self) -> str:
         """Names only."""
         return f"OutboxKeys({', '.join(map(repr, self._ciphers))})"
 
-    def _seal(self, id_: int, message_id: str, properties: str, body: bytes) -> tuple[str, bytes]:
+    def _seal(self, id_: int, where: Where, properties: str, body: bytes) -> tuple[str, bytes]:
         assert id_ > 0
+        name = self._current
         encoded = properties.encode()
         plain = len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded + body
         nonce = os.urandom(_NONCE_BYTES)
-        sealed = self._ciphers[self._current].encrypt(nonce, plain, _bound_to(id_, message_id))
-        return f"{_MARK}{json.dumps(self._current)}}}", nonce + sealed
+        bound_to = _bound_to(name, id_, where)
+        ciphertext = self._ciphers[name].encrypt(nonce, plain, bound_to)
+        return _mark(name), self._fingerprints[name] + nonce + ciphertext
 
-    def _unseal(self, name: str, id_: int, message_id: str, body: bytes) -> tuple[str, bytes]:
+    def _unseal(
+        self, name: str, version: int, id_: int, where: Where, body: bytes
+    ) -> tuple[str, bytes]:
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 - an extra
 
-        nonce, sealed = body[:_NONCE_BYTES], body[_NONCE_BYTES:]
+        message_id = where[0]
+        bound_to = f"{id_}\0{message_id}".encode()
+        is_right_key = False
+        if version != 1:
+            bound_to = _bound_to(name, id_, where)
+            is_right_key = body.startswith(self._fingerprints[name])
+            body = body[_FINGERPRINT_BYTES:]
+        nonce, ciphertext = body[:_NONCE_BYTES], body[_NONCE_BYTES:]
         try:
-            plain = self._ciphers[name].decrypt(nonce, sealed, _bound_to(id_, message_id))
-        except InvalidTag:
+            plain = self._ciphers[name].decrypt(nonce, ciphertext, bound_to)
+        except (InvalidTag, ValueError):
+            if is_right_key:
+                raise Forged(
+                    f"it was changed since it was encrypted with key {name!r}: its address, its "
+                    "number or its content is not what was accepted"
+                ) from None
             raise OutboxSealed(
                 f"message {message_id} (row {id_}) cannot be decrypted: the key that is called "
                 f"{name!r} here is not the one it was encrypted with, or the row was moved; "
@@ -111,34 +154,60 @@ class OutboxKeys:
 
 
 def sealed(
-    keys: OutboxKeys, id_: int, message_id: str, properties: str, body: bytes
+    keys: OutboxKeys, id_: int, where: Where, properties: str, body: bytes
 ) -> tuple[str, bytes]:
-    """Properties and body of a row, encrypted."""
-    return keys._seal(id_, message_id, properties, body)  # noqa: SLF001 - same module
+    """Properties and body of a row, encrypted under the first key."""
+    return keys._seal(id_, where, properties, body)  # noqa: SLF001 - same module
+
+
+def is_sealed(properties: str) -> bool:
+    """Whether a row is encrypted."""
+    return properties.startswith(_MARK)
+
+
+def current_mark(keys: OutboxKeys) -> str:
+    """What stands for the properties of a row under the first key, in the newest version."""
+    return _mark(keys._current)  # noqa: SLF001 - same module
 
 
 def opened(
-    keys: OutboxKeys | None, id_: int, message_id: str, properties: str, body: bytes
+    keys: OutboxKeys | None, id_: int, where: Where, properties: str, body: bytes
 ) -> tuple[str, bytes]:
     """Properties and body of a row, decrypted if they are encrypted.
 
     Raises:
         OutboxSealed: the key is missing, or is another one. The row stays as it is.
+        Forged: the row was changed, or is not encrypted although keys are given.
         ValueError: the name of the key is not what `sealed` writes.
     """
-    if not properties.startswith(_MARK):
-        return properties, body
-    name = json.loads(properties)["$key"]
+    if not is_sealed(properties):
+        if keys is None or keys._accepts_plaintext:  # noqa: SLF001 - same module
+            return properties, body
+        raise Forged(
+            "it is not encrypted, and this relay has keys: a process without the keys has stored "
+            "it, or an intruder; if it is yours, retry it with --accept-plaintext"
+        )
+    mark = json.loads(properties)
+    name, version = mark["$key"], mark.get("v", 1)
     if keys is None or name not in keys._ciphers:  # noqa: SLF001 - same module
         raise OutboxSealed(
-            f"message {message_id} (row {id_}) is encrypted with key {name!r}, and that key was "
+            f"message {where[0]} (row {id_}) is encrypted with key {name!r}, and that key was "
             "not given; nothing is lost: give it too"
         )
-    return keys._unseal(name, id_, message_id, body)  # noqa: SLF001
+    return keys._unseal(name, version, id_, where, body)  # noqa: SLF001
 
 
-def _bound_to(id_: int, message_id: str) -> bytes:
-    return f"{id_}\0{message_id}".encode()
+def _mark(name: str) -> str:
+    return f'{_MARK}{json.dumps(name)},"v":{_VERSION}}}'
+
+
+def _bound_to(name: str, id_: int, where: Where) -> bytes:
+    return json.dumps([_VERSION, name, id_, *where]).encode()
+
+
+def _fingerprint(key: bytes) -> bytes:
+    """Eight bytes by which a key is recognized, and that tell nothing else of it."""
+    return hmac.digest(key, _WORDS_OF_FINGERPRINT, hashlib.sha256)[:_FINGERPRINT_BYTES]
 
 
 def _cipher() -> type[AESGCM]:

@@ -28,8 +28,9 @@ from typing import Final
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
 from reliablepub.outbox.database import open_writer, reading
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.lease import holder_pid
-from reliablepub.outbox.rows import Unreadable, check, checksum_of
+from reliablepub.outbox.rows import Unreadable, rewritten
 from reliablepub.outbox.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.steps import CHUNK, step_by_step
@@ -113,6 +114,7 @@ def intervene(
     ids: Iterable[int],
     what: Intervention,
     *,
+    keys: OutboxKeys | None = None,
     progress: Callable[[int], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
 ) -> Effect:
@@ -122,11 +124,13 @@ def intervene(
         path: the outbox; it must exist.
         ids: of rows.
         what: the decision.
+        keys: of the outbox: without them no encrypted message can be rerouted.
         progress: told after each transaction how many ids are done with.
         clock: wall clock, seconds since 1970.
 
     Raises:
         NotAnOutbox: there is none.
+        OutboxSealed: a message to reroute is encrypted, and its key was not given; likewise.
         OutboxError: it cannot be written; what was done before stays done.
     """
     with reading(path):
@@ -135,7 +139,8 @@ def intervene(
     done = 0
     chunks = list(_chunks(dict.fromkeys(ids)))
     with closing(open_writer(path, is_relay=False)) as connection:
-        steps = (partial(change, connection, path, chunk, what, clock()) for chunk in chunks)
+        do = partial(change, connection, path, what=what, keys=keys)
+        steps = (partial(do, chunk, now=clock()) for chunk in chunks)
         for chunk, came_to in zip(chunks, step_by_step(connection, path, steps), strict=True):
             effect.add(came_to)
             done += len(chunk)
@@ -144,14 +149,21 @@ def intervene(
 
 
 def change(
-    connection: sqlite3.Connection, path: Path, ids: list[int], what: Intervention, now: float
+    connection: sqlite3.Connection,
+    path: Path,
+    ids: list[int],
+    what: Intervention,
+    now: float,
+    *,
+    keys: OutboxKeys | None = None,
 ) -> Effect:
     """Do it within an open transaction that may write.
 
     Whether somebody relays is asked under the write lock: a relay that begins now reads what we
     leave. Without a relay nothing is in flight, whatever the last one has left there.
     """
-    return _Step(connection, what, now, is_relayed=holder_pid(path) is not None).change(ids)
+    is_relayed = holder_pid(path) is not None
+    return _Step(connection, what, now, keys, is_relayed=is_relayed).change(ids)
 
 
 class _Step:
@@ -161,15 +173,23 @@ class _Step:
         connection: in a transaction that may write.
         what: the decision.
         now: wall clock.
+        keys: to reroute what is encrypted.
         is_relayed: whether a relay is at work, so that messages can be in flight.
     """
 
     def __init__(
-        self, connection: sqlite3.Connection, what: Intervention, now: float, *, is_relayed: bool
+        self,
+        connection: sqlite3.Connection,
+        what: Intervention,
+        now: float,
+        keys: OutboxKeys | None,
+        *,
+        is_relayed: bool,
     ) -> None:
         self._connection = connection
         self._what = what
         self._now = now
+        self._keys = keys
         rows = connection.execute(QUERIES["in_flight_ids"]) if is_relayed else ()
         self._in_flight = {id_ for (id_,) in rows}
         self._ledger = dict(NO_CHANGE)
@@ -186,7 +206,7 @@ class _Step:
             else:
                 try:
                     self._apply(id_, found[0])
-                except (Unreadable, InvalidMessage):
+                except (Unreadable, InvalidMessage, UnicodeDecodeError):
                     effect.damaged.append(id_)
                 else:
                     effect.changed += 1
@@ -248,16 +268,10 @@ class _Step:
         self._ledger[state] -= 1
         self._ledger["open_bytes"] += size
 
-    def _rerouted(self, id_: int) -> tuple[dict[str, str | int], int]:
-        """The columns that the new address changes, and by how many bytes the message grows.
-
-        The row may be encrypted: only what is stored is looked at.
-        """
+    def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
+        """The columns that the new address changes, and by how many bytes the message grows."""
         row = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
-        _, message_id, exchange, routing_key, properties = row[:5]
-        checksum, body, ordering_key, size = row[11], row[12], row[14], row[16]
-        check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
-        before = Message(b"", exchange.decode(), routing_key.decode())
+        before = Message(b"", row[2].decode(), row[3].decode())
         after = replace(
             before,
             exchange=before.exchange if self._what.exchange is None else self._what.exchange,
@@ -265,16 +279,9 @@ class _Step:
                 before.routing_key if self._what.routing_key is None else self._what.routing_key
             ),
         )
-        address = (after.exchange.encode(), after.routing_key.encode())
         grown_bytes = after.size - before.size
-        changed = {
-            "id": id_,
-            "exchange": after.exchange,
-            "routing_key": after.routing_key,
-            "size": size + grown_bytes,
-            "checksum": checksum_of((message_id, *address, properties, ordering_key), body),
-        }
-        return changed, grown_bytes
+        changed = rewritten(row, self._keys, exchange=after.exchange, routing_key=after.routing_key)
+        return {"size": row[16] + grown_bytes, **changed}, grown_bytes
 
 
 def _chunks(ids: Iterable[int]) -> Iterator[list[int]]:

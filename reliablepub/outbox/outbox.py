@@ -35,6 +35,7 @@ from reliablepub.outbox.inspection import (
     read_status,
 )
 from reliablepub.outbox.interventions import Action, Intervention, change
+from reliablepub.outbox.rekeying import Rekeyed, rekey
 from reliablepub.outbox.salvage import Salvaged, salvage
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely
@@ -82,6 +83,7 @@ class Outbox:
     ) -> None:
         self.path: Final[Path] = absolute(path)
         limits = OpenLimits(open_messages_max, open_bytes_max)
+        self._keys = keys
         self._enqueuing = Enqueuing(self.path, keys, limits)
         self._stamps = [_stamp_of(hook) for hook in hooks]
         self._writer = Writer(self.path, is_relay=False)
@@ -283,6 +285,21 @@ class Outbox:
         with reading(self.path) as connection:
             rows = connection.execute(QUERIES["ids_holding_key"], (ordering_key,)).fetchall()
         return [id_ for (id_,) in rows]
+
+    def rekey(self) -> Rekeyed:
+        """Encrypt every message under the first of ``keys``, also beside a relay that has them.
+
+        After it, and once no process has another key as its first, the other keys can be dropped.
+
+        Raises:
+            ConfigurationError: this outbox was made without ``keys``.
+            NotAnOutbox: there is no outbox at this path.
+            OutboxSealed: a message is encrypted with a key that was not given.
+            OutboxError: the file cannot be written; what was done before stays done.
+        """
+        if self._keys is None:
+            raise ConfigurationError("to encrypt anew, give this Outbox its keys")
+        return rekey(self.path, self._keys)
 
     def close(self) -> None:
         """Close the file, if it was opened; the outbox may be used again."""

@@ -381,8 +381,43 @@ WHERE id = :id;
 
 -- name: reroute
 UPDATE reliablepub_messages SET
-    exchange = :exchange, routing_key = :routing_key, size = :size, checksum = :checksum
+    exchange = :exchange, routing_key = :routing_key, properties = :properties, size = :size,
+    checksum = :checksum, body = :body
 WHERE id = :id;
+
+-- name: sealed_otherwise
+SELECT 'open' AS place, id FROM reliablepub_messages WHERE properties <> :mark
+UNION ALL
+SELECT 'parked', id FROM reliablepub_parked WHERE properties <> :mark
+UNION ALL
+SELECT 'confirmed', id FROM reliablepub_confirmed WHERE properties <> :mark
+ORDER BY id;
+
+-- name: rekey_open
+UPDATE reliablepub_messages SET properties = :properties, checksum = :checksum, body = :body
+WHERE id = :id;
+
+-- name: rekey_parked
+UPDATE reliablepub_parked SET properties = :properties, checksum = :checksum, body = :body
+WHERE id = :id;
+
+-- name: rekey_confirmed
+UPDATE reliablepub_confirmed SET properties = :properties, checksum = :checksum, body = :body
+WHERE id = :id;
+
+-- name: keys_in_use
+SELECT
+    CASE WHEN properties GLOB '{"$key":*' AND json_valid(properties)
+        THEN json_extract(properties, '$."$key"') END AS name,
+    count(*)
+FROM (
+    SELECT properties FROM reliablepub_messages
+    UNION ALL
+    SELECT properties FROM reliablepub_parked
+    UNION ALL
+    SELECT properties FROM reliablepub_confirmed
+)
+GROUP BY name ORDER BY name;
 
 -- People ask, and change their mind.
 

@@ -8,13 +8,16 @@ broker must be what was accepted, or be parked for a person to see.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from zlib import crc32
 
 from reliablepub.message import Message
-from reliablepub.outbox.encryption import OutboxKeys, opened, sealed
+from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
 from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outbox.properties import from_text, to_text
+
+_DAMAGE: Final = (ValueError, TypeError, ArithmeticError, AttributeError, KeyError, RecursionError)
+"""What is raised by contents that this library has not written."""
 
 
 class Unreadable(Exception):
@@ -39,7 +42,8 @@ def plain_row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...
     properties, body = to_text(message), message.body
     if keys is not None:
         assert message.message_id is not None
-        properties, body = sealed(keys, entry.id, message.message_id, properties, body)
+        where = message.message_id, message.exchange, message.routing_key, message.ordering_key
+        properties, body = sealed(keys, entry.id, where, properties, body)
     head = f"{message.message_id}\0{message.exchange}\0{message.routing_key}\0{properties}\0"
     if message.ordering_key is not None:
         head += f"{message.ordering_key}\0"
@@ -98,21 +102,76 @@ def entry_of(row: tuple[Any, ...], keys: OutboxKeys | None = None) -> Entry:
     expires_at, ordering_key, refused_at = row[13:16]
     check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
     try:
-        name = message_id.decode()
-        text, body = opened(keys, id_, name, properties.decode(), body)
-        message = Message(
-            body,
+        where = (
+            message_id.decode(),
             exchange.decode(),
             routing_key.decode(),
-            message_id=name,
-            ordering_key=None if ordering_key is None else ordering_key.decode(),
+            None if ordering_key is None else ordering_key.decode(),
+        )
+        text, body = opened(keys, id_, where, properties.decode(), body)
+        message = Message(
+            body,
+            where[1],
+            where[2],
+            message_id=where[0],
+            ordering_key=where[3],
             **from_text(text),
         )
-    except (ValueError, TypeError, ArithmeticError, AttributeError) as error:  # or InvalidMessage
+    except Forged as error:
+        raise Unreadable(str(error)) from error
+    except _DAMAGE as error:  # InvalidMessage among them
         raise Unreadable(f"the message cannot be rebuilt from its row: {error}") from error
     counts = (nacked, returned, refused, uncertain)
     times = {"expires_at": expires_at, "refused_at": refused_at}
     return Entry(message, stored_at, id_, due_at, *counts, **times)
+
+
+def rewritten(
+    row: tuple[Any, ...],
+    keys: OutboxKeys | None,
+    *,
+    exchange: str | None = None,
+    routing_key: str | None = None,
+    seals: bool = False,
+) -> dict[str, Any]:
+    """The columns of a row at another address, or under another key, with their new checksum.
+
+    Args:
+        row: of ``any_message`` or ``confirmed_message``, whose texts are still bytes.
+        keys: of the outbox; a row that is encrypted is encrypted afresh, under the first key.
+        exchange: the new one; None keeps it.
+        routing_key: the new one; None keeps it.
+        seals: encrypt the row also if it is not encrypted.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+        OutboxSealed: it is encrypted, and its key was not given.
+    """
+    id_, *texts = row[:5]
+    checksum, body, key = row[11], row[12], row[14]
+    check((texts[0], texts[1], texts[2], texts[3], key), body, checksum)
+    try:
+        message_id, old_exchange, old_routing_key, properties = (t.decode() for t in texts)
+        ordering_key = None if key is None else key.decode()
+        before = message_id, old_exchange, old_routing_key, ordering_key
+        exchange = old_exchange if exchange is None else exchange
+        routing_key = old_routing_key if routing_key is None else routing_key
+        if seals or is_sealed(properties):
+            content = opened(keys, id_, before, properties, body)
+            assert keys is not None
+            where = message_id, exchange, routing_key, ordering_key
+            properties, body = sealed(keys, id_, where, *content)
+    except _DAMAGE as error:
+        raise Unreadable(str(error)) from error
+    address = exchange.encode(), routing_key.encode()
+    return {
+        "id": id_,
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "properties": properties,
+        "body": body,
+        "checksum": checksum_of((texts[0], *address, properties.encode(), key), body),
+    }
 
 
 def id_runs(ids: list[int]) -> list[list[int]]:

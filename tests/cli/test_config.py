@@ -80,7 +80,7 @@ def test_a_password_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> N
         ("[relay]\nkeep_confirmed = 1", "unknown key 'keep_confirmed'; did you mean"),
         ("[rellay]\nwindow = 1", "unknown table 'rellay'; did you mean 'relay'?"),
         ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
-        ("xyzzy = 1", "unknown key 'xyzzy'; there are outbox, outbox-keys, password-file, tls-ca"),
+        ("xyzzy = 1", "unknown key 'xyzzy'; there are accept-plaintext, outbox, outbox-keys"),
         ("[relay]\nwindow = {a = 1}", "window is a dict, which no option takes"),
         ("window = [1]", "window is a list, and takes one value"),
         ("window = 'many'", "Invalid value for '--window'"),

@@ -8,8 +8,9 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
+from reliablepub.outbox import Outbox, OutboxKeys
 from reliablepub.outbox.checkup import Checkup, check_up
+from reliablepub.outbox.entry import Turn
 from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.migrate import MIGRATIONS
 from reliablepub.outbox.picture import picture_path, write_picture
@@ -29,6 +30,7 @@ def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
         bytes_unused=0,
         can_shrink=True,
         leftovers=(),
+        keys={},
         readable_by_others=False,
     )
     with pytest.raises(NotAnOutbox):
@@ -100,3 +102,18 @@ def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path
     lease = Lease(path)
     assert check_up(path).leftovers == ()
     lease.release()
+
+
+def test_the_keys_that_messages_need_are_counted(path: Path) -> None:
+    for keys in (None, OutboxKeys({"a": bytes(32)}), OutboxKeys({'"b': bytes(32)})):
+        with Outbox(path, keys=keys) as outbox:
+            outbox.enqueue(Message(b"x"))
+            outbox.enqueue(Message(b"x"))
+    with closing(SqliteStore(path)) as store:
+        kept = store.read_ready(1, 1, limit=1, bytes_max=999)[0]
+        store.commit(Turn(confirmed=kept))
+    assert check_up(path).keys == {None: 1, '"b': 2, "a": 2}
+    with closing(sqlite3.connect(path)) as connection, connection:
+        query = """UPDATE reliablepub_messages SET properties = '{"$key":' WHERE id = 2"""
+        connection.execute(query)
+    assert check_up(path).keys[None] == 1

@@ -3,10 +3,12 @@
 import sqlite3
 import sys
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from reliablepub import Publisher
 from reliablepub.errors import ConfigurationError, OutboxSealed, PublisherClosed
@@ -15,6 +17,8 @@ from reliablepub.outbox import Outbox, OutboxKeys
 from reliablepub.outbox.contents import read_contents
 from reliablepub.outbox.entry import Attempt, Entry, Turn
 from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.properties import to_text
+from reliablepub.outbox.rows import checksum_of
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -86,16 +90,18 @@ def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: Outbo
 
 
 def test_keys_are_rotated(path: Path) -> None:
-    for number, keys in enumerate(
-        (None, OutboxKeys({"old": OLD}), OutboxKeys({"new": NEW, "old": OLD})), 1
-    ):
+    both = {"new": NEW, "old": OLD}
+    for number, keys in enumerate((OutboxKeys({"old": OLD}), OutboxKeys(both)), 1):
         with Outbox(path, keys=keys) as outbox:
             outbox.enqueue(message(number))
     with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT properties FROM reliablepub_messages WHERE id > 1 ORDER BY id"
-        assert connection.execute(query).fetchall() == [('{"$key":"old"}',), ('{"$key":"new"}',)]
-    with closing(SqliteStore(path, keys=OutboxKeys({"new": NEW, "old": OLD}))) as store:
-        assert read(store) == [message(1), message(2), message(3)]
+        query = "SELECT properties FROM reliablepub_messages ORDER BY id"
+        assert connection.execute(query).fetchall() == [
+            ('{"$key":"old","v":2}',),
+            ('{"$key":"new","v":2}',),
+        ]
+    with closing(SqliteStore(path, keys=OutboxKeys(both))) as store:
+        assert read(store) == [message(1), message(2)]
 
 
 @pytest.mark.parametrize(
@@ -152,16 +158,211 @@ def test_a_relay_with_the_key_sends_what_was_accepted(path: Path, keys: OutboxKe
     assert b"another" not in everything(path)
 
 
+def parked_for(path: Path, keys: OutboxKeys) -> dict[int, str]:
+    """What a relay with these keys parks, and why; it publishes nothing."""
+    with closing(SqliteStore(path, keys=keys)) as store:
+        assert read(store) == []
+        return {row.id: row.reason for row in store.damaged()}
+
+
+def edit(path: Path, **columns: Any) -> None:
+    """Change the one row as an intruder would: with a checksum that fits."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for name, value in columns.items():
+            connection.execute(f"UPDATE reliablepub_messages SET {name} = ?", (value,))
+        ((m, e, r, p, body, key),) = connection.execute(
+            "SELECT message_id, exchange, routing_key, properties, body, ordering_key "
+            "FROM reliablepub_messages"
+        )
+        texts = (m.encode(), e.encode(), r.encode(), p.encode(), key.encode() if key else None)
+        checksum = checksum_of(texts, body)
+        connection.execute("UPDATE reliablepub_messages SET checksum = ?", (checksum,))
+    assert Outbox(path).audit().is_right
+
+
+def store_as_version_1(path: Path, *, name: str = "old", key: bytes = OLD) -> None:
+    """A message as it was encrypted before rows were bound to their addresses."""
+    with Outbox(path) as outbox:
+        outbox.enqueue(message())
+    text = to_text(message()).encode()
+    plain = len(text).to_bytes(4, "big") + text + message().body
+    nonce = bytes(12)
+    body = nonce + AESGCM(key).encrypt(nonce, plain, b"1\0m-1")
+    edit(path, properties=f'{{"$key":"{name}"}}', body=body)
+
+
+CHANGED = (
+    "it was changed since it was encrypted with key 'old': its address, its number or its content "
+    "is not what was accepted"
+)
+PLAIN = (
+    "it is not encrypted, and this relay has keys: a process without the keys has stored it, or an "
+    "intruder; if it is yours, retry it with --accept-plaintext"
+)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"routing_key": "elsewhere"},
+        {"exchange": "mine"},
+        {"exchange": "ordersk", "routing_key": "ey"},  # the same letters
+        {"message_id": "m-2"},
+        {"ordering_key": "k"},
+        {"id": 9},
+        {"body": b""},
+        {"properties": '{"$key":"old","v":1,"v":2}', "exchange": "mine"},
+    ],
+    ids=str,
+)
+def test_an_address_that_was_edited_is_parked_and_the_others_go_out(
+    path: Path, keys: OutboxKeys, columns: dict[str, Any]
+) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+        if "body" in columns:
+            with closing(sqlite3.connect(path)) as connection:
+                ((body,),) = connection.execute("SELECT body FROM reliablepub_messages")
+            columns = {"body": body[:-1] + bytes([body[-1] ^ 1])}
+        edit(path, **columns)
+        outbox.enqueue(message(3))
+    with closing(SqliteStore(path, keys=keys)) as store:
+        assert read(store) == [message(3)]
+        assert [row.reason for row in store.damaged()] == [CHANGED]
+
+
+def test_a_row_of_the_new_version_cannot_be_made_one_of_the_old(
+    path: Path, keys: OutboxKeys
+) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    edit(path, properties='{"$key":"old"}', routing_key="elsewhere")
+    with (
+        closing(SqliteStore(path, keys=keys)) as store,
+        pytest.raises(OutboxSealed, match="is not the one it was encrypted with"),
+    ):
+        read(store)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    ['{"$key":', '{"$key":[1]}', '{"$key":{}}', '{"$key":"old","v":' + "[" * 9000],
+    ids=["cut", "list", "table", "deep"],
+)
+def test_a_name_of_a_key_that_is_none_is_damage(
+    path: Path, keys: OutboxKeys, properties: str
+) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    edit(path, properties=properties)
+    assert list(parked_for(path, keys)) == [1]
+
+
+def test_what_is_not_encrypted_is_parked_where_keys_are_given(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(message())
+    assert parked_for(path, keys) == {1: PLAIN}
+    assert Outbox(path).retry() == 1
+    accepting = OutboxKeys({"old": OLD}, accept_plaintext=True)
+    with closing(SqliteStore(path, keys=accepting)) as store:
+        due, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
+        assert [entry.message for entry in due] == [message()]
+
+
+def test_what_was_encrypted_the_old_way_can_be_read(path: Path, keys: OutboxKeys) -> None:
+    store_as_version_1(path)
+    with closing(SqliteStore(path, keys=keys)) as store:
+        assert read(store) == [message()]
+    with (
+        closing(SqliteStore(path, keys=OutboxKeys({"old": NEW}))) as store,
+        pytest.raises(OutboxSealed, match="the row was moved"),
+    ):
+        read(store)
+    elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
+    assert intervene(path, [1], elsewhere, keys=keys).changed == 1
+    edit(path, routing_key="key")  # it is bound to its address now
+    with closing(SqliteStore(path, keys=keys)) as store:
+        assert store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())[0] == []
+        assert [row.reason for row in store.damaged()] == [CHANGED]
+
+
+def test_what_was_edited_is_not_rerouted(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    edit(path, exchange="mine")
+    back = Intervention(Action.REROUTE, exchange="other")
+    assert intervene(path, [1], back, keys=keys).damaged == [1]
+
+
+def test_everything_is_encrypted_anew_beside_a_relay(path: Path) -> None:
+    store_as_version_1(path)
+    old = OutboxKeys({"old": OLD})
+    both = OutboxKeys({"new": NEW, "old": OLD})
+    with Outbox(path, keys=old) as outbox:
+        for number in range(2, 5):
+            outbox.enqueue(message(number))
+    with Outbox(path) as outbox:
+        outbox.enqueue(message(5))  # not encrypted
+    with closing(SqliteStore(path, keys=both, keep_confirmed_s=9e9)) as store:
+        first, second, third, fourth = store.read_ready(1, 4, limit=4, bytes_max=10**9)[0]
+        attempt = Attempt(second, "1-1", 1, REFUSED, 2.0)
+        store.commit(Turn(parked=[attempt], attempts=[attempt], confirmed=[third]))
+        with Outbox(path, keys=both) as outbox:
+            result = outbox.rekey()
+            assert (result.changed, result.left) == (4, {5: PLAIN})
+            assert outbox.rekey().changed == 0
+            assert outbox.audit().is_right
+        store.commit(Turn(confirmed=[first]))  # what it holds in memory is the same message
+        assert [e.message for e in store.read_ready(4, 4, limit=4, bytes_max=10**9)[0]] == [
+            fourth.message
+        ]
+    new = OutboxKeys({"new": NEW})
+    assert Outbox(path).retry() == 1
+    with closing(SqliteStore(path, keys=new)) as store:
+        due, _ = store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())
+        assert [entry.message for entry in due] == [message(2)]
+        assert read(store) == [message(4)]
+    accepting = OutboxKeys({"new": NEW}, accept_plaintext=True)
+    assert Outbox(path, keys=accepting).rekey().changed == 1
+    with closing(sqlite3.connect(path)) as connection:
+        marks = "SELECT properties FROM reliablepub_{0} "
+        tables = ("messages", "parked", "confirmed")
+        query = " UNION ".join(marks.format(table) for table in tables)
+        assert connection.execute(query).fetchall() == [('{"$key":"new","v":2}',)]
+
+
+def test_to_encrypt_anew_takes_every_key(path: Path, keys: OutboxKeys) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    with pytest.raises(OutboxSealed, match="'old', and that key was not given"):
+        Outbox(path, keys=OutboxKeys({"new": NEW})).rekey()
+    with pytest.raises(ConfigurationError, match="give this Outbox its keys"):
+        Outbox(path).rekey()
+
+
+def test_keys_are_rotated_without_a_gap(path: Path) -> None:
+    """The steps of the guide: at each of them the relay is one step behind, or one ahead."""
+    steps = [{"old": OLD}, {"old": OLD, "new": NEW}, {"new": NEW, "old": OLD}]
+    number = 0
+    for before, after in pairwise(steps):
+        for enqueuer, relay in ((before, after), (after, before), (after, after)):
+            number += 1
+            with Outbox(path, keys=OutboxKeys(enqueuer)) as outbox:
+                outbox.enqueue(message(number))
+            with closing(SqliteStore(path, keys=OutboxKeys(relay))) as store:
+                assert message(number) in read(store)
+    with Outbox(path, keys=OutboxKeys(steps[-1])) as outbox:
+        outbox.rekey()
+    with closing(SqliteStore(path, keys=OutboxKeys({"new": NEW}))) as store:
+        assert len(read(store)) == number
+
+
 def test_a_row_that_was_moved_is_not_accepted(path: Path, keys: OutboxKeys) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET id = 7")
-    with (
-        closing(SqliteStore(path, keys=keys)) as store,
-        pytest.raises(OutboxSealed, match="the row was moved"),
-    ):
-        read(store)
+    assert parked_for(path, keys) == {7: CHANGED}
 
 
 def test_a_flipped_bit_is_damage_and_not_a_wrong_key(path: Path, keys: OutboxKeys) -> None:
@@ -174,12 +375,16 @@ def test_a_flipped_bit_is_damage_and_not_a_wrong_key(path: Path, keys: OutboxKey
         assert store.snapshot().counters.parked == 1
 
 
-def test_audit_salvage_and_rerouting_need_no_key(path: Path, keys: OutboxKeys) -> None:
+def test_rerouting_takes_the_key_and_audit_and_salvage_do_not(path: Path, keys: OutboxKeys) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message(1))
         outbox.enqueue(message(2))
-    effect = intervene(path, [1], Intervention(Action.REROUTE, routing_key="elsewhere"))
-    assert effect.changed == 1
+    elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
+    for wrong in (None, OutboxKeys({"new": NEW})):
+        with pytest.raises(OutboxSealed, match="that key was not given"):
+            intervene(path, [1], elsewhere, keys=wrong)
+    assert Outbox(path).audit().is_right
+    assert intervene(path, [1], elsewhere, keys=keys).changed == 1
     assert Outbox(path).audit().is_right
     new = path.with_name("new.db")
     assert Outbox(new).salvage(path).open == 2
@@ -287,5 +492,5 @@ def test_each_message_has_a_nonce_of_its_own(path: Path, keys: OutboxKeys) -> No
         for _ in range(50):
             outbox.enqueue(message())
     with closing(sqlite3.connect(path)) as connection:
-        query = "SELECT count(DISTINCT substr(body, 1, 12)) FROM reliablepub_messages"
+        query = "SELECT count(DISTINCT substr(body, 9, 12)) FROM reliablepub_messages"
         assert connection.execute(query).fetchone() == (50,)

@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "migrate": "reliablepub.cli.outbox.migration:migrate",
     "park": "reliablepub.cli.outbox.stepping_in:park",
     "prune": "reliablepub.cli.outbox.prune:prune",
+    "rekey": "reliablepub.cli.outbox.rekey:rekey",
     "reroute": "reliablepub.cli.outbox.stepping_in:reroute",
     "retry": "reliablepub.cli.outbox.stepping_in:retry",
     "salvage": "reliablepub.cli.outbox.salvage:salvage",

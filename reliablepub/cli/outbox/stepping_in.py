@@ -15,7 +15,7 @@ import click
 
 from reliablepub.cli.choosing import rows_named, selection_options
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.outbox.listing import COLUMNS
 from reliablepub.cli.output import (
     Form,
@@ -29,6 +29,7 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.cli.questions import ask
 from reliablepub.errors import InvalidMessage
+from reliablepub.outbox import OutboxKeys
 from reliablepub.outbox.interventions import FIT, Action, Effect, Intervention, intervene
 from reliablepub.outbox.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
 
@@ -139,11 +140,18 @@ def discard(**common: Any) -> int:  # noqa: ANN401
 @_intervention
 @click.option("--to-exchange", metavar="NAME", help="The new exchange; the old one if left out.")
 @click.option("--to-routing-key", metavar="KEY", help="The new routing key; likewise.")
-def reroute(to_exchange: str | None, to_routing_key: str | None, **common: Any) -> int:  # noqa: ANN401
+@keys_option
+def reroute(
+    to_exchange: str | None,
+    to_routing_key: str | None,
+    outbox_keys: OutboxKeys | None,
+    **common: Any,  # noqa: ANN401
+) -> int:
     """Send messages to another exchange or with another routing key, now.
 
     Chosen by ID (number of a row, message id or key), or by a filter. What was parked is put
-    back. The message id stays the same.
+    back. The message id stays the same. An encrypted message is bound to its address, so it takes
+    the keys to give it another one.
 
     \b
     Examples:
@@ -160,7 +168,12 @@ def reroute(to_exchange: str | None, to_routing_key: str | None, **common: Any) 
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
     return _step_in(
-        Action.REROUTE, STATES, exchange=to_exchange, routing_key=to_routing_key, **common
+        Action.REROUTE,
+        STATES,
+        exchange=to_exchange,
+        routing_key=to_routing_key,
+        keys=outbox_keys,
+        **common,
     )
 
 
@@ -178,6 +191,7 @@ def _step_in(
     as_json: bool,
     exchange: str | None = None,
     routing_key: str | None = None,
+    keys: OutboxKeys | None = None,
 ) -> int:
     """Choose, ask, do, report."""
     is_filter = chosen != Selection()
@@ -198,7 +212,7 @@ def _step_in(
         if ids and not yes and (not names or action is Action.DISCARD):
             ask(_question(action, len(ids)))
         with counting(len(ids)) as progress:
-            effect = intervene(outbox_path, ids, what, progress=progress)
+            effect = intervene(outbox_path, ids, what, keys=keys, progress=progress)
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 
