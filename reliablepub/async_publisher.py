@@ -68,7 +68,8 @@ class AsyncPublisher:
         window_min: most messages in flight at first; the window adapts, unless both are the same.
         window_max: most messages in flight ever.
         window_bytes_max: most bytes in flight; a larger message goes alone.
-        confirm_timeout_s: a confirm that takes longer ends its channel; its messages are resent.
+        confirm_timeout_s: how long the broker may owe the oldest confirm, once that message has
+            left this host; then the channel is ended and its messages are sent again.
         heartbeat_s: noticing a dead broker takes twice that; a ``connection`` has its own.
         retry: what to do with messages the broker refuses.
         hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.

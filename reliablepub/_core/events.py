@@ -121,7 +121,25 @@ class Unblocked:
     """``connection.unblocked``."""
 
 
-ChannelEvent: TypeAlias = Acked | AckedEach | Nacked | Returned | ChannelOpened | ChannelClosed
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """Bytes have left this host of late, and a publish has not left it entirely.
+
+    A transport repeats it while both hold, several times a second. What is not reported has left.
+
+    Attributes:
+        epoch: which channel.
+        tag: the first publish that has not left entirely; 0 is the opening of the channel. From one
+            report to the next it never falls.
+    """
+
+    epoch: int
+    tag: int
+
+
+ChannelEvent: TypeAlias = (
+    Acked | AckedEach | Nacked | Returned | ChannelOpened | ChannelClosed | Leaving
+)
 Event: TypeAlias = ChannelEvent | Connected | ConnectionLost | Blocked | Unblocked
 
 

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum, auto
 from itertools import islice
+from math import inf
 from typing import Generic, TypeVar
 
 from reliablepub._core.confirms import ConfirmLedger, Violation
@@ -38,7 +39,16 @@ class Lane(Generic[K]):
         in_flight_bytes: size of what is written and not settled.
     """
 
-    __slots__ = ("_opening_since", "_sent", "buffer", "in_flight_bytes", "ledger", "state")
+    __slots__ = (
+        "_advanced",
+        "_leaving",
+        "_opening_since",
+        "_sent",
+        "buffer",
+        "in_flight_bytes",
+        "ledger",
+        "state",
+    )
 
     def __init__(self) -> None:
         self.buffer: deque[tuple[K, int]] = deque()
@@ -47,6 +57,8 @@ class Lane(Generic[K]):
         self.in_flight_bytes = 0
         self._opening_since: float | None = None
         self._sent: deque[tuple[int, float]] = deque()  # last tag of each batch, and when
+        self._leaving: deque[tuple[int, float]] = deque()  # first tag not gone, and when last seen
+        self._advanced = (1, -inf)  # the lowest tag that is not settled, and since when it is
 
     @property
     def epoch(self) -> int:
@@ -78,23 +90,50 @@ class Lane(Generic[K]):
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when an answer is owed: the channel's opening, or the oldest confirm."""
+        """Since when an answer is owed: to the channel's opening, or to its oldest publish.
+
+        To a publish it is owed from the moment it was written, has left this host and was the
+        oldest one, whichever came last: a slow link and a broker that confirms one message after
+        the other are no reason to send anything twice.
+        """
         if self.ledger is None or self.state is ChannelState.OPENING:
             return self._opening_since
-        lowest = self.ledger.lowest_tag
-        while self._sent and self._sent[0][0] < lowest:
-            self._sent.popleft()
-        return self._sent[0][1] if self._sent else None
+        lowest, sent, leaving = self.ledger.lowest_tag, self._sent, self._leaving
+        while sent and sent[0][0] < lowest:
+            sent.popleft()
+        if not sent:
+            return None
+        since = max(sent[0][1], self._advanced[1])
+        while len(leaving) > 1 and leaving[1][0] <= lowest:
+            leaving.popleft()
+        return max(since, leaving[0][1]) if leaving and leaving[0][0] <= lowest else since
 
     def opening(self, epoch: int, now: float) -> None:
         """A channel has been asked for."""
         self.ledger = ConfirmLedger(epoch)
         self.state = ChannelState.OPENING
         self._opening_since = now
+        self._advanced = (1, now)
 
     def opened(self) -> None:
         """The channel is there."""
         self.state = ChannelState.OPEN
+
+    def still_leaving(self, tag: int, now: float) -> None:
+        """Bytes leave, and this publish and those behind it have not left entirely."""
+        if self.state is ChannelState.OPENING:
+            self._opening_since = now
+            return
+        if self._leaving and self._leaving[-1][0] == tag:
+            self._leaving.pop()
+        self._leaving.append((tag, now))
+
+    def heard(self, now: float) -> None:
+        """The broker has confirmed something."""
+        assert self.ledger is not None
+        lowest = self.ledger.lowest_tag
+        if lowest != self._advanced[0]:
+            self._advanced = (lowest, now)
 
     def transmit(self, *, room: int, room_bytes: int, is_alone: bool, now: float) -> list[Batch[K]]:
         """Register the next messages, as many as there is room for: one batch, if there is any.
@@ -193,6 +232,7 @@ class Lane(Generic[K]):
         self.in_flight_bytes = 0
         self._opening_since = None
         self._sent.clear()
+        self._leaving.clear()
         return settlements, uncertain
 
 

@@ -20,6 +20,11 @@ messages meanwhile. When it was the whole connection that was closed, they wait:
 tried with nothing beside it. `reliablepub._core.aftermath` has the table of what becomes of whom.
 
 **Blocked.** Nothing is sent into an alarm, and nothing times out: the clock for it stands still.
+
+**A slow link.** The time for a confirm begins when the publish has left this host (the transport
+reports with `Leaving` what has not), and begins anew when an older one is confirmed. So a message
+may be under way for as long as its bytes move, and a broker that accepts no bytes, or confirms
+nothing of what it has, is still given up within ``confirm_timeout_s``.
 """
 
 from __future__ import annotations
@@ -47,6 +52,7 @@ from reliablepub._core.events import (
     Ended,
     Event,
     K,
+    Leaving,
     Nacked,
     OpenChannel,
     Returned,
@@ -67,7 +73,8 @@ class Session(Generic[K]):
     Args:
         window_max: most messages in flight.
         window_bytes_max: most bytes in flight; one message may exceed it when it is alone.
-        confirm_timeout_s: how long a confirm may take before the channel is retired.
+        confirm_timeout_s: how long the broker may owe the oldest confirm before the channel is
+            retired.
         window_min: from where on the window adapts, up to ``window_max``; None: it is fixed.
         is_named: whether the broker's words, when it closes a channel, name a message (by its
             exchange, say); those are suspected first.
@@ -157,7 +164,8 @@ class Session(Generic[K]):
             return
         lane = self._lane(event.epoch)
         if lane is None:
-            self.stale += len(event.tags) if isinstance(event, AckedEach) else 1
+            if not isinstance(event, Leaving):
+                self.stale += len(event.tags) if isinstance(event, AckedEach) else 1
             return
         try:
             self._OF_A_CHANNEL[type(event)](self, lane, event, now)
@@ -204,11 +212,12 @@ class Session(Generic[K]):
         else:
             self._begin_anew(lane, f"channel closed: {event.reply_code} {event.reply_text}")
 
-    def _confirmed(self, lane: Lane[K], event: Acked | Nacked, _now: float) -> None:
+    def _confirmed(self, lane: Lane[K], event: Acked | Nacked, now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
         self._aftermath.heard()
         for one in lane.confirm(event.tag, verdict, multiple=event.multiple):
             self._aftermath.ended(one)
+        lane.heard(self._clock.reading(now))
         if lane is self._quarantine:
             self._next_suspects()
 
@@ -217,6 +226,7 @@ class Session(Generic[K]):
         if run is not None:
             self._aftermath.heard()
             self._aftermath.ended(run)
+            lane.heard(self._clock.reading(now))
             return
         for tag in event.tags:
             self.handle(Acked(event.epoch, tag, multiple=False), now)
@@ -224,6 +234,9 @@ class Session(Generic[K]):
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         self._aftermath.heard()
         lane.note_return(event.tag, event.reply_code, event.reply_text)
+
+    def _leaving(self, lane: Lane[K], event: Leaving, now: float) -> None:
+        lane.still_leaving(event.tag, self._clock.reading(now))
 
     def _blocked(self, event: Blocked, now: float) -> None:
         self._clock.stop(now)
@@ -397,4 +410,5 @@ class Session(Generic[K]):
         AckedEach: _acked_each,
         Nacked: _confirmed,
         Returned: _returned,
+        Leaving: _leaving,
     }

@@ -69,7 +69,7 @@ class AioPikaTransport:
             return
         encoder = channel.encoder
         properties = encode_batch(messages, self._run, epoch, first_tag, encoder.frame_max)
-        self._post(channel.publish, encoder.encode(messages, properties))
+        self._post(channel.publish, first_tag, encoder.encode(messages, properties))
 
     def listen(self, timeout_s: float | None) -> list[Event]:
         """Wait for the loop to hear something."""

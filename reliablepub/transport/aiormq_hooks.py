@@ -14,11 +14,13 @@ Four things keep the application's connection out of harm's way:
 
 - Nothing is awaited and no task is started, so there is nothing that could be cancelled.
 - After ``channel.close``, from whichever side, nothing is written on that channel but
-  ``close-ok``: publishes that have not reached the write queue by then never do.
+  ``close-ok``: publishes that have not reached the write queue by then never do. Before our own
+  ``close`` a large one that was begun is finished.
 - A number that we have once had stays ours, for the next epoch, until we leave for good. aiormq
   frees a number as soon as the broker's ``channel.close`` is read: a ``channel.open`` under it can
   overtake the ``close-ok``, theirs or ours, and the broker ends the connection for that.
-- Half of the write queue is left to the application.
+- Half of the write queue is left to the application, and the writer waits for the socket between
+  two pieces of ours.
 """
 
 from __future__ import annotations
@@ -45,8 +47,9 @@ from reliablepub._core.events import (
     Nacked,
     Returned,
 )
+from reliablepub.transport.departures import Departures, held_by_kernel
 from reliablepub.transport.encoding import attempt_tag
-from reliablepub.transport.frames import PublishFrames
+from reliablepub.transport.frames import Piece, PublishFrames
 from reliablepub.transport.pamqp_texts import ChannelClose
 
 TESTED_VERSIONS: Final = ("7.2.",)
@@ -59,24 +62,63 @@ _SETTLE_S: Final = 0.02
 """How long a number that is new to us is left alone: time for the ``close-ok`` of a channel of
 aiormq's that may have had it until just now."""
 _QUEUE_FULL_S: Final = 0.001
-"""How long to wait for aiormq's writer: it empties its whole queue whenever it gets its turn."""
-
-
-class _Finished(ChannelFrame):
-    """Frames of ours in aiormq's write queue, which logs each at DEBUG: without the bodies."""
-
-    def __repr__(self) -> str:
-        return f"<{len(self.payload)} bytes of reliablepub's>"
+"""How long to wait for aiormq's writer while its queue has half its room, and nothing of ours."""
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Bytes on their way to aiormq's write queue."""
+    """Bytes on their way to aiormq's write queue.
+
+    Attributes:
+        channel: which they are for.
+        payload: finished frames.
+        tag: of the first publish among them; 0 for the opening of the channel, -1 for its end.
+        is_rest: whether they go on with a publish that was begun before.
+        when_queued: called when they are in the queue.
+        end: their place in the stream of ours.
+    """
 
     channel: GuestChannel
     payload: bytes
-    is_publish: bool
+    tag: int
+    is_rest: bool = False
     when_queued: Callable[[], None] | None = None
+    end: int = 0
+
+    @property
+    def is_publish(self) -> bool:
+        """Whether they need not be written when the channel is closed."""
+        return self.tag > 0
+
+
+class _Finished(ChannelFrame):
+    """Frames of ours in aiormq's write queue, which logs each at DEBUG: without the bodies.
+
+    aiormq's writer writes them, asks whether it shall wait until most of that has left the event
+    loop's buffer, waits, and tells. So we learn of both, and the writer takes one piece after the
+    other: what is not taken when a channel ends is never written.
+    """
+
+    def __init__(self, piece: _Piece, home: GuestChannels) -> None:
+        super().__init__(payload=piece.payload, should_close=False)
+        object.__setattr__(self, "_told", (home, piece.end))
+
+    @property
+    def should_drain(self) -> bool:
+        """Asked when they are written."""
+        home, end = self._told
+        home.written = end
+        return True
+
+    def drain(self) -> None:
+        """Told when most of it has left."""
+        home, _ = self._told
+        home.drained()
+
+    def __repr__(self) -> str:
+        return f"<{len(self.payload)} bytes of reliablepub's>"
+
+    _told: tuple[GuestChannels, int]
 
 
 class GuestChannels:
@@ -86,6 +128,9 @@ class GuestChannels:
         connection: aiormq's; it is open.
         run: number of the relay's run.
         tell: told what happens on the channels.
+
+    Attributes:
+        written: place in the stream of ours up to which aiormq has written.
     """
 
     def __init__(
@@ -98,7 +143,12 @@ class GuestChannels:
         self._open: set[GuestChannel] = set()
         self._idle: list[int] = []
         self._waiting: deque[_Piece] = deque()
-        self._retry: asyncio.TimerHandle | None = None
+        self._queued = 0
+        self._retry: asyncio.Handle | None = None
+        self._handed_over = 0
+        self._departures = Departures()
+        self._writer = _writer_of(connection)
+        self.written = 0
 
     @property
     def is_blocked(self) -> bool:
@@ -167,15 +217,51 @@ class GuestChannels:
 
     def write(self, *pieces: _Piece) -> None:
         """Hand pieces to aiormq's writer, in order."""
+        for piece in pieces:
+            self._handed_over += len(piece.payload)
+            piece.end = self._handed_over
+            if piece.tag >= 0:
+                self._departures.add(piece.end, piece.channel.epoch, piece.tag)
         self._waiting += pieces
         if self._retry is None:
             self._hand_over()
 
-    def drop_publishes(self, channel: GuestChannel) -> None:
-        """What of the channel's publishes is still here is never written."""
-        self._waiting = deque(
-            piece for piece in self._waiting if not (piece.is_publish and piece.channel is channel)
-        )
+    def drained(self) -> None:
+        """A piece has left aiormq's queue, and most of it the event loop's buffer."""
+        self._queued -= 1
+        if self._waiting and self._retry is None:  # in its turn: the loop has others to serve
+            self._retry = asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def look_what_left(self) -> None:
+        """Report what is on its way, if it moves."""
+        if not self._departures:
+            return
+        held = 0
+        if self._writer is not None:
+            held = self._writer.transport.get_write_buffer_size()  # the application's bytes too
+            sock = self._writer.get_extra_info("socket")
+            if sock is not None and sock.fileno() >= 0:
+                held += held_by_kernel(sock.fileno())
+        for event in self._departures.look(self.written - held):
+            self._tell(event)
+
+    def drop_publishes(self, channel: GuestChannel, *, but_end: bool) -> None:
+        """What of the channel's publishes is still here is never written.
+
+        Args:
+            channel: which one.
+            but_end: finish the one that was begun: the broker expects the rest of it before
+                anything else on this channel, unless it has closed that itself.
+        """
+        kept: deque[_Piece] = deque()
+        is_begun = but_end
+        for piece in self._waiting:
+            if piece.channel is channel and piece.is_publish:
+                is_begun = is_begun and piece.is_rest
+                if not is_begun:
+                    continue
+            kept.append(piece)
+        self._waiting = kept
 
     def _hand_over(self) -> None:
         self._retry = None
@@ -184,10 +270,11 @@ class GuestChannels:
         queue = self.connection.write_queue
         while self._waiting and queue.qsize() < max(1, queue.maxsize // 2):
             piece = self._waiting.popleft()
-            queue.put_nowait(_Finished(payload=piece.payload, should_close=False))
+            queue.put_nowait(_Finished(piece, self))
+            self._queued += 1
             if piece.when_queued is not None:
                 piece.when_queued()
-        if self._waiting:
+        if self._waiting and not self._queued:
             loop = asyncio.get_running_loop()
             self._retry = loop.call_later(_QUEUE_FULL_S, self._hand_over)
 
@@ -203,6 +290,7 @@ class GuestChannel:
 
     Attributes:
         encoder: as given.
+        epoch: as given.
         frames: where aiormq's reader puts what it reads for this channel.
         number: as given.
     """
@@ -213,8 +301,8 @@ class GuestChannel:
         self.number = number
         self.encoder = encoder
         self.frames = self
+        self.epoch = epoch
         self._home = home
-        self._epoch = epoch
         self._is_begun = False
         self._is_over = False
         self._awaits_close_ok = False
@@ -237,19 +325,21 @@ class GuestChannel:
         if self._is_over:  # closed before it began
             self._home.closed(self)
         else:
-            self._write(commands.Channel.Open())
+            self._write(commands.Channel.Open(), 0)
 
-    def publish(self, pieces: Sequence[bytes]) -> None:
+    def publish(self, first_tag: int, pieces: Sequence[Piece]) -> None:
         """Write finished frames, unless the channel is closed by now."""
         if not self._is_over:
-            self._home.write(*(_Piece(self, piece, is_publish=True) for piece in pieces))
+            self._home.write(
+                *(_Piece(self, data, first_tag + first, rest) for first, data, rest in pieces)
+            )
 
     def close(self) -> None:
         """Close it; its number is free again when the broker has answered."""
         if self._is_over:
             return
         self._is_over = True
-        self._home.drop_publishes(self)
+        self._home.drop_publishes(self, but_end=True)
         if self._is_begun:
             self._awaits_close_ok = True
             self._write(commands.Channel.Close(200, "", 0, 0))
@@ -268,16 +358,16 @@ class GuestChannel:
 
     def _on_open_ok(self, _frame: commands.Channel.OpenOk) -> None:
         if not self._is_over:
-            self._write(commands.Confirm.Select())
+            self._write(commands.Confirm.Select(), 0)
 
     def _on_select_ok(self, _frame: commands.Confirm.SelectOk) -> None:
-        self._home.tell(ChannelOpened(self._epoch))
+        self._home.tell(ChannelOpened(self.epoch))
 
     def _on_ack(self, frame: commands.Basic.Ack) -> None:
-        self._home.tell(Acked(self._epoch, frame.delivery_tag, frame.multiple))
+        self._home.tell(Acked(self.epoch, frame.delivery_tag, frame.multiple))
 
     def _on_nack(self, frame: commands.Basic.Nack) -> None:
-        self._home.tell(Nacked(self._epoch, frame.delivery_tag, frame.multiple))
+        self._home.tell(Nacked(self.epoch, frame.delivery_tag, frame.multiple))
 
     def _on_return(self, frame: commands.Basic.Return) -> None:
         self._returned = frame
@@ -286,9 +376,9 @@ class GuestChannel:
         """The second frame of a return; the body, which may follow, tells nothing new."""
         returned, self._returned = self._returned, None
         if returned is not None:
-            tag = self._home.tag_of(frame.properties.headers, self._epoch)
+            tag = self._home.tag_of(frame.properties.headers, self.epoch)
             code, text = returned.reply_code or 0, returned.reply_text or ""
-            self._home.tell(Returned(self._epoch, tag, code, text))
+            self._home.tell(Returned(self.epoch, tag, code, text))
 
     def _on_close(self, frame: commands.Channel.Close) -> None:
         """The broker closes the channel; aiormq has freed its number just before.
@@ -298,12 +388,12 @@ class GuestChannel:
         """
         by_publish = (frame.class_id, frame.method_id) == _BASIC_PUBLISH
         code, text = frame.reply_code or 0, frame.reply_text or ""
-        self._home.tell(ChannelClosed(self._epoch, code, text, by_publish))
+        self._home.tell(ChannelClosed(self.epoch, code, text, by_publish))
         self._is_over = True
-        self._home.drop_publishes(self)
+        self._home.drop_publishes(self, but_end=False)
         self._home.hold(self)
         when_queued = None if self._awaits_close_ok else partial(self._home.closed, self)
-        self._write(commands.Channel.CloseOk(), when_queued)
+        self._write(commands.Channel.CloseOk(), when_queued=when_queued)
 
     def _on_close_ok(self, _frame: commands.Channel.CloseOk) -> None:
         self._home.hold(self)
@@ -312,10 +402,19 @@ class GuestChannel:
     def _write(
         self,
         method: Frame,
+        tag: int = -1,
         when_queued: Callable[[], None] | None = None,
     ) -> None:
         payload = ChannelFrame.marshall(self.number, [method]).payload
-        self._home.write(_Piece(self, payload, is_publish=False, when_queued=when_queued))
+        self._home.write(_Piece(self, payload, tag, when_queued=when_queued))
+
+
+def _writer_of(connection: AbstractConnection) -> asyncio.StreamWriter | None:
+    """The stream that aiormq's writer task writes to, which it keeps to itself; None if unknown."""
+    task = getattr(connection, "_writer_task", None)
+    stack = task.get_stack() if task is not None else []
+    found = [frame.f_locals.get("writer") for frame in stack]
+    return next((one for one in found if isinstance(one, asyncio.StreamWriter)), None)
 
 
 def problem(connection: object) -> str | None:

@@ -9,9 +9,9 @@ it is made once; of the header frame only sizes and properties differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from reliablepub.message import Message
 
@@ -33,6 +33,20 @@ HEADER_OVERHEAD: Final = FRAME_OVERHEAD + _CONTENT.size
 """Bytes of a header frame around its properties."""
 
 
+class Piece(NamedTuple):
+    """Whole frames that are written together: of some publishes, or a part of a large one.
+
+    Attributes:
+        first: which of its batch is the first publish in it.
+        data: the frames.
+        is_rest: whether it begins within a publish, and ends with that or before.
+    """
+
+    first: int
+    data: bytes
+    is_rest: bool = False
+
+
 class PublishFrames:
     """Makes the frames of publishes on one channel, with ``mandatory`` set.
 
@@ -50,44 +64,47 @@ class PublishFrames:
         self._body_max = frame_max - FRAME_OVERHEAD
         self._methods: dict[tuple[str, str], bytes] = {}
 
-    def encode(self, messages: Sequence[Message], properties: Sequence[bytes]) -> list[bytes]:
+    def encode(self, messages: Sequence[Message], properties: Sequence[bytes]) -> list[Piece]:
         """The frames of a batch, in few pieces: large, but not so large that sending copies much.
 
         Args:
             messages: routing and bodies.
             properties: of each of them, encoded (`reliablepub.transport.encoding`).
         """
-        written: list[bytes] = []
-        pieces: list[bytes] = []
-        size = 0
-        for message, encoded in zip(messages, properties, strict=True):
+        written: list[Piece] = []
+        parts: list[bytes] = []
+        first = size = 0
+        for index, (message, encoded) in enumerate(zip(messages, properties, strict=True)):
             destination = (message.exchange, message.routing_key)
             body = message.body
             length, content = len(body), _CONTENT.size + len(encoded)
-            pieces += (
+            parts += (
                 self._methods.get(destination) or self._method(destination),
                 _HEADER.pack(_HEADER_FRAME, self._channel, content, _BASIC, 0, length),
                 encoded,
             )
             if 0 < length <= self._body_max:
                 frame = _NEXT_FRAME.pack(_FRAME_END, _BODY_FRAME, self._channel, length)
-                pieces += (frame, body, _FRAME_END)
+                parts += (frame, body, _FRAME_END)
+                size += length + content
             else:
-                self._add_in_parts(pieces, body)
-            size += length + content
+                rest = self._body_frames(body)
+                written.append(Piece(first, b"".join((*parts, _FRAME_END, next(rest, b"")))))
+                written += [Piece(index, frame, is_rest=True) for frame in rest]
+                parts, size, first = [], 0, index + 1
             if size >= _PIECE_BYTES:
-                written.append(b"".join(pieces))
-                pieces, size = [], 0
-        if pieces:
-            written.append(b"".join(pieces))
+                written.append(Piece(first, b"".join(parts)))
+                parts, size, first = [], 0, index + 1
+        if parts:
+            written.append(Piece(first, b"".join(parts)))
         return written
 
-    def _add_in_parts(self, pieces: list[bytes], body: bytes) -> None:
+    def _body_frames(self, body: bytes) -> Iterator[bytes]:
         """A body of several frames, or of none."""
-        pieces.append(_FRAME_END)  # of the header
         for start in range(0, len(body), self._body_max):
             part = body[start : start + self._body_max]
-            pieces += (_FRAME.pack(_BODY_FRAME, self._channel, len(part)), part, _FRAME_END)
+            frame = _FRAME.pack(_BODY_FRAME, self._channel, len(part))
+            yield b"".join((frame, part, _FRAME_END))
 
     def _method(self, destination: tuple[str, str]) -> bytes:
         """``basic.publish``, remembered; ever new destinations make it start over at times."""

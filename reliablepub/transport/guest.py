@@ -19,6 +19,7 @@ from aiormq.abc import AbstractConnection
 
 from reliablepub._core.events import Blocked, Connected, ConnectionLost, Event, Unblocked
 from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
+from reliablepub.transport.departures import LOOK_S
 
 _LOOK_S: Final = 0.02
 
@@ -42,6 +43,7 @@ class Guest:
         self._is_wanted = False
         self._is_connected = False
         self._is_blocked = False
+        self._look_at = 0.0
         self._home: GuestChannels | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._when_gone: Callable[[], None] | None = None
@@ -93,6 +95,7 @@ class Guest:
             self._home = None
         if self._is_connected:
             self._look_whether_blocked()
+            self._look_what_left()
         elif self._is_wanted and connection is not None:
             self._arrive(connection)
         elif self._is_wanted and self._host.is_closed:
@@ -121,6 +124,13 @@ class Guest:
             self._home = GuestChannels(connection, run=self._run, tell=self._tell)
         self._is_connected = True
         self._tell(Connected())
+
+    def _look_what_left(self) -> None:
+        assert self._home is not None
+        now = self._host.loop.time()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            self._home.look_what_left()
 
     def _look_whether_blocked(self) -> None:
         assert self._home is not None

@@ -13,13 +13,14 @@ output buffer.
 from __future__ import annotations
 
 import ssl
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 import pika
 from pika import exceptions, spec
-from pika.adapters.select_connection import IOLoop, SelectConnection
+from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
 from pika.connection import Connection
 
@@ -41,10 +42,12 @@ from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
 from reliablepub.transport.address import Address
+from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.encoding import attempt_tag, encode_batch
 from reliablepub.transport.frames import PublishFrames
 from reliablepub.transport.parameters import connection_parameters
 from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
+from reliablepub.transport.pika_loop import WatchedLoop
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 from reliablepub.transport.reasons import explain
@@ -116,8 +119,11 @@ class PikaTransport:
         self._close: ConnectionClose | None = None  # what the broker said at its end
         self._channels: dict[int, Channel] = {}
         self._frames: dict[int, PublishFrames] = {}
+        self._departures = Departures()
+        self._uncounted = 0  # bytes that have left, beyond those the kernel counts
+        self._look_at = 0.0
         quiet_this_thread()
-        self._loop = IOLoop()
+        self._loop = WatchedLoop()
         self._loop.activate_poller()
 
     def connect(self) -> None:
@@ -142,8 +148,7 @@ class PikaTransport:
     def disconnect(self, reason: str) -> None:
         """End the connection here and now: a broker that does not answer is not asked."""
         connection, self._connection = self._connection, None
-        self._channels.clear()
-        self._frames.clear()
+        self._forget_all()
         self._events.append(ConnectionLost(reason))
         if connection is not None:
             _abort(connection)
@@ -159,6 +164,7 @@ class PikaTransport:
             return  # the session gives up on it when its time is up; the other channel goes on
         channel.add_on_close_callback(partial(self._on_channel_close, epoch))
         self._channels[epoch] = channel
+        self._departs(self._connection, epoch, 0)
 
     def close_channel(self, epoch: int) -> None:
         """Close a channel; its number is free again when the broker has answered."""
@@ -174,9 +180,14 @@ class PikaTransport:
         frame_max = _frame_max(self._connection)
         encoded = encode_batch(messages, self._run, epoch, first_tag, frame_max)
         if isinstance(self._connection, HookedConnection):
-            self._connection.write_frames(self._frames[epoch].encode(messages, encoded))
+            pieces = self._frames[epoch].encode(messages, encoded)
+            at = self._connection.bytes_sent
+            for piece in pieces:
+                at += len(piece.data)
+                self._departures.add(at, epoch, first_tag + piece.first)
+            self._connection.write_frames([piece.data for piece in pieces])
             return
-        for message, properties in zip(messages, encoded, strict=True):
+        for tag, (message, properties) in enumerate(zip(messages, encoded, strict=True), first_tag):
             channel.basic_publish(
                 message.exchange,
                 message.routing_key,
@@ -184,6 +195,7 @@ class PikaTransport:
                 _Properties(properties),
                 mandatory=True,
             )
+            self._departs(self._connection, epoch, tag)
 
     def listen(self, timeout_s: float | None) -> list[Event]:
         """One round of pika's I/O loop."""
@@ -193,6 +205,11 @@ class PikaTransport:
         self._turn_loop()
         if timer is not None:
             self._loop.remove_timeout(timer)
+        if self._departures and self._connection is not None:
+            now = time.monotonic()
+            if now >= self._look_at:
+                self._look_at = now + LOOK_S
+                self._look_what_left(self._connection)
         events, self._events = self._events, []
         return events
 
@@ -275,8 +292,7 @@ class PikaTransport:
         if connection is not self._connection:
             return
         self._connection = None
-        self._channels.clear()
-        self._frames.clear()
+        self._forget_all()
         reason = explain(error)
         if self._close is not None:  # it counts, even if the socket's end was noticed first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
@@ -310,6 +326,30 @@ class PikaTransport:
             number = int(channel.channel_number)
             self._frames[epoch] = PublishFrames(number, _frame_max(self._connection))
             self._connection.confirm_to(number, partial(self._on_hooked_confirms, epoch))
+        if self._connection is not None:
+            self._departs(self._connection, epoch, 0)
+
+    def _departs(self, connection: Connection, epoch: int, tag: int) -> None:
+        """What pika was told to write last belongs to a publish, or opens a channel."""
+        self._departures.add(connection.bytes_sent, epoch, tag)
+
+    def _look_what_left(self, connection: Connection) -> None:
+        """Report what is on its way, if it moves.
+
+        How much pika holds back is not public; but while it holds something back it waits for room.
+        """
+        fd, handed_over = self._loop.fd, connection.bytes_sent
+        if fd is None:
+            return
+        counted = acknowledged(fd)
+        if not self._loop.is_writing:
+            left = handed_over - held_by_kernel(fd)
+            self._uncounted = left - counted  # with TLS they differ, and ever more
+        elif counted:
+            left = min(handed_over, counted + self._uncounted)
+        else:  # not on Linux: it cannot be told, and heartbeats must do
+            left = self._departures.left + 1
+        self._events += self._departures.look(left)
 
     def _on_confirm_selected(self, epoch: int, _frame: MethodFrame) -> None:
         self._events.append(ChannelOpened(epoch))
@@ -357,6 +397,11 @@ class PikaTransport:
             error, exceptions.ChannelClosedByBroker
         ):
             self._forget(epoch)
+
+    def _forget_all(self) -> None:
+        self._channels.clear()
+        self._frames.clear()
+        self._departures.clear()
 
     def _forget(self, epoch: int) -> Channel | None:
         self._frames.pop(epoch, None)

@@ -23,6 +23,10 @@ _Line: TypeAlias = asyncio.Queue[tuple[float, bytes]]
 class Proxy:
     """Listens on loopback and passes everything on to one port, as well as it is allowed to.
 
+    Args:
+        target_port: of the broker.
+        held_bytes: what the kernel may hold here of what clients send; None for its own idea.
+
     Attributes:
         delay_s: how far away the broker is, each way; what is under way does not wait for another.
         latency_s: added to each piece, each way; the next one waits meanwhile.
@@ -33,8 +37,9 @@ class Proxy:
         is_silent_down: what the broker sends is kept back.
     """
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, held_bytes: int | None = None) -> None:
         self._target_port = target_port
+        self._held_bytes = held_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
         self._writers: set[asyncio.StreamWriter] = set()
@@ -56,11 +61,17 @@ class Proxy:
     def __enter__(self) -> Self:
         self._thread.start()
         server = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(self._serve, "127.0.0.1", 0), self._loop
+            asyncio.start_server(self._serve, sock=self._bound(), limit=CHUNK_BYTES), self._loop
         ).result()
         self._server = server
         self.port: int = server.sockets[0].getsockname()[1]
         return self
+
+    def _bound(self) -> socket.socket:
+        sock = socket.create_server(("127.0.0.1", 0))
+        if self._held_bytes is not None:  # what it accepts inherits this
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._held_bytes)
+        return sock
 
     def __exit__(
         self,

@@ -23,6 +23,7 @@ from reliablepub._core.events import (
     ConnectionLost,
     Disconnect,
     Event,
+    Leaving,
     Nacked,
     OpenChannel,
     Returned,
@@ -266,6 +267,18 @@ class Rig:
         buffered = self.session.buffered
         self.session.take_back(self.session.poll_transmit(self.now))
         assert self.session.buffered == buffered
+
+    def report_what_leaves(self) -> None:
+        """Say what the broker has not received: bytes of it move."""
+        first: dict[int, int] = {}
+        for one in self.broker.inbox:
+            match one:
+                case Publish(epoch, tag):
+                    first.setdefault(epoch, tag)
+                case OpenChannel(epoch):
+                    first.setdefault(epoch, 0)
+        for epoch, tag in first.items():
+            self.session.handle(Leaving(epoch, tag), self.now)
 
     def hear(self, count: int = 1) -> None:
         """Read events off the wire, all of them before anything is done about them."""

@@ -24,6 +24,7 @@ from reliablepub._core.events import (
     ConnectionLost,
     Disconnect,
     Event,
+    Leaving,
     Nacked,
     OpenChannel,
     Returned,
@@ -520,6 +521,89 @@ def test_the_deadline_is_that_of_the_oldest_message_not_confirmed() -> None:
     assert client.session.poll_timeout() == 140
     client.hears(Acked(1, 2, multiple=False))
     assert client.session.poll_timeout() is None
+
+
+def test_the_next_oldest_has_the_time_again() -> None:
+    """A broker that confirms one message after the other is slow, and does not owe anything."""
+    client = connected()
+    client.submits("abcd")
+    client.writes()
+    for tag in (1, 2, 3):
+        client.hears(AckedEach(1, [tag]) if tag % 2 else Acked(1, tag, multiple=True), after=29)
+        assert client.session.poll_timeout() == client.now + 30
+    client.waits(30)
+    assert client.kinds() == "a:confirmed b:confirmed c:confirmed d:uncertain"
+
+
+def test_confirms_of_younger_ones_give_the_oldest_no_time() -> None:
+    client = connected()
+    client.submits("abcd")
+    client.writes()
+    client.hears(AckedEach(1, [2, 3]), after=29)
+    client.hears(Acked(1, 4, multiple=False))
+    assert client.session.poll_timeout() == 130
+    client.waits(1)
+    assert client.kinds() == "b:confirmed c:confirmed d:confirmed a:uncertain"
+
+
+# ------------------------------------------------------------------------------------ slow links
+
+
+def test_the_deadline_of_what_leaves_begins_when_it_has_left() -> None:
+    client = connected()
+    client.submits("ab")
+    client.writes()
+    for _ in range(5):
+        client.hears(Leaving(1, 1), after=29)
+    assert client.session.poll_timeout() == client.now + 30
+    client.waits(29)
+    assert client.kinds() == ""
+    client.waits(1)
+    assert client.kinds() == "a:uncertain b:uncertain"
+
+
+def test_what_has_left_has_its_deadline_whatever_leaves_behind_it() -> None:
+    client = connected()
+    client.submits("abc")
+    client.writes()
+    client.hears(Leaving(1, 1), after=10)
+    client.hears(Leaving(1, 2), after=10)
+    client.hears(Leaving(1, 3), Leaving(1, 3), after=15)
+    assert client.session.poll_timeout() == 110 + 30
+    client.hears(Acked(1, 1, multiple=False))
+    assert client.session.poll_timeout() == client.now + 30, "it is the oldest since now"
+    client.hears(Leaving(1, 3), after=20)
+    assert client.session.poll_timeout() == 135 + 30
+    client.hears(Acked(1, 2, multiple=False))
+    client.hears(Leaving(1, 3), after=20)
+    assert client.session.poll_timeout() == client.now + 30
+
+
+def test_the_deadline_stands_still_for_what_is_both_blocked_and_leaving() -> None:
+    client = connected()
+    client.submits("a")
+    client.writes()
+    client.hears(Leaving(1, 1), Blocked("disk"), after=10)
+    client.hears(Unblocked(), after=100)
+    assert client.session.poll_timeout() == client.now + 30
+
+
+def test_a_channel_has_time_to_open_while_its_bytes_leave() -> None:
+    client = Client()
+    client.hears(Connected())
+    client.hears(Leaving(1, 0), after=29)
+    client.hears(Leaving(1, 0), after=29)
+    assert client.session.poll_timeout() == client.now + 30
+    client.hears(ChannelOpened(1))
+    client.submits("a")
+    client.writes()
+    assert client.session.poll_timeout() == client.now + 30
+
+
+def test_what_leaves_for_a_channel_that_is_over_is_nothing_stale() -> None:
+    client = connected()
+    client.hears(Leaving(7, 1))
+    assert client.session.stale == 0
 
 
 @pytest.mark.parametrize("start", [0.1, 100.3, 1e9 / 3])

@@ -90,6 +90,10 @@ class SessionMachine(RuleBasedStateMachine):
     def advance(self, seconds: float) -> None:
         self.rig.advance(seconds)
 
+    @rule()
+    def report_what_leaves(self) -> None:
+        self.rig.report_what_leaves()
+
     @rule(count=st.integers(1, 20))
     def go_well_for_a_while(self, count: int) -> None:
         for _ in range(count):

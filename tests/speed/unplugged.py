@@ -55,7 +55,7 @@ class Wire:
 
     def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
         properties = encode_batch(messages, 1, epoch, first_tag, 131_072)
-        self.bytes += sum(map(len, self._frames.encode(messages, properties)))
+        self.bytes += sum(len(one.data) for one in self._frames.encode(messages, properties))
         tags = range(first_tag, first_tag + len(messages))
         self._events.append(AckedEach(epoch, tags))
 

@@ -17,6 +17,7 @@ from reliablepub._core.events import (
 )
 from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
 from reliablepub.transport.encoding import attempt_number
+from reliablepub.transport.frames import Piece
 
 EPOCH, RUN = 7, 3
 QUEUE_MAX = 10
@@ -36,8 +37,11 @@ class Host:
     def written(self) -> list[str]:
         """Take what aiormq's writer would write: the channel, and which methods."""
         names = []
-        while not self.write_queue.empty():
-            data = self.write_queue.get_nowait().payload
+        for _ in range(self.write_queue.qsize()):
+            finished = self.write_queue.get_nowait()
+            data = finished.payload
+            if finished.should_drain:
+                finished.drain()
             if data.startswith(b"publish"):
                 names.append(data.decode())
                 continue
@@ -111,9 +115,9 @@ async def test_it_hears_confirms_and_returns(scene: Scene) -> None:
 @on_a_loop
 async def test_after_the_broker_s_close_nothing_is_written_but_close_ok(scene: Scene) -> None:
     channel = await scene.opened()
-    channel.publish([b"publish %d" % n for n in range(8)])
+    channel.publish(1, [Piece(n, b"publish %d" % n) for n in range(8)])
     await scene.host.read(channel.number, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
-    channel.publish([b"publish late"])
+    channel.publish(1, [Piece(0, b"publish late")])
     channel.close()
     sent_before = [f"publish {n}" for n in range(QUEUE_MAX // 2)]
     assert scene.host.written() == sent_before
@@ -172,7 +176,7 @@ async def test_closed_before_it_was_opened(scene: Scene) -> None:
 @on_a_loop
 async def test_no_body_is_in_what_aiormq_logs_of_its_queue(scene: Scene) -> None:
     channel = await scene.opened()
-    channel.publish([b"the body"])
+    channel.publish(1, [Piece(0, b"the body")])
     logged = [repr(scene.host.write_queue.get_nowait())]
     while not scene.host.write_queue.empty():
         logged.append(repr(scene.host.write_queue.get_nowait()))
@@ -183,7 +187,7 @@ async def test_no_body_is_in_what_aiormq_logs_of_its_queue(scene: Scene) -> None
 @on_a_loop
 async def test_half_of_the_write_queue_is_the_application_s(scene: Scene) -> None:
     channel = await scene.opened()
-    channel.publish([b"publish %d" % n for n in range(12)])
+    channel.publish(1, [Piece(n, b"publish %d" % n) for n in range(12)])
     assert scene.host.write_queue.qsize() == QUEUE_MAX // 2
     written = scene.host.written()
     while len(written) < 12:
@@ -194,14 +198,45 @@ async def test_half_of_the_write_queue_is_the_application_s(scene: Scene) -> Non
 
 
 @on_a_loop
+async def test_a_large_publish_that_was_begun_is_finished_before_our_close(scene: Scene) -> None:
+    channel, other = await scene.opened(), await scene.opened(EPOCH + 1)
+    parts = [Piece(0, b"publish 0.%d" % n, is_rest=n > 0) for n in range(7)]
+    channel.publish(1, [*parts, Piece(1, b"publish 1"), Piece(2, b"publish 2.0")])
+    other.publish(1, [Piece(0, b"publish of the other")])
+    channel.close()
+    written = scene.host.written()
+    await asyncio.sleep(0.01)
+    assert written + scene.host.written() == [
+        *(f"publish 0.{n}" for n in range(7)),
+        "publish of the other",
+        f"{channel.number} Channel.Close",
+    ]
+
+
+@on_a_loop
+async def test_a_large_publish_that_was_begun_is_not_finished_after_the_broker_s_close(
+    scene: Scene,
+) -> None:
+    channel = await scene.opened()
+    channel.publish(1, [Piece(0, b"publish 0.%d" % n, is_rest=n > 0) for n in range(7)])
+    await scene.host.read(channel.number, commands.Channel.Close(404, "NOT_FOUND", 60, 40))
+    written = scene.host.written()
+    await asyncio.sleep(0.01)
+    assert written + scene.host.written() == [
+        *(f"publish 0.{n}" for n in range(5)),
+        f"{channel.number} Channel.CloseOk",
+    ]
+
+
+@on_a_loop
 async def test_nothing_waits_for_a_connection_that_is_gone(scene: Scene) -> None:
     channel = await scene.opened()
-    channel.publish([b"publish %d" % n for n in range(12)])
+    channel.publish(1, [Piece(n, b"publish %d" % n) for n in range(12)])
     scene.host.written()
     scene.host.is_opened = False
     await asyncio.sleep(0.01)
     scene.host.is_opened = True
-    channel.publish([b"publish last"])
+    channel.publish(1, [Piece(0, b"publish last")])
     assert scene.host.written() == ["publish last"]
 
 

@@ -1,6 +1,7 @@
 """Our frames are byte for byte those of an independent codec."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,8 @@ def by_pamqp(channel: int, message: Message) -> bytes:
 
 def by_us(channel: int, batch: Sequence[Message]) -> bytes:
     properties = [encode_properties(message, ATTEMPT) for message in batch]
-    return b"".join(PublishFrames(channel, FRAME_MAX).encode(batch, properties))
+    pieces = PublishFrames(channel, FRAME_MAX).encode(batch, properties)
+    return b"".join(piece.data for piece in pieces)
 
 
 @given(channel=st.integers(1, 65_535), batch=st.lists(messages, max_size=5))
@@ -59,6 +61,24 @@ def test_a_batch_is_written_in_pieces_that_are_large_but_not_huge() -> None:
     properties = [encode_properties(message, ATTEMPT) for message in batch]
     pieces = PublishFrames(1, 131_072).encode(batch, properties)
     assert 5 < len(pieces) < 50
+    firsts = [piece.first for piece in pieces]
+    counts = [end - first for first, end in pairwise([*firsts, len(batch)])]
+    assert firsts[0] == 0
+    for piece, count in zip(pieces, counts, strict=True):
+        assert not piece.is_rest
+        assert piece.data.count(b"\0\x3c\0\x28") == count, "basic.publish"
+
+
+def test_a_large_body_is_written_a_frame_at_a_time() -> None:
+    sizes = [10, 3_000, 0, 500, 1]
+    batch = [Message(bytes(size), message_id="m") for size in sizes]
+    properties = [encode_properties(message, ATTEMPT) for message in batch]
+    pieces = PublishFrames(1, 1_008).encode(batch, properties)
+    assert [(piece.first, piece.is_rest) for piece in pieces] == [
+        *((0, False), (1, True), (1, True)),
+        *((2, False), (3, False)),
+    ]
+    assert max(len(piece.data) for piece in pieces) < 1_008 + 200
 
 
 def test_ever_new_destinations_do_not_fill_the_memory() -> None:
@@ -66,5 +86,5 @@ def test_ever_new_destinations_do_not_fill_the_memory() -> None:
     for n in range(10_000):
         message = Message(b"", routing_key=str(n), message_id="m")
         [piece] = frames.encode([message], [encode_properties(message, ATTEMPT)])
-        assert str(n).encode() in piece
+        assert str(n).encode() in piece.data
     assert len(frames._methods) <= 4_096

@@ -1,0 +1,127 @@
+"""On a slow link a message may take longer than a confirm: it is sent once, and confirmed."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from yarl import URL
+
+from reliablepub import Message
+from reliablepub.testing import FakeBroker
+from reliablepub.testing.faults import DropConfirm, HoldConfirms
+from tests.chaos.proxy import Proxy
+from tests.conformance.conftest import FrontDoor
+from tests.conformance.rig import Rig
+from tests.conformance.test_survival import uncertain, wait_until
+
+BYTES_PER_S = 250_000
+TIMEOUT_S = 1.5
+HELD_BYTES = 16 * 1024
+"""What a message may be ahead of the proxy; what it holds is gone as far as we can see."""
+
+Link = Callable[[str], str]
+
+
+@pytest.fixture
+def slow() -> Iterator[Callable[[str], str]]:
+    """Make a URL that leads there through a slow link."""
+    proxies: list[Proxy] = []
+
+    def build(url: str) -> str:
+        port = URL(url).port
+        assert port is not None
+        proxy = Proxy(port, held_bytes=HELD_BYTES)
+        proxies.append(proxy.__enter__())
+        proxy.bytes_per_s = BYTES_PER_S
+        return proxy.url
+
+    yield build
+    for proxy in proxies:
+        proxy.__exit__(None, None, None)
+
+
+def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
+    rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
+) -> None:
+    queue = rig.probe.declare_queue()
+    body = bytes(1_000_000)
+    with front_door(slow(rig.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
+        since = time.monotonic()
+        publisher.publish(body, routing_key=queue).result(60)
+        assert time.monotonic() - since > TIMEOUT_S
+        assert uncertain(outbox) == 0
+    [(arrived, _)] = rig.probe.drain(queue, 1)
+    assert arrived == body
+
+
+def test_a_batch_of_large_messages_is_sent_once(
+    rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
+) -> None:
+    queue = rig.probe.declare_queue()
+    messages = [Message(bytes([n]) * 150_000, routing_key=queue) for n in range(8)]
+    with front_door(slow(rig.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
+        receipt = publisher.publish_many(messages)
+        receipt.wait(60)
+        assert receipt.confirmed == len(messages)
+        assert uncertain(outbox) == 0
+    assert [body[0] for body, _ in rig.probe.drain(queue, 8)] == list(range(8))
+
+
+def test_a_channel_opens_however_much_is_on_its_way_before_it(
+    rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
+) -> None:
+    """Nobody waits in vain for the channel after one that a message has cost."""
+    queue = rig.probe.declare_queue()
+    messages = [Message(bytes(150_000), routing_key=queue) for _ in range(5)]
+    messages.insert(0, Message(b"", exchange="missing"))
+    with front_door(slow(rig.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
+        receipt = publisher.publish_many(messages)
+        receipt.wait(120)
+        assert (receipt.confirmed, publisher.status.connects) == (5, 1)
+    assert len(rig.probe.drain(queue, 5)) == 5
+
+
+@pytest.mark.parametrize("size", [1_000, 16_000_000])
+def test_a_broker_that_takes_no_bytes_is_given_up_in_time(
+    rig: Rig, outbox: Path, front_door: FrontDoor, size: int
+) -> None:
+    queue = rig.probe.declare_queue()
+    with front_door(
+        rig.url, outbox=outbox, confirm_timeout_s=TIMEOUT_S, window_bytes_max=32_000_000
+    ) as publisher:
+        publisher.publish(b"first", routing_key=queue).result(60)
+        rig.freeze()
+        frozen_at = time.monotonic()
+        messages = [Message(bytes(min(size, 900_000)), routing_key=queue)] * (size // 900_000 + 1)
+        receipt = publisher.publish_many(messages)
+        wait_until(lambda: uncertain(outbox) > 0, timeout_s=60)
+        assert time.monotonic() - frozen_at < 4 * TIMEOUT_S
+        rig.thaw()
+        receipt.wait(60)
+    rig.probe.drain(queue, 1 + len(messages))
+
+
+def test_a_broker_that_takes_bytes_and_confirms_nothing_is_given_up(
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor, slow: Link
+) -> None:
+    fake.declare_queue("q")
+    fake.inject(HoldConfirms(times=3))
+    with front_door(slow(fake.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
+        messages = [Message(bytes(100_000), routing_key="q")] * 3
+        receipt = publisher.publish_many(messages)
+        receipt.wait(60)
+    assert len(fake.messages("q")) == 6
+
+
+def test_a_confirm_that_is_missing_is_noticed_while_bytes_leave_all_the_time(
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor, slow: Link
+) -> None:
+    fake.declare_queue("q")
+    fake.inject(DropConfirm(nth=2))
+    options = {"confirm_timeout_s": TIMEOUT_S, "window_bytes_max": 300_000}
+    with front_door(slow(fake.url), outbox=outbox, **options) as publisher:
+        receipt = publisher.publish_many([Message(bytes(50_000), routing_key="q")] * 40)
+        wait_until(lambda: uncertain(outbox) > 0)
+        assert receipt.confirmed < 35, "long before the last byte has left"
+        receipt.wait(60)
