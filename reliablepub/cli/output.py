@@ -15,11 +15,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import click
 
 from reliablepub.cli.exits import Exit, Failure
+
+_AGE_MAX_S: Final = 1e11
+"""Three thousand years; a damaged row can hold anything, infinity too."""
 
 
 class Form(StrEnum):
@@ -126,6 +129,8 @@ def count_of(number: int, noun: str) -> str:
 
 def age(seconds: float) -> str:
     """A duration in the two largest units that matter."""
+    if not abs(seconds) < _AGE_MAX_S:
+        return "ages"
     whole = int(seconds)
     days, hours, minutes = whole // 86_400, whole // 3_600 % 24, whole // 60 % 60
     if days:

@@ -78,6 +78,6 @@ def read_contents(path: Path, id_: int) -> Contents | None:
 def _object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {"unreadable": text}
     return found if isinstance(found, dict) else {"unreadable": text}

@@ -7,15 +7,22 @@ SQLite finds a leaf from the root of its tree; one damaged page in between hides
 that are intact. Here every page that looks like a leaf of a table is read by itself. Pages on the
 list of free ones are left out: they may hold rows that were deleted. All numbers are big-endian,
 which is what `int.from_bytes` expects.
+
+The file may be damaged or made up, so no number in it is believed: every loop and every allocation
+is bounded by the size of the file itself. In a whole file each byte belongs to one row, so of a
+page no more than a few times its size is decoded, and a few rows at most go on to it.
 """
 
 from __future__ import annotations
 
+import os
 import struct
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from reliablepub.outbox.database import PAGE_BYTES
 
@@ -29,6 +36,11 @@ _TABLE_LEAF: Final = 0x0D
 _HEADER: Final = 100
 _WAL_HEADER: Final = 32
 _FRAME_HEADER: Final = 24
+_COLUMNS_MAX: Final = 32_767
+"""Of a table, by SQLite's own limit."""
+_USABLE_MIN: Final = 480
+_SHARED_MAX: Final = 4
+"""How many rows may share a byte: the row it belongs to, and copies that damage brings up."""
 _INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 
 
@@ -49,58 +61,79 @@ class Pages:
 
     def __init__(self, path: Path, page_bytes: int = 0) -> None:
         self._file = path.open("rb")
-        header = self._file.read(_HEADER)
+        header = self._file.read(_HEADER).ljust(_HEADER, b"\0")
         self._size = page_bytes or _size_in(header) or _likely_size(path)
-        self._usable = self._size - (header[20] if header.startswith(_MAGIC) else 0)
-        self._count = path.stat().st_size // self._size
-        self._changed: dict[int, bytes] = {}
+        reserved = header[20] if header.startswith(_MAGIC) else 0
+        self._usable = self._size - (reserved if self._size - reserved >= _USABLE_MIN else 0)
+        self._bytes = os.fstat(self._file.fileno()).st_size
+        self._in_file = self._count = self._bytes // self._size
+        self._changed: dict[int, int] = {}  # page -> where it begins in the log
+        self._followed: Counter[int] = Counter()
+        self._decoded_bytes = 0
+        self._log: BinaryIO | None = None
         log = path.with_name(path.name + "-wal")
         if log.exists():
-            self._lay_over(log.read_bytes())
+            self._log = log.open("rb")
+            self._bytes += os.fstat(self._log.fileno()).st_size
+            self._lay_over(self._log)
 
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
+        if self._log is not None:
+            self._log.close()
 
     def rows(self) -> Iterator[tuple[int, list[Value]]]:
         """Rowid and values of each row that can be decoded, from whichever table."""
         free = self._free()
-        for number in range(1, self._count + 1):
+        self._followed.clear()
+        beyond = sorted(n for n in self._changed if self._in_file < n <= self._count)
+        for number in chain(range(1, min(self._in_file, self._count) + 1), beyond):
             start = _HEADER if number == 1 else 0
             if number in free or (page := self._page(number))[start] != _TABLE_LEAF:
                 continue
             (count,) = struct.unpack_from(">H", page, start + 3)
+            most = self._decoded_bytes + _SHARED_MAX * self._size
             for index in range(min(count, (self._size - start - 8) // 2)):
                 (at,) = struct.unpack_from(">H", page, start + 8 + 2 * index)
-                try:
+                with suppress(_Malformed, IndexError, struct.error, UnicodeDecodeError):
                     yield self._cell(page, at)
-                except (_Malformed, IndexError, struct.error, UnicodeDecodeError):
-                    continue
+                if self._decoded_bytes > most:
+                    break
 
     def _page(self, number: int) -> bytes:
         """A page; of zeros, where the file has none."""
         if number in self._changed:
-            return self._changed[number]
-        if not 0 < number <= self._count:
+            assert self._log is not None
+            self._log.seek(self._changed[number])
+            return self._log.read(self._size).ljust(self._size, b"\0")
+        if not 0 < number <= self._in_file:
             return bytes(self._size)
         self._file.seek((number - 1) * self._size)
         return self._file.read(self._size).ljust(self._size, b"\0")
 
+    def _is_page(self, number: int) -> bool:
+        return 0 < number <= self._count and (number <= self._in_file or number in self._changed)
+
     def _cell(self, page: bytes, at: int) -> tuple[int, list[Value]]:
         length, at = _varint(page, at)
         rowid, at = _varint(page, at)
+        if not 0 < length <= self._bytes:
+            raise _Malformed
         local = length
         if length > self._usable - 35:
             least = (self._usable - 12) * 32 // 255 - 23
             local = least + (length - least) % (self._usable - 4)
             local = local if local <= self._usable - 35 else least
+        self._decoded_bytes += local
         parts = [page[at : at + local]]
         left = length - local
         following = page[at + local : at + local + 4]
         while left > 0:
             number = int.from_bytes(following)
-            if not 0 < number <= self._count:
+            if self._followed[number] >= _SHARED_MAX or not self._is_page(number):
                 raise _Malformed
+            self._followed[number] += 1
             overflow = self._page(number)
             parts.append(overflow[4 : 4 + min(left, self._usable - 4)])
             left -= len(parts[-1])
@@ -115,7 +148,7 @@ class Pages:
         free: set[int] = set()
         page = self._page(1)
         trunk = int.from_bytes(page[32:36]) if page.startswith(_MAGIC) else 0
-        while 0 < trunk <= self._count and trunk not in free:
+        while self._is_page(trunk) and trunk not in free:
             page = self._page(trunk)
             following, count = struct.unpack_from(">II", page)
             if following > self._count or count > self._usable // 4 - 2:
@@ -125,24 +158,28 @@ class Pages:
             trunk = following
         return free
 
-    def _lay_over(self, log: bytes) -> None:
+    def _lay_over(self, log: BinaryIO) -> None:
         """Put the log's pages over the file's, up to its last whole commit."""
-        if len(log) < _WAL_HEADER:
+        head = log.read(_WAL_HEADER)
+        if len(head) < _WAL_HEADER:
             return
-        magic, _, size, _, *salts = struct.unpack_from(">IIIIII", log)
+        magic, _, size, _, *salts = struct.unpack_from(">IIIIII", head)
         if magic & ~1 != _WAL_MAGIC or size != self._size:
             return
         words = ">" if magic & 1 else "<"
-        sums = _checksum(words, log[: _WAL_HEADER - 8], (0, 0))
-        changed: dict[int, bytes] = {}
-        for at in range(_WAL_HEADER, len(log) - _FRAME_HEADER - size + 1, _FRAME_HEADER + size):
-            number, commit, *rest = struct.unpack_from(">IIIIII", log, at)
-            page = log[at + _FRAME_HEADER : at + _FRAME_HEADER + size]
-            sums = _checksum(words, log[at : at + 8], sums)
-            sums = _checksum(words, page, sums)
-            if rest[:2] != salts or tuple(rest[2:]) != sums:
+        sums = _checksum(words, head[: _WAL_HEADER - 8], (0, 0))
+        changed: dict[int, int] = {}
+        at = _WAL_HEADER
+        while len(frame := log.read(_FRAME_HEADER + size)) == _FRAME_HEADER + size:
+            number, commit, *rest = struct.unpack_from(">IIIIII", frame)
+            if rest[:2] != salts:
                 return
-            changed[number] = page
+            sums = _checksum(words, frame[:8], sums)
+            sums = _checksum(words, frame[_FRAME_HEADER:], sums)
+            if tuple(rest[2:]) != sums:
+                return
+            changed[number] = at + _FRAME_HEADER
+            at += _FRAME_HEADER + size
             if commit:
                 self._changed.update(changed)
                 self._count = commit
@@ -184,6 +221,8 @@ def _record(payload: bytes) -> list[Value]:
     while at < end:
         kind, at = _varint(payload, at)
         types.append(kind)
+        if len(types) > _COLUMNS_MAX:
+            raise _Malformed
     values: list[Value] = []
     for kind in types:
         value, at = _value(kind, payload, at)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from reliablepub.message import Message
+from reliablepub.outbox.bookkeeping import are_counts, is_time
 from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
 from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outbox.properties import from_text, to_text
@@ -101,6 +102,8 @@ def entry_of(row: tuple[Any, ...], keys: OutboxKeys | None = None) -> Entry:
     stored_at, due_at, nacked, returned, refused, uncertain, checksum, body = row[5:13]
     expires_at, ordering_key, refused_at = row[13:16]
     check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
+    if not (are_counts(nacked, returned, refused, uncertain) and is_time(stored_at)):
+        raise Unreadable("its time or its counts of attempts are none that this library writes")
     try:
         where = (
             message_id.decode(),

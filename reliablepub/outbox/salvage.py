@@ -11,6 +11,7 @@ which pages are free, a message may be found that was confirmed already: it is p
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from reliablepub.errors import OutboxError
+from reliablepub.outbox.bookkeeping import misfits
 from reliablepub.outbox.database import check_file, looking, open_writer
 from reliablepub.outbox.failures import os_error
 from reliablepub.outbox.lease import Lease
@@ -29,10 +31,19 @@ from reliablepub.outbox.transactions import transaction
 from reliablepub.outbox.writing import NO_CHANGE
 
 _BATCH: Final = 1_000
+_BATCH_BYTES: Final = 16 * 1024 * 1024
 _STATE: Final = 7
 """Which column of a parked row says so."""
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties", "ordering_key")
 _TIMES: Final = ("stored_at", "due_at", "parked_at", "expires_at", "refused_at")
+
+_INSTEAD: Final[dict[str, Value]] = {
+    **dict.fromkeys(("nacked", "returned", "refused", "uncertain", "reply_code"), 0),
+    "outcome": "refused",
+    "reply_text": "",
+    "is_skipped": 0,
+}
+"""For bookkeeping that cannot be right; the message beside it is intact."""
 
 Row = dict[str, Value]
 
@@ -96,6 +107,7 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
     broken: dict[int, BrokenRow] = {}
     intact: set[int] = set()
     batch: list[tuple[str, Row]] = []
+    batch_bytes = 0
     for query, row in _recognized(pages, _Shapes(target)):
         id_ = int(str(row["id"]))
         try:
@@ -106,10 +118,11 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
         if id_ in intact:
             continue
         intact.add(id_)
-        batch.append((query, row))
-        if len(batch) == _BATCH:
+        batch.append((query, _with_bookkeeping(row)))
+        batch_bytes += len(row["body"]) if isinstance(row["body"], bytes) else 0
+        if len(batch) == _BATCH or batch_bytes > _BATCH_BYTES:
             _write(target, new, batch, counts)
-            batch = []
+            batch, batch_bytes = [], 0
     _write(target, new, batch, counts)
     return Salvaged(
         open=counts["salvage_open"],
@@ -138,6 +151,8 @@ def _recognized(pages: Pages, shapes: _Shapes) -> Iterator[tuple[str, Row]]:
         row |= dict(zip(row, values, strict=False)) | {"id": rowid}
         if not _looks_right(row):
             continue
+        if "id" in misfits(row):
+            continue
         for name in _TIMES:  # whole numbers are stored as such
             if isinstance(row.get(name), int):
                 row[name] = float(str(row[name]))
@@ -157,6 +172,20 @@ def _looks_right(row: Row) -> bool:
         and isinstance(row["body"], bytes)
         and isinstance(row["size"], int)
     )
+
+
+def _with_bookkeeping(row: Row) -> Row:
+    """The row with what stands beside its message made good, where it is nothing we write."""
+    for name in list(misfits(row)):
+        row[name] = _INSTEAD.get(name)
+        if name == "size":
+            texts = (str(row[text] or "") for text in _TEXTS)
+            body = row["body"]
+            assert isinstance(body, bytes)
+            row[name] = len(body) + sum(len(text.encode()) for text in texts)
+        elif name in ("stored_at", "parked_at"):
+            row[name] = time.time()
+    return row
 
 
 def _check(row: Row) -> None:

@@ -19,9 +19,10 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from reliablepub.errors import OutboxSealed
+from reliablepub.outbox.bookkeeping import misfits
 from reliablepub.outbox.database import open_writer, reading
 from reliablepub.outbox.failures import reported
 from reliablepub.outbox.place import WritingConnection
@@ -32,30 +33,16 @@ from reliablepub.outbox.transactions import surely
 from reliablepub.outbox.writing import NO_CHANGE, remove
 
 CHUNK: Final = 500
-_NUMBER: Final = (int, float)
-_NOTHING: Final = (type(None),)
-_COLUMNS: Final[dict[str, tuple[type, ...]]] = {
-    "state": (str,),
-    "message_id": (str,),
-    "exchange": (str,),
-    "routing_key": (str,),
-    "ordering_key": (str, *_NOTHING),
-    "properties": (str,),
-    "stored_at": _NUMBER,
-    "due_at": (*_NUMBER, *_NOTHING),
-    "expires_at": (*_NUMBER, *_NOTHING),
-    "refused_at": (*_NUMBER, *_NOTHING),
-    "parked_at": (*_NUMBER, *_NOTHING),
-    "outcome": (str, *_NOTHING),
-    "reply_code": (int, *_NOTHING),
-    "reply_text": (str, *_NOTHING),
-    "nacked": (int,),
-    "returned": (int,),
-    "refused": (int,),
-    "uncertain": (int,),
-    "size": (int,),
-    "checksum": (int,),
-}
+_TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
+_MAY_BE_NONE: Final = (
+    *("ordering_key", "due_at", "expires_at", "refused_at"),
+    *("parked_at", "outcome", "reply_code", "reply_text"),
+)
+_OF_GIVEN_UP: Final = ("parked_at", "outcome", "reply_code", "reply_text")
+_COLUMNS: Final = (
+    *("state", *_TEXTS, *_MAY_BE_NONE, "stored_at"),
+    *("nacked", "returned", "refused", "uncertain", "size", "checksum"),
+)
 
 
 class BadLine(ValueError):
@@ -167,18 +154,21 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
         BadLine: it is not what `export_lines` writes, or was changed since.
     """
     try:
-        values = json.loads(line)
+        values = json.loads(line, parse_constant=_no_constant)
         row = {name: values[name] for name in _COLUMNS}
         row["body"] = b64decode(values["body_base64"], validate=True)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadLine(f"line {number} is not what `export` writes ({error})") from None
-    for name, kinds in _COLUMNS.items():
-        if type(row[name]) not in kinds:
-            raise BadLine(f"line {number}: {name} is not what `export` writes")
-    if row["state"] not in STATES:
-        raise BadLine(f"line {number}: there is no state {row['state']!r}")
+    if not isinstance(row["state"], str) or row["state"] not in STATES:
+        raise BadLine(f"line {number}: there is no state {row['state']!r:.40}")
+    for name in _misfits(row):
+        raise BadLine(f"line {number}: {name} is not what `export` writes")
     try:
-        entry_of(_raw(row))
+        row["size"] = entry_of(_raw(row)).message.size
+    except UnicodeEncodeError as error:
+        raise BadLine(
+            f"line {number}: a text cannot be encoded as UTF-8 ({error.reason})"
+        ) from None
     except Unreadable as error:
         raise BadLine(f"line {number}: {error}") from None
     except OutboxSealed as error:
@@ -187,6 +177,20 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
             "it was exported from; a copy of the file keeps it, or `reliablepub outbox salvage`"
         ) from error
     return row
+
+
+def _misfits(row: dict[str, Any]) -> Iterator[str]:
+    """Columns that `export_lines` does not write so."""
+    must = _TEXTS if row["state"] in OPEN_STATES else (*_TEXTS, *_OF_GIVEN_UP)
+    yield from (name for name in _TEXTS if type(row[name]) is not str)
+    yield from (name for name in must if row[name] is None)
+    if type(row["ordering_key"]) not in (str, type(None)):
+        yield "ordering_key"
+    yield from misfits(row)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _raw(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
@@ -19,10 +20,13 @@ from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, new_file, print_json, print_note, print_result
 from reliablepub.cli.progress import counting, patiently
+from reliablepub.message import BODY_BYTES_MAX
 from reliablepub.outbox.selection import Selection, find_ids
 from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
 
 _BLOCK_BYTES: Final = 1 << 20
+_LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
+"""A body as base64, and everything beside it, each character of it escaped."""
 
 
 @click.command("export")
@@ -97,10 +101,9 @@ def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # no
     with _opened(source) as raw:
         digest, lines = _measured(raw)
         raw.seek(0)
-        text = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
         try:
             with counting(lines) as progress:
-                for brought in import_lines(outbox_path, text, f"import {digest}"):
+                for brought in import_lines(outbox_path, _lines(raw), f"import {digest}"):
                     progress(brought.stored + brought.known)
         except (BadLine, UnicodeDecodeError) as error:
             raise Failure(f"{error}; what came before it is stored", Exit.BAD_INPUT) from error
@@ -121,6 +124,16 @@ def _opened(source: str) -> IO[bytes]:
         copy.write(block)
     copy.seek(0)
     return copy
+
+
+def _lines(raw: IO[bytes]) -> Iterator[str]:
+    """Lines as text, each no longer than a message can make it."""
+    number = 0
+    while line := raw.readline(_LINE_BYTES_MAX + 1):
+        number += 1
+        if len(line) > _LINE_BYTES_MAX:
+            raise BadLine(f"line {number} is longer than any message makes it")
+        yield line.decode()
 
 
 def _measured(raw: IO[bytes]) -> tuple[str, int]:
