@@ -1,0 +1,169 @@
+"""An application in a process of its own, that puts messages in by one of five doors.
+
+It tells each call at once, on its standard output: `stored 17`, or `raised 17 OutboxMoved`. Between
+two rounds of calls it waits for a line on its standard input, so that a test can do something to
+its host meanwhile. It must never know what is done to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+from reliablepub import AsyncPublisher, Message, Outbox, Publisher, ReliablePubError
+
+NOWHERE: Final = "amqp://127.0.0.1:1"
+"""There is no broker: whatever was stored must be found in the outbox."""
+CALLS: Final = 5
+"""In each round."""
+RELAYING: Final = ("publish", "publish_many", "async")
+DOORS: Final = (*RELAYING, "enqueue", "within", "within_rollback")
+
+Store = Callable[[str], None]
+"""Stores one message with this id, or raises."""
+
+
+class App:
+    """Talks to the process. Leaving kills it.
+
+    Args:
+        door: by which messages are put in.
+        path: of the outbox.
+    """
+
+    def __init__(self, door: str, path: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-m", "tests.surroundings.app", door, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def round(self) -> Told:
+        """Let it make some calls, and return what became of them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("go on\n")
+        self._process.stdin.flush()
+        told = Told()
+        for line in self._process.stdout:
+            word, *rest = line.split()
+            if word == "done":
+                return told
+            if word == "stored":
+                told.stored.append(rest[0])
+            else:
+                told.raised[rest[0]] = rest[1]
+        raise AssertionError(f"the application ended: {self._process.wait()}")
+
+    def leave(self) -> int:
+        """Let it close what it has open, and end."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        return self._process.wait(30)
+
+    def kill(self) -> None:
+        """As a crash would: nothing is closed."""
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+@dataclass
+class Told:
+    """What became of the calls of one round.
+
+    Attributes:
+        stored: ids of messages whose call has returned.
+        raised: ids of those whose call has raised, and what.
+    """
+
+    stored: list[str] = field(default_factory=list)
+    raised: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every call has ended in one of the two ways."""
+        return len(self.stored) + len(self.raised) == CALLS
+
+
+# ------------------------------------------------------------------------------ in the process
+
+
+def rounds(store: Store) -> None:
+    """Make calls, and tell what became of each, until the standard input ends."""
+    for number, _ in enumerate(sys.stdin):
+        for n in range(CALLS):
+            id_ = f"{number}-{n}"
+            try:
+                store(id_)
+            except (ReliablePubError, sqlite3.Error) as error:
+                print("raised", id_, type(error).__name__, flush=True)
+            else:
+                print("stored", id_, flush=True)
+        print("done", flush=True)
+
+
+def publish(path: Path) -> None:
+    with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
+        rounds(lambda id_: publisher.publish(b"", message_id=id_) and None)
+
+
+def publish_many(path: Path) -> None:
+    with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
+        rounds(lambda id_: publisher.publish_many([Message(b"", message_id=id_)]) and None)
+
+
+def publish_async(path: Path) -> None:
+    async def main() -> None:
+        async with AsyncPublisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
+            loop = asyncio.get_running_loop()
+
+            def store(id_: str) -> None:
+                going = publisher.publish(b"", message_id=id_)
+                asyncio.run_coroutine_threadsafe(going, loop).result()  # type: ignore[arg-type]
+
+            await asyncio.to_thread(rounds, store)
+
+    asyncio.run(main())
+
+
+def enqueue(path: Path) -> None:
+    with Outbox(path) as outbox:
+        rounds(lambda id_: outbox.enqueue(Message(b"", message_id=id_)) and None)
+
+
+def within(path: Path, journal: str = "wal") -> None:
+    """In the application's own transactions, on one connection that stays open."""
+    outbox = Outbox(path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA journal_mode = {journal}")
+
+    def store(id_: str) -> None:
+        with connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT)")
+            connection.execute("INSERT INTO orders VALUES (?)", (id_,))
+            outbox.enqueue(Message(b"", message_id=id_), connection=connection)
+
+    rounds(store)
+    connection.close()
+
+
+if __name__ == "__main__":
+    doors = (publish, publish_many, publish_async, enqueue, within, partial(within, journal="delete"))
+    dict(zip(DOORS, doors, strict=True))[sys.argv[1]](Path(sys.argv[2]))

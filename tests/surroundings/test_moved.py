@@ -1,0 +1,103 @@
+"""Files of an outbox go away under a live process: each later call raises, or its message is there.
+
+Every act × every door. The application is then killed, as a crash would, and what a new process
+finds under the path is compared with what the application was told.
+"""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Outbox
+from tests.surroundings.app import DOORS, RELAYING, App
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def unlink(path: Path) -> None:
+    path.unlink()
+
+
+def unlink_all(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        beside(path, suffix).unlink(missing_ok=True)
+
+
+def unlink_log(path: Path) -> None:
+    beside(path, "-wal").unlink(missing_ok=True)
+
+
+def unlink_index(path: Path) -> None:
+    beside(path, "-shm").unlink(missing_ok=True)
+
+
+def move(path: Path) -> None:
+    path.rename(beside(path, ".moved"))
+
+
+def move_all(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        if beside(path, suffix).exists():
+            beside(path, suffix).rename(path.with_name("elsewhere.db" + suffix))
+
+
+def move_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("elsewhere"))
+
+
+def replace(path: Path) -> None:
+    """By a backup, as ``mv`` would."""
+    backup = beside(path, ".backup")
+    make_backup = "import sys, reliablepub as r; r.Outbox(sys.argv[1]).enqueue(r.Message(b''))"
+    subprocess.run([sys.executable, "-c", make_backup, backup], check=True)
+    os.replace(backup, path)
+
+
+def replace_log(path: Path) -> None:
+    log = beside(path, "-wal")
+    if not log.exists():
+        return  # in rollback mode there is none
+    shutil.copy(log, beside(path, ".log"))
+    os.replace(beside(path, ".log"), log)
+
+
+ACTS = (unlink, unlink_all, unlink_log, unlink_index, move, move_all, move_folder, replace)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data" / "outbox.db"
+
+
+def ids_at(path: Path) -> set[str]:
+    """What a new process finds, by plain SQLite."""
+    if not path.exists():
+        return set()
+    with closing(sqlite3.connect(path)) as connection:
+        return {id_ for (id_,) in connection.execute("SELECT message_id FROM reliablepub_messages")}
+
+
+@pytest.mark.parametrize("act", [*ACTS, replace_log], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_called_stored_afterwards_is_there(
+    path: Path, door: str, act: Callable[[Path], None]
+) -> None:
+    with App(door, path) as app:
+        before = app.round()
+        assert len(before.stored) == 5, before
+        act(path)
+        after = [app.round(), app.round()]
+    assert all(told.is_complete for told in after)
+    stored = {id_ for told in after for id_ in told.stored}
+    assert any(told.raised for told in after) or door not in RELAYING, "a relay has noticed it"
+    assert stored <= ids_at(path), after
