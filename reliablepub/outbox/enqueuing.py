@@ -177,15 +177,16 @@ class Enqueuing:
         The files are compared with those of the last call. Where they differ, the caller may have
         opened a new connection to new files; or has the old ones open still.
         """
-        before, self._place = self._place, self._place or Place(self.path)
-        if before is None:
+        if self._place is None:
+            self._place = Place(self.path)
             return
         try:
-            before.check()
+            self._place.check()
         except OutboxMoved:
-            self._place = Place(self.path)
-            if before.is_left_open(self._place):
+            place = Place(self.path)
+            if self._place.is_left_open(place):
                 raise
+            self._place = place
 
 
 def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:

@@ -13,6 +13,7 @@ name is not seen by the other. So a file with a hard link, or mounted by itself,
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from pathlib import Path
 from typing import Final
@@ -85,7 +86,7 @@ class Place:
                     "nothing was stored; close what has the old one open, and try again"
                 )
         _, log, index = self._inodes
-        if log is not None and index is not None and not _is_whole(files[log][0], files[index][0]):
+        if index is not None and not (log and _is_whole(files[log][0], files[index][0])):
             raise OutboxMoved(
                 f"the write-ahead log of outbox {self._path} was deleted while it was in use, so "
                 "nothing can be stored; stop every process that has the outbox open, and start "
@@ -178,6 +179,4 @@ def _mount_points() -> set[str]:
 
 def _unescaped(name: str) -> str:
     """Of proc(5): space, tab, newline and backslash are octal."""
-    for code in ("\\040", "\\011", "\\012", "\\134"):
-        name = name.replace(code, chr(int(code[1:], 8)))
-    return name
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name)

@@ -23,6 +23,7 @@ from reliablepub.errors import (
     OutboxError,
     OutboxInUse,
     OutboxLocked,
+    OutboxMoved,
     PublisherForked,
 )
 from reliablepub.outbox.ballast import Ballast
@@ -43,6 +44,7 @@ from reliablepub.outbox.lease import Lease
 from reliablepub.outbox.picture import remove_picture, write_picture
 from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.reading import Page
+from reliablepub.outbox.rescue import rescued
 from reliablepub.outbox.retention import give_space_back, has_space_to_give, prune_confirmed
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely, transaction
@@ -83,6 +85,7 @@ class SqliteStore:
         self._keys = keys
         self._clock = clock
         self._pid = os.getpid()
+        self._has_moved = False
         self._damaged: list[DamagedRow] = []
         check_database(self.path)  # no lease, and so no lock file, beside what is no outbox
         self._lease = Lease(self.path)
@@ -123,12 +126,13 @@ class SqliteStore:
             OutboxUnsure: the disk failed, twice: the turn may come to light later, if this process
                 ends before another commit succeeds. It may be tried again.
             OutboxInUse: another relay has taken this outbox over; this one must stop.
+            OutboxMoved: the path leads to other files; what the relay held is copied.
             OutboxError: the store cannot go on.
         """
         if turn.is_empty:
             return self.snapshot()
         self._check_usable()
-        with self._writer.use() as connection:
+        with self._rescuing(), self._writer.use() as connection:
             try:
                 snapshot = self._commit(connection, turn)
             except OutboxDiskFull:
@@ -227,7 +231,8 @@ class SqliteStore:
             OutboxMoved: the path of the outbox leads to other files than those that are open.
         """
         self._check_usable()
-        self._writer.renew()
+        with self._rescuing():
+            self._writer.renew()
         with self._reading() as connection:
             before, self._version = self._version, _version(connection)
             return before != self._version
@@ -262,9 +267,10 @@ class SqliteStore:
         if not self._lease.is_held:
             return
         try:
-            # The end only informs: where it is missing, the next run says so.
-            with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
-                connection.execute(QUERIES["end_run"], (self._clock(), self._run))
+            if not self._has_moved:
+                # The end only informs: where it is missing, the next run says so.
+                with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
+                    connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._writer.close()
             remove_picture(self.path)
         finally:
@@ -351,6 +357,20 @@ class SqliteStore:
             )
         if not self._lease.is_held:
             raise OutboxError(f"outbox {self.path} is closed")
+
+    @contextmanager
+    def _rescuing(self) -> Iterator[None]:
+        """When the files have moved, copy what is in them before this process lets go of them."""
+        try:
+            yield
+        except OutboxMoved as error:
+            self._has_moved = True
+            connection = self._writer.connection
+            if connection is None:  # closed for a fork, and moved before it was opened again
+                raise
+            told = rescued(connection, self.path, self._run, error)
+            self._writer.leave()
+            raise told from error
 
     @contextmanager
     def _reading(self) -> Iterator[WritingConnection]:

@@ -52,10 +52,12 @@ class Writer:
         Raises:
             OutboxMoved: the path leads elsewhere.
         """
-        if self.connection is None:
-            return
-        self.connection.place.check()
-        if not self.connection.place.is_locked:
+        with GATE:
+            if self.connection is None:
+                return
+            self.connection.place.check()
+            if self.connection.place.is_locked:
+                return
             LOGGER.warning(
                 "the locks on outbox %s were lost, because this process opened and closed the file "
                 "otherwise (a copy, perhaps); it is opened again. Copy an outbox with sqlite3's "

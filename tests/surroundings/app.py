@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ CALLS: Final = 5
 RELAYING: Final = ("publish", "publish_many", "async")
 DOORS: Final = (*RELAYING, "enqueue", "within", "within_rollback")
 
-Store = Callable[[str], None]
+Store = Callable[[str], object]
 """Stores one message with this id, or raises."""
 
 
@@ -43,15 +44,24 @@ class App:
             [sys.executable, "-W", "error", "-m", "tests.surroundings.app", door, str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
         )
 
-    def round(self) -> Told:
-        """Let it make some calls, and return what became of them."""
+    def round(self, first: str = "") -> Told:
+        """Let it make some calls, and return what became of them.
+
+        Args:
+            first: the program of Python to run in it before.
+
+        Raises:
+            Ended: it has ended on its own.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write("go on\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(first + "\n")
+            self._process.stdin.flush()
         told = Told()
         for line in self._process.stdout:
             word, *rest = line.split()
@@ -61,13 +71,8 @@ class App:
                 told.stored.append(rest[0])
             else:
                 told.raised[rest[0]] = rest[1]
-        raise AssertionError(f"the application ended: {self._process.wait()}")
-
-    def leave(self) -> int:
-        """Let it close what it has open, and end."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._process.wait(30)
+        assert self._process.stderr is not None
+        raise Ended(self._process.stderr.read())
 
     def kill(self) -> None:
         """As a crash would: nothing is closed."""
@@ -79,9 +84,14 @@ class App:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
-            stream.close()
+            with suppress(BrokenPipeError):
+                stream.close()
+
+
+class Ended(Exception):
+    """The application has ended on its own; what it has written to its standard error."""
 
 
 @dataclass
@@ -107,7 +117,8 @@ class Told:
 
 def rounds(store: Store) -> None:
     """Make calls, and tell what became of each, until the standard input ends."""
-    for number, _ in enumerate(sys.stdin):
+    for number, first in enumerate(sys.stdin):
+        exec(first, {})
         for n in range(CALLS):
             id_ = f"{number}-{n}"
             try:
@@ -121,12 +132,12 @@ def rounds(store: Store) -> None:
 
 def publish(path: Path) -> None:
     with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
-        rounds(lambda id_: publisher.publish(b"", message_id=id_) and None)
+        rounds(lambda id_: publisher.publish(b"", message_id=id_))
 
 
 def publish_many(path: Path) -> None:
     with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
-        rounds(lambda id_: publisher.publish_many([Message(b"", message_id=id_)]) and None)
+        rounds(lambda id_: publisher.publish_many([Message(b"", message_id=id_)]))
 
 
 def publish_async(path: Path) -> None:
@@ -136,7 +147,7 @@ def publish_async(path: Path) -> None:
 
             def store(id_: str) -> None:
                 going = publisher.publish(b"", message_id=id_)
-                asyncio.run_coroutine_threadsafe(going, loop).result()  # type: ignore[arg-type]
+                asyncio.run_coroutine_threadsafe(going, loop).result()
 
             await asyncio.to_thread(rounds, store)
 
@@ -145,7 +156,7 @@ def publish_async(path: Path) -> None:
 
 def enqueue(path: Path) -> None:
     with Outbox(path) as outbox:
-        rounds(lambda id_: outbox.enqueue(Message(b"", message_id=id_)) and None)
+        rounds(lambda id_: outbox.enqueue(Message(b"", message_id=id_)))
 
 
 def within(path: Path, journal: str = "wal") -> None:
@@ -165,5 +176,6 @@ def within(path: Path, journal: str = "wal") -> None:
 
 
 if __name__ == "__main__":
-    doors = (publish, publish_many, publish_async, enqueue, within, partial(within, journal="delete"))
-    dict(zip(DOORS, doors, strict=True))[sys.argv[1]](Path(sys.argv[2]))
+    mains: list[Callable[[Path], None]] = [publish, publish_many, publish_async, enqueue, within]
+    mains.append(partial(within, journal="delete"))
+    mains[DOORS.index(sys.argv[1])](Path(sys.argv[2]))
