@@ -8,9 +8,10 @@ checkpoint, which still has the old length in mind, notes frames as moved that a
 https://sqlite.org/wal.html#walresetbug). Ours cannot be that checkpoint, for two reasons together:
 
 - Only the holder of the lease checkpoints; who only enqueues has to borrow it for that moment.
-- It never asks for a checkpoint, but has SQLite make one right behind a commit of its own. The log
-  then holds frames that nobody has moved, since nobody else moves any. As long as that is so, no
-  commit can begin it afresh; and when the checkpoint has moved them, it is over.
+- It has SQLite make a checkpoint right behind a commit of its own, or asks for one while the
+  database is shorter than its header says. In both cases the log holds frames that nobody has
+  moved, since nobody else moves any. As long as that is so, no commit can begin it afresh; and when
+  the checkpoint has moved them, it is over.
 
 The last connection to close checkpoints too, but under an exclusive lock on the database.
 """
@@ -19,10 +20,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from reliablepub.outbox.failures import reported
 from reliablepub.outbox.lease import Lease
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
@@ -55,8 +57,16 @@ def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """The same for who only enqueues: if the log is long, and no relay is there to shorten it."""
-    lease = Lease.borrow(path) if _log_bytes(path) >= LOG_BYTES_LONG else None
+    """The same for who only enqueues: if the log is long, and no relay is there to shorten it.
+
+    Nor may the log owe the database more than a full disk could give it (see `ballast`).
+    """
+    log_bytes = _log_bytes(path)
+    with reported(path):
+        is_long = log_bytes >= LOG_BYTES_LONG or (
+            log_bytes >= CHECKPOINT_BYTES and owed_bytes(connection, path) >= CHECKPOINT_BYTES
+        )
+    lease = Lease.borrow(path) if is_long else None
     if lease is None:
         yield
         return
@@ -65,6 +75,35 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
             yield
     finally:
         lease.release()
+
+
+def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> int:
+    """Bytes by which the database grows when the log is moved into it.
+
+    Raises:
+        sqlite3.Error: it cannot be read.
+    """
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    try:
+        return max(0, int(pages * page_bytes) - path.stat().st_size)
+    except FileNotFoundError:
+        return 0
+
+
+def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
+    """Checkpoint without a commit, which would make the log longer; only for who has the lease.
+
+    Returns:
+        what is still owed, because a reader needs the log, or the disk is too full.
+
+    Raises:
+        sqlite3.Error: the database cannot be read.
+    """
+    if owed_bytes(connection, path):
+        with suppress(sqlite3.OperationalError):  # the disk is full: then as much is owed as before
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+    return owed_bytes(connection, path)
 
 
 def _set_pages(connection: sqlite3.Connection, pages: int) -> None:

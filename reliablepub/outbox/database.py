@@ -22,7 +22,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.outbox import checkpoints
-from reliablepub.outbox.failures import is_unfinished, os_error, outbox_error, reported
+from reliablepub.outbox.ballast import Ballast
+from reliablepub.outbox.failures import (
+    is_unfinished,
+    lacks_index,
+    os_error,
+    outbox_error,
+    reported,
+)
 from reliablepub.outbox.forks import GATE
 from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, version_of
 from reliablepub.outbox.place import Place, WritingConnection, refuse_second_name
@@ -87,7 +94,8 @@ def check_database(path: Path) -> None:
         with GATE, closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
             connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
-        if not is_unfinished(error):  # a database it is; whoever opens it to write undoes that
+        # A database it is; whoever opens it to write undoes that, and makes room.
+        if not is_unfinished(error) and not lacks_index(error):
             raise outbox_error(path, error) from error
 
 
@@ -168,12 +176,23 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         try:
             # A damaged row must be listed too.
             connection.text_factory = lambda text: text.decode(errors="replace")
-            connection.execute("BEGIN")
-            version = version_of(connection.cursor(), path)
+            version = _begin_looking(connection, path)
             check_side_files(path.resolve())
             yield connection, version
         finally:
             connection.close()
+
+
+def _begin_looking(connection: sqlite3.Connection, path: Path) -> int:
+    """Begin the read transaction; on a full disk, with a little of the ballast."""
+    while True:
+        connection.execute("BEGIN")
+        try:
+            return version_of(connection.cursor(), path)
+        except sqlite3.OperationalError as error:
+            if not lacks_index(error) or not Ballast(path.resolve()).lend():
+                raise
+            connection.execute("ROLLBACK")
 
 
 def _create(path: Path) -> None:
@@ -197,6 +216,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
         _shape(connection)
         with transaction(connection, path):
             migrate(connection.cursor(), path)
+        Ballast(path).restore()
     retry_while_locked = Retrying(
         retry=retry_if_exception_type(OutboxLocked),
         stop=stop_after_delay(BUSY_TIMEOUT_S),

@@ -14,6 +14,7 @@ from typing import Any
 
 from reliablepub.errors import ConfigurationError, OutboxFull, OutboxMoved
 from reliablepub.message import Message
+from reliablepub.outbox.ballast import Ballast
 from reliablepub.outbox.database import check_file
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry
@@ -88,11 +89,13 @@ class Enqueuing:
         path: the file.
         keys: encrypt what is stored; None: it is not encrypted.
         limits: what may be open.
+        ballast: says whether the disk has room.
     """
 
     path: Path
     keys: OutboxKeys | None
     limits: OpenLimits
+    ballast: Ballast
     _place: Place | None = field(default=None, init=False)
 
     def within(self, connection: sqlite3.Connection, entry: Entry, key: str | None) -> str:
@@ -139,6 +142,7 @@ class Enqueuing:
 
         Raises:
             OutboxFull: there is no room for it.
+            OutboxDiskFull: the disk has none.
         """
         message_id = entry.message.message_id
         assert message_id is not None
@@ -149,6 +153,7 @@ class Enqueuing:
         if not self.limits.are_none:
             counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
             self.limits.check(counters, entry.message, self.path)
+        self.ballast.check(cursor, entry.message.size)
         (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
         entry.id = last_id + 1
         cursor.execute(QUERIES["insert_message"], row_of(entry, self.keys))

@@ -349,6 +349,13 @@ class Store(Protocol):
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""
 
+    def relieve(self) -> str:
+        """Have what may give way do so if there is no space; called now and then.
+
+        Returns:
+            why no new entry is stored for now; empty if any can be.
+        """
+
     def show(self, picture: Mapping[str, object]) -> None:
         """Let those who look at the store see how its relay is doing. Nothing depends on it."""
 

@@ -22,6 +22,8 @@ from reliablepub.errors import (
 
 _IOERR: Final = 10
 _CORRUPT: Final = 11
+_FULL: Final = 13
+_IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _PRIMARY_CODE: Final = 0xFF
 _BROKEN_SCHEMA: Final = b"malformed database schema"
@@ -33,6 +35,11 @@ _DECIDED: Final = frozenset({5, 6, 13, 19})
 def is_damage(error: sqlite3.Error) -> bool:
     """Whether the file is not what SQLite once wrote (SQLITE_CORRUPT)."""
     return _code(error) == _CORRUPT
+
+
+def lacks_index(error: sqlite3.Error) -> bool:
+    """Whether the disk is too full for the index of the log (``-shm``), which even a look needs."""
+    return getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMSIZE
 
 
 def is_unfinished(error: sqlite3.Error) -> bool:
@@ -73,7 +80,7 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
             "`reliablepub outbox salvage`"
         ),
     ),
-    13: (  # SQLITE_FULL
+    _FULL: (
         OutboxDiskFull,
         (
             "cannot grow, because the disk is full: nothing of this was stored, and what was "
@@ -95,6 +102,8 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     """The error to raise for one of SQLite's."""
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
+    if lacks_index(error):
+        kind, meaning = _MEANING[_FULL]
     if is_unfinished(error):
         meaning = "holds a transaction that was cut off; the next message or relay undoes it first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)
@@ -119,7 +128,10 @@ def reported(path: Path) -> Iterator[None]:
 def os_error(path: Path, error: OSError) -> OutboxError:
     """The error to raise when the file or its folder cannot be used."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return OutboxDiskFull(f"the disk is full under outbox {path} ({error.strerror})")
+        return OutboxDiskFull(
+            f"the disk is full under outbox {path} ({error.strerror}); free some space and "
+            "try again"
+        )
     return OutboxError(f"outbox {path} cannot be used: {error.strerror}")
 
 

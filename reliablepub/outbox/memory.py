@@ -271,6 +271,10 @@ class MemoryStore:
         """Never: nobody else can see it."""
         return False
 
+    def relieve(self) -> str:
+        """Nothing: memory has limits of its own."""
+        return ""
+
     def show(self, picture: Mapping[str, object]) -> None:
         """Nobody can look."""
 

@@ -18,6 +18,7 @@ from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved, Out
 from reliablepub.hooks import Stamps
 from reliablepub.message import Message
 from reliablepub.outbox.audit import Audit, audit
+from reliablepub.outbox.ballast import Ballast
 from reliablepub.outbox.checkpoints import behind_commit_if_long
 from reliablepub.outbox.database import absolute, reading
 from reliablepub.outbox.encryption import OutboxKeys
@@ -84,7 +85,7 @@ class Outbox:
         self.path: Final[Path] = absolute(path)
         limits = OpenLimits(open_messages_max, open_bytes_max)
         self._keys = keys
-        self._enqueuing = Enqueuing(self.path, keys, limits)
+        self._enqueuing = Enqueuing(self.path, keys, limits, Ballast(self.path))
         self._stamps = [_stamp_of(hook) for hook in hooks]
         self._writer = Writer(self.path, is_relay=False)
         self._pid = 0

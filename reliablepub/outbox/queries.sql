@@ -52,6 +52,9 @@ DELETE FROM reliablepub_confirmed WHERE id IN (
     SELECT id FROM reliablepub_confirmed WHERE confirmed_at <= ? ORDER BY confirmed_at LIMIT ?
 );
 
+-- name: has_confirmed
+SELECT 1 FROM reliablepub_confirmed LIMIT 1;
+
 -- A key counts while it is remembered, and while its message is there.
 -- name: key
 SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (

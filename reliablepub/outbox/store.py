@@ -46,6 +46,7 @@ from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.reading import Page
 from reliablepub.outbox.rescue import rescued
 from reliablepub.outbox.retention import give_space_back, has_space_to_give, prune_confirmed
+from reliablepub.outbox.shortage import Shortage, pieces
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely, transaction
 from reliablepub.outbox.writer import Writer
@@ -88,13 +89,24 @@ class SqliteStore:
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
         check_database(self.path)  # no lease, and so no lock file, beside what is no outbox
+        self._ballast = Ballast(self.path)
+        self._shortage = Shortage(self.path, self._ballast)
+        try:
+            self._open()
+        except OutboxDiskFull:
+            # Even to begin takes space: for the lock file, the index of the log, the run.
+            if not self._ballast.release():
+                raise
+            self._open()
+
+    def _open(self) -> None:
         self._lease = Lease(self.path)
         self._writer = Writer(self.path, is_relay=True)
         try:
-            with self._writer.use() as connection:
+            with self._writer.use() as connection, reported(self.path):
                 self._run, self._seen = self._begin_run(connection)
                 self._version = _version(connection)
-            self._ballast = Ballast(self.path)
+                self._shortage.look(connection)
         except BaseException:
             self._writer.close()
             self._lease.release()
@@ -133,16 +145,20 @@ class SqliteStore:
             return self.snapshot()
         self._check_usable()
         with self._rescuing(), self._writer.use() as connection:
-            try:
-                snapshot = self._commit(connection, turn)
-            except OutboxDiskFull:
-                # Even deleting writes to the log: what only settles may use the space kept for it.
-                if turn.new or not self._ballast.release():
-                    raise
-                with behind_next_commit(connection):  # the log, once moved, is space again
+            if not self._shortage.is_on:
+                try:
                     return self._commit(connection, turn)
-        self._ballast.restore()
-        return snapshot
+                except OutboxDiskFull:
+                    if turn.new:
+                        raise
+                    self._shortage.is_on = True
+            with behind_next_commit(connection):  # the log, once moved, is space again
+                return self._commit_in_shortage(connection, turn)
+
+    def relieve(self) -> str:
+        """Have something give way if the disk is full; why nothing new is stored, or nothing."""
+        with self._reading() as connection:
+            return self._shortage.look(connection)
 
     def read_ready(
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int
@@ -297,6 +313,22 @@ class SqliteStore:
             run, _, seen = self._owner(connection)
         return run, seen
 
+    def _commit_in_shortage(self, connection: WritingConnection, turn: Turn) -> Snapshot:
+        """Even deleting writes to the log: what only settles may use the space kept for it."""
+        try:
+            return self._commit_pieces(connection, turn)
+        except OutboxDiskFull:
+            if turn.new or not self._ballast.is_whole:
+                raise
+        self._shortage.settle(connection, release=True)
+        return self._commit_pieces(connection, turn)
+
+    def _commit_pieces(self, connection: WritingConnection, turn: Turn) -> Snapshot:
+        self._shortage.settle(connection)
+        for piece in pieces(turn):
+            self._commit(connection, piece)
+        return self._commit(connection, turn)
+
     def _commit(self, connection: WritingConnection, turn: Turn) -> Snapshot:
         last: tuple[int, str | None, float] | None = None
 
@@ -305,16 +337,19 @@ class SqliteStore:
             if self._check_owner(connection) != self._seen:
                 raise Intervened
             _forget_ids(turn)
-            now, keep_s = self._clock(), self._keep_confirmed_s
+            if turn.new:
+                self._ballast.check(connection, sum(entry.message.size for entry in turn.new))
+            now = self._clock()
+            keep_s = 0.0 if self._shortage.is_on else self._keep_confirmed_s
             snapshot = write_turn(connection, turn, now, keep_confirmed=keep_s > 0, keys=self._keys)
             if self._has_kept:
                 before = now - keep_s if keep_s > 0 else math.inf
                 pruned = prune_confirmed(connection, before, len(turn.confirmed))
-                self._has_kept = keep_s > 0 or pruned > 0
+                self._has_kept = self._keep_confirmed_s > 0 or pruned > 0
             if turn.new:
                 entry = turn.new[-1]
                 last = entry.id, entry.message.message_id, entry.stored_at
-            return snapshot, has_space_to_give(connection)
+            return snapshot, not self._shortage.is_on and has_space_to_give(connection)
 
         def is_there() -> bool:
             """A turn without new entries may be written twice: its verdicts count once."""

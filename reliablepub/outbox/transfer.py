@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from reliablepub.errors import OutboxSealed
+from reliablepub.outbox.ballast import Ballast
 from reliablepub.outbox.bookkeeping import misfits
 from reliablepub.outbox.database import open_writer, reading
 from reliablepub.outbox.failures import reported
@@ -124,8 +125,11 @@ def _store(
     source: str,
     total: Brought,
 ) -> None:
+    ballast = Ballast(path)
+
     def work() -> int:
         change = dict(NO_CHANGE)
+        ballast.check(connection, sum(row["size"] for row in rows))
         for row in rows:
             if connection.execute(QUERIES["is_known"], row).fetchone() is not None:
                 continue

@@ -25,6 +25,7 @@ What must hold between the lines:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from reliablepub._core.events import Batch, Event, Settlement
@@ -61,6 +62,13 @@ POLL_S: Final = 0.05
 """How often the store is asked whether other processes have written to it."""
 COMMIT_RETRY_S: Final = 0.25
 """How long a disk that is full or fails, or a file that somebody keeps locked, is left alone."""
+_TROUBLE: Final = {
+    OutboxDiskFull: "disk full: nothing can be recorded until space is freed",
+    OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
+    OutboxLocked: "the outbox is locked by another process",
+    OutboxUnsure: "the disk of the outbox fails: look at the system's log",
+}
+"""Words for `Status.reason`, which stay the same while the trouble does."""
 
 
 class Relay:
@@ -112,6 +120,8 @@ class Relay:
         self._poll_at = clock.monotonic()
         self._commit_by: float | None = None
         self._no_commit_until: float | None = None
+        self._no_room = store.relieve()
+        self._trouble = ""
         self._is_draining = False
         self._turns = 0
         self.status = Status(counters=self._snapshot.counters)
@@ -214,6 +224,8 @@ class Relay:
             self._snapshot = self._store.snapshot()
             self._loaded.others(self._snapshot.last_id, wall)
             let_go(self._store, self._session, self._loaded, self._verdicts)
+        with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit tells its callers
+            self._no_room = self._store.relieve()
 
     def _take_in(self, now: float, wall: float) -> list[TakenIn]:
         """New chunks become entries; those, and what is read, go on if memory allows."""
@@ -273,6 +285,7 @@ class Relay:
 
     def _hold_back(self, now: float, error: OutboxError, *, is_full_of_new: bool) -> None:
         """First accept nothing, so that what is there can drain; if that fails too, do nothing."""
+        self._trouble = _TROUBLE[type(error)]
         if is_full_of_new:
             self._intake.refuse(error, now + COMMIT_RETRY_S)
             self._commit_by = now
@@ -296,6 +309,7 @@ class Relay:
         """What only memory knows follows the store; then whoever waits is told."""
         turn, postponed = self._verdicts.committed()
         self._commit_by = None
+        self._trouble = ""
         self._loaded.drop(*turn.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
@@ -337,7 +351,7 @@ class Relay:
         link, reason = self._wire.link
         return Status(
             link=link,
-            reason=reason,
+            reason="; ".join(filter(None, (self._trouble or self._no_room, reason))),
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             window=session.window.size,

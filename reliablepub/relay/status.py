@@ -43,7 +43,8 @@ class Status:
 
     Attributes:
         link: where the connection stands.
-        reason: why it is blocked or was last lost; empty when there is nothing to say.
+        reason: why the outbox takes nothing (the disk is full, say), and why the connection is
+            blocked or was last lost; empty when there is nothing to say.
         counters: the ledger, of everybody who uses the outbox.
         in_flight: messages written and not settled.
         window: most messages in flight for now.

@@ -1,38 +1,53 @@
 """A full disk: a clear error, nothing lost, and what is there can still drain."""
 
 import errno
+import math
 import os
 import resource
-import subprocess
+import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
-from reliablepub.outbox.ballast import BALLAST_BYTES, Ballast
-from reliablepub.outbox.checkpoints import CHECKPOINT_BYTES
-from reliablepub.outbox.entry import Entry, Turn
+from reliablepub.outbox.ballast import (
+    BALLAST_BYTES,
+    LENT_BYTES,
+    MARGIN_BYTES,
+    PLENTY_BYTES,
+    PLENTY_S,
+    Ballast,
+    free_bytes,
+)
+from reliablepub.outbox.checkpoints import CHECKPOINT_BYTES, owed_bytes
+from reliablepub.outbox.entry import Entry, Sent, Turn
+from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.store import SqliteStore
+from tests.disks import KINDS, fill, give_back, small_disk
 
 Make = Callable[..., Entry]
 KIB = b"x" * 1024
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+@pytest.fixture(params=KINDS)
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    with small_disk(tmp_path, request.param, 24) as mounted:
+        yield mounted
+
+
+def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < end, "it has not come true"
+        time.sleep(0.02)
 
 
 def accept_until_full(store: SqliteStore, entry: Make) -> list[Entry]:
@@ -44,6 +59,32 @@ def accept_until_full(store: SqliteStore, entry: Make) -> list[Entry]:
         except OutboxDiskFull:
             return accepted
         accepted += new
+
+
+def enqueue(path: Path, count: int) -> None:
+    with Outbox(path) as outbox:
+        for _ in range(count):
+            outbox.enqueue(Message(KIB))
+
+
+def drain(path: Path, count: int) -> None:
+    """Start a relay, and have everything confirmed, a little at a time."""
+    with closing(SqliteStore(path)) as store:
+        assert store.snapshot().counters.open == count
+        while store.snapshot().counters.open:
+            entries, _ = store.read_ready(1, 1 << 40, limit=20, bytes_max=1 << 20)
+            tags = Sent("1-1", entries[0].id, entries)
+            store.commit(Turn(sent=[tags]))
+            store.commit(Turn(confirmed=entries, finished=[tags]))
+    assert Outbox(path).status().confirmed >= count
+
+
+def keep_some(store: SqliteStore, entry: Make) -> None:
+    """Six mebibytes of messages that are confirmed."""
+    for _ in range(12):
+        new = [entry(body=KIB) for _ in range(500)]
+        store.commit(Turn(new=new))
+        store.commit(Turn(confirmed=new))
 
 
 def test_full_and_then_not(store: SqliteStore, path: Path, entry: Make) -> None:
@@ -67,42 +108,210 @@ def test_full_and_then_not(store: SqliteStore, path: Path, entry: Make) -> None:
     assert [e.id for e in new] == list(range(2, 52))
 
 
-def test_a_full_disk_still_drains(small_disk: Path, entry: Make) -> None:
-    path = small_disk / "outbox.db"
+def test_a_full_disk_still_drains_and_then_takes_new_messages(disk: Path, entry: Make) -> None:
+    path = disk / "outbox.db"
     with closing(SqliteStore(path)) as store:
-        assert (small_disk / "outbox.db.ballast").stat().st_size == BALLAST_BYTES
+        assert (disk / "outbox.db.ballast").stat().st_size == BALLAST_BYTES
         accepted = accept_until_full(store, entry)
         assert len(accepted) > 1000
+        fill(disk)
         while accepted:
             store.commit(Turn(confirmed=accepted[:20]))
             del accepted[:20]
         assert store.snapshot().counters.open == 0
+        until(lambda: not store.relieve())
         store.commit(Turn(new=[entry(body=KIB)]))
     with closing(SqliteStore(path)) as store:
         assert store.snapshot().counters.open == 1
 
 
-def test_without_its_ballast_it_would_not(small_disk: Path, entry: Make) -> None:
-    path = small_disk / "outbox.db"
+def test_without_its_ballast_it_would_not(disk: Path, entry: Make) -> None:
+    path = disk / "outbox.db"
     with closing(SqliteStore(path)) as store:
-        store._ballast._is_kept = False  # and the file stays where it is
         accepted = accept_until_full(store, entry)
-        (small_disk / "filler").write_bytes(b"")
-        with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
-            while filler.write(bytes(4096)):
-                pass
+        store._ballast._path = disk / "another"
+        fill(disk)
         with pytest.raises(OutboxDiskFull):
             store.commit(Turn(confirmed=accepted))
 
 
-def test_a_disk_that_is_full_from_the_start(small_disk: Path) -> None:
-    (small_disk / "filler").write_bytes(bytes(16 * 1024 * 1024 - 4096))
-    with pytest.raises(OutboxDiskFull):
-        SqliteStore(small_disk / "outbox.db")
-    with Outbox(small_disk / "other.db") as outbox, pytest.raises(OutboxDiskFull):
+def test_a_relay_starts_on_a_full_disk_and_drains(disk: Path) -> None:
+    path = disk / "outbox.db"
+    SqliteStore(path).close()
+    enqueue(path, 100)
+    fill(disk)
+    drain(path, 100)
+
+
+def test_so_does_the_first_relay_ever(disk: Path) -> None:
+    """Whoever makes the outbox makes its ballast."""
+    path = disk / "outbox.db"
+    enqueue(path, 100)
+    fill(disk)
+    drain(path, 100)
+
+
+def test_a_relay_that_was_killed_on_a_full_disk_is_followed_by_another(
+    disk: Path, child: Callable[..., int]
+) -> None:
+    path = disk / "outbox.db"
+    enqueue(path, 100)
+    fill(disk)
+
+    def die() -> None:
+        store = SqliteStore(path)
+        entries, _ = store.read_ready(1, 50, limit=50, bytes_max=1 << 20)
+        store.commit(Turn(confirmed=entries))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    assert child(die) != 0
+    drain(path, 50)
+
+
+def test_a_large_message_leaves_a_full_disk(disk: Path, entry: Make) -> None:
+    """To overwrite what is deleted would write more to the log than the ballast has."""
+    path = disk / "outbox.db"
+    with closing(SqliteStore(path)) as store:
+        store.commit(Turn(new=[large := entry(body=bytes(6 * 1024 * 1024))]))
+        assert path.stat().st_size > 6 * 1024 * 1024
+        fill(disk)
+        assert store.commit(Turn(confirmed=[large])).counters.open == 0
+        until(lambda: not store.relieve())
+        (mode,) = store._writer.opened().execute("PRAGMA secure_delete").fetchone()
+        assert mode == 1
+
+
+def test_kept_messages_give_way_when_the_disk_is_full(disk: Path, entry: Make) -> None:
+    path = disk / "outbox.db"
+    with closing(SqliteStore(path, keep_confirmed_s=1e6)) as store:
+        keep_some(store, entry)
+        fill(disk)
+        assert store._writer.opened().execute(QUERIES["has_confirmed"]).fetchone()
+        until(lambda: "disk full" in store.relieve())
+        until(lambda: not store.relieve())
+        store.commit(Turn(new=[new := entry(body=KIB)]))
+        store.commit(Turn(confirmed=[new]))
+        kept = (
+            store._writer.opened().execute("SELECT max(id) FROM reliablepub_confirmed").fetchone()
+        )
+        assert kept == (new.id,), "they are kept again"
+
+
+def test_an_idle_relay_frees_what_enqueuers_wait_for(disk: Path, entry: Make) -> None:
+    path = disk / "outbox.db"
+    with closing(SqliteStore(path, keep_confirmed_s=1e6)) as store, Outbox(path) as outbox:
+        keep_some(store, entry)
+        fill(disk)
+        with pytest.raises(OutboxDiskFull, match="free some space"):
+            outbox.enqueue(Message(KIB))
+
+        def is_taken() -> bool:
+            store.relieve()
+            with suppress(OutboxDiskFull):
+                outbox.enqueue(Message(KIB))
+                return True
+            return False
+
+        until(is_taken)
+
+
+def test_what_a_person_frees_is_left_to_the_relay(disk: Path, entry: Make) -> None:
+    """While the relay lacks space, nobody else may take it."""
+    path = disk / "outbox.db"
+    with closing(SqliteStore(path)) as store, Outbox(path) as outbox:
+        accepted = accept_until_full(store, entry)
+        filler = fill(disk)
+        assert store._ballast.release()
+        filler = fill(disk)  # another program was faster
+        with pytest.raises(OutboxDiskFull):
+            store.commit(Turn(confirmed=accepted))
+        give_back(filler, 3 * 1024 * 1024)
+        with pytest.raises(OutboxDiskFull, match="free some space"):
+            outbox.enqueue(Message(KIB))
+        with closing(sqlite3.connect(path)) as own, pytest.raises(OutboxDiskFull):
+            outbox.enqueue(Message(KIB), connection=own)
+        with pytest.raises(OutboxDiskFull):
+            store.commit(Turn(new=[entry()]))
+        assert store.commit(Turn(confirmed=accepted)).counters.open == 0
+        until(lambda: not store.relieve())
+        outbox.enqueue(Message(KIB))
+
+
+def test_a_log_that_cannot_be_moved_takes_no_more_space(disk: Path, entry: Make) -> None:
+    """A reader keeps the log long; what is free is kept for the day it is gone."""
+    path = disk / "outbox.db"
+    with (
+        closing(SqliteStore(path)) as store,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        store.commit(Turn(new=[entry()]))
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
+        accepted = accept_until_full(store, entry)
+        owed = owed_bytes(store._writer.opened(), path)
+        assert free_bytes(disk) >= owed > 1024 * 1024
+        fill(disk)
+
+        def settle_some(times: int) -> None:
+            for _ in range(times):
+                accepted[0].uncertain += 1
+                store.commit(Turn(rescheduled=[accepted[0]]))
+
+        with pytest.raises(OutboxDiskFull, match="at least"):
+            settle_some(10_000)
+        (disk / "filler").unlink()
+        with suppress(OutboxDiskFull):
+            settle_some(1_000)
+        assert free_bytes(disk) >= owed_bytes(store._writer.opened(), path)
+        reader.execute("COMMIT")
+        assert store.commit(Turn(confirmed=accepted)).counters.open == 1
+        assert owed_bytes(store._writer.opened(), path) == 0
+
+
+def test_looks_work_on_a_full_disk(disk: Path) -> None:
+    path = disk / "outbox.db"
+    enqueue(path, 10)
+    fill(disk)
+    assert not path.with_name("outbox.db-shm").exists()
+    for _ in range(20):
+        assert Outbox(path).status().open == 10
+    assert Ballast(path).is_whole
+    with Outbox(path) as outbox, pytest.raises(OutboxDiskFull, match="free some space"):
         outbox.enqueue(Message(b"body"))
-    (small_disk / "filler").unlink()
-    SqliteStore(small_disk / "outbox.db").close()
+    drain(path, 10)
+
+
+def test_without_a_ballast_a_look_says_that_the_disk_is_full(disk: Path) -> None:
+    path = disk / "outbox.db"
+    enqueue(path, 10)
+    path.with_name("outbox.db.ballast").unlink()
+    fill(disk)
+    with pytest.raises(OutboxDiskFull, match=r"disk is full.*free some space"):
+        Outbox(path).status()
+    with pytest.raises(OutboxDiskFull, match=r"disk is full.*free some space"):
+        SqliteStore(path)
+    with Outbox(path) as outbox, pytest.raises(OutboxDiskFull, match="disk is full"):
+        outbox.enqueue(Message(b"body"))
+
+
+def test_a_disk_that_is_full_from_the_start(disk: Path) -> None:
+    fill(disk)
+    with pytest.raises(OutboxDiskFull):
+        SqliteStore(disk / "outbox.db")
+    with Outbox(disk / "other.db") as outbox, pytest.raises(OutboxDiskFull):
+        outbox.enqueue(Message(b"body"))
+    (disk / "filler").unlink()
+    SqliteStore(disk / "outbox.db").close()
+
+
+def test_who_only_enqueues_leaves_room_for_a_relay(disk: Path) -> None:
+    path = disk / "outbox.db"
+    with pytest.raises(OutboxDiskFull):
+        enqueue(path, 100_000)
+    stored = Outbox(path).status().stored
+    assert stored > 50
+    assert Ballast(path).is_whole
+    drain(path, stored)
 
 
 def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int]) -> None:
@@ -129,78 +338,155 @@ def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int
 
 
 def test_ballast_is_given_once_and_kept_again(tmp_path: Path) -> None:
-    path = tmp_path / "outbox.db"
-    ballast = Ballast(path, size=8192)
-    file = tmp_path / "outbox.db.ballast"
-    assert (file.stat().st_size, file.stat().st_mode & 0o777) == (8192, 0o600)
-    assert ballast.release()
-    assert not file.exists()
-    assert not ballast.release()
-    ballast.restore()
-    assert not file.exists(), "not at once: the space is wanted"
-    Ballast(path, size=8192)
-    assert Ballast(path, size=8192).release(), "it is kept from one relay to the next"
-
-
-def test_ballast_is_tried_again_every_ten_seconds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, is_full = 0.0, False
-    fallocate = os.posix_fallocate
-
-    def reserve(fd: int, offset: int, size: int) -> None:
-        if is_full:
-            raise OSError(errno.ENOSPC, "full")
-        fallocate(fd, offset, size)
-
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    monkeypatch.setattr(os, "posix_fallocate", reserve)
     ballast = Ballast(tmp_path / "outbox.db", size=8192)
     file = tmp_path / "outbox.db.ballast"
-    assert file.exists(), "at once, even if the machine has just been started"
-
-    def is_kept_at(moment: float) -> bool:
-        nonlocal now
-        now = moment
-        ballast.restore()
-        return file.exists()
-
-    assert is_kept_at(100.0)
-    assert ballast.release()
-    assert not is_kept_at(100.0)
-    assert not is_kept_at(109.5)
-    is_full = True
-    assert not is_kept_at(110.0), "a part of it would be of no use"
+    assert not ballast.is_whole
     assert not ballast.release()
-    is_full = False
-    assert not is_kept_at(110.0)
-    assert not is_kept_at(119.5)
-    assert is_kept_at(120.0)
-    assert is_kept_at(500.0)
-    assert file.stat().st_size == 8192
-    assert ballast.release()
+    assert ballast.restore()
+    assert (file.stat().st_size, file.stat().st_mode & 0o777) == (8192, 0o600)
+    assert ballast.is_whole
+    assert Ballast(tmp_path / "outbox.db", size=8192).release(), "one relay's is the next one's"
+    assert file.stat().st_size == 0
+    assert not ballast.is_whole
+    assert not ballast.release()
+    assert ballast.restore()
+    assert ballast.is_whole
+
+
+def test_a_part_of_the_ballast_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reserve(fd: int, _offset: int, size: int) -> None:
+        os.ftruncate(fd, size // 2)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    ballast = Ballast(tmp_path / "outbox.db", size=8192)
+    assert not ballast.restore()
+    assert (tmp_path / "outbox.db.ballast").stat().st_size == 0
+    assert not ballast.release()
+
+
+def test_a_hole_is_no_ballast(tmp_path: Path) -> None:
+    """A look lends a little at the moment at which the relay takes all of it."""
+    ballast = Ballast(tmp_path / "outbox.db")
+    ballast.restore()
+    os.truncate(tmp_path / "outbox.db.ballast", 0)
+    os.truncate(tmp_path / "outbox.db.ballast", BALLAST_BYTES - LENT_BYTES)
+    assert not ballast.is_whole
+    assert not ballast.lend()
+    assert ballast.restore()
+    assert ballast.is_whole
+
+
+def test_ballast_lends_a_little_and_no_more(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path / "outbox.db")
+    assert not ballast.lend()
+    ballast.restore()
+    lent = 0
+    while ballast.lend():
+        lent += 1
+        assert ballast.is_whole
+    assert lent == BALLAST_BYTES // 8 // LENT_BYTES == 5
+    left = (tmp_path / "outbox.db.ballast").stat().st_size
+    assert left == BALLAST_BYTES - lent * LENT_BYTES > CHECKPOINT_BYTES
+    assert ballast.restore()
+    assert (tmp_path / "outbox.db.ballast").stat().st_size == BALLAST_BYTES
 
 
 def test_ballast_that_somebody_else_has_removed_gives_nothing(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "outbox.db", size=8192)
-    file = tmp_path / "outbox.db.ballast"
-    file.unlink()
+    ballast.restore()
+    (tmp_path / "outbox.db.ballast").unlink()
     assert not ballast.release()
-    file.write_bytes(b"")  # another one's
-    assert not ballast.release(), "it has none any more"
+    assert not ballast.is_whole
 
 
 def test_ballast_follows_no_link(tmp_path: Path) -> None:
     target = tmp_path / "somebody's"
+    target.write_bytes(bytes(8192))
     (tmp_path / "outbox.db.ballast").symlink_to(target)
-    assert not Ballast(tmp_path / "outbox.db", size=8192).release()
-    assert not target.exists()
-
-
-def test_a_missing_ballast_is_no_error(tmp_path: Path) -> None:
-    ballast = Ballast(tmp_path / "no" / "outbox.db")
-    ballast.restore()
+    ballast = Ballast(tmp_path / "outbox.db", size=8192)
+    assert not ballast.is_whole
     assert not ballast.release()
+    assert not ballast.lend()
+    assert not ballast.restore()
+    assert target.stat().st_size == 8192
+
+
+def test_a_ballast_that_cannot_be_kept_is_no_error(tmp_path: Path) -> None:
+    ballast = Ballast(tmp_path / "no" / "outbox.db")
+    assert not ballast.restore()
+    assert not ballast.release()
+    assert not ballast.lend()
+    assert not ballast.is_whole
+
+
+def test_without_a_ballast_as_much_has_to_be_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "outbox.db"
+    with closing(SqliteStore(path)) as store:
+        connection, ballast = store._writer.opened(), Ballast(path)
+        store._ballast.release()
+        (tmp_path / "outbox.db.ballast").unlink()
+        free = BALLAST_BYTES + MARGIN_BYTES + 2 * 1000 + owed_bytes(connection, path)
+        monkeypatch.setattr("reliablepub.outbox.ballast.free_bytes", lambda _: free)
+        ballast.check(connection, 1000)
+        with pytest.raises(OutboxDiskFull, match="at least 2 bytes"):
+            ballast.check(connection, 1001)
+        free = BALLAST_BYTES
+        with pytest.raises(OutboxDiskFull):
+            ballast.check(connection, 0)
+
+
+def test_a_disk_with_plenty_of_space_is_not_looked_at_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, free, looks = 100.0, 2.0 * PLENTY_BYTES, 0
+
+    def look(_: Path) -> float:
+        nonlocal looks
+        looks += 1
+        return free
+
+    path = tmp_path / "outbox.db"
+    with closing(SqliteStore(path)) as store:
+        monkeypatch.setattr(time, "monotonic", lambda: now)
+        monkeypatch.setattr("reliablepub.outbox.ballast.free_bytes", look)
+        ballast = Ballast(path)
+        for _ in range(5):
+            ballast.check(store._writer.opened(), 1000)
+        assert looks == 1
+        store._ballast.release()
+        ballast.check(store._writer.opened(), 1000)
+        assert looks == 2, "but the ballast is, each time"
+        store._ballast.restore()
+        ballast.check(store._writer.opened(), 1000)
+        assert looks == 2
+        now += PLENTY_S
+        free = PLENTY_BYTES / 2
+        ballast.check(store._writer.opened(), 1000)
+        ballast.check(store._writer.opened(), 1000)
+        assert looks == 4
+
+
+@pytest.mark.parametrize(
+    ("blocks", "user", "free"),
+    [
+        ((0, 0, 0), 0, math.inf),  # some file systems in user space say nothing
+        ((99_999, 10_000, 7_000), 1000, 7_000 * 4096),
+        ((99_999, 10_000, 7_000), 0, 7_000 * 4096),
+        ((99_999, 10_000, 5_000), 0, (10_000 - 4_096) * 4096),
+        ((99_999, 10_000, 10_000), 0, 10_000 * 4096),
+    ],
+)
+def test_what_counts_as_free(
+    monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, int, int], user: int, free: float
+) -> None:
+    total, left, left_for_users = blocks
+    said = SimpleNamespace(f_blocks=total, f_bfree=left, f_bavail=left_for_users, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: said)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert free_bytes(Path("/")) == free
 
 
 def test_ballast_outweighs_a_checkpoint() -> None:

@@ -108,7 +108,8 @@ def test_the_system_too_can_say_that_the_disk_is_full(number: int) -> None:
     words = os.strerror(number)
     error = os_error(PATH, OSError(number, words))
     assert type(error) is OutboxDiskFull
-    assert str(error) == f"the disk is full under outbox {PATH} ({words})"
+    what_to_do = "free some space and try again"
+    assert str(error) == f"the disk is full under outbox {PATH} ({words}); {what_to_do}"
 
 
 def test_any_other_word_of_the_system_is_passed_on() -> None:

@@ -114,6 +114,7 @@ class WatchedStore:
         self._log = log
         self.fails: Callable[[Turn], ReliablePubError | None] = lambda _turn: None
         self.turns: list[Turn] = []
+        self.relieve: Callable[[], str] = store.relieve
 
     def commit(self, turn: Turn) -> Snapshot:
         error = self.fails(turn)

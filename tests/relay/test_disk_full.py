@@ -13,7 +13,7 @@ from reliablepub.errors import (
 )
 from reliablepub.outbox.entry import Store, Turn
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.relay import COMMIT_RETRY_S
+from reliablepub.relay.relay import COMMIT_RETRY_S, POLL_S
 from tests.relay.scripted import World, disk_full
 
 Build = Callable[..., World]
@@ -158,6 +158,55 @@ def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build
     w.hand_over("b", source="file")
     w.turn(after_s=COMMIT_RETRY_S)
     assert w.store.position("file") == 1
+
+
+@pytest.mark.parametrize(
+    ("fails", "words"),
+    [(disk_full, "disk full"), (locked, "locked"), (failing, "fails"), (unsure, "fails")],
+)
+def test_the_status_says_what_keeps_the_relay_from_recording(
+    world: Build, fails: Callable[[Turn], ReliablePubError], words: str
+) -> None:
+    w = world()
+    w.hand_over("a")
+    w.turn()
+    assert w.relay.status.reason == ""
+    w.ack(1)
+    w.store.fails = fails
+    w.turn(is_flushing=True)
+    assert words in w.relay.status.reason
+    w.lose_connection()
+    w.turn(after_s=0.001)
+    assert words in w.relay.status.reason
+    assert "; " in w.relay.status.reason, "and why there is no connection"
+    w.store.fails = nothing_fails
+    w.turn(after_s=COMMIT_RETRY_S, is_flushing=True)
+    assert words not in w.relay.status.reason
+
+
+def test_the_status_says_why_nothing_new_is_stored(world: Build) -> None:
+    w = world()
+    w.turn()
+    said = "disk full: no new message is stored until space is freed"
+    w.store.relieve = lambda: said
+    w.turn(after_s=POLL_S)
+    assert w.relay.status.reason == said
+    w.store.relieve = str
+    w.turn(after_s=POLL_S)
+    assert w.relay.status.reason == ""
+
+
+def test_a_relay_that_cannot_look_at_the_disk_goes_on(world: Build) -> None:
+    w = world()
+    w.turn()
+
+    def relieve() -> str:
+        raise OutboxLocked("locked")
+
+    w.store.relieve = relieve
+    w.hand_over("a")
+    w.turn(after_s=POLL_S)
+    assert w.sent == ["a"]
 
 
 def test_a_relay_with_nothing_left_to_commit_does_not_spin(store: Store) -> None:

@@ -1,0 +1,64 @@
+"""Small file systems that can be filled to the last byte; mounting them needs root.
+
+As root nothing is skipped: where a mount fails, the test does.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+KINDS: Final = ("tmpfs", "ext4")
+_MIB: Final = 1024 * 1024
+
+
+@contextmanager
+def small_disk(folder: Path, kind: str, mib: int = 16) -> Iterator[Path]:
+    """A file system of its own, of a few mebibytes."""
+    if os.geteuid():
+        pytest.skip("mounting a small file system needs root")
+    disk = folder / f"small-{kind}"
+    disk.mkdir()
+    if kind == "tmpfs":
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", str(disk)]
+    else:
+        image = folder / "image"
+        with image.open("wb") as file:
+            file.truncate(mib * _MIB)
+        mkfs = shutil.which("mkfs.ext4") or "/usr/sbin/mkfs.ext4"
+        # Nothing is reserved for root, or the tests would never find the disk full.
+        subprocess.run([mkfs, "-q", "-F", "-m", "0", str(image)], check=True)
+        mount = ["mount", "-t", "ext4", "-o", "loop", str(image), str(disk)]
+    subprocess.run(mount, check=True)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def fill(disk: Path, *, leave: int = 0) -> Path:
+    """Fill a disk to the last byte but some; returns the file, which may be cut or removed."""
+    filler = disk / "filler"
+    spare = disk / "spare"
+    if leave:
+        with spare.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, leave)
+    with filler.open("ab", buffering=0) as file:
+        for size in (_MIB, 4096):
+            with suppress(OSError):
+                while file.write(bytes(size)) == size:
+                    pass
+        os.fsync(file.fileno())
+    spare.unlink(missing_ok=True)
+    return filler
+
+
+def give_back(filler: Path, size: int) -> None:
+    """Free some bytes, as a person would."""
+    os.truncate(filler, filler.stat().st_size - size)
+    os.sync()
