@@ -160,6 +160,15 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
     )
     if found.keys.keys() - {None}:
         yield _encryption(found.keys)
+    if found.rescued:
+        yield Finding(
+            "outbox",
+            "rescued",
+            Level.WARNING,
+            f"{', '.join(file.name for file in found.rescued)} holds what a relay had when the "
+            "files of the outbox were moved",
+            "import what is missing (docs/on-call.md, The file was moved), then remove the copy",
+        )
     names = ", ".join(file.name for file in found.leftovers)
     left = f"a relay that was killed has left {names}; the next one replaces it"
     yield Finding("outbox", "files", Level.OK, left if names else "nothing was left behind")

@@ -11,6 +11,7 @@ import stat
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from glob import escape
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from reliablepub.outbox.database import looking
 from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.migrate import MIGRATIONS, migrate
 from reliablepub.outbox.picture import picture_path
+from reliablepub.outbox.rescue import RESCUED
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import transaction
 
@@ -39,6 +41,7 @@ class Checkup:
         bytes_unused: of free pages.
         can_shrink: whether the file was made so that free pages can be cut off.
         leftovers: files beside it that no running process needs.
+        rescued: copies beside it that a relay has left whose outbox was moved.
         keys: names of the keys that messages are encrypted with, and how many of them; None stands
             for those that are not encrypted. Empty where the tables cannot be read.
         readable_by_others: whether more users than the owner may read or write the file.
@@ -53,6 +56,7 @@ class Checkup:
     bytes_unused: int
     can_shrink: bool
     leftovers: tuple[Path, ...]
+    rescued: tuple[Path, ...]
     keys: dict[str | None, int]
     readable_by_others: bool
 
@@ -87,6 +91,7 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
         bytes_unused=unused * page_bytes,
         can_shrink=vacuum != 0,
         leftovers=tuple(_leftovers(path)),
+        rescued=tuple(sorted(path.parent.glob(f"{escape(path.name)}{RESCUED}*"))),
         keys=keys,
         readable_by_others=bool(stat.S_IMODE(path.stat().st_mode) & _OTHERS),
     )

@@ -55,9 +55,20 @@ class Place:
         Raises:
             OutboxMoved: they are not the same; says what happened.
         """
-        now = self._now()
-        if now != self._inodes:
-            raise self._moved(now)
+        for name, inode in zip(self._names, self._inodes, strict=True):
+            try:
+                found = os.lstat(name)
+            except FileNotFoundError:
+                if inode is None:
+                    continue
+                break
+            except OSError:
+                break
+            if inode != (found.st_dev, found.st_ino):
+                break
+        else:
+            return
+        raise self._moved()
 
     @property
     def is_locked(self) -> bool:
@@ -94,7 +105,8 @@ class Place:
             )
         self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
 
-    def _moved(self, now: tuple[Inode | None, ...]) -> OutboxMoved:
+    def _moved(self) -> OutboxMoved:
+        now = self._now()
         file, *_ = now
         if file is None:
             what = "was deleted or moved"
@@ -154,9 +166,13 @@ def _inode(name: str) -> Inode | None:
 def _has_lock(fd: int) -> bool:
     """Whether this process has locked a file by this descriptor, as SQLite does (proc(5))."""
     try:
-        return "POSIX" in Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
+        info_fd = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
+    try:
+        return b"POSIX" in os.read(info_fd, 65_536)
+    finally:
+        os.close(info_fd)
 
 
 def _is_whole(log_fd: int, index_fd: int) -> bool:

@@ -11,8 +11,12 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
+from typing import Final
 
 from reliablepub.errors import OutboxMoved
+
+RESCUED: Final = ".rescued-"
+"""Goes behind the name of the outbox, and before the number of the relay's run."""
 
 
 def rescued(
@@ -26,7 +30,7 @@ def rescued(
         run: of the relay, for the name of the copy.
         error: what the relay raises.
     """
-    copy = path.with_name(f"{path.name}.rescued-{run}")
+    copy = path.with_name(f"{path.name}{RESCUED}{run}")
     try:
         # Made before SQLite would, with a wider mode; SQLite takes an empty file.
         os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))

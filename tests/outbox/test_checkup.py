@@ -30,6 +30,7 @@ def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
         bytes_unused=0,
         can_shrink=True,
         leftovers=(),
+        rescued=(),
         keys={},
         readable_by_others=False,
     )
@@ -117,3 +118,11 @@ def test_the_keys_that_messages_need_are_counted(path: Path) -> None:
         query = """UPDATE reliablepub_messages SET properties = '{"$key":' WHERE id = 2"""
         connection.execute(query)
     assert check_up(path).keys[None] == 1
+
+
+def test_the_copy_of_an_outbox_that_was_moved_is_named(path: Path) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+    copy = path.with_name(f"{path.name}.rescued-3")
+    copy.touch()
+    assert check_up(path).rescued == (copy,)
