@@ -38,6 +38,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final
 
+from reliablepub.printable import printable
+
 DISCARDED: Final = "it was discarded, as the retry policy says"
 
 
@@ -49,6 +51,10 @@ class ReliablePubError(Exception):
     """
 
     retryable: ClassVar[bool] = False
+
+    def __str__(self) -> str:
+        """The text, without characters that would act on a terminal or forge a line of a log."""
+        return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by state, so that subclasses may have any constructor."""

@@ -22,6 +22,7 @@ from reliablepub.headers import (
     checked_headers,
     utf8,
 )
+from reliablepub.printable import printable
 
 HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
 """RabbitMQ's default frame_max, less the frame's own bytes and room for `ATTEMPT_HEADER`: a content
@@ -191,7 +192,7 @@ class Message:
     def __repr__(self) -> str:
         """Name the message without showing its body or headers."""
         return (
-            f"<Message {self.message_id or '(no id yet)'} to {self.exchange!r} "
+            f"<Message {printable(self.message_id or '(no id yet)')} to {self.exchange!r} "
             f"{self.routing_key!r}, {len(self.body)} bytes>"
         )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from reliablepub.cli.output import one_line
+from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status
 
 

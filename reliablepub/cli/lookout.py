@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reliablepub.cli.output import age, one_line
+from reliablepub.cli.output import age
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.inspection import read_failures
 from reliablepub.outbox.picture import read_picture
+from reliablepub.printable import one_line
 
 FAILURES: int = 20
 REASONS: int = 5

@@ -20,9 +20,13 @@ from typing import IO, Any, Final
 import click
 
 from reliablepub.cli.exits import Exit, Failure
+from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
 """Three thousand years; a damaged row can hold anything, infinity too."""
+
+
+_FORMULAS: Final = ("=", "+", "-", "@")
 
 
 class Form(StrEnum):
@@ -51,8 +55,20 @@ def new_file(path: Path) -> IO[bytes]:
 
 
 def print_result(text: str) -> None:
-    """A line of the command's result."""
-    click.echo(text)
+    """A line of the command's result, for people."""
+    click.echo(printable(text))
+
+
+def print_text(text: str) -> None:
+    """Several lines as they are, but for what a terminal would act on."""
+    for line in text.split("\n"):
+        click.echo("\t".join(map(printable, line.removesuffix("\r").split("\t"))))
+
+
+def print_data(line: str) -> None:
+    """A line for programs, exactly as it is; whoever made it has escaped what is not printable."""
+    assert line.isprintable()
+    click.echo(line)
 
 
 def print_json(value: object) -> None:
@@ -74,7 +90,7 @@ def print_table(values: Mapping[str, object]) -> None:
     """Names and values, one a line."""
     width = max(map(len, values))
     for name, value in values.items():
-        click.echo(f"{name:<{width}}  {value}")
+        click.echo(printable(f"{name:<{width}}  {value}"))
 
 
 def print_rows(
@@ -99,11 +115,19 @@ def print_rows(
         writer = csv.writer(sys.stdout, lineterminator="\n")
         if rows:
             writer.writerow(rows[0])
-            writer.writerows(row.values() for row in rows)
+            writer.writerows(map(_cell, row.values()) for row in rows)
     elif not rows:
         print_result(nothing)
     else:
         _print_grid(list(columns), [[make(row) for make in columns.values()] for row in rows])
+
+
+def _cell(value: object) -> object:
+    """A value for CSV: a text that a spreadsheet would run as a formula begins with a quote."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
 def _print_grid(titles: Iterable[str], cells: list[list[object]]) -> None:
@@ -115,11 +139,6 @@ def _print_grid(titles: Iterable[str], cells: list[list[object]]) -> None:
     for line in grid.splitlines():
         is_cut = width is not None and len(line) > width
         print_result(line[: width - 1] + "…" if is_cut and width else line.rstrip())
-
-
-def one_line(text: str) -> str:
-    """The text without line ends, whatever a broker or a library put into it."""
-    return " ".join(text.split())
 
 
 def count_of(number: int, noun: str) -> str:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from reliablepub.cli.output import one_line, print_note
+from reliablepub.cli.output import print_note
+from reliablepub.printable import one_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from reliablepub.cli.lookout import Look, link_words
-from reliablepub.cli.output import age, count_of, one_line, size_of
+from reliablepub.cli.output import age, count_of, size_of
+from reliablepub.printable import one_line, printable
 
 WIDE: Final = 80
 _REMEMBERED: Final = 60
@@ -225,7 +226,7 @@ def _address(exchange: str | None, routing_key: str | None) -> str:
 
 def _line(text: str, style: str = "") -> Text:
     """One line, however long the text is."""
-    return Text(text, style, no_wrap=True, overflow="ellipsis")
+    return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
 
 
 def _lines(lines: list[Text]) -> Group:

@@ -21,10 +21,11 @@ import click
 
 from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.notify import Notifier
-from reliablepub.cli.output import one_line, print_note
+from reliablepub.cli.output import print_note
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import ConfigurationError, ReliablePubError
 from reliablepub.outbox import OutboxKeys
+from reliablepub.printable import one_line
 from reliablepub.publisher import Publisher
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import parse_addresses

@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.output import print_result
+from reliablepub.cli.output import print_text
 
 FILES: Final = ("alerts.yml", "dashboard.json", "reliablepub-relay@.service")
 
@@ -31,5 +31,5 @@ def shipped(name: str) -> int:
         > /etc/systemd/system/reliablepub-relay@.service
     """  # noqa: D301 - click: keep these lines as they are
     folder = files("reliablepub.observe") / "shipped"
-    print_result((folder / name).read_text(encoding="utf-8").rstrip("\n"))
+    print_text((folder / name).read_text(encoding="utf-8").rstrip("\n"))
     return Exit.CONFIRMED

@@ -14,9 +14,10 @@ import click
 from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, ask_for_command
 from reliablepub.cli.options import json_option, url_option
-from reliablepub.cli.output import count_of, one_line, print_error, print_json, print_result
+from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
+from reliablepub.printable import one_line
 from reliablepub.provisioning import provision
 from reliablepub.topology import Topology
 

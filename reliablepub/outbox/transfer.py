@@ -66,6 +66,8 @@ class Brought:
 def export_lines(path: Path, ids: Iterable[int]) -> Iterator[str]:
     """One line of JSON for each of these messages that is there, in one consistent look.
 
+    People can read it; where a character is not seen as itself, the line is ASCII instead.
+
     Raises:
         NotAnOutbox: there is no outbox.
     """
@@ -76,7 +78,8 @@ def export_lines(path: Path, ids: Iterable[int]) -> Iterator[str]:
             if row is not None:
                 values = dict(row)
                 values["body_base64"] = b64encode(values.pop("body")).decode()
-                yield json.dumps(values, ensure_ascii=False)
+                line = json.dumps(values, ensure_ascii=False)
+                yield line if line.isprintable() else json.dumps(values)
 
 
 def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Brought, None, None]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
+from reliablepub.printable import one_line, printable
 from reliablepub.relay.digest import Digest, Sum
 
 LINK: Final = logging.getLogger("reliablepub.link")
@@ -137,8 +138,8 @@ class Journal:
     def _link(self, name: str, events: Sequence[LinkChanged]) -> None:
         for event in events:
             if self._is_said(name, event.reason, 0):
-                why = f": {_one_line(event.reason)}" if event.reason else ""
-                values = (_one_line(event.reason), event.connects, event.open)
+                why = f": {one_line(event.reason)}" if event.reason else ""
+                values = (one_line(event.reason), event.connects, event.open)
                 _log(name, f"{_WORDS[name]}{why}; {event.open} messages are open", values)
 
     def _destination(self, name: str, events: Sequence[DestinationChanged]) -> None:
@@ -177,7 +178,9 @@ class Journal:
 
 def _log(name: str, words: str, values: Sequence[object]) -> None:
     logger, level, fields = EVENTS[name]
-    logger.log(level, "%s", words, extra={"event": name, **dict(zip(fields, values, strict=True))})
+    safe = (printable(value) if isinstance(value, str) else value for value in values)
+    extra = {"event": name, **dict(zip(fields, safe, strict=True))}
+    logger.log(level, "%s", words, extra=extra)
 
 
 def _log_sum(found: Sum[_Kind]) -> None:
@@ -188,7 +191,7 @@ def _log_sum(found: Sum[_Kind]) -> None:
     if found.kind is not None:
         is_link = logger is LINK
         about = f"more: {name}{f', {code}' if code else ''}"
-        about += f", {_one_line(what)}" if is_link and what else ""
+        about += f", {one_line(what)}" if is_link and what else ""
         about += "" if is_link else f", exchange {what!r}"
     values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
     extra = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
@@ -197,7 +200,7 @@ def _log_sum(found: Sum[_Kind]) -> None:
 
 
 def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int]:
-    return event.outcome.reply_code, _one_line(event.outcome.reply_text), event.attempts
+    return event.outcome.reply_code, one_line(event.outcome.reply_text), event.attempts
 
 
 def _quoted(said: tuple[int, str, int]) -> str:
@@ -207,12 +210,8 @@ def _quoted(said: tuple[int, str, int]) -> str:
 
 
 def _about(event: AttemptEnded | MessageGivenUp) -> str:
-    return f"message {event.message_id} to {_where(event.exchange, event.routing_key)}"
+    return f"message {printable(event.message_id)} to {_where(event.exchange, event.routing_key)}"
 
 
 def _where(exchange: str, routing_key: str) -> str:
     return f"exchange {exchange!r} with routing key {routing_key!r}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -2,7 +2,8 @@
 
 import pytest
 
-from reliablepub.cli.output import age, count_of, one_line
+from reliablepub.cli.output import age, count_of
+from reliablepub.printable import one_line
 
 
 @pytest.mark.parametrize(

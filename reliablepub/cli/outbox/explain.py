@@ -15,10 +15,11 @@ import click
 from reliablepub.cli.choosing import rows_named
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import age, ago, count_of, one_line, print_json, print_result
+from reliablepub.cli.output import age, ago, count_of, print_json, print_result
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
 from reliablepub.outbox.story import Next, Story, tell
+from reliablepub.printable import one_line
 
 _WHERE: Final = {
     "ready": "is open, and ready to be sent",

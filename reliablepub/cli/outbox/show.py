@@ -18,13 +18,14 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     ago,
     new_file,
-    one_line,
     print_json,
     print_note,
     print_result,
     print_table,
+    print_text,
 )
 from reliablepub.outbox.contents import Contents, read_contents
+from reliablepub.printable import one_line
 
 SHOWN_BYTES: Final = 4_096
 """Of a body, on the terminal; ``--body-out`` writes all of it."""
@@ -122,7 +123,7 @@ def _print_body(found: Contents) -> None:
     print_result("")
     text = found.text
     if text is not None:
-        print_result(text[:SHOWN_BYTES])
+        print_text(text[:SHOWN_BYTES])
         is_cut = len(text) > SHOWN_BYTES
     else:
         for start in range(0, min(SHOWN_BYTES, len(found.body)), _HEX_LINE):

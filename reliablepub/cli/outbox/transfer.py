@@ -18,7 +18,14 @@ import click
 from reliablepub.cli.choosing import rows_named, selection_options
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import count_of, new_file, print_json, print_note, print_result
+from reliablepub.cli.output import (
+    count_of,
+    new_file,
+    print_data,
+    print_json,
+    print_note,
+    print_result,
+)
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.message import BODY_BYTES_MAX
 from reliablepub.outbox.selection import Selection, find_ids
@@ -65,7 +72,7 @@ def export_messages(
         ids = rows_named(outbox_path, names) if names else find_ids(outbox_path, chosen)
     if target is None:
         for line in export_lines(outbox_path, ids):
-            print_result(line)
+            print_data(line)
         return Exit.CONFIRMED
     count = 0
     file = io.TextIOWrapper(new_file(target), encoding="utf-8", newline="\n")
