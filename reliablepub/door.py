@@ -39,7 +39,7 @@ from reliablepub.relay.notices import calls_of
 from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Observer, Parts, RelayThread
 from reliablepub.topology import Topology
-from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.address import parse_addresses, warn_of_exposed
 from reliablepub.transport.base import Transport
 from reliablepub.transport.pika import PikaTransport
 
@@ -264,7 +264,8 @@ def _transport(
 ) -> Callable[[int], Transport]:
     """What opens the transport, given the number of the run."""
     if connection is None and url is not None:
-        addresses = parse_addresses(url)
+        addresses = parse_addresses(url, ssl_context=ssl_context)
+        warn_of_exposed(addresses)
         return lambda run: PikaTransport(
             addresses,
             run=run,

@@ -13,7 +13,7 @@ from contextlib import closing
 from reliablepub._core.events import Connected, ConnectionLost
 from reliablepub.errors import TopologyError
 from reliablepub.topology import Topology
-from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.address import parse_addresses, warn_of_exposed
 from reliablepub.transport.pika import PikaTransport
 
 
@@ -36,7 +36,8 @@ def provision(
         TopologyError: with every problem there is; or no broker could be asked.
         ConfigurationError: a URL cannot be used.
     """
-    addresses = parse_addresses(url)
+    addresses = parse_addresses(url, ssl_context=ssl_context)
+    warn_of_exposed(addresses)
     deadline = time.monotonic() + timeout
     transport = PikaTransport(
         addresses, run=0, heartbeat_s=10, ssl_context=ssl_context, topology=topology

@@ -32,7 +32,6 @@ WAL_RESET_FIXED: Final = (3, 51, 3)
 FRAME_BYTES_MIN: Final = 131_072
 _SHOWN: Final = 5
 """Of many things that are wrong in the same way."""
-_LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 
 
 class Level(StrEnum):
@@ -97,7 +96,7 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
         return
     words = f"{where}: {probe.product}, connected in {probe.seconds * 1_000:.0f} ms"
     yield Finding("broker", "connection", Level.OK, words)
-    is_safe = address.is_tls or address.host in _LOCAL
+    is_safe = address.is_tls or address.is_local
     yield _of_broker(
         "tls",
         is_safe,

@@ -59,8 +59,8 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
       2  bad usage, or a problem with the broker
       4  a problem with the outbox, or it cannot be used
     """  # noqa: D301 - click: keep these lines as they are
-    addresses = parse_addresses(urls) if urls else ()
     context = tls_context(click.get_current_context())
+    addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
         around = look_around(outbox_path)
         found = list(of_outbox(Outbox(outbox_path).status(), around, time.time()))

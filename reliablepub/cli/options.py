@@ -5,17 +5,18 @@ Knows: names, environment variables and help texts. Must never know: what is don
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import click
 
-from reliablepub.cli.output import Form
+from reliablepub.cli.output import Form, print_note
 from reliablepub.outbox import OutboxKeys
 from reliablepub.outbox.database import absolute
+from reliablepub.outbox.secret_files import exposure
 from reliablepub.relay.limits import WINDOW_MAX, WINDOW_MIN
-from reliablepub.transport.address import with_password
+from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -25,6 +26,7 @@ URL_VARIABLE: Final = "RELIABLEPUB_URL"
 PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
 _READ: Final = "reliablepub.password-file"
 """Where the content of the file is kept while options are read."""
+_AS_GIVEN: Final = "reliablepub.urls"
 _PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
 
@@ -64,6 +66,7 @@ def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -
     if path is None or ctx.resilient_parsing:
         return
     try:
+        note_exposure(path)
         password = path.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -77,8 +80,28 @@ def with_passwords(
     ctx: click.Context, _option: click.Parameter, urls: tuple[str, ...]
 ) -> tuple[str, ...]:
     """The callback of ``--url``: each with the password of ``--password-file``, if there is one."""
+    ctx.meta[_AS_GIVEN] = urls
     password = ctx.meta.get(_READ)
     return urls if password is None else tuple(with_password(url, password) for url in urls)
+
+
+def note_exposed_urls(urls: Sequence[str]) -> None:
+    """Say so where a password would go over a network in clear."""
+    for address in parse_addresses(urls):
+        if address.is_exposed:
+            print_note(f"warning: {words_of_exposed(address)}")
+
+
+def urls_as_given(ctx: click.Context) -> tuple[str, ...]:
+    """What ``--url`` was given, without the password of ``--password-file``."""
+    given: tuple[str, ...] = ctx.meta[_AS_GIVEN]
+    return given
+
+
+def note_exposure(path: Path) -> None:
+    """Say so where other users can read a file with a secret."""
+    if words := exposure(path):
+        print_note(f"warning: {words}")
 
 
 def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
@@ -97,6 +120,7 @@ def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
 def _keys(ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> OutboxKeys | None:
     if path is None:
         return None
+    note_exposure(path)
     return OutboxKeys.read(path, accept_plaintext=bool(ctx.meta.get(_PLAINTEXT)))
 
 

@@ -21,6 +21,7 @@ from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     json_option,
+    note_exposed_urls,
     outbox_option,
     relay_keys_options,
     url_option,
@@ -220,6 +221,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
         tls_context(click.get_current_context()),
         tracing_hooks(is_wanted=tracing),
     )
+    note_exposed_urls(urls)
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:

@@ -22,9 +22,11 @@ from reliablepub.cli.link import describe
 from reliablepub.cli.notify import Notifier
 from reliablepub.cli.options import (
     json_option,
+    note_exposed_urls,
     outbox_option,
     relay_keys_options,
     url_option,
+    urls_as_given,
     window_options,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
@@ -130,7 +132,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
     )
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
-            _warn_of_password(urls)
+            _warn_of_password(urls_as_given(ctx))
+        note_exposed_urls(urls)
         hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
         hooks += tracing_hooks(is_wanted=tracing)
         service = Service(

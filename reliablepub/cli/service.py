@@ -177,7 +177,7 @@ class Service:
         self._notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
         try:
             settings = self._reread()
-            parse_addresses(settings.urls)
+            parse_addresses(settings.urls, ssl_context=settings.ssl_context)
             if settings.outbox != self._settings.outbox:
                 raise click.UsageError("another outbox takes another relay: restart this one")
         except (click.ClickException, ConfigurationError, OSError) as error:

@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn, TypeVar
 import click
 
 from reliablepub.cli.config import variable_of
+from reliablepub.cli.options import note_exposure
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -66,6 +67,7 @@ def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
             files = f"{certificate} with {key}" if key is not None else str(certificate)
             problem = f"--tls-certificate: cannot use {files}: {_reason(error)}"
             raise click.UsageError(problem) from None
+        note_exposure(key if key is not None else certificate)
     return context
 
 

@@ -13,7 +13,7 @@ import click
 
 from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, ask_for_command
-from reliablepub.cli.options import json_option, url_option
+from reliablepub.cli.options import json_option, note_exposed_urls, url_option
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
@@ -105,6 +105,7 @@ def _read(file: Path) -> Topology:
 
 def _run(wanted: Topology, urls: tuple[str, ...], *, as_json: bool) -> int:
     problems: tuple[str, ...] = ()
+    note_exposed_urls(urls)
     try:
         provision(urls, wanted, ssl_context=tls_context(click.get_current_context()))
     except TopologyError as error:

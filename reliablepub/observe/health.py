@@ -5,19 +5,25 @@ Knows: HTTP, `Status`. Must never know: how a publisher is opened, what a metric
 ``/live``: the relay's thread takes turns; if not, only a restart helps. ``/ready``: and it has a
 broker that takes messages; if not, a person or time may help, and a restart will not. ``/metrics``
 is what whoever starts this server passes in.
+
+Anyone who reaches the port can ask. So a request has a deadline and a size, there are so many
+connections at most, and no words of the broker are shown, which may name users and hosts: they are
+in the log, and in ``reliablepub watch``.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 from reliablepub.relay.status import Link, Status
 
@@ -26,6 +32,11 @@ Exposition: TypeAlias = tuple[str, bytes]
 
 TURN_WITHIN_S: Final = 10.0
 """A relay that takes no turn for so long is not alive; an idle one takes twenty a second."""
+CONNECTIONS_MAX: Final = 16
+"""At once; beyond it the one that has been sending its request for longest gives way."""
+REQUEST_WITHIN_S: Final = 5.0
+"""A request has arrived by then, however it trickles; and as long for the answer to be taken."""
+REQUEST_BYTES_MAX: Final = 8_192
 _LOOK_S: Final = 0.02
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -73,9 +84,9 @@ def _in_the_way(status: Status) -> list[str]:
         case Link.CONNECTED:
             return []
         case Link.BLOCKED:
-            return [f"blocked by the broker: {status.reason or 'no reason given'}"]
+            return ["blocked by the broker"]
         case _:
-            return [f"not connected to the broker: {status.reason or 'not yet'}"]
+            return ["not connected to the broker"]
 
 
 class HealthServer:
@@ -132,18 +143,73 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
-        super().__init__(address, _Handler)
         self.health = health
         self.expose = expose
+        self._lock = threading.RLock()
+        self._reading: dict[socket.socket, None] = {}  # in the order in which they came
+        self._answering: set[socket.socket] = set()
+        super().__init__(address, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
+        """Answer on a thread of its own, if there may be one more."""
+        with self._lock:
+            if len(self._reading) + len(self._answering) >= CONNECTIONS_MAX:
+                oldest = next(iter(self._reading), None)
+                if oldest is None:
+                    self.shutdown_request(request)
+                    return
+                del self._reading[oldest]
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes, and ends
+            self._reading[request] = None
+        super().process_request(request, client_address)
+
+    def has_read(self, request: socket.socket) -> None:
+        """The request of this connection is there."""
+        with self._lock:
+            if request in self._reading:
+                del self._reading[request]
+                self._answering.add(request)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base's
+        """The connection ends."""
+        super().shutdown_request(request)
+        with self._lock:
+            self._reading.pop(request, None)
+            self._answering.discard(request)
 
 
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
     server: _Server
-    timeout = 10  # a client that sends nothing holds no thread
     server_version = "reliablepub"
     sys_version = ""
+
+    def setup(self) -> None:
+        """Read all of the request, before any of it is looked at."""
+        super().setup()
+        self.rfile = io.BytesIO(self._request())
+        self.connection.settimeout(REQUEST_WITHIN_S)
+        self.server.has_read(self.connection)
+
+    def _request(self) -> bytes:
+        """The head of the request; nothing where it does not come in time, or is too long."""
+        until = time.monotonic() + REQUEST_WITHIN_S
+        head = b""
+        try:
+            while b"\r\n\r\n" not in head and b"\n\n" not in head:
+                left_s = until - time.monotonic()
+                if left_s <= 0 or len(head) >= REQUEST_BYTES_MAX:
+                    return b""
+                self.connection.settimeout(left_s)
+                block = self.connection.recv(REQUEST_BYTES_MAX - len(head))
+                if not block:
+                    return b""
+                head += block
+        except OSError:
+            return b""
+        return head
 
     def do_GET(self) -> None:
         """Answer."""
@@ -179,6 +245,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        with suppress(OSError):  # a client that takes no answer
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)

@@ -20,16 +20,19 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
+from reliablepub.outbox.secret_files import exposure
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 _LENGTH_BYTES: Final = 4
@@ -96,6 +99,8 @@ class OutboxKeys:
             ConfigurationError: the file cannot be used; nothing of it is shown.
         """
         keys: dict[str, bytes] = {}
+        if words := exposure(path):
+            LOGGER.warning("%s", words)
         try:
             lines = Path(path).read_text(encoding="ascii").splitlines()
             for line in lines:

@@ -5,14 +5,20 @@ Knows: the AMQP URI scheme (RabbitMQ "URI Specification"). Must never know: sock
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 from reliablepub.errors import ConfigurationError
 
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
 _SHORT_STRING_MAX = 255
+_NO_SECRET = "guest"  # noqa: S105
+"""Everybody knows it, and RabbitMQ takes it from its own machine only."""
+LOGGER = logging.getLogger("reliablepub.link")
+_warned_of: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +45,28 @@ class Address:
         """Name the broker without the credentials."""
         return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether what is sent there stays on this machine."""
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost" or self.host.endswith(".localhost")
 
-def parse_addresses(url: str | Sequence[str]) -> tuple[Address, ...]:
+    @property
+    def is_exposed(self) -> bool:
+        """Whether a password goes there that others can read on the way."""
+        return not (self.is_tls or self.is_local or self.password == _NO_SECRET)
+
+
+def parse_addresses(
+    url: str | Sequence[str], *, ssl_context: object | None = None
+) -> tuple[Address, ...]:
     """Read one URL, or several for failover.
+
+    Args:
+        url: each begins with ``amqp://``, or each with ``amqps://``.
+        ssl_context: what was given for TLS; it must be of use.
 
     Raises:
         ConfigurationError: naming what is wrong, and not the URL (it may hold a password).
@@ -50,7 +75,32 @@ def parse_addresses(url: str | Sequence[str]) -> tuple[Address, ...]:
     if not urls:
         msg = "no URL given; for example amqp://guest:guest@localhost:5672/%2F"
         raise ConfigurationError(msg)
-    return tuple(_parse(one) for one in urls)
+    addresses = tuple(_parse(one) for one in urls)
+    are_tls = {address.is_tls for address in addresses}
+    if len(are_tls) > 1:
+        raise ConfigurationError(
+            "some URLs are amqps and some are amqp: whoever makes the first ones fail would have "
+            "the password and the messages in clear; give one kind"
+        )
+    if ssl_context is not None and True not in are_tls:
+        raise ConfigurationError(
+            "certificates for TLS were given, and the URL is amqp://, which is not encrypted; "
+            "write amqps://"
+        )
+    return addresses
+
+
+def warn_of_exposed(addresses: Sequence[Address]) -> None:
+    """Log, once for each host, that a password is sent to it in clear."""
+    for address in addresses:
+        if address.is_exposed and address.host not in _warned_of:
+            _warned_of.add(address.host)
+            LOGGER.warning("%s", words_of_exposed(address))
+
+
+def words_of_exposed(address: Address) -> str:
+    """The same, in one sentence."""
+    return f"the password and every message go to {address} unencrypted; use amqps://"
 
 
 def has_password(url: str) -> bool:

@@ -162,7 +162,7 @@ def test_health_and_metrics_are_served(cli: Cli, fake: FakeBroker) -> None:
     assert relay.stderr.readline().startswith("not connected to the broker")
     code, answer = get(f"{url}/ready")
     assert code == 503
-    assert answer["reasons"][0].startswith("not connected to the broker: ")
+    assert answer["reasons"] == ["not connected to the broker"]
     assert get(f"{url}/live")[0] == 200  # a restart would not help
     assert get(f"{url}/else")[0] == 404
     relay.send_signal(signal.SIGTERM)

@@ -57,8 +57,8 @@ def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url: str, pro
 
 
 def test_several_urls_are_several_brokers() -> None:
-    addresses = parse_addresses(["amqp://a", "amqps://b"])
-    assert [(one.host, one.is_tls) for one in addresses] == [("a", False), ("b", True)]
+    addresses = parse_addresses(["amqps://a", "amqps://b"])
+    assert [(one.host, one.is_tls) for one in addresses] == [("a", True), ("b", True)]
 
 
 def test_no_url_at_all_is_refused() -> None:

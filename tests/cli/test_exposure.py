@@ -1,0 +1,154 @@
+"""What shows a password or a key to others: refused, or warned of in one line."""
+
+import ssl
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from reliablepub import ConfigurationError, Message, Outbox, OutboxKeys, Publisher
+from reliablepub.cli import main
+from reliablepub.outbox import encryption
+from reliablepub.outbox.secret_files import exposure
+from reliablepub.testing import FakeBroker
+from reliablepub.transport import address as address_module
+from reliablepub.transport.address import parse_addresses, warn_of_exposed
+from tests.certificates import signed
+
+REMOTE = "amqp://orders:hush@broker.example/"
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert "hush" not in result.output
+    return result.exit_code, result.stderr
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "o.db"
+    Outbox(path).enqueue(Message(b"x", routing_key="q"))
+    return path
+
+
+def relay(path: Path, *arguments: object) -> tuple[int, str]:
+    """A relay that ends at once, because another one is there."""
+    with Publisher("amqp://127.0.0.1:1/", outbox=path, close_timeout_s=0):
+        return run("relay", "--outbox", path, *arguments)
+
+
+def test_certificates_for_a_connection_without_tls_are_refused(path: Path) -> None:
+    authorities = "/etc/ssl/certs/ca-certificates.crt"
+    to = ("--url", "amqp://localhost:1/", "--tls-ca", authorities)
+    for command in (
+        ("relay", "--outbox", path, *to),
+        ("publish", path, "--routing-key", "q", *to),
+        ("doctor", "--outbox", path, *to),
+    ):
+        code, said = run(*command)
+        assert code == 2
+        assert "certificates for TLS were given, and the URL is amqp://" in said
+    with pytest.raises(ConfigurationError, match="certificates for TLS were given"):
+        Publisher("amqp://localhost:1/", outbox=None, ssl_context=ssl.create_default_context())
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_list_of_both_kinds_is_refused(path: Path, order: int) -> None:
+    urls = ["amqps://a:hush@a/", "amqp://a:hush@b/"][::order]
+    with pytest.raises(ConfigurationError, match="some URLs are amqps and some are amqp"):
+        Publisher(urls, outbox=None)
+    code, said = run("doctor", "--outbox", path, "--url", urls[0], "--url", urls[1])
+    assert code == 2
+    assert "some URLs are amqps" in said
+
+
+@pytest.mark.parametrize(
+    ("url", "is_exposed"),
+    [
+        (REMOTE, True),
+        ("amqp://orders:hush@10.0.0.7:5672/", 1),
+        ("amqp://orders:hush@[fe80::1]/", 1),
+        ("amqps://orders:hush@broker.example/", 0),
+        ("amqp://orders:hush@localhost/", 0),
+        ("amqp://orders:hush@a.localhost/", 0),
+        ("amqp://orders:hush@127.8.9.1/", 0),
+        ("amqp://orders:hush@[::1]/", 0),
+        ("amqp://broker.example/", 0),
+        ("amqp://guest:guest@broker.example/", 0),
+    ],
+)
+def test_a_password_that_others_can_read_on_the_way_is_warned_of_once(
+    url: str, is_exposed: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address_module.LOGGER, "disabled", False)
+    monkeypatch.setattr(address_module, "_warned_of", set())
+    for _ in range(2):
+        warn_of_exposed(parse_addresses(url))
+    assert len(caplog.records) == int(is_exposed)
+    assert "hush" not in caplog.text
+
+
+def test_publishers_and_commands_warn(
+    path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(address_module.LOGGER, "disabled", False)
+    monkeypatch.setattr(address_module, "_warned_of", set())
+    url = "amqp://orders:hush@192.0.2.1/"
+    with Publisher(url, outbox=None, close_timeout_s=0):
+        pass
+    words = "the password and every message go to amqp://192.0.2.1:5672// unencrypted"
+    assert words in caplog.text
+    assert f"warning: {words}" in relay(path, "--url", url)[1]
+
+
+def test_a_password_in_a_file_is_none_on_the_command_line(path: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.touch(0o600)
+    secret.write_text("hush")
+    said = relay(path, "--url", "amqp://orders@localhost/", "--password-file", secret)[1]
+    assert "a password in --url is seen" not in said
+    assert "warning" not in said
+    said = relay(path, "--url", "amqp://orders:hush@localhost/")[1]
+    assert "a password in --url is seen" in said
+
+
+@pytest.mark.parametrize(
+    ("mode", "warnings"), [(0o600, 0), (0o400, 0), (0o440, 0), (0o644, 1), (0o620, 1), (0o602, 1)]
+)
+def test_a_file_with_a_secret_that_others_can_read_is_warned_of(
+    path: Path, mode: int, warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    password, keys = path.with_name("password"), path.with_name("keys")
+    password.write_text("hush")
+    keys.write_text(f"a {'00' * 32}\n")
+    for file in (password, keys):
+        file.chmod(mode)
+        assert bool(exposure(file)) == warnings
+    to = ("--url", "amqp://orders@localhost/", "--password-file", password)
+    said = relay(path, *to, "--outbox-keys", keys)[1]
+    for file in (password, keys):
+        words = f"warning: other users of this machine can read or replace {file} (mode {mode:04o})"
+        assert (words in said) == warnings
+    caplog.clear()
+    encryption.LOGGER.disabled = False  # as another test's logging.config may leave it
+    OutboxKeys.read(keys)
+    assert len(caplog.records) == warnings
+
+
+def test_the_key_of_a_certificate_is_a_secret_too(path: Path, tmp_path: Path) -> None:
+    both = signed(tmp_path, "DNS:localhost")
+    to = ("--url", "amqps://localhost:1/", "--tls-certificate", both)
+    for mode, is_exposed in ((0o644, True), (0o600, False)):
+        both.chmod(mode)
+        said = relay(path, *to)[1]
+        assert (f"can read or replace {both}" in said) is is_exposed
+
+
+def test_a_file_that_is_not_there_is_no_secret(tmp_path: Path) -> None:
+    assert exposure(tmp_path / "none") == ""
+
+
+def test_on_this_machine_nothing_is_said(path: Path) -> None:
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        assert "warning" not in run("relay", "--outbox", path, "--url", broker.url, "--drain")[1]

@@ -1,0 +1,166 @@
+"""The health endpoint, as anyone who reaches its port can use it."""
+
+import json
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from urllib.error import HTTPError
+
+import pytest
+
+from reliablepub.observe import health as health_module
+from reliablepub.observe.health import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Health, HealthServer
+from reliablepub.relay.status import Link, Status
+
+SECRET = "ACCESS_REFUSED - user 'orders' at host-17.internal"
+
+
+class Looks:
+    """A status that turns, or not."""
+
+    def __init__(self) -> None:
+        self.status = Status(link=Link.CONNECTED)
+        self.turns = True
+
+    def __call__(self) -> Status:
+        if self.turns:
+            self.status = replace(self.status, turns=self.status.turns + 1)
+        return self.status
+
+
+@pytest.fixture
+def looks() -> Looks:
+    return Looks()
+
+
+@pytest.fixture
+def server(looks: Looks) -> Iterator[HealthServer]:
+    with HealthServer("127.0.0.1", 0, Health(looks, turn_within_s=0.5), "none here") as server:
+        yield server
+
+
+def connect(server: HealthServer) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def ask(server: HealthServer, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(server.url + path, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def threads() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def ends(connection: socket.socket) -> bytes:
+    """What comes until the server ends the connection."""
+    found = b""
+    try:
+        while block := connection.recv(65_536):
+            found += block
+    except ConnectionResetError:
+        pass
+    return found
+
+
+def test_clients_that_trickle_hold_few_threads_and_keep_nobody_out(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = [connect(server) for _ in range(150)]
+    for connection in slow:
+        connection.send(b"GET /live HTTP/1.1\r\nX-")
+    status, _ = ask(server, "/live")
+    assert status == 200
+    assert threads() <= CONNECTIONS_MAX + 1
+    for connection in slow:
+        connection.close()
+
+
+def test_a_request_has_a_deadline_however_it_trickles(
+    server: HealthServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_module, "REQUEST_WITHIN_S", 0.4)
+    with closing(connect(server)) as connection:
+        begun, ended = time.monotonic(), False
+        connection.settimeout(0.05)
+        while not ended and time.monotonic() - begun < 15:
+            try:
+                connection.send(b"x")
+                ended = connection.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+        assert ended
+        assert time.monotonic() - begun >= 0.3
+
+
+@pytest.mark.parametrize("text", [b"GET /live HTTP/1.1\r\nX: ", b"", b"GET "])
+def test_a_request_has_a_size(server: HealthServer, text: bytes) -> None:
+    with closing(connect(server)) as connection:
+        connection.sendall(text + b"x" * (REQUEST_BYTES_MAX - len(text)))
+        assert ends(connection) == b""
+
+
+def test_a_request_may_come_in_pieces(server: HealthServer) -> None:
+    for piece in (1, 7):
+        with closing(connect(server)) as connection:
+            text = b"GET /ready HTTP/1.1\r\nHost: x\r\n\r\n"
+            for at in range(0, len(text), piece):
+                connection.send(text[at : at + piece])
+            assert b" 200 OK" in ends(connection).splitlines()[0]
+
+
+def test_a_client_that_ends_early_costs_nothing(server: HealthServer) -> None:
+    connect(server).close()
+    with closing(connect(server)) as connection:
+        connection.send(b"GET /live HTTP/1.1\r\n\r\n")
+    assert ask(server, "/live")[0] == 200
+
+
+def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, looks: Looks) -> None:
+    looks.turns = False
+    waiting = [connect(server) for _ in range(CONNECTIONS_MAX)]
+    for connection in waiting:
+        connection.send(b"GET /live HTTP/1.1\r\n\r\n")
+    deadline = time.monotonic() + 20
+    while len(server._server._answering) < CONNECTIONS_MAX and time.monotonic() < deadline:
+        time.sleep(0.005)
+    with closing(connect(server)) as one_more:
+        one_more.send(b"GET /ready HTTP/1.1\r\n\r\n")
+        answer = ends(one_more)
+    answers = [ends(connection) for connection in waiting]
+    for connection in waiting:
+        connection.close()
+    assert answer == b"" or b" 200 " in answer, "it came after one was done with"
+    assert all(b" 503 " in found.splitlines()[0] for found in answers)
+    looks.turns = True
+    assert ask(server, "/live")[0] == 200
+
+
+def test_no_words_of_the_broker_are_shown(server: HealthServer, looks: Looks) -> None:
+    for link, reason in (
+        (Link.CONNECTED, []),
+        (Link.BLOCKED, ["blocked by the broker"]),
+        (Link.DISCONNECTED, ["not connected to the broker"]),
+        (Link.CONNECTING, ["not connected to the broker"]),
+    ):
+        looks.status = replace(looks.status, link=link, reason=SECRET)
+        status, text = ask(server, "/ready")
+        assert status == (503 if reason else 200)
+        assert json.loads(text)["reasons"] == reason
+        assert "internal" not in text
+
+
+def test_what_is_not_there_is_told(server: HealthServer) -> None:
+    assert ask(server, "/metrics") == (501, "none here\n")
+    assert ask(server, "/") == (404, "there are /live, /ready and /metrics\n")
