@@ -49,6 +49,7 @@ class Violation(StrEnum):
     RETURN_NOT_OUTSTANDING = "return for a tag that is not outstanding"
     RETURN_UNKNOWN = "return of a message that was never sent on this channel"
     RETURN_REPEATED = "second return for one tag"
+    RETURN_TOO_LARGE = "return of more than was sent"
 
 
 class EpochUntrusted(Exception):
@@ -96,6 +97,10 @@ class ConfirmLedger(Generic[K]):
             lowest += 1
         self._lowest = lowest
         return lowest
+
+    def key_of(self, tag: int) -> K | None:
+        """Whose tag it is, while it is not settled."""
+        return self._outstanding.get(tag)
 
     def register(self, *keys: K) -> int:
         """Give the next tags to publishes that are about to be written; the last one of them."""

@@ -101,12 +101,21 @@ class Nacked:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """``basic.return``: its tag is read from our own header; 0 where that could not be read."""
+    """``basic.return``: its tag is read from our own header; 0 where that could not be read.
+
+    Attributes:
+        epoch: which channel.
+        tag: of the publish that came back.
+        reply_code: such as 312.
+        reply_text: the broker's words.
+        body_bytes: how much of a body it is said to have.
+    """
 
     epoch: int
     tag: int
     reply_code: int
     reply_text: str
+    body_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

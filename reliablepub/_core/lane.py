@@ -13,7 +13,7 @@ from itertools import islice
 from math import inf
 from typing import Generic, TypeVar
 
-from reliablepub._core.confirms import ConfirmLedger, Violation
+from reliablepub._core.confirms import ConfirmLedger, EpochUntrusted, Violation
 from reliablepub._core.events import Batch, ConfirmedEach, Ended, Settlement
 from reliablepub._core.window import Progress
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
@@ -190,13 +190,18 @@ class Lane(Generic[K]):
         self.in_flight_bytes -= sum([size for _, size in items])
         return ConfirmedEach(self.epoch, tags, [key for key, _ in items])
 
-    def note_return(self, tag: int, reply_code: int, reply_text: str) -> None:
+    def note_return(self, tag: int, reply_code: int, reply_text: str, body_bytes: int) -> None:
         """A message was unroutable; its confirm will say so.
 
         Raises:
-            EpochUntrusted: which one it was cannot be known.
+            EpochUntrusted: which one it was cannot be known, or it has grown.
         """
         assert self.ledger is not None
+        item = self.ledger.key_of(tag)
+        if item is not None and body_bytes > item[1]:
+            self.ledger.violations[Violation.RETURN_TOO_LARGE] += 1
+            msg = f"the broker returned {body_bytes} bytes of a message that has fewer"
+            raise EpochUntrusted(msg)
         self.ledger.handle_return(tag, reply_code, reply_text)
 
     def waiting_keys(self) -> Iterator[K]:

@@ -233,7 +233,7 @@ class Session(Generic[K]):
 
     def _returned(self, lane: Lane[K], event: Returned, _now: float) -> None:
         self._aftermath.heard()
-        lane.note_return(event.tag, event.reply_code, event.reply_text)
+        lane.note_return(event.tag, event.reply_code, event.reply_text, event.body_bytes)
 
     def _leaving(self, lane: Lane[K], event: Leaving, now: float) -> None:
         lane.still_leaving(event.tag, self._clock.reading(now))

@@ -47,7 +47,7 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        about: ``outbox`` or ``broker``.
+        about: ``outbox``, ``client`` or ``broker``.
         check: what was looked at.
         level: how bad it is.
         found: what was found.
@@ -84,6 +84,22 @@ def of_outbox(status: OutboxStatus, around: Surroundings, now: float) -> Iterato
         else f"the newest message was stored {age(around.ahead_s)} from now",
         "the clock was set back; delays and deadlines are counted by it: look at NTP",
     )
+
+
+def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
+    """Whether pika is used the short way.
+
+    Args:
+        relay: why the running relay does not; None without one that says.
+        here: why this process would not.
+        tested: versions that the short way was tested with.
+    """
+    whose = "here" if relay is None else "in the relay"
+    why = here if relay is None else relay
+    if not why:
+        return Finding("client", "pika", Level.OK, f"its short way is taken {whose}")
+    remedy = f"it is slower, and just as safe; tested are pika {', '.join(tested)}"
+    return Finding("client", "pika", Level.WARNING, f"its short way is off {whose}: {why}", remedy)
 
 
 def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:

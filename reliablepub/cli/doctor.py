@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.diagnosis import of_broker, of_outbox
+from reliablepub.cli.diagnosis import of_broker, of_client, of_outbox
 from reliablepub.cli.findings import exit_of, print_findings
 from reliablepub.cli.options import (
     URL_VARIABLE,
@@ -23,8 +23,10 @@ from reliablepub.cli.options import (
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.outbox import Outbox
+from reliablepub.outbox.picture import read_picture
 from reliablepub.outbox.surroundings import look_around
 from reliablepub.transport.address import parse_addresses
+from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
 from reliablepub.transport.probe import probe
 
 
@@ -63,7 +65,9 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
         around = look_around(outbox_path)
+        relay = read_picture(outbox_path) or {}
         found = list(of_outbox(Outbox(outbox_path).status(), around, time.time()))
+    found.append(of_client(relay.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS))
     for address in addresses:
         with patiently(f"asking {address}"):
             learned = probe(

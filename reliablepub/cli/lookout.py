@@ -81,6 +81,7 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         "link_reason": picture.get("reason"),
         "link_since": picture.get("since"),
         "window": picture.get("window"),
+        "hooks_off": picture.get("hooks_off"),
         "bytes_on_disk": found.bytes_on_disk,
         "bytes_free": shutil.disk_usage(outbox.parent).free,
     }

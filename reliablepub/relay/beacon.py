@@ -72,6 +72,7 @@ class Beacon:
                 "window": status.window,
                 "buffered": status.buffered,
                 "aside": status.aside,
+                "hooks_off": status.hooks_off,
                 "connects": status.connects,
                 "violations": status.violations,
                 "stale": status.stale,

@@ -360,6 +360,7 @@ class Relay:
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,
+            hooks_off=self._transport.hooks_off,
             callback_errors=self._guard.errors,
             turns=self._turns,
             paused=self._pauses.shown(self._clock.monotonic()),

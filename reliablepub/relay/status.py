@@ -56,6 +56,8 @@ class Status:
             and the broker blames none. They are tried again, alone, after waits up to a minute.
         is_flushed: of a status that ``flush`` gives: whether all that it waits for is settled.
         paused: destinations to which nothing is sent for now (`Breaker`); at most 100 of them.
+        hooks_off: why pika is used by its public interface alone, which is slower and just as safe:
+            another version than those tested, or a hook that has failed. Empty while all is well.
         callback_errors: how often a callback of the application's has raised.
         turns: how many turns the relay has taken. An idle one takes some every second; when the
             number stands still, the relay does. Statuses that differ in nothing else are equal.
@@ -73,6 +75,7 @@ class Status:
     aside: int = 0
     is_flushed: bool = False
     paused: tuple[Paused, ...] = ()
+    hooks_off: str = ""
     callback_errors: int = 0
     turns: int = field(default=0, compare=False)
 

@@ -21,6 +21,7 @@ from aio_pika import Connection
 from reliablepub._core.events import ConnectionLost, Event
 from reliablepub.errors import ConfigurationError
 from reliablepub.message import Message
+from reliablepub.transport.aiormq_hooks import contained, problem, untested
 from reliablepub.transport.encoding import encode_batch
 from reliablepub.transport.guest import Guest
 from reliablepub.transport.pamqp_texts import read_any_reply_text
@@ -45,6 +46,11 @@ class AioPikaTransport:
         self._guest = Guest(connection, run=run, tell=self._hear)
 
     # ------------------------------------------------------------------ on the relay's thread
+
+    @property
+    def hooks_off(self) -> str:
+        """Empty: without the hooks there is no way to confirms with tags."""
+        return ""
 
     def connect(self) -> None:
         """Wait for the application to be connected."""
@@ -91,7 +97,7 @@ class AioPikaTransport:
 
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's
         try:
-            self._loop.call_soon_threadsafe(call, *arguments)
+            self._loop.call_soon_threadsafe(_do, call, *arguments)
         except RuntimeError:
             self._heard.append(ConnectionLost("the application's event loop is closed"))
 
@@ -108,13 +114,22 @@ class AioPikaTransport:
         self._woken.set()
 
 
+def _do(call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's
+    with contained("being asked"):
+        call(*arguments)
+
+
 def lent(connection: object) -> Connection:
     """The connection, if it is one that channels of ours can be opened on.
 
     Raises:
-        ConfigurationError: it is something else.
+        ConfigurationError: it is something else, or of an aiormq that was never tested.
     """
     if isinstance(connection, Connection):
+        below = connection.transport.connection if connection.transport is not None else None
+        why = untested() if below is None else problem(below)
+        if why:
+            raise ConfigurationError(why)
         read_any_reply_text()
         return connection
     raise ConfigurationError(

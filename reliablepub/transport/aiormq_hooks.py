@@ -10,7 +10,7 @@ own among ``connection.channels``, where the reader finds it and hands it every 
 and its frames go into ``connection.write_queue``, finished. Handshake, TLS and heartbeats stay
 aiormq's, and so does everything that the application does.
 
-Four things keep the application's connection out of harm's way:
+Five things keep the application's connection out of harm's way:
 
 - Nothing is awaited and no task is started, so there is nothing that could be cancelled.
 - After ``channel.close``, from whichever side, nothing is written on that channel but
@@ -19,6 +19,9 @@ Four things keep the application's connection out of harm's way:
 - A number that we have once had stays ours, for the next epoch, until we leave for good. aiormq
   frees a number as soon as the broker's ``channel.close`` is read: a ``channel.open`` under it can
   overtake the ``close-ok``, theirs or ours, and the broker ends the connection for that.
+- What we do within aiormq's tasks raises nothing there: whatever fails is noted (`failure`), and
+  from then on this process opens no channels below aiormq any more. There is no public way to
+  confirms with tags that could be taken instead.
 - Half of the write queue is left to the application, and the writer waits for the socket between
   two pieces of ours.
 """
@@ -28,7 +31,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -52,7 +56,7 @@ from reliablepub.transport.encoding import attempt_tag
 from reliablepub.transport.frames import Piece, PublishFrames
 from reliablepub.transport.pamqp_texts import ChannelClose
 
-TESTED_VERSIONS: Final = ("7.2.",)
+TESTED_VERSIONS: Final = ("7.2.2", "7.2.3", "7.2.4")
 FOUND_VERSION: Final = version("aiormq")  # read once, and not on the application's loop
 
 _BASIC_PUBLISH: Final = (60, 40)
@@ -106,14 +110,16 @@ class _Finished(ChannelFrame):
     @property
     def should_drain(self) -> bool:
         """Asked when they are written."""
-        home, end = self._told
-        home.written = end
+        with contained("writing"):
+            home, end = self._told
+            home.written = end
         return True
 
     def drain(self) -> None:
         """Told when most of it has left."""
-        home, _ = self._told
-        home.drained()
+        with contained("writing"):
+            home, _ = self._told
+            home.drained()
 
     def __repr__(self) -> str:
         return f"<{len(self.payload)} bytes of reliablepub's>"
@@ -349,10 +355,12 @@ class GuestChannel:
 
         What comes after the channel's end is told like the rest: the core counts what is late.
         """
-        frame = item[1]
-        handle = self._on.get(type(frame))
-        if handle is not None:
-            handle(frame)
+        try:
+            handle = self._on.get(type(item[1]))
+            if handle is not None:
+                handle(item[1])
+        except Exception as error:  # noqa: BLE001 - whatever aiormq is by now
+            _note_failure("reading", error)
 
     # ------------------------------------------------------------------ frames
 
@@ -378,7 +386,7 @@ class GuestChannel:
         if returned is not None:
             tag = self._home.tag_of(frame.properties.headers, self.epoch)
             code, text = returned.reply_code or 0, returned.reply_text or ""
-            self._home.tell(Returned(self.epoch, tag, code, text))
+            self._home.tell(Returned(self.epoch, tag, code, text, frame.body_size or 0))
 
     def _on_close(self, frame: commands.Channel.Close) -> None:
         """The broker closes the channel; aiormq has freed its number just before.
@@ -417,16 +425,54 @@ def _writer_of(connection: AbstractConnection) -> asyncio.StreamWriter | None:
     return next((one for one in found if isinstance(one, asyncio.StreamWriter)), None)
 
 
+_failures: Final[list[str]] = []
+
+
+@contextmanager
+def contained(doing: str) -> Iterator[None]:
+    """Let nothing out of this that fails; it is the last time."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever aiormq is by now
+        _note_failure(doing, error)
+
+
+def _note_failure(doing: str, error: Exception) -> None:
+    if not _failures:
+        what = f"a hook failed {doing}, {type(error).__name__}: {error}"
+        _failures.append(f"aiormq {FOUND_VERSION}: {what}; give a URL instead of a connection")
+
+
+def failure() -> str:
+    """Why this process opens no channels below aiormq any more; empty as long as it does."""
+    return _failures[0] if _failures else ""
+
+
+def untested() -> str:
+    """Why this aiormq cannot be used; empty where it can."""
+    if FOUND_VERSION in TESTED_VERSIONS:
+        return failure()
+    return (
+        f"aiormq is {FOUND_VERSION}, and tested were {', '.join(TESTED_VERSIONS)}: "
+        f"pip install aiormq=={TESTED_VERSIONS[-1]}, or give a URL instead of a connection"
+    )
+
+
 def problem(connection: object) -> str | None:
     """What keeps us from opening channels of our own on this aiormq connection; None if nothing."""
-    if not FOUND_VERSION.startswith(TESTED_VERSIONS):
-        return f"aiormq is {FOUND_VERSION}, and only {', '.join(TESTED_VERSIONS)}x was tested"
+    if untested():
+        return untested()
     fields = list(inspect.signature(ChannelFrame).parameters)
     if (
         isinstance(getattr(connection, "channels", None), dict)
         and isinstance(getattr(connection, "write_queue", None), asyncio.Queue)
         and inspect.iscoroutinefunction(getattr(connection, "ready", None))
         and {"payload", "should_close"} <= set(fields)
+        and {"should_drain", "drain"} <= set(dir(ChannelFrame))
+        and hasattr(connection, "connection_tune")
     ):
         return None
-    return "this connection is not what aiormq's was when reliablepub was tested with it"
+    return (
+        f"aiormq {FOUND_VERSION} is not as it was tested: its connection lacks what channels of "
+        "ours need; give a URL instead"
+    )

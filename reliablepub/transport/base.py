@@ -34,6 +34,10 @@ class Transport(Protocol):
     that is gone is answered by the `ConnectionLost` that is already on its way.
     """
 
+    @property
+    def hooks_off(self) -> str:
+        """Why the client library is used by its public interface alone; empty where it is not."""
+
     def connect(self) -> None:
         """Begin to connect; `Connected` or `ConnectionLost` follows."""
 

@@ -18,7 +18,13 @@ from aio_pika import Connection
 from aiormq.abc import AbstractConnection
 
 from reliablepub._core.events import Blocked, Connected, ConnectionLost, Event, Unblocked
-from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
+from reliablepub.transport.aiormq_hooks import (
+    GuestChannel,
+    GuestChannels,
+    contained,
+    failure,
+    problem,
+)
 from reliablepub.transport.departures import LOOK_S
 
 _LOOK_S: Final = 0.02
@@ -68,6 +74,8 @@ class Guest:
         channel = self._home.open(epoch)
         if channel is not None:
             self.channels[epoch] = channel
+        elif not self.channels:
+            self._lose("the application's connection has no free channel number; close some there")
 
     def close_channel(self, epoch: int) -> None:
         """Close a channel."""
@@ -89,6 +97,17 @@ class Guest:
     def _look(self) -> None:
         """What has become of the connection since the last look."""
         self._timer = self._host.loop.call_later(_LOOK_S, self._look)
+        if not failure():
+            with contained("looking"):
+                self._look_around(self._timer)
+        elif self._is_wanted or self._is_connected:
+            self._is_wanted, self._is_connected, self._home = False, True, None
+            self._lose(failure())
+        if failure() and self._when_gone is not None:
+            self._timer.cancel()
+            self._when_gone()
+
+    def _look_around(self, timer: asyncio.TimerHandle) -> None:
         connection = self._open_connection()
         if self._home is not None and connection is not self._home.connection:
             self._lose(_why_closed(self._home.connection))
@@ -104,7 +123,7 @@ class Guest:
         if self._when_gone is not None and (self._home is None or self._home.is_empty):
             if self._home is not None:
                 self._home.leave()
-            self._timer.cancel()
+            timer.cancel()
             self._when_gone()
 
     def _open_connection(self) -> AbstractConnection | None:
@@ -147,7 +166,9 @@ class Guest:
 
 def _why_closed(connection: AbstractConnection) -> str:
     """What aiormq says of it; nothing secret."""
-    why = "the application's connection is lost"
+    url = getattr(connection, "url", None)
+    where = f"{url.host}:{url.port}: " if url is not None else ""
+    why = f"{where}the application's connection is lost"
     if not connection.is_closed or connection.closing.cancelled():
         return why
     error = connection.closing.exception()

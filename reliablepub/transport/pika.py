@@ -46,15 +46,12 @@ from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, h
 from reliablepub.transport.encoding import attempt_tag, encode_batch
 from reliablepub.transport.frames import PublishFrames
 from reliablepub.transport.parameters import connection_parameters
-from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
+from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, hooks
 from reliablepub.transport.pika_loop import WatchedLoop
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
 from reliablepub.transport.reasons import explain
 from reliablepub.transport.words import text
-
-IS_HOOKED: Final = is_recognized()
-"""Whether batches and confirms take the short way (`pika_hooks`), or pika's public one."""
 
 MethodFrame: TypeAlias = Any
 """pika's ``frame.Method``, whose ``method`` has the attributes of the AMQP method."""
@@ -81,6 +78,35 @@ class _Properties(pika.BasicProperties):
 
     def encode(self) -> list[bytes]:
         return [self._encoded]
+
+
+class _Listener:
+    """Notes what comes on a channel, below pika.
+
+    Args:
+        epoch: of the channel.
+        run: number of the relay's run.
+        events: where it is noted.
+    """
+
+    def __init__(self, epoch: int, run: int, events: list[Event]) -> None:
+        self._epoch = epoch
+        self._run = run
+        self._events = events
+
+    def confirmed(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
+        """A run of confirms."""
+        if is_ack and not multiple:
+            self._events.append(AckedEach(self._epoch, tags))
+        else:
+            kind = Acked if is_ack else Nacked
+            self._events += [kind(self._epoch, tag, multiple) for tag in tags]
+
+    def returned(self, method: spec.Basic.Return, headers: object, body_bytes: int) -> None:
+        """A message that came back."""
+        tag = attempt_tag(headers, self._run, self._epoch)
+        said = text(method.reply_text)
+        self._events.append(Returned(self._epoch, tag, method.reply_code, said, body_bytes))
 
 
 class PikaTransport:
@@ -111,6 +137,7 @@ class PikaTransport:
         self._topology = topology
         self._addresses = addresses
         self._next_address = 0
+        self._where = ""
         self._run = run
         self._heartbeat_s = heartbeat_s
         self._ssl_context = ssl_context
@@ -130,8 +157,9 @@ class PikaTransport:
         """Begin to connect to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
+        self._where = f"{address.host}:{address.port}"
         self._close = None
-        connection_class = HookedConnection if IS_HOOKED else SelectConnection
+        connection_class = SelectConnection if hooks.why_off() else HookedConnection
         self._connection = connection_class(
             connection_parameters(
                 address,
@@ -145,13 +173,18 @@ class PikaTransport:
             custom_ioloop=self._loop,
         )
 
+    @property
+    def hooks_off(self) -> str:
+        """Why pika is used by its public interface alone; empty where it is not."""
+        return "" if isinstance(self._connection, HookedConnection) else hooks.why_off()
+
     def disconnect(self, reason: str) -> None:
         """End the connection here and now: a broker that does not answer is not asked."""
         connection, self._connection = self._connection, None
         self._forget_all()
-        self._events.append(ConnectionLost(reason))
+        self._events.append(ConnectionLost(self._there(reason)))
         if connection is not None:
-            _abort(connection)
+            self._abort(connection)
 
     def open_channel(self, epoch: int) -> None:
         """Open a channel, and select confirm mode on it."""
@@ -185,7 +218,10 @@ class PikaTransport:
             for piece in pieces:
                 at += len(piece.data)
                 self._departures.add(at, epoch, first_tag + piece.first)
-            self._connection.write_frames([piece.data for piece in pieces])
+            try:
+                self._connection.write_frames([piece.data for piece in pieces])
+            except HookFailed as error:
+                self.disconnect(str(error))
             return
         for tag, (message, properties) in enumerate(zip(messages, encoded, strict=True), first_tag):
             channel.basic_publish(
@@ -210,7 +246,8 @@ class PikaTransport:
             if now >= self._look_at:
                 self._look_at = now + LOOK_S
                 self._look_what_left(self._connection)
-        events, self._events = self._events, []
+        events = self._events.copy()
+        self._events.clear()  # the listeners have it
         return events
 
     def wake(self) -> None:
@@ -223,7 +260,8 @@ class PikaTransport:
         try:
             if connection is not None:
                 self._close_connection(connection)
-            self._loop.process_timeouts()  # sockets are closed by callbacks
+            self._loop.call_later(0.0, _nothing)
+            self._turn_loop()  # sockets are closed by callbacks
         finally:
             self._loop.deactivate_poller()
             self._loop.close()
@@ -237,7 +275,25 @@ class PikaTransport:
         deadline = self._loop.call_later(_CLOSE_TIMEOUT_S, _nothing)
         while deadline.callback is not None and not connection.is_closed:
             self._turn_loop()
-        _abort(connection)
+        self._abort(connection)
+
+    def _abort(self, connection: SelectConnection) -> None:
+        """Close the socket without the broker's answer, for which pika has no public method."""
+        if not (connection.is_closing or connection.is_closed):
+            connection.close()
+        if not connection.is_closing:
+            return
+        transport = getattr(connection, "_transport", None)
+        if transport is not None:
+            transport.abort()
+        else:
+            self._loop.cut()
+
+    def _there(self, reason: str) -> str:
+        """A reason with the broker's host and port before it."""
+        is_sentence = reason[:1].isupper() and reason[1:2].islower()
+        words = reason[:1].lower() + reason[1:] if is_sentence else reason
+        return f"{self._where}: {words}" if self._where else words
 
     def _turn_loop(self) -> None:
         """Let pika read, write and call back.
@@ -257,7 +313,9 @@ class PikaTransport:
         if connection is not self._connection:
             return
         closing = partial(self._on_connection_close, connection)
-        connection.callbacks.add(0, spec.Connection.Close, closing)
+        callbacks = getattr(connection, "callbacks", None)  # not documented; without it nobody is
+        if callbacks is not None:  # blamed for the end of a connection
+            callbacks.add(0, spec.Connection.Close, closing)
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
         self._watch(connection, received=-1, silent=0)
@@ -271,11 +329,17 @@ class PikaTransport:
         """Look every quarter of a heartbeat whether the broker has said anything."""
         if connection is not self._connection:
             return
-        silent = 0 if connection.bytes_received != received else silent + 1
+        count = getattr(connection, "bytes_received", None)
+        if count is None:
+            return  # pika looks for itself, if later
+        if isinstance(connection, HookedConnection) and hooks.why_off():
+            self.disconnect(f"hooks were switched off: {hooks.why_off()}")
+            return
+        silent = 0 if count != received else silent + 1
         if silent >= _SILENT_QUARTERS:
             self.disconnect(f"the broker is silent: no heartbeats of {self._heartbeat_s} s came")
             return
-        look = partial(self._watch, connection, connection.bytes_received, silent)
+        look = partial(self._watch, connection, count, silent)
         self._loop.call_later(self._heartbeat_s / 4, look)
 
     def _on_provisioned(self, connection: Connection, problems: list[str]) -> None:
@@ -293,10 +357,10 @@ class PikaTransport:
             return
         self._connection = None
         self._forget_all()
-        reason = explain(error)
+        reason = getattr(connection, "ended_because", "") or explain(error)
         if self._close is not None:  # it counts, even if the socket's end was noticed first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
-        self._events.append(ConnectionLost(reason, self._close))
+        self._events.append(ConnectionLost(self._there(reason), self._close))
 
     def _on_connection_close(self, connection: Connection, frame: MethodFrame) -> None:
         """``connection.close`` with the method at fault, which pika's own error leaves out."""
@@ -325,20 +389,20 @@ class PikaTransport:
         if isinstance(self._connection, HookedConnection):
             number = int(channel.channel_number)
             self._frames[epoch] = PublishFrames(number, _frame_max(self._connection))
-            self._connection.confirm_to(number, partial(self._on_hooked_confirms, epoch))
+            self._connection.listen_on(number, _Listener(epoch, self._run, self._events))
         if self._connection is not None:
             self._departs(self._connection, epoch, 0)
 
     def _departs(self, connection: Connection, epoch: int, tag: int) -> None:
         """What pika was told to write last belongs to a publish, or opens a channel."""
-        self._departures.add(connection.bytes_sent, epoch, tag)
+        self._departures.add(_bytes_sent(connection), epoch, tag)
 
     def _look_what_left(self, connection: Connection) -> None:
         """Report what is on its way, if it moves.
 
         How much pika holds back is not public; but while it holds something back it waits for room.
         """
-        fd, handed_over = self._loop.fd, connection.bytes_sent
+        fd, handed_over = self._loop.fd, _bytes_sent(connection)
         if fd is None:
             return
         counted = acknowledged(fd)
@@ -359,29 +423,15 @@ class PikaTransport:
         kind = Acked if isinstance(method, spec.Basic.Ack) else Nacked
         self._events.append(kind(epoch, method.delivery_tag, method.multiple))
 
-    def _on_hooked_confirms(
-        self,
-        epoch: int,
-        is_ack: bool,  # noqa: FBT001
-        tags: Sequence[int],
-        multiple: bool,  # noqa: FBT001
-    ) -> None:
-        if is_ack and not multiple:
-            self._events.append(AckedEach(epoch, tags))
-        else:
-            kind = Acked if is_ack else Nacked
-            self._events += [kind(epoch, tag, multiple) for tag in tags]
-
     def _on_return(
         self,
         epoch: int,
         _channel: Channel,
         method: spec.Basic.Return,
         properties: pika.BasicProperties,
-        _body: bytes,
+        body: bytes,
     ) -> None:
-        tag = attempt_tag(properties.headers, self._run, epoch)
-        self._events.append(Returned(epoch, tag, method.reply_code, text(method.reply_text)))
+        _Listener(epoch, self._run, self._events).returned(method, properties.headers, len(body))
 
     def _on_close_method(self, epoch: int, frame: MethodFrame) -> None:
         """``channel.close`` with the method at fault, which pika's own callback leaves out."""
@@ -412,13 +462,10 @@ def _frame_max(connection: SelectConnection) -> int:
     return connection.params.frame_max or spec.FRAME_MAX_SIZE
 
 
+def _bytes_sent(connection: Connection) -> int:
+    """What pika was told to write so far; it does not document that."""
+    return int(getattr(connection, "bytes_sent", 0))
+
+
 def _nothing() -> None:
     """What a timer calls whose only purpose is to end a poll."""
-
-
-def _abort(connection: SelectConnection) -> None:
-    """Close the socket without the broker's answer, for which pika has no public method."""
-    if not (connection.is_closing or connection.is_closed):
-        connection.close()
-    if connection.is_closing and connection._transport is not None:  # noqa: SLF001
-        connection._transport.abort()  # noqa: SLF001

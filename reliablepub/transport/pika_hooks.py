@@ -11,60 +11,107 @@ So a batch of finished frames is put into its output in one go, and runs of ``ba
 Beside a turn of a few messages, its I/O loop costs as much as they do: it watches the socket for
 room before each write, and reads until there is nothing more, which is an exception. So, on a
 socket without TLS, what it takes at once is written at once, and it is read from once for each
-time that it is ready. Everything else stays pika's: handshake, TLS, heartbeats, blocked, returns,
-closing; and whatever goes wrong, which it is left to find out by itself.
+time that it is ready. Everything else stays pika's: handshake, TLS, heartbeats, blocked, closing;
+and whatever goes wrong, which it is left to find out by itself.
 
-Where pika is not what it was when this was written, `is_recognized` is False, and the transport
-uses the public interface: slower, and just as correct.
+Whatever a broker sends, little of it is kept: a frame that is larger than agreed on ends the
+connection before it is read, and the body of a returned message is dropped as it comes. pika would
+wait for all of it, 2^62 bytes if the broker says so.
+
+**Off at the first surprise.** The hooks are used with the versions in `TESTED_VERSIONS`, after a
+trial on a socket pair when they are wanted for the first time (`pika_trial`), and until one of
+them fails. From then on this process uses the public interface: slower, and just as correct.
+`why_off` says why, the log does, and so do `Status` and ``reliablepub doctor``.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from struct import Struct
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import pika
+from pika import frame, spec
 from pika.adapters.select_connection import SelectConnection
 from pika.adapters.utils import io_services_utils
 
-TESTED_VERSIONS: Final = ("1.4.",)
+TESTED_VERSIONS: Final = ("1.4.0", "1.4.1", "1.4.2", "1.4.4")
 
+_LOG: Final = logging.getLogger("reliablepub.link")
 _CONFIRM: Final = Struct(">11sQH")  # a whole basic.ack or basic.nack frame; up to its tag:
 _CONFIRM_HEAD: Final = Struct(">BHIHH")
-_METHOD_FRAME: Final = 1
+_FRAME_HEAD: Final = Struct(">BHI")
+_FRAME_OVERHEAD: Final = _FRAME_HEAD.size + 1
+_METHOD, _HEADER, _BODY, _PROTOCOL = 1, 2, 3, ord("A")
 _PAYLOAD: Final = 13
 _BASIC: Final = 60
 _ACK, _NACK = 80, 120
+_RETURN: Final = bytes((0, 60, 0, 50))
 _OCTET: Final = 0xFF
 _FRAME_END: Final = 0xCE
 _MULTIPLE: Final = 1 << 8  # of the two octets behind the tag, the second of which ends the frame
 
 _Plaintext: Final = getattr(io_services_utils, "_AsyncPlaintextTransport", None)
-_RECEIVE_BYTES: Final = 64 * 1024  # pika's 4 KiB are small for a message that comes back
+_RECEIVE_BYTES: Final = 64 * 1024  # pika's 4 KiB are small for many confirms
 
-OnConfirms = Callable[[bool, list[int], bool], None]
-"""Called with a run of confirms: are they acks, their tags, their ``multiple``."""
+
+class HookFailed(Exception):
+    """A hook has met what it does not know; the hooks are off, and this connection is over."""
+
+
+class BadFrame(Exception):
+    """The broker sent what it must not send; this connection is over."""
+
+
+class Listener(Protocol):
+    """Who is told what comes on a channel."""
+
+    def confirmed(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
+        """A run of confirms: are they acks, their tags, their ``multiple``."""
+
+    def returned(self, method: spec.Basic.Return, headers: object, body_bytes: int) -> None:
+        """A message came back; its body is dropped."""
 
 
 class HookedConnection(SelectConnection):
-    """A `SelectConnection` that takes finished frames, and hands out confirms undecoded."""
+    """A `SelectConnection` that takes finished frames, and hands out confirms undecoded.
+
+    Attributes:
+        ended_because: what was wrong with what the broker sent, or with a hook; empty so far.
+        reads_once: whether its socket is read once for each time that it is ready.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - pika's own
-        self._on_confirms: dict[bytes, tuple[OnConfirms, bool]] = {}
+        self.ended_because = ""
+        self.reads_once = False
+        self._confirms: dict[bytes, tuple[Listener, bool]] = {}
+        self._listeners: dict[int, Listener] = {}
+        self._content: dict[int, spec.Basic.Return | int] = {}  # announced, or bytes of a body
+        self._partial = b""
         super().__init__(*args, **kwargs)
 
-    def confirm_to(self, channel: int, on_confirms: OnConfirms) -> None:
-        """Have the confirms of a channel called out directly from now on."""
+    def listen_on(self, channel: int, listener: Listener) -> None:
+        """Have what comes on a channel in confirm mode told directly from now on."""
+        self._content.pop(channel, None)
+        self._listeners[channel] = listener
         for method, is_ack in ((_ACK, True), (_NACK, False)):
-            head = _CONFIRM_HEAD.pack(_METHOD_FRAME, channel, _PAYLOAD, _BASIC, method)
-            self._on_confirms[head] = on_confirms, is_ack
+            head = _CONFIRM_HEAD.pack(_METHOD, channel, _PAYLOAD, _BASIC, method)
+            self._confirms[head] = listener, is_ack
 
     def write_frames(self, frames: Sequence[bytes]) -> None:
-        """Write finished frames; each item should hold many, it is one write."""
-        self._output_marshaled_frames(self._write_at_once(frames))
+        """Write finished frames; each item should hold many, it is one write.
+
+        Raises:
+            HookFailed: some of it may be written.
+        """
+        try:
+            if self._transport is not None:
+                self._output_marshaled_frames(self._write_at_once(frames))
+        except Exception as error:
+            raise self._failed("writing", error) from error
 
     def _write_at_once(self, frames: Sequence[bytes]) -> Sequence[bytes]:
         """Write what the socket takes now, unless something waits already; the rest of it."""
@@ -86,63 +133,177 @@ class HookedConnection(SelectConnection):
 
     def _proto_connection_made(self, transport: Any) -> None:  # noqa: ANN401 - pika's own
         if type(transport) is _Plaintext:
-            transport._consume = partial(_receive_once, transport)  # noqa: SLF001
+            assert transport._consume is not None  # noqa: SLF001 - there is one to be replaced
+            transport._consume = partial(self._receive_once, transport)  # noqa: SLF001
+            self.reads_once = True
         super()._proto_connection_made(transport)
 
-    def _on_data_available(self, data_in: bytes) -> None:
-        if self._frame_buffer:
-            data_in = self._frame_buffer + data_in
-            self._frame_buffer = b""
-        rest = self._take_confirms(data_in)
-        if rest < len(data_in):
-            super()._on_data_available(data_in[rest:] if rest else data_in)
+    def _receive_once(self, transport: Any) -> None:  # noqa: ANN401 - pika's own
+        """Receive; if there is more, the loop comes back at once."""
+        try:
+            data = transport._sock.recv(_RECEIVE_BYTES)  # noqa: SLF001
+            end, protocol = transport.RxEndOfFile, transport.get_protocol()
+        except OSError:
+            raise
+        except Exception as error:
+            raise self._failed("reading", error) from error
+        if not data:
+            raise end
+        protocol.data_received(data)
 
-    def _take_confirms(self, data: bytes) -> int:
-        """Call out the confirms that the data begins with, by runs of a kind; where the rest is."""
-        whole = memoryview(data)[: len(data) // _CONFIRM.size * _CONFIRM.size]
+    def _on_data_available(self, data_in: bytes) -> None:
+        for data in self._left_to_pika(data_in):
+            super()._on_data_available(data)
+
+    def _left_to_pika(self, data_in: bytes) -> Iterator[bytes]:
+        """Take what is ours, and give pika its frames, in order."""
+        try:
+            data = self._partial + data_in if self._partial else data_in
+            self._partial = b""
+            at, view = 0, memoryview(data)
+            while at < len(data):
+                at += self._take_confirms(view[at:])
+                whole = self._frame_size(view[at:])
+                if whole is None:
+                    self._partial = data[at:]
+                    break
+                one = data[at : at + whole]
+                at += whole
+                if not self._take_content(one):
+                    yield one
+        except BadFrame as error:
+            self.ended_because = str(error)
+            raise
+        except Exception as error:
+            raise self._failed("reading", error) from error
+
+    def _frame_size(self, data: memoryview) -> int | None:
+        """How long the first frame is; None where the rest of it has not come yet."""
+        if len(data) < _FRAME_HEAD.size:
+            return None
+        kind, _, size = _FRAME_HEAD.unpack_from(data)
+        if kind == _PROTOCOL:
+            return len(data)  # another version of AMQP is all that pika understands here
+        whole, most = int(size) + _FRAME_OVERHEAD, self.params.frame_max or spec.FRAME_MAX_SIZE
+        if whole > most:
+            raise BadFrame(f"the broker began a frame of {whole} bytes, and {most} are allowed")
+        return whole if whole <= len(data) else None
+
+    def _take_confirms(self, data: memoryview) -> int:
+        """Tell of the confirms that the data begins with, by runs of a kind; where the rest is."""
+        whole = data[: len(data) // _CONFIRM.size * _CONFIRM.size]
         count, run_head, run_end, tags = 0, b"", 0, list[int]()
         for head, tag, end in _CONFIRM.iter_unpack(whole):
             if head != run_head or end != run_end:
-                count += self._call_out(run_head, run_end, tags)
+                count += self._tell(run_head, run_end, tags)
                 run_head, run_end, tags = head, end, []
-                if head not in self._on_confirms or end & _OCTET != _FRAME_END:
+                if head not in self._confirms or end & _OCTET != _FRAME_END:
                     break
             tags.append(tag)
-        count += self._call_out(run_head, run_end, tags)
+        count += self._tell(run_head, run_end, tags)
         self.bytes_received += count * _CONFIRM.size  # pika's heartbeat looks at this
         self.frames_received += count
         return count * _CONFIRM.size
 
-    def _call_out(self, head: bytes, end: int, tags: list[int]) -> int:
+    def _tell(self, head: bytes, end: int, tags: list[int]) -> int:
         """Tell of a run; how many there are in it."""
         if tags:
-            on_confirms, is_ack = self._on_confirms[head]
-            on_confirms(is_ack, tags, bool(end & _MULTIPLE))
+            listener, is_ack = self._confirms[head]
+            listener.confirmed(is_ack, tags, bool(end & _MULTIPLE))
         return len(tags)
 
+    def _take_content(self, one: bytes) -> bool:
+        """Take a frame of a returned message; False for every other frame."""
+        kind, channel, size = _FRAME_HEAD.unpack_from(one)
+        is_return = kind == _METHOD and one.startswith(_RETURN, _FRAME_HEAD.size)
+        if not is_return and kind not in {_HEADER, _BODY}:
+            return False
+        listener, before = self._listeners.get(channel), self._content.pop(channel, None)
+        if is_return and listener is not None and before is None:
+            self._content[channel] = _read(one).method
+        elif kind == _HEADER and listener is not None and isinstance(before, spec.Basic.Return):
+            header = _read(one)
+            listener.returned(before, header.properties.headers, header.body_size)
+            if header.body_size:
+                self._content[channel] = header.body_size
+        elif kind == _BODY and isinstance(before, int) and size <= before:
+            if size < before:
+                self._content[channel] = before - size
+        else:
+            raise BadFrame("the broker sent a message, or a part of one, that nobody waits for")
+        self.bytes_received += len(one)
+        self.frames_received += 1
+        return True
 
-def _receive_once(transport: Any) -> None:  # noqa: ANN401 - pika's own
-    """Receive; if there is more, the loop comes back at once."""
-    data = transport._sock.recv(_RECEIVE_BYTES)  # noqa: SLF001
-    if not data:
-        raise transport.RxEndOfFile
-    transport.get_protocol().data_received(data)
+    def _failed(self, doing: str, error: Exception) -> HookFailed:
+        """The hooks are off from now on, and why."""
+        why = f"pika {pika.__version__}: a hook failed {doing}, {type(error).__name__}: {error}"
+        hooks.switch_off(why)
+        self.ended_because = why
+        return HookFailed(why)
 
 
-def is_recognized() -> bool:
-    """Whether this pika is one that the hooks were tested with, and has what they hook into."""
-    if not pika.__version__.startswith(TESTED_VERSIONS):
-        return False
+def _read(one: bytes) -> Any:  # noqa: ANN401 - one of pika's frames
+    """A frame, decoded by pika; the broker is at fault where that fails."""
     try:
-        return hasattr(_Plaintext, "_STATE_ACTIVE") and all(
-            list(inspect.signature(getattr(owner, name)).parameters) == parameters
-            for owner, name, parameters in (
-                (SelectConnection, "_on_data_available", ["self", "data_in"]),
-                (SelectConnection, "_output_marshaled_frames", ["self", "marshaled_frames"]),
-                (SelectConnection, "_proto_connection_made", ["self", "transport"]),
-                (_Plaintext, "_consume", ["self"]),
-                (_Plaintext, "RxEndOfFile", []),
-            )
-        )
-    except (AttributeError, TypeError):
-        return False
+        return frame.decode_frame(one)[1]
+    except Exception as error:
+        raise BadFrame(f"the broker sent a return that cannot be read ({error!r})") from error
+
+
+class Hooks:
+    """Whether this process uses the hooks. From any thread.
+
+    Args:
+        trial: raises where the hooks do not do what they shall.
+    """
+
+    def __init__(self, trial: Callable[[], None]) -> None:
+        self._trial = trial
+        self._lock = threading.Lock()
+        self._why_off: str | None = None
+
+    def why_off(self) -> str:
+        """Why pika's public interface is used, for people; empty where the hooks are.
+
+        The first call in a process tries them, which takes some three milliseconds.
+        """
+        if self._why_off is None:
+            why = self._look()
+            with self._lock:
+                is_news, self._why_off = self._why_off is None, self._why_off or why
+            if is_news and why:
+                self._log(why)
+        return self._why_off
+
+    def switch_off(self, why: str) -> None:
+        """Use the public interface from now on."""
+        with self._lock:
+            is_news, self._why_off = not self._why_off, self._why_off or why
+        if is_news:
+            self._log(why)
+
+    def _look(self) -> str:
+        found = pika.__version__
+        if found not in TESTED_VERSIONS:
+            return f"pika is {found}, and tested were {', '.join(TESTED_VERSIONS)}"
+        try:
+            self._trial()
+        except Exception as error:  # noqa: BLE001 - whatever it is, this pika is another one
+            return f"pika {found} is not as tested: {type(error).__name__}: {error}"
+        return ""
+
+    @staticmethod
+    def _log(why: str) -> None:
+        words = "pika's public interface is used, which is slower and just as safe: %s"
+        _LOG.warning(words, why, extra={"event": "hooks_off", "reason": why})
+
+
+def _try() -> None:
+    from reliablepub.transport.pika_trial import try_hooks  # noqa: PLC0415 - it tries this module
+
+    try_hooks()
+
+
+hooks: Final = Hooks(_try)
+"""Of this process."""

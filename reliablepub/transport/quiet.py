@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 _LOGGERS: Final = (
@@ -43,3 +45,15 @@ def unquiet_this_thread() -> None:
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
     return record.thread not in _our_threads
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Drop what pika logs on this thread meanwhile."""
+    is_ours = threading.get_ident() in _our_threads
+    quiet_this_thread()
+    try:
+        yield
+    finally:
+        if not is_ours:
+            unquiet_this_thread()

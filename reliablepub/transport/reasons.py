@@ -5,22 +5,31 @@ Knows: how pika wraps what has happened. Must never know: what is done about it.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pika import exceptions
 from pika.adapters.utils import connection_workflow
 
 from reliablepub.transport.words import text
 
+_WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
+    (exceptions.ConnectionOpenAborted, "the AMQP handshake did not end in time"),
+    (TimeoutError, "no answer to the TCP connection in time"),
+    (exceptions.ProbableAuthenticationError, "the broker refused the credentials"),
+    (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
+)
+
 
 def explain(error: BaseException) -> str:
     """In a few words, without anything secret."""
     error = unwrapped(error)
+    for kind, words in _WORDS:
+        if isinstance(error, kind):
+            return words
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
-        case exceptions.ProbableAuthenticationError():
-            return "the broker refused the credentials"
-        case exceptions.ProbableAccessDeniedError():
-            return "the broker refused access to the vhost"
         case OSError():
             return error.strerror or str(error) or type(error).__name__
         case _:

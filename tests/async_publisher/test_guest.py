@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import aio_pika
+import aiormq
 import pytest
 from aio_pika.exceptions import ChannelNotFoundEntity
+from aiormq.abc import ChannelFrame
 from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import (
@@ -27,6 +29,8 @@ from reliablepub import (
 )
 from reliablepub.headers import FieldValue
 from reliablepub.testing import FakeBroker, NodeOptions
+from reliablepub.transport import aiormq_hooks
+from reliablepub.transport.aiormq_hooks import GuestChannels
 from tests.amqp_probe import AmqpProbe
 from tests.async_publisher.conftest import Run
 
@@ -93,17 +97,86 @@ def test_a_connection_of_another_loop_is_refused(run: Run[None], broker: FakeBro
 def test_an_aiormq_that_was_never_tested_is_refused_by_name(
     run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.transport.aiormq_hooks.TESTED_VERSIONS", ("1.0.",))
+    monkeypatch.setattr("reliablepub.transport.aiormq_hooks.TESTED_VERSIONS", ("1.0.0",))
 
     async def main() -> None:
-        async with (
-            host(broker.url) as connection,
-            AsyncPublisher(connection=connection, outbox=None, close_timeout_s=0) as publisher,
-        ):
-            await publisher.publish(b"x", routing_key="q")
-            await until(lambda: "only 1.0.x was tested" in publisher.status.reason)
+        async with host(broker.url) as connection:
+            with pytest.raises(ConfigurationError, match=r"tested were 1\.0\.0: pip install"):
+                AsyncPublisher(connection=connection, outbox=None)
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "name", ["channels", "write_queue", "ready", "connection_tune", "should_drain", "drain"]
+)
+def test_an_aiormq_that_lacks_something_is_refused(
+    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    async def main() -> None:
+        async with host(broker.url) as connection:
+            assert connection.transport is not None
+            with monkeypatch.context() as patch:
+                if name in {"should_drain", "drain"}:
+                    patch.delattr(ChannelFrame, name)
+                elif name == "ready":
+                    patch.setattr(aiormq.Connection, name, None)
+                else:
+                    patch.delattr(connection.transport.connection, name)
+                with pytest.raises(ConfigurationError, match="is not as it was tested"):
+                    AsyncPublisher(connection=connection, outbox=None)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    "name", ["tag_of", "written", "drained", "look_what_left", "is_blocked", "write"]
+)
+def test_a_hook_that_fails_harms_nobody_and_is_the_last(
+    run: Run[None], broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The application's connection goes on, and the reason is told; here and to the next one."""
+    monkeypatch.setattr(aiormq_hooks, "_failures", [])
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError(name)
+
+    async def main() -> None:
+        async with host(broker.url) as connection:
+            theirs = await connection.channel()
+            async with AsyncPublisher(
+                connection=connection, outbox=None, close_timeout_s=0
+            ) as publisher:
+                await (await publisher.publish(b"ours", routing_key="q"))
+                if name == "written":
+                    monkeypatch.setattr(GuestChannels, name, property(fset=fail), raising=False)
+                elif name == "is_blocked":
+                    monkeypatch.setattr(GuestChannels, name, property(fail))
+                else:
+                    monkeypatch.setattr(GuestChannels, name, fail)
+                await publisher.publish(b"ours too", routing_key="nowhere")
+                await until(lambda: "a hook failed" in publisher.status.reason)
+            message = aio_pika.Message(b"theirs")
+            await theirs.default_exchange.publish(message, "q")
+            with pytest.raises(ConfigurationError, match="a hook failed"):
+                AsyncPublisher(connection=connection, outbox=None)
+
+    run(main())
+
+
+def test_a_connection_without_a_free_channel_number_says_so(run: Run[None]) -> None:
+    async def main(url: str) -> None:
+        async with host(url) as connection:
+            channels = [await connection.channel() for _ in range(2)]
+            async with AsyncPublisher(connection=connection, outbox=None) as publisher:
+                receipt = await publisher.publish(b"ours", routing_key="q")
+                await until(lambda: "no free channel number" in publisher.status.reason)
+                await channels[0].close()
+                await receipt
+
+    with FakeBroker(options=NodeOptions(channel_max=2)) as small:
+        small.declare_queue("q")
+        run(main(small.url))
 
 
 @pytest.mark.parametrize("connect", [aio_pika.connect, aio_pika.connect_robust])

@@ -43,6 +43,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
         self._writers: set[asyncio.StreamWriter] = set()
+        self._downs: set[_Line] = set()
         self.heal()
 
     def heal(self) -> None:
@@ -96,6 +97,14 @@ class Proxy:
         """Reset every connection, at both ends."""
         self._call(self._cut)
 
+    def inject(self, data: bytes) -> None:
+        """Have every client hear this from its broker, between two things that it says."""
+        self._call(lambda: self._inject(data))
+
+    def _inject(self, data: bytes) -> None:
+        for line in self._downs:
+            line.put_nowait((0.0, data))
+
     def _call(self, function: Callable[[], None]) -> None:
         done = threading.Event()
         self._loop.call_soon_threadsafe(function)
@@ -115,10 +124,11 @@ class Proxy:
             _reset(writer)
             return
         pair = {writer, broker_writer}
+        up: _Line = asyncio.Queue(LINE_PIECES)
+        down: _Line = asyncio.Queue(LINE_PIECES)
         self._writers |= pair
+        self._downs.add(down)
         try:
-            up: _Line = asyncio.Queue(LINE_PIECES)
-            down: _Line = asyncio.Queue(LINE_PIECES)
             await asyncio.gather(
                 self._pass(reader, up, lambda: self.is_silent_up),
                 self._pass(broker_reader, down, lambda: self.is_silent_down),
@@ -129,6 +139,7 @@ class Proxy:
             pass
         finally:
             self._writers -= pair
+            self._downs.discard(down)
             for end in pair:
                 _reset(end)
 

@@ -62,7 +62,7 @@ def test_it_looks_at_the_outbox_alone(run: Run) -> None:
     result = run("--json")
     assert result.exit_code == 4, "messages are open, and nobody relays them"
     rows = json.loads(result.stdout)
-    assert {row["about"] for row in rows} == {"outbox"}
+    assert {row["about"] for row in rows} == {"outbox", "client"}
     assert {row["check"] for row in rows if row["level"] != "ok"} >= {"relay"}
     assert all(row["remedy"] for row in rows if row["level"] != "ok")
     assert all(f"`{name}`" in section("reliablepub doctor") for name in rows[0])

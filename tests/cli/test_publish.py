@@ -149,11 +149,14 @@ def test_a_broker_that_is_down_costs_nothing(cli: Cli, flights: Flights, arrived
     ended = cli("publish", path, *TO_ALL, "--url", NOBODY, "--timeout", "0.3", "--json")
     assert ended.code == 3
     assert ended.error == (
-        "1200 messages are stored, not yet published (connection refused); "
+        "1200 messages are stored, not yet published (127.0.0.1:1: connection refused); "
         "run `reliablepub relay --outbox o.db --url ...`"
     )
     assert (ended.json["stored"], ended.json["open"]) == (1200, 1200)
-    assert (ended.json["reason"], ended.json["stopped"]) == ("connection refused", "timeout")
+    assert (ended.json["reason"], ended.json["stopped"]) == (
+        "127.0.0.1:1: connection refused",
+        "timeout",
+    )
 
     drained = cli("relay", "--drain", "--json")
     assert drained.code == 0, drained.err
@@ -379,7 +382,7 @@ def test_a_terminal_gets_a_progress_bar(cli: Cli, flights: Flights) -> None:
     command = [sys.executable, "-m", "reliablepub", "publish", str(flights(30)), *TO_ALL]
     for url, expected in (
         (cli.environment["RELIABLEPUB_URL"], "30/30"),
-        (NOBODY, "not connected to the broker: connection refused; trying again"),
+        (NOBODY, "not connected to the broker: 127.0.0.1:1: connection refused; trying again"),
     ):
         done = subprocess.run(
             [*command, "--url", url, "--timeout", "0.3"],

@@ -546,6 +546,19 @@ def test_confirms_of_younger_ones_give_the_oldest_no_time() -> None:
     assert client.kinds() == "b:confirmed c:confirmed d:confirmed a:uncertain"
 
 
+def test_a_return_of_more_than_was_sent_ends_the_epoch() -> None:
+    client = connected()
+    client.submits("ab", size=10)
+    client.writes()
+    client.hears(Returned(1, 1, 312, "NO_ROUTE", 10))
+    assert client.took() == []
+    client.hears(Returned(1, 2, 312, "NO_ROUTE", 11))
+    said = "the broker returned 11 bytes of a message that has fewer"
+    assert client.took() == [Disconnect(said)]
+    assert client.kinds() == "a:returned b:uncertain"
+    assert client.session.violations == {Violation.RETURN_TOO_LARGE: 1}
+
+
 # ------------------------------------------------------------------------------------ slow links
 
 

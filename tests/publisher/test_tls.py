@@ -10,6 +10,7 @@ import pytest
 
 from reliablepub import ConfigurationError, Publisher
 from reliablepub.testing import FakeBroker
+from reliablepub.transport.pika_hooks import hooks
 from tests.certificates import broker_with, signed
 from tests.conformance.test_survival import wait_until
 from tests.rabbitmq import RabbitMQNode
@@ -53,7 +54,8 @@ def test_a_trusted_broker_gets_the_message(
     monkeypatch: pytest.MonkeyPatch,
     is_hooked: bool,  # noqa: FBT001
 ) -> None:
-    monkeypatch.setattr("reliablepub.transport.pika.IS_HOOKED", is_hooked)
+    if not is_hooked:
+        monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
     context = trusting(certificate)
     with Publisher(tls_broker.url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
         receipts = [publisher.publish(bytes(size), routing_key="q") for size in (0, 10, 300_000)]

@@ -64,6 +64,8 @@ class Sending:
 class ScriptedTransport:
     """Writes down what it is told to do, in a log that it shares with the store."""
 
+    hooks_off = ""
+
     def __init__(self, log: list[str]) -> None:
         self.log = log
         self.sendings: list[Sending] = []

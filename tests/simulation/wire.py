@@ -194,6 +194,8 @@ class SimTransport:
         note: told of whatever happens.
     """
 
+    hooks_off = ""
+
     def __init__(
         self,
         *,

@@ -42,6 +42,8 @@ _PROPERTIES: Any = {"capabilities": {"publisher_confirms": True, "basic.nack": T
 class Wire:
     """A transport that makes real frames, and confirms each publish at the next listen."""
 
+    hooks_off = ""
+
     def __init__(self) -> None:
         self._frames = PublishFrames(1, 131_072)
         self._events: list[Event] = []
@@ -128,6 +130,19 @@ def confirms(tags: Sequence[int]) -> bytes:
     return b"".join(frame.marshal(commands.Basic.Ack(tag), 1) for tag in tags)
 
 
+class Heard:
+    """A listener that keeps tags."""
+
+    def __init__(self, tags: list[int]) -> None:
+        self._tags = tags
+
+    def confirmed(self, _is_ack: bool, tags: list[int], _multiple: bool) -> None:  # noqa: FBT001
+        self._tags += tags
+
+    def returned(self, *_: object) -> None:
+        raise AssertionError("nothing came back")
+
+
 def hear_confirms(data: bytes) -> int:
     """Take confirms off the wire, as our transport does.
 
@@ -137,7 +152,7 @@ def hear_confirms(data: bytes) -> int:
     heard: list[int] = []
     with closing(IOLoop()) as loop:
         connection = HookedConnection(custom_ioloop=loop, internal_connection_workflow=False)
-        connection.confirm_to(1, lambda _, tags, __: heard.extend(tags))
+        connection.listen_on(1, Heard(heard))
         connection._on_data_available(data)
     return len(heard)
 

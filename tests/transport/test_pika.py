@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ def test_an_error_out_of_pikas_loop_loses_the_connection_and_no_more(wire: Conne
 
     w = wire()
     w.transport._loop.call_later(0, fail)
-    assert w.lost_reason().startswith("pika failed with ZeroDivisionError")
+    assert ": pika failed with ZeroDivisionError" in w.lost_reason()
     w.connect()
     assert w.open_channel() == 2
 
@@ -191,6 +191,51 @@ def test_a_peer_that_speaks_no_amqp_is_a_lost_connection(wire: Connect) -> None:
         thread.start()
         w.transport.connect()
         assert w.lost_reason()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "backlog", "reason"),
+    [
+        ("amqps", 5, "the TLS handshake did not end in time"),
+        ("amqp", 5, "the AMQP handshake did not end in time"),
+        ("amqp", 0, "no answer to the TCP connection in time"),
+    ],
+)
+def test_a_peer_that_stalls_is_a_lost_connection_that_says_where(
+    wire: Connect, monkeypatch: pytest.MonkeyPatch, scheme: str, backlog: int, reason: str
+) -> None:
+    monkeypatch.setattr("reliablepub.transport.pika._CONNECT_TIMEOUT_S", 0.5)
+    with ExitStack() as stack:
+        server = stack.enter_context(closing(socket.socket()))
+        server.bind(("127.0.0.1", 0))
+        server.listen(backlog)
+        for _ in range(3 if backlog == 0 else 0):  # nobody else gets in
+            filler = stack.enter_context(closing(socket.socket()))
+            filler.settimeout(0)
+            filler.connect_ex(server.getsockname())
+        port = server.getsockname()[1]
+        w = wire(f"{scheme}://127.0.0.1:{port}/")
+        w.transport.connect()
+        assert w.lost_reason() == f"127.0.0.1:{port}: {reason}"
+
+
+def send_a_huge_frame(server: socket.socket) -> None:
+    peer, _ = server.accept()
+    with closing(peer), suppress(OSError):
+        peer.recv(8)
+        peer.sendall(b"\x01\x00\x00\xff\xff\xff\xff")
+        for _ in range(10_000):
+            peer.sendall(bytes(64 * 1024))
+
+
+def test_a_frame_without_end_is_not_read_before_authentication_either(wire: Connect) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        w = wire(f"amqp://127.0.0.1:{server.getsockname()[1]}/")
+        thread = threading.Thread(target=send_a_huge_frame, args=[server])
+        thread.start()
+        w.transport.connect()
+        assert "began a frame of 4294967303 bytes, and 131072 are allowed" in w.lost_reason()
         thread.join()
 
 
@@ -241,7 +286,7 @@ def test_returns_are_matched_by_their_header_and_come_before_the_ack(
 def test_a_return_is_understood_whatever_its_headers_hold(wire: Connect, value: Any) -> None:
     w = wire()
     w.send(1, to("nowhere", headers={"k": value}))
-    assert w.until(Returned, ConnectionLost) == Returned(1, 1, 312, "NO_ROUTE")
+    assert w.until(Returned, ConnectionLost) == Returned(1, 1, 312, "NO_ROUTE", 4)
 
 
 def test_headers_beyond_the_negotiated_frame_are_refused_before_anything_is_written() -> None:
@@ -305,7 +350,7 @@ def test_a_closed_connection_says_which_method_was_at_fault(
     lost = w.until(ConnectionLost)
     assert lost.close is not None
     assert (lost.close.reply_code, lost.close.method) == (code, method)
-    assert lost.reason == f"{code} {lost.close.reply_text}"
+    assert lost.reason == f"127.0.0.1:{fake_broker.port}: {code} {lost.close.reply_text}"
     w.connect()
     fake_broker.drop_connections()
     assert w.until(ConnectionLost).close is None, "the words were of the other one"
@@ -337,7 +382,7 @@ def test_events_of_a_dropped_connection_are_not_reported_for_the_next(
     w.transport.listen(0.1)
     fake_broker.wait_for(1)
     w.transport.disconnect("no confirm")
-    assert w.lost_reason() == "no confirm"
+    assert w.lost_reason() == f"127.0.0.1:{fake_broker.port}: no confirm"
     w.connect()
     fake_broker.release_confirms()
     fake_broker.drop_connections()

@@ -1,6 +1,8 @@
 """However the received bytes are cut, the hooks and pika see each frame once, and in order."""
 
 import socket
+import struct
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
@@ -10,13 +12,16 @@ import pika
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pamqp import commands, frame, heartbeat
+from pamqp import body, commands, frame, header, heartbeat
+from pika import spec
 from pika.adapters.base_connection import _StreamingProtocolShim
-from pika.adapters.select_connection import IOLoop, SelectConnection
-from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport, _AsyncTransportBase
+from pika.adapters.select_connection import IOLoop
+from pika.adapters.utils.io_services_utils import _AsyncPlaintextTransport
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 
-from reliablepub.transport.pika_hooks import HookedConnection, is_recognized
+from reliablepub.transport import pika_hooks
+from reliablepub.transport.pika_hooks import BadFrame, HookedConnection, HookFailed, Hooks
+from reliablepub.transport.pika_trial import try_hooks
 
 HOOKED_CHANNEL, OTHER_CHANNEL = 1, 2
 
@@ -27,14 +32,17 @@ class Wire(HookedConnection):
     def __init__(self, loop: IOLoop) -> None:
         self.seen: list[tuple[Any, ...]] = []
         super().__init__(custom_ioloop=loop, internal_connection_workflow=False)
-        self.confirm_to(HOOKED_CHANNEL, self._note)
+        self.listen_on(HOOKED_CHANNEL, self)
 
     @classmethod
     def unplugged(cls) -> "Wire":
         with closing(IOLoop()) as loop:
             return cls(loop)
 
-    def _note(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
+    def returned(self, method: spec.Basic.Return, headers: object, body_bytes: int) -> None:
+        self.seen.append(("returned", method.reply_code, headers, body_bytes))
+
+    def confirmed(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
         self.seen += [("hook", is_ack, tag, multiple) for tag in tags]
 
     def _process_frame(self, frame_value: Any) -> None:
@@ -239,36 +247,158 @@ def test_the_end_of_what_can_be_read_is_told(plugged: Plugged) -> None:
     assert len(plugged.ended) == 1
 
 
-def test_this_pika_is_recognized() -> None:
-    assert is_recognized()
+# -------------------------------------------------------------------- returns, and what is too much
 
 
-def test_another_version_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pika, "__version__", "2.0.0")
-    assert not is_recognized()
+def returned(body_bytes: int, *parts: bytes, channel: int = HOOKED_CHANNEL) -> bytes:
+    """A return whose header promises so much, and the parts of its body that come."""
+    properties = commands.Basic.Properties(headers={"n": 1})
+    return b"".join(
+        (
+            frame.marshal(commands.Basic.Return(312, "NO_ROUTE", "", "q"), channel),
+            frame.marshal(header.ContentHeader(0, body_bytes, properties), channel),
+            *(frame.marshal(body.ContentBody(part), channel) for part in parts),
+        )
+    )
+
+
+TOLD = ("returned", 312, {"n": 1})
+ACK = ("ack", HOOKED_CHANNEL, 1, False)
+
+
+@pytest.mark.parametrize("size", [1, 7, 21, 50, 10_000])
+def test_a_return_is_told_once_and_its_body_dropped(size: int) -> None:
+    data = returned(5, b"abc", b"de") + bytes_of(ACK) + returned(0) + bytes_of(ACK)
+    wire = Wire.unplugged()
+    for start in range(0, len(data), size):
+        wire._on_data_available(data[start : start + size])
+    assert wire.seen == [(*TOLD, 5), expected(ACK), (*TOLD, 0), expected(ACK)]
+    assert wire.bytes_received == len(data)
+    assert not wire._content
+
+
+def test_however_large_a_body_is_said_to_be_nothing_of_it_is_kept() -> None:
+    wire = Wire.unplugged()
+    wire._on_data_available(returned(2**62))
+    assert wire.seen == [(*TOLD, 2**62)]
+    part = frame.marshal(body.ContentBody(bytes(100_000)), HOOKED_CHANNEL)
+    tracemalloc.start()
+    for _ in range(200):
+        wire._on_data_available(part)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_000_000
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"),
+    "data",
     [
-        (SelectConnection, "_on_data_available"),
-        (SelectConnection, "_output_marshaled_frames"),
-        (SelectConnection, "_proto_connection_made"),
-        (_AsyncPlaintextTransport, "_consume"),
-        (_AsyncPlaintextTransport, "RxEndOfFile"),
+        pytest.param(b"\x01\x00\x00\xff\xff\xff\xff", id="a frame of 4 GiB"),
+        pytest.param(struct.pack(">BHI", 3, 1, 131_072 - 7), id="a byte more than agreed on"),
+        pytest.param(returned(5, b"abcdef"), id="more body than announced"),
+        pytest.param(returned(0, b"a"), id="a body of nothing"),
+        pytest.param(returned(5, channel=OTHER_CHANNEL), id="a return on another channel"),
+        pytest.param(returned(5) + returned(5), id="a return within a return"),
+        pytest.param(
+            frame.marshal(header.ContentHeader(0, 5, commands.Basic.Properties()), HOOKED_CHANNEL),
+            id="a header of nothing",
+        ),
+        pytest.param(
+            frame.marshal(commands.Basic.Return(312, "NO_ROUTE", "", "q"), HOOKED_CHANNEL)
+            + b"\x02\x00\x01\x00\x00\x00\x02\x00\x3c\xce",
+            id="a header that ends early",
+        ),
     ],
 )
-def test_a_pika_without_what_is_hooked_into_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
-) -> None:
-    monkeypatch.setattr(owner, name, lambda self, other: None)
-    assert not is_recognized()
-    monkeypatch.setattr(owner, name, None)
-    assert not is_recognized()
+def test_what_a_broker_must_not_send_ends_the_connection_before_it_is_read(data: bytes) -> None:
+    wire = Wire.unplugged()
+    with pytest.raises(BadFrame) as raised:
+        wire._on_data_available(data)
+    assert wire.ended_because == str(raised.value)
+    assert pika_hooks.hooks.why_off() == "", "it is none of our hooks' fault"
 
 
-def test_a_pika_whose_connections_have_other_states_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_frame_as_large_as_agreed_on_is_read() -> None:
+    wire = Wire.unplugged()
+    most = 131_072 - 8
+    wire._on_data_available(returned(most, bytes(most)))
+    assert wire.seen == [(*TOLD, most)]
+
+
+# -------------------------------------------------------------------- off at the first surprise
+
+
+def test_this_pika_is_one_of_those_tested() -> None:
+    assert Hooks(try_hooks).why_off() == ""
+
+
+def test_another_version_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr(_AsyncTransportBase, "_STATE_ACTIVE")
-    assert not is_recognized()
+    monkeypatch.setattr(pika, "__version__", "1.4.5")
+    hooks = Hooks(try_hooks)
+    for _ in range(2):
+        assert hooks.why_off() == "pika is 1.4.5, and tested were 1.4.0, 1.4.1, 1.4.2, 1.4.4"
+    [record] = caplog.records
+    assert (record.name, record.levelname) == ("reliablepub.link", "WARNING")
+    assert record.__dict__["event"] == "hooks_off"
+
+
+def test_a_trial_that_fails_leaves_the_hooks_off() -> None:
+    def trial() -> None:
+        raise AttributeError("no '_sock'")
+
+    assert "is not as tested: AttributeError: no '_sock'" in Hooks(trial).why_off()
+
+
+def test_they_are_tried_once(caplog: pytest.LogCaptureFixture) -> None:
+    tries: list[int] = []
+    hooks = Hooks(lambda: tries.append(1))
+    assert [hooks.why_off() for _ in range(3)] == ["", "", ""]
+    hooks.switch_off("one")
+    hooks.switch_off("another")
+    assert hooks.why_off() == "one"
+    assert (len(tries), len(caplog.records)) == (1, 1)
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> Hooks:
+    """Those of this process, for a test that ruins them."""
+    monkeypatch.setattr(pika_hooks.hooks, "_why_off", "")
+    return pika_hooks.hooks
+
+
+def broken(*_: object) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_hook_that_fails_writing_is_the_last(
+    plugged: Plugged, hooks: Hooks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_AsyncPlaintextTransport, "get_write_buffer_size", broken)
+    with pytest.raises(HookFailed, match="a hook failed writing, ZeroDivisionError"):
+        plugged.wire.write_frames([b"one"])
+    assert hooks.why_off() == plugged.wire.ended_because != ""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(_AsyncPlaintextTransport, "get_protocol"), (Wire, "confirmed")]
+)
+def test_a_hook_that_fails_reading_is_the_last_and_ends_the_connection(
+    plugged: Plugged, hooks: Hooks, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
+) -> None:
+    monkeypatch.setattr(owner, name, broken)
+    plugged.theirs.sendall(bytes_of(ACK))
+    for _ in range(3):
+        plugged.turn()
+    assert len(plugged.ended) == 1
+    assert hooks.why_off() == plugged.wire.ended_because
+    assert "a hook failed reading, ZeroDivisionError" in hooks.why_off()
+
+
+def test_a_connection_that_is_gone_is_no_failure_of_a_hook(plugged: Plugged, hooks: Hooks) -> None:
+    plugged.theirs.close()
+    for _ in range(3):
+        plugged.turn()
+    plugged.wire.write_frames([b"late"])
+    assert hooks.why_off() == ""

@@ -59,11 +59,13 @@ def status(outbox_path: Path, over_s: float, as_json: bool) -> int:  # noqa: FBT
 def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
     oldest_age_s, pid = more["oldest_open_age_s"], more["relay_pid"]
     rates = f"{more['stored_per_s']} stored/s, {more['confirmed_per_s']} confirmed/s"
+    slow = {"client library": f"slower: {more['hooks_off']}"} if more["hooks_off"] else {}
     return {
         "oldest open": "none" if oldest_age_s is None else f"{age(oldest_age_s)} old",
         "rates": "not measured" if more["stored_per_s"] is None else rates,
         "relay": "none" if pid is None else f"process {pid}",
         "broker": link_words(more, now),
         "window": "nobody knows" if more["window"] is None else f"{more['window']} messages",
+        **slow,
         "on disk": f"{size_of(more['bytes_on_disk'])}, {size_of(more['bytes_free'])} free",
     }
