@@ -1,0 +1,46 @@
+"""What every parser of foreign bytes must keep to, and how long it is tried."""
+
+import os
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hypothesis import HealthCheck, settings
+
+LONG_S = float(os.environ.get("RELIABLEPUB_FUZZ_S", "900"))
+"""How long each parser is tried in `make soak`: an hour for all of them."""
+CPU_S_MAX = 5.0
+
+short = settings(
+    max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), database=None
+)
+_long = settings(short, max_examples=2_000)
+
+
+@contextmanager
+def bounded(bytes_max: int) -> Iterator[None]:
+    """No hang, and no memory beyond a bound, whatever is parsed."""
+    is_outermost = not tracemalloc.is_tracing()
+    if is_outermost:
+        tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    tracemalloc.reset_peak()
+    begun = time.process_time()
+    try:
+        yield
+    finally:
+        took = time.process_time() - begun
+        _, peak = tracemalloc.get_traced_memory()
+        if is_outermost:
+            tracemalloc.stop()
+    assert took < CPU_S_MAX, f"{took:.1f} s"
+    assert peak - before < bytes_max, f"{peak - before} bytes"
+
+
+def for_long(tried: Callable[[], None]) -> None:
+    """Try a short test again and again, each time with other examples."""
+    again = _long(tried)
+    until = time.monotonic() + LONG_S
+    while time.monotonic() < until:
+        again()
