@@ -21,7 +21,8 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 
 TOP_LEVEL = {
-    *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md", "mkdocs.yml"),
+    *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md"),
+    *("SECURITY.md", "mkdocs.yml"),
     *("docs", "examples", "pyproject.toml", "reliablepub", "spark_sink", "tests"),
 }
 MAY_PRINT = ("reliablepub/cli/", "reliablepub/demo/", "reliablepub/testing/command.py")

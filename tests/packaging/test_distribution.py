@@ -16,7 +16,17 @@ from tests.packaging.conftest import ROOT, Built
 PACKAGES = ("reliablepub", "spark_sink")
 # Where Spark looks for data sources: modules at the top level whose names begin with pyspark_.
 DATA_SOURCES = {"pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py"}
-FILES = {"LICENSE", "Makefile", "README.md", "mkdocs.yml", "pyproject.toml", "PKG-INFO"}
+FILES = {
+    *(
+        "LICENSE",
+        "Makefile",
+        "README.md",
+        "SECURITY.md",
+        "mkdocs.yml",
+        "pyproject.toml",
+        "PKG-INFO",
+    ),
+}
 FOLDERS = (".ci", "docs", "examples", "reliablepub", "spark_sink", "tests")
 
 
