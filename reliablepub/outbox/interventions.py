@@ -34,7 +34,7 @@ from reliablepub.outbox.rows import Unreadable, rewritten
 from reliablepub.outbox.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.steps import CHUNK, step_by_step
-from reliablepub.outbox.writing import NO_CHANGE, remove
+from reliablepub.outbox.writing import NO_CHANGE, judge_left_in_flight, remove
 
 
 class Action(StrEnum):
@@ -47,6 +47,8 @@ class Action(StrEnum):
     SKIP = "skip"
     """Let what it holds go first: its ordering key goes on without it."""
 
+
+EARLIER: Final = "an attempt before the message came to this file"
 
 FIT: Final[dict[Action, tuple[str, ...]]] = {
     Action.RETRY: ("waiting", *GIVEN_UP_STATES),
@@ -94,12 +96,14 @@ class Effect:
         in_flight: left alone, because the relay has sent them and awaits the broker's answer.
         unfit: left alone, because they are gone, or in a state that this cannot be done in.
         damaged: left alone, because their row is not what was stored, or cannot have the address.
+        possible: discarded, and a queue may have them all the same.
     """
 
     changed: int = 0
     in_flight: list[int] = field(default_factory=list)
     unfit: list[int] = field(default_factory=list)
     damaged: list[int] = field(default_factory=list)
+    possible: list[int] = field(default_factory=list)
 
     def add(self, other: Effect) -> None:
         """And what came of another transaction."""
@@ -107,6 +111,7 @@ class Effect:
         self.in_flight += other.in_flight
         self.unfit += other.unfit
         self.damaged += other.damaged
+        self.possible += other.possible
 
 
 def intervene(
@@ -160,9 +165,12 @@ def change(
     """Do it within an open transaction that may write.
 
     Whether somebody relays is asked under the write lock: a relay that begins now reads what we
-    leave. Without a relay nothing is in flight, whatever the last one has left there.
+    leave. Without a relay nothing is in flight: what the last one has left there is judged first,
+    so that what is done to it does not hide that a queue may have it.
     """
     is_relayed = holder_pid(path) is not None
+    if not is_relayed:
+        judge_left_in_flight(connection, now)
     return _Step(connection, what, now, keys, is_relayed=is_relayed).change(ids)
 
 
@@ -193,10 +201,11 @@ class _Step:
         rows = connection.execute(QUERIES["in_flight_ids"]) if is_relayed else ()
         self._in_flight = {id_ for (id_,) in rows}
         self._ledger = dict(NO_CHANGE)
+        self._effect = Effect()
 
     def change(self, ids: list[int]) -> Effect:
         """Change what can be changed, and count it."""
-        effect = Effect()
+        effect = self._effect
         for id_ in ids:
             found = self._connection.execute(QUERIES["state"], {"id": id_}).fetchone()
             if found is None or found[0] not in FIT[self._what.action]:
@@ -252,6 +261,11 @@ class _Step:
 
     def _discard(self, id_: int, state: str) -> None:
         self._ledger["discarded"] += 1
+        (is_possible,) = self._connection.execute(QUERIES["is_possible"], {"id": id_}).fetchone()
+        if is_possible:
+            self._effect.possible.append(id_)
+            record = {"id": id_, "at": self._now, "reply_text": EARLIER}
+            self._connection.execute(QUERIES["remember_counts"], record)
         if state in OPEN_STATES:
             self._connection.execute(QUERIES["next_falls_due"], (id_,))
             self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]

@@ -284,7 +284,8 @@ DELETE FROM reliablepub_in_flight;
 -- name: forget_old_attempts
 DELETE FROM reliablepub_attempts WHERE at < ?
 AND id NOT IN (SELECT id FROM reliablepub_messages)
-AND id NOT IN (SELECT id FROM reliablepub_parked);
+AND id NOT IN (SELECT id FROM reliablepub_parked)
+AND id NOT IN (SELECT id FROM reliablepub_interventions);
 
 -- name: forget_old_interventions
 DELETE FROM reliablepub_interventions WHERE at < ?
@@ -300,7 +301,8 @@ SELECT min(attempt), max(attempt) FROM reliablepub_attempts;
 -- name: forget_attempts_between
 DELETE FROM reliablepub_attempts WHERE attempt BETWEEN ? AND ? AND at < ?
 AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_attempts.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_attempts.id);
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_attempts.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = reliablepub_attempts.id);
 
 -- name: intervention_numbers
 SELECT min(intervention), max(intervention) - 1 FROM reliablepub_interventions;
@@ -317,6 +319,7 @@ SELECT
         SELECT count(*) FROM reliablepub_attempts AS a WHERE at < :history_before
         AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
         AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
+        AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id)
     ),
     (
         SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :history_before
@@ -378,8 +381,8 @@ SELECT
 FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: due_now
-UPDATE reliablepub_messages SET due_at = :at, nacked = 0, returned = 0, refused = 0, refused_at = NULL,
-    expires_at = NULL
+UPDATE reliablepub_messages SET due_at = :at, uncertain = uncertain + nacked,
+    nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
 WHERE id = :id;
 
 -- name: reroute
@@ -585,13 +588,14 @@ SELECT name, dflt_value FROM pragma_table_info('reliablepub_messages') ORDER BY 
 -- name: parked_columns
 SELECT name, dflt_value FROM pragma_table_info('reliablepub_parked') ORDER BY cid;
 
+-- Whether a relay had sent it, nobody knows: the tags in flight stay behind.
 -- name: salvage_open
 INSERT OR IGNORE INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
     nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key, refused_at
 ) VALUES (
     :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :due_at,
-    :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
+    :nacked, :returned, :refused, max(:uncertain, 1), :size, :checksum, :body, :expires_at, :ordering_key,
     :refused_at
 );
 
@@ -647,8 +651,30 @@ INSERT INTO reliablepub_messages (
 )
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at, :now,
-    0, 0, 0, uncertain, size, checksum, body, NULL, ordering_key
+    0, 0, 0, uncertain + nacked, size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE id = :id;
+
+-- After one of these a queue may hold the message.
+-- name: is_possible
+SELECT nacked + uncertain > 0 FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT nacked + uncertain > 0 FROM reliablepub_parked WHERE id = :id;
+
+-- A message that came from another file has counts and no history; when it goes, they are kept so.
+-- name: remember_counts
+INSERT INTO reliablepub_attempts (
+    id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
+)
+SELECT id, message_id, :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
+FROM (
+    SELECT id, message_id FROM reliablepub_messages WHERE id = :id
+    UNION ALL
+    SELECT id, message_id FROM reliablepub_parked WHERE id = :id
+)
+WHERE NOT EXISTS (
+    SELECT 1 FROM reliablepub_attempts AS a
+    WHERE a.id = :id AND a.persistence <> 'not written'
+);
 
 -- name: delete_parked
 DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, size;

@@ -50,11 +50,10 @@ from reliablepub.outbox.shortage import Shortage, pieces
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import surely, transaction
 from reliablepub.outbox.writer import Writer
-from reliablepub.outbox.writing import park_damaged, write_turn
+from reliablepub.outbox.writing import judge_left_in_flight, park_damaged, write_turn
 
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
 """The history of a message that was confirmed in the end is kept this long."""
-LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
 
 
 class SqliteStore:
@@ -302,10 +301,7 @@ class SqliteStore:
         # The log may be all that a process has left that was killed while its disk failed: moved
         # into the database, and synced there, it is worth what it says.
         with behind_next_commit(connection), transaction(connection, self.path):
-            connection.execute(QUERIES["count_left_in_flight"])
-            left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
-            connection.execute(QUERIES["remember_left_in_flight"], left)
-            connection.execute(QUERIES["clear_in_flight"])
+            judge_left_in_flight(connection, now)
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
             names = (os.getpid(), socket.gethostname(), now)

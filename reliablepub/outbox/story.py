@@ -59,7 +59,8 @@ class Story:
         message: the columns of its row without the body; empty when it is gone.
         attempts: those that did not end in a confirm, and a confirm that came after them.
         interventions: what people did to it.
-        in_flight: epoch, tag and time of the attempt that is under way, or None.
+        in_flight: epoch, tag and time of the attempt that is under way; or of the last one of a
+            relay that ended before it was answered, and that no other has followed; or None.
         verdict: whether a queue may hold it: one of `Persistence`; None if nobody knows.
         next: what happens next.
         next_at: when (seconds since 1970), where there is a time.
@@ -127,10 +128,11 @@ def tell(path: Path, id_: int) -> Story:
         attempts = _all(connection, "attempts_of", (id_,))
         interventions = _all(connection, "interventions_of", (id_,))
         in_flight = None
-        if pid is not None and message.get("state") in OPEN_STATES:
+        if message.get("state") in OPEN_STATES:
             in_flight = _one(connection, "in_flight", {"id": id_, "limit": 1})
         state = message.get("state") or _once(attempts, interventions)
-        state = state if in_flight is None else "in flight"
+        if in_flight is not None and pid is not None:
+            state = "in flight"
         holder = None
         if message.get("ordering_key") is not None and state in OPEN_STATES:
             of_key = {"ordering_key": message["ordering_key"], "id": id_}
@@ -148,7 +150,7 @@ def tell(path: Path, id_: int) -> Story:
         attempts=attempts,
         interventions=interventions,
         in_flight=in_flight,
-        verdict=_verdict(state, attempts, in_flight),
+        verdict=_verdict(state, message, attempts, in_flight),
         next=following,
         next_at=at,
         held_by=None if holder is None else holder["id"],
@@ -193,11 +195,17 @@ def _once(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -
 
 
 def _verdict(
-    state: str, attempts: list[dict[str, Any]], in_flight: Mapping[str, Any] | None
+    state: str,
+    message: Mapping[str, Any],
+    attempts: list[dict[str, Any]],
+    in_flight: Mapping[str, Any] | None,
 ) -> str | None:
-    """The most that any attempt may have come to."""
+    """The most that any attempt may have come to.
+
+    The counts in the row say it too, where the history stayed behind in another file.
+    """
     said = [attempt["persistence"] for attempt in attempts]
-    if in_flight is not None:
+    if in_flight is not None or message.get("nacked") or message.get("uncertain"):
         said.append(Persistence.POSSIBLY_PERSISTED.value)
     if state in ("gone", "confirmed"):
         return None if state == "gone" else Persistence.PERSISTED.value

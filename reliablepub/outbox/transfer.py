@@ -72,11 +72,14 @@ def export_lines(path: Path, ids: Iterable[int]) -> Iterator[str]:
         NotAnOutbox: there is no outbox.
     """
     with reading(path) as connection:
+        # What is on the wire, or was when its relay ended, may have arrived: that goes along.
+        sent = {id_ for (id_,) in connection.execute(QUERIES["in_flight_ids"])}
         connection.row_factory = sqlite3.Row
         for id_ in ids:
             row = connection.execute(QUERIES["export"], {"id": id_}).fetchone()
             if row is not None:
                 values = dict(row)
+                values["uncertain"] += id_ in sent
                 values["body_base64"] = b64encode(values.pop("body")).decode()
                 line = json.dumps(values, ensure_ascii=False)
                 yield line if line.isprintable() else json.dumps(values)

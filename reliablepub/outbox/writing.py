@@ -45,6 +45,7 @@ NO_CHANGE: Final = {
     "open_bytes": 0,
 }
 """Parameters of ``change_ledger`` that change nothing."""
+LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
 ROWS_AT_ONCE: Final = 50
 """Rows that one statement stores: it costs half of what a statement for each would."""
 _VALUES: Final = ", (" + ", ".join("?" * 9) + ")"
@@ -137,6 +138,17 @@ def park_damaged(
     connection.execute(QUERIES["change_ledger"], NO_CHANGE | {"parked": len(rows)})
     connection.execute(QUERIES["recount_open_bytes"])
     return rows
+
+
+def judge_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
+    """Write down what a relay left in flight when it ended; only while no relay is at work.
+
+    Its fate is unknown: a queue may have it.
+    """
+    connection.execute(QUERIES["count_left_in_flight"])
+    left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
+    connection.execute(QUERIES["remember_left_in_flight"], left)
+    connection.execute(QUERIES["clear_in_flight"])
 
 
 def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:

@@ -4,14 +4,19 @@ Afterwards another publisher drains the outbox, and what the broker has is compa
 callers were told (`account`).
 """
 
+import json
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from reliablepub import Publisher
+from reliablepub import Outbox, Publisher
+from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.story import tell
+from reliablepub.outbox.transfer import export_lines
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import Nack
 from tests.chaos.account import Account, Told, close_account
@@ -21,6 +26,7 @@ from tests.chaos.victim import OPTIONS, WINDOW_MAX, Life, Nursery, message
 LIFE_S = 0.3
 """Within which a life is killed at random; it takes about that long to publish its messages."""
 COUNT = 60
+QUIET_S = 0.1
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +71,20 @@ class Story:
         self.kills += status != 0
         return status
 
+    def arrived(self) -> set[str]:
+        """Message ids that the broker has, once it has read what the killed life had sent."""
+        ids, since = set[str](), time.monotonic()
+        while time.monotonic() - since < QUIET_S:
+            found = {
+                m.properties.message_id or ""
+                for queue in ("q", "limited")
+                for m in self._broker.messages(queue)
+            }
+            if found != ids:
+                ids, since = found, time.monotonic()
+            time.sleep(0.01)
+        return ids
+
     def close(self) -> Account:
         """Drain by a publisher that nobody kills; then compare."""
         with Publisher(self._broker.url, outbox=self.outbox, **OPTIONS) as publisher:  # type: ignore[arg-type]
@@ -103,6 +123,38 @@ def test_killed_at_a_named_point(
     story.live(is_async=is_async, failpoint=failpoint, nth=3)
     account = story.close()
     assert account.wrong == []
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["threads", "asyncio"])
+@pytest.mark.parametrize("failpoint", NAMES)
+def test_nobody_is_told_that_no_queue_has_what_a_queue_has(
+    nursery: Nursery, broker: FakeBroker, tmp_path: Path, failpoint: str, *, is_async: bool
+) -> None:
+    """Before the next relay has judged what the killed one left, and after a person discards it."""
+    story = Story(nursery, broker, tmp_path)
+    if failpoint == "a backlog is read":
+        story.live(is_async=is_async, failpoint="tags are recorded, nothing is written")
+    story.live(is_async=is_async, failpoint=failpoint, nth=3)
+    if not story.outbox.exists():
+        return  # killed before there was one
+    arrived = story.arrived()
+    outbox = Outbox(story.outbox)
+    rows = [row for view in ("open", "parked") for row in outbox.rows(view)]
+    ids = {row["id"]: row["message_id"] for row in rows}
+    there = {id_ for id_, message_id in ids.items() if message_id in arrived}
+
+    def said_not_written() -> set[int]:
+        return {id_ for id_ in ids if tell(story.outbox, id_).verdict == "not written"}
+
+    assert not said_not_written() & there
+    exported = [json.loads(line) for line in export_lines(story.outbox, ids)]
+    possible = {line["message_id"] for line in exported if line["uncertain"] or line["nacked"]}
+    assert possible >= {ids[id_] for id_ in there}
+    effect = intervene(story.outbox, list(ids), Intervention(Action.DISCARD))
+    assert effect.changed == len(ids)
+    assert set(effect.possible) >= there
+    assert not said_not_written() & there
+    assert said_not_written() == set(ids) - set(effect.possible)
 
 
 def kill_at_random(story: Story, kills: int, seed: int) -> None:

@@ -19,7 +19,8 @@ from reliablepub.outbox import Outbox
 from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.outbox.entry import Attempt, Counters, DamagedRow, Entry, Sent, Store, Turn
 from reliablepub.outbox.lease import lock_path
-from reliablepub.outbox.store import LEFT_IN_FLIGHT, SqliteStore
+from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.writing import LEFT_IN_FLIGHT
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
 from tests.outbox.shim import shim
 

@@ -233,12 +233,18 @@ def _report(
             "in_flight": effect.in_flight,
             "unfit": effect.unfit,
             "damaged": effect.damaged,
+            "possibly_persisted": effect.possible,
         }
         print_json(result)
     elif dry_run:
         print_result(f"{count_of(len(ids), 'message')} would be {_DONE[action]}")
     else:
         print_result(f"{count_of(effect.changed, 'message')} {_DONE[action]}")
+    if effect.possible:
+        print_note(
+            f"a queue may have {_named(effect.possible)} all the same: an attempt had no answer, "
+            "or was nacked; do not make what may be there again under another message id"
+        )
     if effect.damaged:
         print_error(f"{_named(effect.damaged)} left alone: damaged, or unfit for the new address")
     if effect.in_flight:
