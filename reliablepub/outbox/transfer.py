@@ -25,6 +25,7 @@ from reliablepub.errors import OutboxSealed
 from reliablepub.outbox.ballast import Ballast
 from reliablepub.outbox.bookkeeping import misfits
 from reliablepub.outbox.database import open_writer, reading
+from reliablepub.outbox.encryption import is_sealed
 from reliablepub.outbox.failures import reported
 from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.rows import Unreadable, entry_of
@@ -63,10 +64,18 @@ class Brought:
     known: int = 0
 
 
-def export_lines(path: Path, ids: Iterable[int]) -> Iterator[str]:
+def export_lines(
+    path: Path, ids: Iterable[int], encrypted: list[int] | None = None
+) -> Iterator[str]:
     """One line of JSON for each of these messages that is there, in one consistent look.
 
     People can read it; where a character is not seen as itself, the line is ASCII instead.
+
+    Args:
+        path: the outbox.
+        ids: of rows.
+        encrypted: gets the ids of messages that are encrypted. They are left out: each is bound to
+            its row in this outbox, and no import could take it.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -77,7 +86,10 @@ def export_lines(path: Path, ids: Iterable[int]) -> Iterator[str]:
         connection.row_factory = sqlite3.Row
         for id_ in ids:
             row = connection.execute(QUERIES["export"], {"id": id_}).fetchone()
-            if row is not None:
+            if row is not None and is_sealed(row["properties"]):
+                if encrypted is not None:
+                    encrypted.append(id_)
+            elif row is not None:
                 values = dict(row)
                 values["uncertain"] += id_ in sent
                 values["body_base64"] = b64encode(values.pop("body")).decode()

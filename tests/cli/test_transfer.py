@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from reliablepub.outbox import transfer
+from reliablepub.outbox import OutboxKeys, transfer
 from reliablepub.outbox.migrate import MIGRATIONS
 from reliablepub.outbox.sql import script
 from tests.cli.trouble import make_trouble
@@ -175,3 +175,20 @@ def test_an_outbox_is_brought_to_this_version(tmp_path: Path) -> None:
     assert json.loads(result.stdout) == {"from": 1, "to": len(MIGRATIONS)}
     assert "the newest" in run("migrate", "--outbox", path).stdout
     assert run("status", "--outbox", path).exit_code == 0
+
+
+def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "sealed.db"
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"plain", "orders", "key"))
+    with Outbox(path, keys=OutboxKeys({"one": bytes(32)})) as outbox:
+        outbox.enqueue(Message(b"secret", "orders", "key"))
+    target = tmp_path / "all.ndjson"
+    for to in ((), ("--to", target)):
+        result = run("export", *to, "--outbox", path)
+        assert result.exit_code == 2
+        assert "1 message left out: encrypted" in result.stderr
+        assert "no import could take them" in result.stderr
+    assert len(target.read_text().splitlines()) == 1
+    new = tmp_path / "new.db"
+    assert run("import", target, "--outbox", new).stdout == "1 message stored\n"

@@ -404,6 +404,17 @@ def test_without_a_key_it_is_shown_as_what_it_is_and_not_brought_elsewhere(
     assert contents is not None
     assert contents.columns["message_id"] == "m-1"
     assert "encrypted with key 'old'" in str(contents.problem)
+    encrypted: list[int] = []
+    assert list(export_lines(path, [1, 2], encrypted)) == []
+    assert encrypted == [1]
+
+
+def test_what_an_earlier_version_has_exported_encrypted_is_not_brought_in(
+    path: Path, keys: OutboxKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Outbox(path, keys=keys) as outbox:
+        outbox.enqueue(message())
+    monkeypatch.setattr("reliablepub.outbox.transfer.is_sealed", lambda _: False)
     lines = list(export_lines(path, [1]))
     with pytest.raises(BadLine) as caught:
         list(import_lines(path.with_name("new.db"), lines, "export"))

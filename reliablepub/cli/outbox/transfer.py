@@ -22,6 +22,7 @@ from reliablepub.cli.output import (
     count_of,
     new_file,
     print_data,
+    print_error,
     print_json,
     print_note,
     print_result,
@@ -53,7 +54,7 @@ def export_messages(
     """Write messages with their bodies as lines of JSON (NDJSON), byte for byte.
 
     Chosen by ID (number of a row, message id or key) or by a filter; all of them otherwise. The
-    messages stay in the outbox.
+    messages stay in the outbox. Encrypted messages cannot be moved, and are left out.
 
     \b
     Examples:
@@ -63,25 +64,37 @@ def export_messages(
     \b
     Exit codes:
       0  done
-      2  bad usage, or the file exists
+      2  bad usage, the file exists, or encrypted messages were left out
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     if names and chosen != Selection():
         raise click.UsageError("give IDs or a filter, not both")
     with patiently("looking through the outbox"):
         ids = rows_named(outbox_path, names) if names else find_ids(outbox_path, chosen)
+    encrypted: list[int] = []
     if target is None:
-        for line in export_lines(outbox_path, ids):
+        for line in export_lines(outbox_path, ids, encrypted):
             print_data(line)
-        return Exit.CONFIRMED
+        return _end_export(encrypted, outbox_path)
     count = 0
     file = io.TextIOWrapper(new_file(target), encoding="utf-8", newline="\n")
     with file, counting(len(ids)) as progress:
-        for count, line in enumerate(export_lines(outbox_path, ids), 1):
+        for count, line in enumerate(export_lines(outbox_path, ids, encrypted), 1):
             file.write(line + "\n")
             progress(count)
     print_note(f"{count_of(count, 'message')} written to {target}")
-    return Exit.CONFIRMED
+    return _end_export(encrypted, outbox_path)
+
+
+def _end_export(encrypted: list[int], outbox: Path) -> Exit:
+    if not encrypted:
+        return Exit.CONFIRMED
+    print_error(
+        f"{count_of(len(encrypted), 'message')} left out: encrypted, and bound to this outbox, so "
+        f"that no import could take them; keep a copy of the whole file instead: "
+        f"sqlite3 {outbox} \".backup 'copy.db'\""
+    )
+    return Exit.BAD_INPUT
 
 
 @click.command("import")
