@@ -23,6 +23,8 @@ from reliablepub.transport.probe import Probe
 _MIB: Final = 1024 * 1024
 FREE_MIN: Final = 100 * _MIB
 FREE_GOOD: Final = 1024 * _MIB
+LOG_LONG: Final = 64 * _MIB
+"""A relay that can checkpoint keeps it below 20 MiB."""
 SYNC_TOO_FAST_MS: Final = 0.02
 SYNC_SLOW_MS: Final = 50.0
 OLD_S: Final = 3_600.0
@@ -75,7 +77,8 @@ def of_outbox(status: OutboxStatus, around: Surroundings, now: float) -> Iterato
     )
     yield _sqlite(around)
     yield _sync(around.sync_ms)
-    yield _disk(around)
+    yield _disk(status, around)
+    yield _log(status)
     yield _of_outbox(
         "clock",
         around.ahead_s < AHEAD_S,
@@ -252,7 +255,10 @@ def _sqlite(around: Surroundings) -> Finding:
     return Finding("outbox", "sqlite", Level.OK, f"{found}; {excluded}")
 
 
-def _sync(sync_ms: float) -> Finding:
+def _sync(sync_ms: float | None) -> Finding:
+    if sync_ms is None:
+        found = "not measured, because the disk is full"
+        return Finding("outbox", "durability", Level.WARNING, found, "make room, and look again")
     found = f"{sync_ms:.2f} ms to write and sync a page"
     if sync_ms < SYNC_TOO_FAST_MS:
         remedy = "no disk is so fast: what is synced may be lost with the power"
@@ -263,9 +269,22 @@ def _sync(sync_ms: float) -> Finding:
     return Finding("outbox", "durability", Level.OK, found)
 
 
-def _disk(around: Surroundings) -> Finding:
+def _log(status: OutboxStatus) -> Finding:
+    found = f"{size_of(status.log_bytes)} of write-ahead log"
+    remedy = (
+        "a read transaction that stays open, mostly the application's, keeps each checkpoint from "
+        "passing it: see who has the file open (fuser), and have it end its transaction"
+    )
+    return _of_outbox("log", status.log_bytes < LOG_LONG, found, remedy)
+
+
+def _disk(status: OutboxStatus, around: Surroundings) -> Finding:
     free = around.bytes_free
     found = f"{size_of(free)} of {size_of(around.bytes_total)} free"
+    if status.is_disk_full:
+        found = f"disk full: {found}, and what is left is reserved for publishing"
+        remedy = "make room: new messages are refused until then"
+        return Finding("outbox", "disk", Level.PROBLEM, found, remedy)
     if free >= FREE_GOOD:
         return Finding("outbox", "disk", Level.OK, found)
     level = Level.WARNING if free >= FREE_MIN else Level.PROBLEM

@@ -21,7 +21,8 @@ def describe(status: Status) -> str:
     """Where the connection stands, with the reason."""
     match status.link:
         case Link.CONNECTED:
-            return "connected to the broker"
+            trouble = f"; {status.trouble}" if status.trouble else ""
+            return f"connected to the broker{trouble}"
         case Link.BLOCKED:
             return f"blocked by the broker: {status.reason or 'no reason given'}"
         case _ if status.reason:

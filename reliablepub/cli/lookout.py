@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reliablepub.cli.output import age
+from reliablepub.cli.output import age, size_of
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.inspection import read_failures
 from reliablepub.outbox.picture import read_picture
@@ -83,6 +83,8 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         "window": picture.get("window"),
         "hooks_off": picture.get("hooks_off"),
         "bytes_on_disk": found.bytes_on_disk,
+        "log_bytes": found.log_bytes,
+        "is_disk_full": found.is_disk_full,
         "bytes_free": shutil.disk_usage(outbox.parent).free,
     }
     return Look(at, now, counts, more)
@@ -108,3 +110,9 @@ def link_words(seen: Mapping[str, Any], now: float) -> str:
     since = f" since {age(now - seen['link_since'])}" if seen["link_since"] else ""
     reason = f": {one_line(seen['link_reason'])}" if seen["link_reason"] else ""
     return f"{words}{since}{reason}"
+
+
+def disk_words(seen: Mapping[str, Any]) -> str:
+    """How large the outbox is, and how much is free; whether the disk is full."""
+    words = f"{size_of(seen['bytes_on_disk'])}, {size_of(seen['bytes_free'])} free"
+    return f"{words}; disk full: no new message is stored" if seen["is_disk_full"] else words

@@ -18,8 +18,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from reliablepub.cli.lookout import Look, link_words
-from reliablepub.cli.output import age, count_of, size_of
+from reliablepub.cli.lookout import Look, disk_words, link_words
+from reliablepub.cli.output import age, count_of
 from reliablepub.printable import one_line, printable
 
 WIDE: Final = 80
@@ -111,7 +111,7 @@ def advice(seen: Look) -> Text:
 
 
 def _head(seen: Look) -> Text:
-    disk = f"{size_of(seen.more['bytes_on_disk'])}, {size_of(seen.more['bytes_free'])} free"
+    disk = disk_words(seen.more)
     return _line(f"{seen.more['outbox']}  ({disk})", "bold")
 
 

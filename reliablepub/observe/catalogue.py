@@ -230,6 +230,16 @@ OUTBOX_METRICS: Final = (
         "The database and its write-ahead log.",
     ),
     Metric(
+        "reliablepub_outbox_log_size_bytes",
+        Type.GAUGE,
+        "Of these, the log; it grows while a read transaction stays open.",
+    ),
+    Metric(
+        "reliablepub_outbox_disk_full",
+        Type.GAUGE,
+        "1 while the disk is too full for a new message, else 0.",
+    ),
+    Metric(
         "reliablepub_outbox_disk_free_bytes",
         Type.GAUGE,
         "Free on the disk below it.",

@@ -82,7 +82,7 @@ class Health:
 def _in_the_way(status: Status) -> list[str]:
     match status.link:
         case Link.CONNECTED:
-            return []
+            return [status.trouble] if status.trouble else []
         case Link.BLOCKED:
             return ["blocked by the broker"]
         case _:

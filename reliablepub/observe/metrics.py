@@ -258,6 +258,8 @@ def _of_file(path: Path) -> Iterator[Sample]:
     yield "reliablepub_waiting_messages", "", found.waiting
     yield "reliablepub_held_ordering_keys", "", found.held_keys
     yield "reliablepub_outbox_size_bytes", "", found.bytes_on_disk
+    yield "reliablepub_outbox_log_size_bytes", "", found.log_bytes
+    yield "reliablepub_outbox_disk_full", "", found.is_disk_full
     yield "reliablepub_outbox_disk_free_bytes", "", free
 
 

@@ -85,17 +85,26 @@ class Ballast:
         Where the file cannot be made for another reason than a full disk, there is no ballast, and
         only `check` protects what is stored.
         """
-        if self._is_complete():
-            return True
+        return self._is_complete() or self._keep(self._size)
+
+    def restore_within(self, spare: float) -> None:
+        """Keep the space again, if so much is to spare; or most of it, if a little is lacking."""
+        if spare >= 0:
+            self.restore()
+        elif not self.is_whole and spare >= self._least - self._size:
+            self._keep(self._least)
+
+    def _keep(self, size: int) -> bool:
         try:
             fd = open_side_file(self._outbox, ".ballast", os.O_WRONLY | os.O_CREAT)
         except (OutboxError, OSError):
             return False
         try:
-            os.posix_fallocate(fd, 0, self._size)
+            before = os.fstat(fd).st_size
+            os.posix_fallocate(fd, 0, size)
         except OSError:
             with suppress(OSError):
-                os.ftruncate(fd, 0)  # a part of it would be of no use, and the space is wanted
+                os.ftruncate(fd, before)  # part of the rest would be of no use
             return False
         finally:
             os.close(fd)

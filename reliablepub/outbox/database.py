@@ -31,7 +31,7 @@ from reliablepub.outbox.failures import (
     reported,
 )
 from reliablepub.outbox.forks import GATE
-from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, version_of
+from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, refuse_utf16, version_of
 from reliablepub.outbox.place import Place, WritingConnection, refuse_second_name
 from reliablepub.outbox.side_files import check_side_files, warn_of_folder
 from reliablepub.outbox.transactions import transaction
@@ -209,6 +209,7 @@ def _create(path: Path) -> None:
 def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
     connection.execute("BEGIN")  # only to read: who finds it current waits for no writer
     try:
+        refuse_utf16(connection.cursor(), path)
         is_ready = is_current(connection.cursor(), path)
     finally:
         connection.execute("ROLLBACK")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reliablepub.outbox.ballast import MARGIN_BYTES, Ballast
 from reliablepub.outbox.database import looking, reading
 from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.sql import QUERIES
@@ -40,6 +41,9 @@ class OutboxStatus:
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970).
         relay: process that relays it now, or None.
         bytes_on_disk: the database and its write-ahead log.
+        log_bytes: of these, the log. More than some 20 MiB: a read transaction that stays open
+            keeps it from being used again from its beginning.
+        is_disk_full: whether the disk is too full for a new message, however small.
     """
 
     stored: int
@@ -54,6 +58,8 @@ class OutboxStatus:
     oldest_open_at: float | None
     relay: int | None
     bytes_on_disk: int
+    log_bytes: int = 0
+    is_disk_full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +139,8 @@ def read_status(path: Path) -> OutboxStatus:
         waiting = _one(database, "waiting_count")["count(*)"]
         held_keys = next(iter(_one(database, "held_key_count").values()))
         oldest = _one(database, "oldest_open_at")
+        spare = Ballast(path).spare_bytes(connection)
+    log_bytes = _bytes(path.with_name(path.name + "-wal"))
     return OutboxStatus(
         stored=ledger["stored"],
         open=ledger["stored"] - settled,
@@ -145,7 +153,9 @@ def read_status(path: Path) -> OutboxStatus:
         held_keys=held_keys,
         oldest_open_at=oldest.get("stored_at"),
         relay=relay,
-        bytes_on_disk=_bytes_on_disk(path),
+        bytes_on_disk=_bytes(path) + log_bytes,
+        log_bytes=log_bytes,
+        is_disk_full=spare < MARGIN_BYTES,
     )
 
 
@@ -255,11 +265,8 @@ def _one(database: Database, name: str) -> dict[str, Any]:
     return next(iter(database.query(QUERIES[name])), {})
 
 
-def _bytes_on_disk(path: Path) -> int:
-    size = 0
-    for file in (path, path.with_name(path.name + "-wal")):
-        try:
-            size += file.stat().st_size
-        except FileNotFoundError:
-            continue
-    return size
+def _bytes(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

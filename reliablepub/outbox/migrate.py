@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from reliablepub.errors import NotAnOutbox
+from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.outbox.sql import QUERIES, script, statements
 
 MIGRATIONS: Final = (
@@ -60,6 +60,21 @@ def is_current(cursor: sqlite3.Cursor, path: Path) -> bool:
     return version_of(cursor, path) == len(MIGRATIONS)
 
 
+def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
+    """Refuse a database whose texts are UTF-16: checksums are over UTF-8, which is what is sent.
+
+    Raises:
+        OutboxError: says what to do.
+    """
+    (encoding,) = cursor.execute("PRAGMA encoding").fetchone()
+    if encoding != "UTF-8":
+        raise OutboxError(
+            f"database {path} keeps its texts as {encoding}, and an outbox needs UTF-8: nothing "
+            "was stored. Use an outbox file of its own, or copy the application's tables into a "
+            "new database with PRAGMA encoding = 'UTF-8'; none can change its encoding later"
+        )
+
+
 def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
     """Bring a database to the newest version, within the open transaction of the caller.
 
@@ -69,7 +84,9 @@ def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
 
     Raises:
         NotAnOutbox: the outbox is of a newer version.
+        OutboxError: the database is no UTF-8 one.
     """
+    refuse_utf16(cursor, path)
     version = version_of(cursor, path)
     for number, name in enumerate(MIGRATIONS, 1):
         if number > version:

@@ -139,8 +139,7 @@ class Shortage:
             with suppress(OutboxError):  # then at the next look
                 self._give(connection)
             spare = self._ballast.spare_bytes(connection)
-        if spare >= 0:
-            self._ballast.restore()
+        self._ballast.restore_within(spare)
         if spare >= LOW_BYTES and self.is_on:
             self.is_on = False
             connection.execute("PRAGMA secure_delete = ON")

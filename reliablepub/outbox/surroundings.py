@@ -5,6 +5,7 @@ Knows: how these are measured. Must never know: what is good and what is bad, th
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
@@ -30,7 +31,8 @@ class Surroundings:
         sqlite: version of the library in use.
         journal: the journal mode of the file; ``wal`` if all is well.
         is_shared: whether the file is an application's own database, too.
-        sync_ms: median time of writing and syncing a page beside the outbox.
+        sync_ms: median time of writing and syncing a page beside the outbox; None if the disk is
+            too full to try.
         bytes_free: on the disk, for this user.
         bytes_total: of the disk.
         ahead_s: how far the newest message lies in the future; 0 if it does not.
@@ -41,7 +43,7 @@ class Surroundings:
     sqlite: str
     journal: str
     is_shared: bool
-    sync_ms: float
+    sync_ms: float | None
     bytes_free: int
     bytes_total: int
     ahead_s: float
@@ -55,7 +57,7 @@ def look_around(path: Path) -> Surroundings:
     Raises:
         NotAnOutbox: there is none.
         OutboxError: it cannot be read.
-        OSError: nothing can be written beside it.
+        OSError: nothing can be written beside it, for another reason than a full disk.
     """
     with reading(path) as connection:
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
@@ -79,14 +81,19 @@ def look_around(path: Path) -> Surroundings:
     )
 
 
-def _sync_ms(folder: Path) -> float:
+def _sync_ms(folder: Path) -> float | None:
     """On a file of its own: the outbox is opened by nothing but SQLite."""
     page = bytes(_PAGE_BYTES)
     times = []
-    with TemporaryFile(dir=folder, buffering=0) as file:
-        for _ in range(_SYNCS):
-            begun = time.perf_counter()
-            file.write(page)
-            os.fsync(file.fileno())
-            times.append(time.perf_counter() - begun)
+    try:
+        with TemporaryFile(dir=folder, buffering=0) as file:
+            for _ in range(_SYNCS):
+                begun = time.perf_counter()
+                file.write(page)
+                os.fsync(file.fileno())
+                times.append(time.perf_counter() - begun)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return None
     return statistics.median(times) * 1_000

@@ -154,7 +154,8 @@ class Notices:
 
     def _look_at_link(self, status: Status) -> None:
         """To be trying again is no news; to fail for another reason is."""
-        last, now = self._link, (status.link, status.reason)
+        reason = "" if status.link is Link.CONNECTED else status.reason
+        last, now = self._link, (status.link, reason)
         if status.link is Link.CONNECTING or last == now:
             return
         self._link = now
@@ -163,7 +164,7 @@ class Notices:
             name = "unblocked"
         events = self._events.get(name)
         if events is not None:
-            events.append(LinkChanged(status.reason, status.connects, status.open))
+            events.append(LinkChanged(reason, status.connects, status.open))
 
 
 def _facts(entry: Entry) -> Facts:

@@ -50,7 +50,7 @@ from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.notices import Calls, Notices
 from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.ruling import Ruling
-from reliablepub.relay.status import Status
+from reliablepub.relay.status import Link, Status
 from reliablepub.relay.verdicts import Verdicts
 from reliablepub.relay.wire import Wire
 from reliablepub.relay.withdrawal import let_go, tell_damaged
@@ -68,7 +68,7 @@ _TROUBLE: Final = {
     OutboxLocked: "the outbox is locked by another process",
     OutboxUnsure: "the disk of the outbox fails: look at the system's log",
 }
-"""Words for `Status.reason`, which stay the same while the trouble does."""
+"""Words for `Status.trouble`, which stay the same while it does."""
 
 
 class Relay:
@@ -349,9 +349,11 @@ class Relay:
     def _picture(self) -> Status:
         session = self._session
         link, reason = self._wire.link
+        trouble = self._trouble or self._no_room
         return Status(
             link=link,
-            reason="; ".join(filter(None, (self._trouble or self._no_room, reason))),
+            reason=reason or (trouble if link is Link.CONNECTED else ""),
+            trouble=trouble,
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             window=session.window.size,

@@ -43,8 +43,8 @@ class Status:
 
     Attributes:
         link: where the connection stands.
-        reason: why the outbox takes nothing (the disk is full, say), and why the connection is
-            blocked or was last lost; empty when there is nothing to say.
+        reason: why it is blocked or was last lost; while there is a connection, `trouble`; empty
+            when there is nothing to say.
         counters: the ledger, of everybody who uses the outbox.
         in_flight: messages written and not settled.
         window: most messages in flight for now.
@@ -59,6 +59,8 @@ class Status:
         hooks_off: why pika is used by its public interface alone, which is slower and just as safe:
             another version than those tested, or a hook that has failed. Empty while all is well.
         callback_errors: how often a callback of the application's has raised.
+        trouble: why the outbox takes or records nothing for now, such as "disk full: ..."; empty
+            when it does.
         turns: how many turns the relay has taken. An idle one takes some every second; when the
             number stands still, the relay does. Statuses that differ in nothing else are equal.
     """
@@ -77,6 +79,7 @@ class Status:
     paused: tuple[Paused, ...] = ()
     hooks_off: str = ""
     callback_errors: int = 0
+    trouble: str = ""
     turns: int = field(default=0, compare=False)
 
     @property

@@ -140,7 +140,7 @@ def test_nobody_is_told_that_no_queue_has_what_a_queue_has(
     arrived = story.arrived()
     outbox = Outbox(story.outbox)
     rows = [row for view in ("open", "parked") for row in outbox.rows(view)]
-    ids = {row["id"]: row["message_id"] for row in rows}
+    ids = {int(str(row["id"])): str(row["message_id"]) for row in rows}
     there = {id_ for id_, message_id in ids.items() if message_id in arrived}
 
     def said_not_written() -> set[int]:

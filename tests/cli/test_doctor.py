@@ -118,6 +118,7 @@ def test_a_connection_that_fails_is_explained(
         ({"bytes_free": FREE_MIN - 1}, "disk", Level.PROBLEM),
         ({"sync_ms": 0.001}, "durability", Level.WARNING),
         ({"sync_ms": 200.0}, "durability", Level.WARNING),
+        ({"sync_ms": None}, "durability", Level.WARNING),
         ({"ahead_s": 60.0}, "clock", Level.WARNING),
         ({"journal": "delete"}, "sqlite", Level.WARNING),
     ],
@@ -127,6 +128,21 @@ def test_surroundings_are_judged(
 ) -> None:
     status = Outbox(path).status()
     found = {f.check: f for f in of_outbox(status, replace(GOOD, **change), status.stored)}
+    assert found[check].level is level
+    assert (found[check].remedy == "") == (level is Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({"is_disk_full": True}, "disk", Level.PROBLEM),
+        ({"log_bytes": 64 * 1024**2 - 1}, "log", Level.OK),
+        ({"log_bytes": 64 * 1024**2}, "log", Level.WARNING),
+    ],
+)
+def test_the_outbox_is_judged(path: Path, change: dict[str, Any], check: str, level: Level) -> None:
+    status = replace(Outbox(path).status(), **change)
+    found = {f.check: f for f in of_outbox(status, GOOD, status.stored)}
     assert found[check].level is level
     assert (found[check].remedy == "") == (level is Level.OK)
 

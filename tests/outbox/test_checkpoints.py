@@ -1,5 +1,6 @@
 """The log is bounded whoever writes, and moved by one connection at a time."""
 
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -58,6 +59,30 @@ def test_beside_a_relay_nobody_else_moves_it(path: Path) -> None:
             outbox.enqueue(Message(KIB))
         assert moved(files.log, path) == 0
         assert log_bytes(path) > checkpoints.LOG_BYTES_LONG
+
+
+def test_a_read_transaction_that_stays_open_makes_it_grow_until_it_ends(
+    path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 8 * PAGE_BYTES)
+
+    def turn(times: int) -> int:
+        for _ in range(times):
+            store.commit(Turn(new=[new := entry(body=KIB * 8)]))
+            store.commit(Turn(confirmed=[new]))
+        return Outbox(path).status().log_bytes
+
+    with (
+        closing(SqliteStore(path)) as store,
+        closing(sqlite3.connect(path, isolation_level=None)) as reader,
+    ):
+        usual = turn(50)
+        assert usual < 32 * PAGE_BYTES
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
+        assert turn(50) > 10 * usual, "nothing in it may be written over"
+        reader.execute("COMMIT")
+        assert turn(10) <= usual
 
 
 def test_an_import_beside_a_relay_does_not_move_it(

@@ -365,6 +365,44 @@ def test_a_part_of_the_ballast_is_not_kept(tmp_path: Path, monkeypatch: pytest.M
     assert not ballast.release()
 
 
+def test_what_is_kept_of_it_stays_when_the_rest_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ballast = Ballast(tmp_path / "outbox.db")
+    ballast.restore()
+    assert ballast.lend()
+
+    def reserve(fd: int, _offset: int, size: int) -> None:
+        os.ftruncate(fd, size)
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    assert not ballast.restore()
+    left = (tmp_path / "outbox.db.ballast").stat().st_size
+    assert left == BALLAST_BYTES - LENT_BYTES
+    assert ballast.is_whole
+
+
+@pytest.mark.parametrize(
+    ("spare", "kept"),
+    [
+        (0, BALLAST_BYTES),
+        (-1, BALLAST_BYTES * 7 // 8),
+        (-BALLAST_BYTES // 8, BALLAST_BYTES * 7 // 8),
+        (-BALLAST_BYTES // 8 - 1, 0),
+    ],
+)
+def test_most_of_it_is_kept_where_a_little_is_lacking(
+    tmp_path: Path, spare: int, kept: int
+) -> None:
+    ballast, file = Ballast(tmp_path / "outbox.db"), tmp_path / "outbox.db.ballast"
+    ballast.restore()
+    ballast.release()
+    ballast.restore_within(spare)
+    assert file.stat().st_size == kept
+    assert ballast.is_whole is (kept > 0)
+
+
 def test_a_hole_is_no_ballast(tmp_path: Path) -> None:
     """A look lends a little at the moment at which the relay takes all of it."""
     ballast = Ballast(tmp_path / "outbox.db")

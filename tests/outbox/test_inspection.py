@@ -156,6 +156,8 @@ def test_the_log_counts_among_the_bytes_on_disk(
     store.commit(Turn(new=[entry(body=bytes(50_000))]))
     log = path.with_name(path.name + "-wal")
     assert read_status(path).bytes_on_disk == path.stat().st_size + log.stat().st_size
+    assert read_status(path).log_bytes == log.stat().st_size > 50_000
     store.close()
     assert not log.exists()
     assert read_status(path).bytes_on_disk == path.stat().st_size
+    assert read_status(path).log_bytes == 0

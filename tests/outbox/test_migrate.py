@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 from sqlite_utils import Database
 
-from reliablepub.errors import NotAnOutbox
+from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
 from reliablepub.outbox import database as database_module
@@ -240,3 +240,24 @@ def test_every_statement_can_be_prepared(empty: sqlite3.Connection) -> None:
 def test_a_script_may_not_end_within_a_statement() -> None:
     with pytest.raises(ValueError, match="ends within a statement"):
         list(statements("SELECT 1;\nSELECT"))
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+def test_a_database_in_utf_16_is_refused_before_anything_is_stored(
+    path: Path, encoding: str
+) -> None:
+    """Checksums are over UTF-8, so the relay would take every message for a damaged one."""
+    with closing(sqlite3.connect(path)) as app:
+        app.execute(f"PRAGMA encoding = '{encoding}'")
+        app.execute("CREATE TABLE orders (id INTEGER)")
+        app.execute("INSERT INTO orders VALUES (1)")
+        with pytest.raises(OutboxError, match=f"{encoding}.*needs UTF-8") as caught:
+            Outbox(path).enqueue(Message(b"body"), connection=app)
+        assert not caught.value.retryable
+        app.commit()
+        for use in (lambda: Outbox(path).enqueue(Message(b"body")), lambda: SqliteStore(path)):
+            with pytest.raises(OutboxError, match="needs UTF-8"):
+                use()
+        names = [name for (name,) in app.execute("SELECT name FROM sqlite_schema")]
+        assert names == ["orders"]
+        assert app.execute("SELECT count(*) FROM orders").fetchone() == (1,)

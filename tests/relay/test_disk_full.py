@@ -1,6 +1,6 @@
 """The disk is full: callers are told, nothing is sent, no verdict is lost, and it passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -11,6 +11,7 @@ from reliablepub.errors import (
     OutboxUnsure,
     ReliablePubError,
 )
+from reliablepub.hooks import LinkChanged
 from reliablepub.outbox.entry import Store, Turn
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.relay import COMMIT_RETRY_S, POLL_S
@@ -177,20 +178,27 @@ def test_the_status_says_what_keeps_the_relay_from_recording(
     assert words in w.relay.status.reason
     w.lose_connection()
     w.turn(after_s=0.001)
-    assert words in w.relay.status.reason
-    assert "; " in w.relay.status.reason, "and why there is no connection"
+    assert words in w.relay.status.trouble
+    assert words not in w.relay.status.reason, "which says why there is no connection"
     w.store.fails = nothing_fails
     w.turn(after_s=COMMIT_RETRY_S, is_flushing=True)
-    assert words not in w.relay.status.reason
+    assert w.relay.status.trouble == ""
 
 
 def test_the_status_says_why_nothing_new_is_stored(world: Build) -> None:
-    w = world()
+    told: list[str] = []
+
+    class Hook:
+        def on_connected(self, events: Sequence[LinkChanged]) -> None:
+            told.extend("connected" for _ in events)
+
+    w = world(hooks=[Hook()])
     w.turn()
     said = "disk full: no new message is stored until space is freed"
     w.store.relieve = lambda: said
     w.turn(after_s=POLL_S)
-    assert w.relay.status.reason == said
+    assert (w.relay.status.reason, w.relay.status.trouble) == (said, said)
+    assert told == ["connected"], "the connection is as it was"
     w.store.relieve = str
     w.turn(after_s=POLL_S)
     assert w.relay.status.reason == ""

@@ -14,9 +14,9 @@ import click
 
 from reliablepub.cli.choosing import Duration
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.lookout import link_words, look
+from reliablepub.cli.lookout import disk_words, link_words, look
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import age, print_json, print_table, size_of
+from reliablepub.cli.output import age, print_json, print_table
 
 
 @click.command()
@@ -67,5 +67,5 @@ def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
         "broker": link_words(more, now),
         "window": "nobody knows" if more["window"] is None else f"{more['window']} messages",
         **slow,
-        "on disk": f"{size_of(more['bytes_on_disk'])}, {size_of(more['bytes_free'])} free",
+        "on disk": disk_words(more),
     }
