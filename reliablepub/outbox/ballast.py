@@ -170,7 +170,10 @@ class Ballast:
 
 def free_bytes(folder: Path) -> float:
     """Bytes that this user may still write in a folder; infinite if the disk does not tell."""
-    disk = os.statvfs(folder)
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return float("inf")  # the folder is gone: the commit says so
     if not disk.f_blocks:
         return float("inf")
     free = disk.f_bavail

@@ -169,7 +169,11 @@ class Enqueuing:
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()
-        if not name or not check_file(self.path) or not self.path.samefile(name):
+        try:
+            is_same = bool(name) and check_file(self.path) and self.path.samefile(name)
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
             raise ConfigurationError(
                 f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
                 "be the same database, or the message would not be part of your transaction"

@@ -1,8 +1,8 @@
 """An application in a process of its own, that puts messages in by one of five doors.
 
-It tells each call at once, on its standard output: `stored 17`, or `raised 17 OutboxMoved`. Between
-two rounds of calls it waits for a line on its standard input, so that a test can do something to
-its host meanwhile. It must never know what is done to it.
+It tells each call at once, on its standard output: `stored 17 TIME`, or `raised 17 OutboxMoved`.
+Between two rounds of calls it waits for a line on its standard input, so that a test can do
+something to its host meanwhile. It must never know what is done to it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,11 +58,23 @@ class App:
         Raises:
             Ended: it has ended on its own.
         """
+        self.begin(first)
+        return self.told()
+
+    def begin(self, *firsts: str) -> None:
+        """Let it make as many rounds of calls, one after the other; does not wait for them."""
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with suppress(BrokenPipeError):
-            self._process.stdin.write(first + "\n")
+            self._process.stdin.write("".join(first + "\n" for first in firsts))
             self._process.stdin.flush()
+
+    def told(self) -> Told:
+        """What became of the calls of the next round.
+
+        Raises:
+            Ended: it has ended on its own.
+        """
+        assert self._process.stdout is not None
         told = Told()
         for line in self._process.stdout:
             word, *rest = line.split()
@@ -69,6 +82,7 @@ class App:
                 return told
             if word == "stored":
                 told.stored.append(rest[0])
+                told.began[rest[0]] = float(rest[1])
             else:
                 told.raised[rest[0]] = rest[1]
         assert self._process.stderr is not None
@@ -101,10 +115,12 @@ class Told:
     Attributes:
         stored: ids of messages whose call has returned.
         raised: ids of those whose call has raised, and what.
+        began: when each of the stored ones was called (monotonic clock, of all processes).
     """
 
     stored: list[str] = field(default_factory=list)
     raised: dict[str, str] = field(default_factory=dict)
+    began: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_complete(self) -> bool:
@@ -120,13 +136,13 @@ def rounds(store: Store) -> None:
     for number, first in enumerate(sys.stdin):
         exec(first, {})
         for n in range(CALLS):
-            id_ = f"{number}-{n}"
+            id_, began = f"{number}-{n}", time.monotonic()
             try:
                 store(id_)
             except (ReliablePubError, sqlite3.Error) as error:
                 print("raised", id_, type(error).__name__, flush=True)
             else:
-                print("stored", id_, flush=True)
+                print("stored", id_, began, flush=True)
         print("done", flush=True)
 
 

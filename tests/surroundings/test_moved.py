@@ -4,6 +4,8 @@ Every act by every door. The application is then killed, as a crash would, and w
 finds under the path is compared with what the application was told.
 """
 
+import os
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -112,6 +114,56 @@ def test_what_is_called_stored_afterwards_is_there(
             [rescued] = path.parent.glob("outbox.db.rescued-*")
             assert rescued.stat().st_mode & 0o777 == 0o600
             assert set(before.stored) <= ids_at(rescued)
+
+
+STORMS = int(os.environ.get("RELIABLEPUB_STORMS", "300"))
+"""How many the long form runs: some ten minutes."""
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+@pytest.mark.parametrize("door", ["publish", "enqueue"])
+def test_calls_under_way_are_told_the_truth(
+    path: Path, door: str, act: Callable[[Path], None]
+) -> None:
+    storm(path, door, act, 0.1)
+
+
+@pytest.mark.soak
+def test_calls_under_way_are_told_the_truth_again_and_again(tmp_path: Path) -> None:
+    chance = random.Random()
+    for n in range(STORMS):
+        folder = tmp_path / str(n) / "data"
+        folder.mkdir(parents=True)
+        storm(folder / "outbox.db", chance.choice(DOORS), chance.choice(ACTS), chance.random() / 2)
+
+
+def storm(path: Path, door: str, act: Callable[[Path], None], after_s: float) -> None:
+    """Let calls go on without a pause, and act at some moment of theirs."""
+    rounds = 40
+    with App(door, path) as app:
+        app.round()
+        app.begin(*[""] * rounds)
+        time.sleep(after_s)
+        act(path)
+        acted = time.monotonic()
+        told = [app.told() for _ in range(rounds)]
+        told.append(app.round())  # the last calls come after the act in any case
+    assert all(one.is_complete for one in told)
+    later = {id_ for one in told for id_, began in one.began.items() if began > acted}
+    assert later <= ids_at(path), (door, act.__name__)
+    if door in RELAYING:
+        stored = {id_ for one in told for id_ in one.stored}
+        # Where it was, where it was moved to, and the copy that the relay has left.
+        files = [file for file in path.parent.parent.rglob("*") if is_database(file)]
+        found = set().union(*map(ids_at, files))
+        assert stored <= found, (door, act.__name__)
+
+
+def is_database(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return opened.read(16) == b"SQLite format 3\0"
 
 
 def test_an_idle_relay_notices_it_too(path: Path) -> None:
