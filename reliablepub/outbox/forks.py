@@ -12,7 +12,8 @@ which the child goes on committing, without an error. So there are two rules:
   connection of ours is closed. With no connection left, SQLite removes the file from its table.
   Parent and child open it again when they need it.
 - In the child, a database file that was open at the fork is never opened again: a connection of the
-  application's, a read that did not end in time, or a fork that Python's hooks do not see.
+  application's, a read that did not end in time, or a fork that Python's hooks do not see. Whether
+  SQLite's lock on a file is real is looked at by `place`, too, whenever one is opened.
 """
 
 from __future__ import annotations
@@ -100,12 +101,7 @@ class Gate:
         if os.getpid() != self._pid:
             self._after_in_child()
         if (found.st_dev, found.st_ino) in self._torn:
-            raise OutboxForked(
-                f"outbox {path} was open when this process ({os.getpid()}) was forked, so SQLite's "
-                "locks on it do not hold here, and what is stored could be lost; nothing was "
-                "stored. Close the application's own connections to it before the fork, or start "
-                "workers with the spawn or forkserver method"
-            )
+            raise forked(path, "was open when this process was forked")
 
     # ------------------------------------------------------------------ hooks of os.fork
 
@@ -132,6 +128,15 @@ class Gate:
         self._torn |= {inode for inode, fds in open_files().items() if _is_database(fds[0])}
         for keeper in list(self._keepers):
             keeper.rest()
+
+
+def forked(path: Path, what: str) -> OutboxForked:
+    """The error to raise where SQLite believes to have locks that this process does not have."""
+    return OutboxForked(
+        f"outbox {path} {what} (process {os.getpid()}), so SQLite's locks on it do not hold here, "
+        "and what is stored could be lost; nothing was stored. Close the application's own "
+        "connections to it before a fork, or start workers with the spawn or forkserver method"
+    )
 
 
 def open_files() -> dict[Inode, list[int]]:

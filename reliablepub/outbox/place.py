@@ -12,14 +12,17 @@ name is not seen by the other. So a file with a hard link, or mounted by itself,
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import sqlite3
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Final
 
 from reliablepub.errors import OutboxError, OutboxMoved
-from reliablepub.outbox.forks import Inode, open_files
+from reliablepub.outbox.forks import Inode, forked, open_files
 
 _LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _FRAMES_AT: Final = 16
@@ -35,6 +38,7 @@ class Place:
 
     Raises:
         OutboxMoved: the path leads elsewhere already, or its log was deleted while in use.
+        OutboxForked: SQLite's lock on it is only in SQLite's table, and not the kernel's.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,6 +108,11 @@ class Place:
                 "them again"
             )
         self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
+        if index is not None and self._locked_fd < 0 and _locks_are_listed():
+            raise forked(
+                self._path,
+                "is open already in a process that was forked, or that has copied it since",
+            )
 
     def _moved(self) -> OutboxMoved:
         now = self._now()
@@ -173,6 +182,14 @@ def _has_lock(fd: int) -> bool:
         return b"POSIX" in os.read(info_fd, 65_536)
     finally:
         os.close(info_fd)
+
+
+@cache
+def _locks_are_listed() -> bool:
+    """Whether the system lists locks at all: a sandbox may have the list and leave it empty."""
+    with TemporaryFile() as file:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return _has_lock(file.fileno())
 
 
 def _is_whole(log_fd: int, index_fd: int) -> bool:

@@ -6,9 +6,11 @@ raised: `raised ID ERROR`. What it told is compared with the outbox afterwards.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import sqlite3
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -211,6 +213,41 @@ def application_connection(path: Path) -> None:
         call(store, "parent-later")
 
 
+def fork_without_hooks(path: Path) -> None:
+    """As a C library forks, with this package's connection open."""
+    with Outbox(path) as outbox:
+        call(enqueuing(outbox), "parent")
+        pid = ctypes.PyDLL(None).fork()
+        if pid == 0:
+            call(enqueuing(outbox), "child")
+            call(enqueuing(Outbox(path)), "own")
+            os._exit(0)
+        os.waitpid(pid, 0)
+        call(enqueuing(outbox), "parent-later")
+
+
+def imported_in_the_child(path: Path) -> None:
+    """The application has opened its database and forked before it knows of this package."""
+    program = f"""
+import os, sqlite3
+connection = sqlite3.connect({str(path)!r})
+connection.execute("PRAGMA journal_mode = WAL")
+connection.execute("CREATE TABLE t (n)")
+pid = os.fork()
+if pid == 0:
+    from pathlib import Path
+    from reliablepub import Outbox
+    from tests.surroundings.forking import call, enqueuing
+    call(enqueuing(Outbox({str(path)!r})), "child")
+    os._exit(0)
+os.waitpid(pid, 0)
+from tests.surroundings.forking import call, ordering, Path
+connection.execute("CREATE TABLE orders (id)")
+call(ordering(Path({str(path)!r})), "parent-later")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def within_a_transaction(path: Path) -> None:
     """The forking thread is in the middle of a read that it goes on with."""
     with Outbox(path) as outbox:
@@ -227,7 +264,7 @@ SHAPES: Final = {
     for shape in (
         *(worker_beside_a_publisher, worker_with_a_database, prefork, pool, daemon),
         *(forks_while_publishing, publisher_in_the_child, application_connection),
-        within_a_transaction,
+        *(within_a_transaction, fork_without_hooks, imported_in_the_child),
     )
 }
 

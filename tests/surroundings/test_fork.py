@@ -15,6 +15,8 @@ REFUSED = {
     "application_connection": {
         *{("inherited", "OutboxForked"), ("new", "OutboxForked"), ("own", "OutboxForked")}
     },
+    "fork_without_hooks": {("child", "OutboxForked"), ("own", "OutboxForked")},
+    "imported_in_the_child": {("child", "OutboxForked")},
 }
 """The calls that raise, by process; every other call returns."""
 
