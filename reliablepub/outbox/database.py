@@ -91,7 +91,10 @@ def check_database(path: Path) -> None:
     if not is_there:
         return
     try:
-        with GATE, closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        with (
+            GATE.use(),
+            closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection,
+        ):
             connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
         # A database it is; whoever opens it to write undoes that, and makes room.
@@ -169,7 +172,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
     check_side_files(path.resolve())
     GATE.check(path, found)
-    with GATE, reported(path):
+    with GATE.use(), reported(path):
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )

@@ -107,7 +107,7 @@ class Enqueuing:
             OutboxError: it was not stored. A transaction that was open is so still, unless SQLite
                 has ended it; none was begun.
         """
-        with GATE, reported(self.path), closing(connection.cursor()) as cursor:
+        with GATE.use(), reported(self.path), closing(connection.cursor()) as cursor:
             cursor.row_factory = None  # the caller's rows may be anything
             self._check_same_file(cursor)
             is_theirs = connection.in_transaction

@@ -23,8 +23,9 @@ import sqlite3
 import stat
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol
 
 from reliablepub.errors import OutboxForked
@@ -61,30 +62,30 @@ class Gate:
         self._forker: int | None = None
         self._pid = os.getpid()
 
-    def __enter__(self) -> None:
-        """Begin to use SQLite; waits while another thread forks."""
+    @contextmanager
+    def use(self) -> Iterator[None]:
+        """Use SQLite in here: no fork happens meanwhile, and this waits while another thread forks.
+
+        It may end in another thread than it began in, as a generator does that nobody finished.
+        """
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
-        me = threading.get_ident()
+        me, pid = threading.get_ident(), self._pid
         with self._changed:
             while self._forker not in (None, me) and me not in self._using:
                 self._changed.wait()
             self._using[me] = self._using.get(me, 0) + 1
+        try:
+            yield
+        finally:
+            if os.getpid() == pid:
+                self._end_use(me)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the use."""
-        me = threading.get_ident()
+    def _end_use(self, thread: int) -> None:
         with self._changed:
-            uses = self._using.get(me, 0) - 1  # 0 uses in a child that forked within its use
-            if uses > 0:
-                self._using[me] = uses
-            else:
-                self._using.pop(me, None)
+            self._using[thread] -= 1
+            if not self._using[thread]:
+                del self._using[thread]
             if self._forker is not None:
                 self._changed.notify_all()
 

@@ -304,7 +304,7 @@ class Outbox:
 
     def close(self) -> None:
         """Close the file, if it was opened; the outbox may be used again."""
-        with GATE, self._lock:
+        with GATE.use(), self._lock:
             self._writer.close()
 
     def __enter__(self) -> Self:
@@ -330,7 +330,7 @@ class Outbox:
         """A transaction on our own connection, by one thread at a time (see `surely`)."""
         if os.getpid() != self._pid:  # a thread of the parent's may have had the lock
             self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
-        with GATE, self._lock:  # the gate first: no fork happens while a thread has the lock
+        with GATE.use(), self._lock:  # the gate first: no fork happens while a thread has the lock
             if self._is_writing:
                 raise OutboxError(
                     f"outbox {self.path} was called by a signal handler that has interrupted a "

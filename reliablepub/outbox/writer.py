@@ -43,7 +43,7 @@ class Writer:
             OutboxMoved: the file is another one than it was when it was opened first.
             OutboxError: it cannot be opened.
         """
-        with GATE:
+        with GATE.use():
             yield self.opened()
 
     def renew(self) -> None:
@@ -52,7 +52,7 @@ class Writer:
         Raises:
             OutboxMoved: the path leads elsewhere.
         """
-        with GATE:
+        with GATE.use():
             if self.connection is None:
                 return
             self.connection.place.check()
@@ -105,5 +105,5 @@ class Writer:
     def __del__(self) -> None:
         """Users need not close an outbox, but Python 3.13 warns of a connection left open."""
         if self.connection is not None:
-            with GATE:
+            with GATE.use():
                 self.rest()

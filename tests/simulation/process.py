@@ -18,6 +18,7 @@ from reliablepub.errors import Damaged, OutboxFull, PublisherClosed, Withdrawn
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Snapshot, Store, Turn
 from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.place import WritingConnection
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome
 from reliablepub.policy import RetryPolicy
@@ -64,7 +65,7 @@ class Fuse:
             raise Killed
 
 
-class SteppingConnection(sqlite3.Connection):
+class SteppingConnection(WritingConnection):
     """SQLite, with a step before every statement and after every commit."""
 
     fuse: Fuse
@@ -262,7 +263,7 @@ class Process:
         names = {"fuse": self.fuse, "opened": self._connections}
         kind = type("Connection", (SteppingConnection,), names)
         connect = sqlite3.connect
-        with mock.patch("sqlite3.connect", lambda *a, **o: connect(*a, factory=kind, **o)):
+        with mock.patch("sqlite3.connect", lambda *a, **o: connect(*a, **o | {"factory": kind})):
             return SqliteStore(self._path, clock=lambda: self._agenda.wall)
 
     @property
