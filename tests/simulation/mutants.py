@@ -343,9 +343,9 @@ def counted_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
     def commit(self: Any, turn: Turn) -> Any:
         size = sum(entry.message.size for entry in turn.new)
-        self._connection.execute(change, (size,))
+        self._writer.opened().execute(change, (size,))
         snapshot = real(self, turn)
-        self._connection.execute(change, (-size,))
+        self._writer.opened().execute(change, (-size,))
         return snapshot
 
     patch.setattr(SqliteStore, "commit", commit)
