@@ -15,7 +15,7 @@ from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
 from tests.conformance.test_survival import uncertain, wait_until
 
-BYTES_PER_S = 250_000
+BYTES_PER_S = 400_000
 TIMEOUT_S = 1.5
 HELD_BYTES = 16 * 1024
 """What a message may be ahead of the proxy; what it holds is gone as far as we can see."""
@@ -59,7 +59,7 @@ def test_a_batch_of_large_messages_is_sent_once(
     rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
 ) -> None:
     queue = rig.probe.declare_queue()
-    messages = [Message(bytes([n]) * 150_000, routing_key=queue) for n in range(8)]
+    messages = [Message(bytes([n]) * 120_000, routing_key=queue) for n in range(8)]
     with front_door(slow(rig.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
         receipt = publisher.publish_many(messages)
         receipt.wait(60)
@@ -73,7 +73,7 @@ def test_a_channel_opens_however_much_is_on_its_way_before_it(
 ) -> None:
     """Nobody waits in vain for the channel after one that a message has cost."""
     queue = rig.probe.declare_queue()
-    messages = [Message(bytes(150_000), routing_key=queue) for _ in range(5)]
+    messages = [Message(bytes(120_000), routing_key=queue) for _ in range(5)]
     messages.insert(0, Message(b"", exchange="missing"))
     with front_door(slow(rig.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
         receipt = publisher.publish_many(messages)

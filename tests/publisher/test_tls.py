@@ -2,6 +2,7 @@
 
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from reliablepub import ConfigurationError, Publisher
 from reliablepub.testing import FakeBroker
 from reliablepub.transport.pika_hooks import hooks
 from tests.certificates import broker_with, signed
+from tests.chaos.proxy import Proxy
 from tests.conformance.test_survival import wait_until
 from tests.rabbitmq import RabbitMQNode
 
@@ -62,6 +64,31 @@ def test_a_trusted_broker_gets_the_message(
         for receipt in receipts:
             receipt.result(60)
     assert [len(message.body) for message in tls_broker.messages("q")] == [0, 10, 300_000]
+
+
+@pytest.mark.parametrize("is_hooked", [True, False])
+def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
+    tls_broker: FakeBroker,
+    certificate: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_hooked: bool,  # noqa: FBT001
+) -> None:
+    """What TLS makes of the bytes is more than what was written, and leaves just as well."""
+    if not is_hooked:
+        monkeypatch.setattr(hooks, "_why_off", "a test takes the other way")
+    with Proxy(tls_broker.port, held_bytes=16 * 1024) as proxy:
+        proxy.bytes_per_s = 250_000
+        with Publisher(
+            proxy.url.replace("amqp:", "amqps:"),
+            outbox=tmp_path / "o.db",
+            ssl_context=trusting(certificate),
+            confirm_timeout_s=1.5,
+        ) as publisher:
+            since = time.monotonic()
+            publisher.publish(bytes(1_000_000), routing_key="q").result(60)
+            assert time.monotonic() - since > 1.5
+    assert len(tls_broker.messages("q")) == 1
 
 
 def test_a_certificate_that_nobody_vouches_for_is_refused_by_default(

@@ -31,6 +31,7 @@ from reliablepub.testing import FakeBroker, NodeOptions, faults
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.base import CannotEncode
 from reliablepub.transport.pika import PikaTransport
+from reliablepub.transport.pika_hooks import HookedConnection, hooks
 
 SECRET = "s3cr3t"
 Connect = Callable[..., "Wire"]
@@ -153,7 +154,7 @@ def test_a_socket_reset_as_soon_as_it_is_connected_is_a_lost_connection(
     assert w.open_channel() == 1
 
 
-def not_connected(_: socket.socket) -> None:
+def not_connected(*_: object) -> None:
     raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
 
@@ -166,6 +167,40 @@ def test_an_error_out_of_pikas_loop_loses_the_connection_and_no_more(wire: Conne
     assert ": pika failed with ZeroDivisionError" in w.lost_reason()
     w.connect()
     assert w.open_channel() == 2
+
+
+def test_hooks_that_are_off_are_off_for_every_connection_of_the_process(
+    wire: Connect, fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_why_off", "")
+    w = wire(fake_broker.url, heartbeat_s=1)
+    w.connect()
+    assert w.transport.hooks_off == ""
+    hooks.switch_off("another one has failed")
+    assert "hooks were switched off: another one has failed" in w.lost_reason()
+    w.connect()
+    assert w.transport.hooks_off == "another one has failed"
+    fake_broker.declare_queue("q")
+    w.open_channel()
+    w.send(1, to("q"))
+    assert w.until_acked() == [1]
+
+
+def test_a_hook_that_fails_writing_loses_the_connection_and_is_the_last(
+    wire: Connect, fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "_why_off", "")
+    fake_broker.declare_queue("q")
+    w = wire()
+    with monkeypatch.context() as patch:
+        patch.setattr(HookedConnection, "_write_at_once", not_connected)
+        w.send(1, to("q"))
+    assert "a hook failed writing" in w.lost_reason()
+    w.connect()
+    assert "a hook failed writing" in w.transport.hooks_off
+    w.open_channel()
+    w.send(1, to("q"))
+    assert w.until_acked() == [1]
 
 
 def test_a_socket_closed_in_the_handshake_is_a_lost_connection(
