@@ -24,6 +24,9 @@ class Counts:
         refused: collected: the broker closed the channel because of it.
         invalid: collected: no AMQP message.
         bytes: of the bodies that were published.
+        duplicates_risked: rows that may have been sent more than once, under one id: those whose
+            confirm was lost, and all rows of an attempt that is not a task's first.
+        waited_s: seconds in which tasks waited for confirms, summed.
     """
 
     rows: int = 0
@@ -33,15 +36,17 @@ class Counts:
     refused: int = 0
     invalid: int = 0
     bytes: int = 0
+    duplicates_risked: int = 0
+    waited_s: float = 0.0
 
     @property
     def failed(self) -> int:
         """Rows that were collected."""
         return self.unroutable + self.nacked + self.refused + self.invalid
 
-    def count(self, outcome: str, rows: int = 1) -> None:
-        """Add rows of one outcome, a field of this class."""
-        setattr(self, outcome, getattr(self, outcome) + rows)
+    def count(self, outcome: str, more: float = 1) -> None:
+        """Add to a field of this class, such as rows of one outcome."""
+        setattr(self, outcome, getattr(self, outcome) + more)
 
     @classmethod
     def total(cls, parts: Iterable[Self]) -> Self:
@@ -54,7 +59,7 @@ class Counts:
 
     def as_dict(self) -> dict[str, Any]:
         """For a report."""
-        return asdict(self)
+        return asdict(self) | {"waited_s": round(self.waited_s, 3)}
 
 
 @dataclass

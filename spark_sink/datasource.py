@@ -9,19 +9,30 @@ batch that is when ``save()`` is called; a stream asks only at its first batch (
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource
+from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from reliablepub import ConfigurationError
+from spark_sink.contact import ask
 from spark_sink.existence import check
+from spark_sink.failures import in_one_line
 from spark_sink.options import parse
 from spark_sink.schema import Columns, match
 from spark_sink.settings import Settings
 
 if TYPE_CHECKING:
     from spark_sink.writer import RabbitMQWriter
+
+
+_SQL: Final = (
+    "Spark keeps the OPTIONS of a table from a sink in Python: give options to each INSERT INTO t "
+    "WITH (`url` = '...', `exchange` = '...'), and the URL alone by the environment variable "
+    "RELIABLEPUB_URL too"
+)
+_reports: Final[set[str]] = set()
+"""Folders that were tried in this process: a stream asks for a writer with each micro-batch."""
 
 
 class RabbitMQDataSource(DataSource):
@@ -46,11 +57,15 @@ class RabbitMQDataSource(DataSource):
             ConfigurationError: an option is wrong.
             SchemaError: a column is wrong.
             TopologyError: the broker does not have what the options name.
+            BrokerRefused: the broker lets nobody in with these credentials.
         """
-        settings, columns = self._checked(schema, overwrite=overwrite)
-        if settings.check_topology:
-            check(settings, columns)
-        return _writer(settings, columns, settings.write_id or uuid.uuid4().hex)
+        with in_one_line():
+            settings, columns = self._checked(schema, overwrite=overwrite)
+            if settings.report is not None:
+                _check_report(settings.report)
+            if settings.check_topology:
+                check(settings, columns)
+            return _writer(settings, columns, settings.write_id or uuid.uuid4().hex)
 
     def streamWriter(  # noqa: N802 - Spark's name
         self,
@@ -62,21 +77,61 @@ class RabbitMQDataSource(DataSource):
         Raises:
             ConfigurationError: an option is wrong.
             SchemaError: a column is wrong.
+            BrokerRefused: the broker lets nobody in with these credentials.
         """
-        settings, columns = self._checked(schema, overwrite=overwrite)
-        if settings.write_id is not None:
+        with in_one_line():
+            settings, columns = self._checked(schema, overwrite=overwrite)
+            if settings.write_id is not None:
+                raise ConfigurationError(
+                    "option 'writeId' is for batch writes; a stream is known by its checkpoint"
+                )
+            if settings.report is not None and settings.report not in _reports:
+                _check_report(settings.report)
+                _reports.add(settings.report)
+            return _writer(settings, columns, None)
+
+    def schema(self) -> StructType:
+        """None: a table of this format has the columns that it is created with.
+
+        Raises:
+            ConfigurationError: always; Spark asks where a table is created without columns.
+        """
+        with in_one_line():
             raise ConfigurationError(
-                "option 'writeId' is for batch writes; a stream is known by its checkpoint"
+                "a table USING rabbitmq needs its columns: CREATE TABLE t (value STRING, "
+                f"routing_key STRING) USING rabbitmq. {_SQL}"
             )
-        return _writer(settings, columns, None)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """None: messages are read by consumers.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        del schema
+        with in_one_line():
+            raise ConfigurationError("rabbitmq is a sink: nothing can be read from it")
 
     def _checked(self, schema: StructType, *, overwrite: bool) -> tuple[Settings, Columns]:
         if overwrite:
             raise ConfigurationError(
                 "messages can only be added: mode 'append', in a batch and in a stream"
             )
-        settings = parse(self.options)
-        return settings, match(schema, settings)
+        try:
+            settings = parse(self.options)
+            columns = match(schema, settings)
+        except ConfigurationError as error:
+            if self.options:
+                raise
+            raise type(error)(f"{error}. {_SQL}") from None
+        ask(settings)
+        return settings, columns
+
+
+def _check_report(folder: str) -> None:
+    from spark_sink import report  # noqa: PLC0415 - as in `_writer`
+
+    report.check(folder)
 
 
 def _writer(settings: Settings, columns: Columns, write_id: str | None) -> RabbitMQWriter:

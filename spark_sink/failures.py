@@ -8,9 +8,29 @@ it between processes; so all of them can be pickled, and none holds a body or a 
 
 from __future__ import annotations
 
-from typing import ClassVar
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar, Final
 
 from reliablepub import ConfigurationError, ReliablePubError
+
+_IN_A_WORKER: Final = "SPARK_AUTH_SOCKET_TIMEOUT"
+"""A variable that Spark sets for the Pythons it starts."""
+
+
+@contextmanager
+def in_one_line() -> Iterator[None]:
+    """Have Spark show an error of ours without the traceback that it puts first.
+
+    It asks this variable when the process ends because of the error, which is the end of both.
+    """
+    try:
+        yield
+    except ReliablePubError:
+        if _IN_A_WORKER in os.environ:
+            os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise
 
 
 class SchemaError(ConfigurationError):
@@ -23,8 +43,11 @@ class RowsNotConfirmed(ReliablePubError):
     Attributes:
         partition: number of the partition.
         row: number of the first such row within this attempt of the task, from 0.
+        key: what to look it up by: the columns of ``idColumns``, or its ``message_id``; may be
+            empty.
         message_id: its message's id; empty where it is no AMQP message at all.
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
+        reply_code: the broker's, or 0.
         reply_text: the broker's words, or ours where the broker said nothing.
     """
 
@@ -36,18 +59,31 @@ class RowsNotConfirmed(ReliablePubError):
     }
 
     def __init__(
-        self, *, partition: int, row: int, message_id: str, outcome: str, reply_text: str
+        self,
+        *,
+        partition: int,
+        row: int,
+        message_id: str,
+        outcome: str,
+        reply_code: int,
+        reply_text: str,
+        key: str = "",
+        kept: str = "",
     ) -> None:
-        name = f" (message {message_id})" if message_id else ""
+        names = [name for name in (key, message_id and f"message {message_id}") if name]
+        name = f" ({', '.join(names)})" if names else ""
+        where = f" The row is in {kept}." if kept else ""
         super().__init__(
             f"row {row} of partition {partition}{name} was not confirmed but {outcome}: "
-            f"{reply_text}; {self.remedy[outcome]}. Other rows may have been sent: replayed, they "
-            "come with the same ids"
+            f"{reply_text}; {self.remedy[outcome]}.{where} Other rows may have been sent: "
+            "replayed, they come with the same ids"
         )
         self.partition = partition
         self.row = row
+        self.key = key
         self.message_id = message_id
         self.outcome = outcome
+        self.reply_code = reply_code
         self.reply_text = reply_text
 
 
@@ -57,15 +93,53 @@ class PartitionStalled(ReliablePubError):
     Attributes:
         partition: number of the partition.
         confirmed: rows of it that were confirmed.
+        open: rows of it that were handed over, and whose outcome is not known.
     """
 
     retryable = True
 
-    def __init__(self, *, partition: int, confirmed: int, timeout_s: float, reason: str) -> None:
+    def __init__(
+        self, *, partition: int, confirmed: int, open_: int, timeout_s: float, reason: str
+    ) -> None:
         super().__init__(
             f"partition {partition}: no row was settled for {timeout_s:g} s ({reason}); "
-            f"{confirmed} rows were confirmed, others may have been sent. Look at the broker, or "
-            "raise deliveryTimeout"
+            f"{confirmed} rows were confirmed, {open_} more may have been sent. Look at the "
+            "broker, or raise deliveryTimeout"
         )
         self.partition = partition
         self.confirmed = confirmed
+        self.open = open_
+
+
+class BrokerRefused(ReliablePubError):
+    """The broker, or TLS, lets nobody in: credentials, vhost or certificate are wrong.
+
+    Attributes:
+        reason: the words of the broker or of TLS.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"no connection to the broker: {reason}. Correct the credentials, the vhost or the "
+            "certificates of this write; trying again would not help"
+        )
+        self.reason = reason
+
+
+class TasksNotHeard(ReliablePubError):
+    """A commit without the word of every task: nobody knows whether their rows were sent.
+
+    Attributes:
+        missing: tasks that said nothing.
+        tasks: all of them.
+    """
+
+    def __init__(self, *, missing: int, tasks: int, batch: int | None) -> None:
+        of = "this write" if batch is None else f"epoch {batch}"
+        super().__init__(
+            f"{missing} of {tasks} tasks of {of} never told that they have written their rows, so "
+            "it is not committed. A continuous trigger never calls a sink in Python: use "
+            "trigger(processingTime=...) or trigger(availableNow=True)"
+        )
+        self.missing = missing
+        self.tasks = tasks

@@ -9,6 +9,7 @@ an option that is silently ignored loses messages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, Final
@@ -19,6 +20,12 @@ from spark_sink.settings import TABLE, Settings
 
 SPARKS_OWN: Final = ("checkpointlocation", "queryname")
 """Options of a streaming query that Spark passes on to its sink."""
+
+
+_NO_PATH: Final = (
+    "save() takes no path here: for a queue write .option('routing_key', its name).save(), for an "
+    "exchange .option('exchange', its name).save()"
+)
 
 
 def parse(options: Mapping[str, str]) -> Settings:
@@ -37,6 +44,9 @@ def parse(options: Mapping[str, str]) -> Settings:
     for given, text in options.items():
         key = _key(given)
         if key in SPARKS_OWN:
+            continue
+        if key == "path":
+            problems.append(_NO_PATH)
             continue
         if key not in known:
             problems.append(f"there is no option {given!r}{_did_you_mean(key)}")
@@ -73,9 +83,16 @@ def _contradictions(settings: Settings) -> list[str]:
         problems.append("'collect' needs the option 'report': the folder where the rows are kept")
     if settings.report is not None and not _is_absolute(settings.report):
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")
-    if settings.max_rows_per_second is not None and settings.max_connections is None:
-        problems.append("'maxRowsPerSecond' needs 'maxConnections': tasks do not know each other")
+    if settings.report is not None and not _names_files(settings.write_id or ""):
+        problems.append(
+            "option 'writeId' names files of 'report': at most 100 letters, digits and . _ - : = @ "
+            "+, and the first one a letter or a digit"
+        )
     return problems
+
+
+def _names_files(write_id: str) -> bool:
+    return re.fullmatch(r"(?:[A-Za-z0-9][A-Za-z0-9._:=@+-]{0,99})?", write_id) is not None
 
 
 def split_urls(urls: str) -> list[str]:
@@ -112,7 +129,7 @@ def as_markdown() -> str:
     """The table as docs/spark.md shows it."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option in TABLE:
-        default = "" if option.default is None else f"`{_shown(option.default)}`"
+        default = "" if option.default in (None, ()) else f"`{_shown(option.default)}`"
         lines.append(f"| `{option.metadata['name']}` | {default} | {option.metadata['meaning']} |")
     return "\n".join(lines) + "\n"
 

@@ -5,7 +5,8 @@ Knows: files, on whatever the hosts share. Must never know: brokers.
 ::
 
     <report>/writes/<write>.json                      one line: the counts
-    <report>/failed/part-<write>-<partition>.parquet  rows, with what the broker said
+    <report>/failed/part-<write>-<partition>.parquet  collected rows, with what the broker said
+    <report>/fatal/part-<write>-<partition>.parquet   the row that failed a write, likewise
 
 A task writes under a name that Spark's readers skip (it begins with ``_``); the commit gives the
 files of the attempts that count their names. Committing twice, as a restarted stream does, ends in
@@ -16,14 +17,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+from uuid import uuid4
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from reliablepub import ConfigurationError
 from spark_sink.counts import Counts, Written
+
+_GROUP_ROWS: Final = 5_000
+_GROUP_BYTES: Final = 16 * 1024 * 1024
+"""Of a row group in Parquet."""
+_PRUNED_PARTS: Final = 10
+"""Counts are pruned by one write in so many tenths of what is kept; so few commits list files."""
+_LEFT_OVER: Final = timedelta(days=7)
 
 OUTCOME: Final = pa.schema(
     [
@@ -44,32 +56,42 @@ class FailedRows:
     Args:
         report: the folder.
         name: of the attempt, different from all others.
+
+    Raises:
+        ConfigurationError: the folder that the driver has seen is not on this host.
     """
 
     def __init__(self, report: str, name: str) -> None:
         self._files, root = _open(report)
+        if not _is_folder(self._files, f"{root}/writes"):
+            raise ConfigurationError(
+                "option 'report': this host does not have the folder that the driver has; all "
+                "hosts must share it"
+            )
         self._folder = f"{root}/failed"
         self.path = f"{self._folder}/_{name}.parquet"
         self._writer: pq.ParquetWriter | None = None
+        self._rows: list[pa.RecordBatch] = []
+        self._bytes = 0
 
-    def add(self, row: pa.RecordBatch, outcome: dict[str, Any]) -> None:
+    def add(self, piece: pa.RecordBatch, row: int, outcome: dict[str, Any]) -> None:
         """Keep one row.
 
         Args:
-            row: a batch of one.
+            piece: of a batch.
+            row: its index in the piece.
             outcome: a value for each column of `OUTCOME`.
         """
-        added = [pa.array([outcome[field.name]], field.type) for field in OUTCOME]
-        table = pa.Table.from_arrays(
-            [*row.columns, *added], schema=pa.schema([*row.schema, *OUTCOME])
-        )
-        if self._writer is None:
-            self._files.create_dir(self._folder, recursive=True)
-            self._writer = pq.ParquetWriter(self.path, table.schema, filesystem=self._files)
-        self._writer.write_table(table)
+        batch = _with_outcome(piece, row, outcome)
+        self._rows.append(batch)
+        self._bytes += batch.nbytes
+        if len(self._rows) >= _GROUP_ROWS or self._bytes >= _GROUP_BYTES:
+            self._write()
 
     def close(self) -> str | None:
         """Finish the file, and name it if there is one."""
+        if self._rows:
+            self._write()
         if self._writer is None:
             return None
         self._writer.close()
@@ -77,17 +99,77 @@ class FailedRows:
 
     def discard(self) -> None:
         """The attempt has failed: its file is of no use."""
+        self._rows = []
         if self._writer is not None:
             self._writer.close()
             self._files.delete_file(self.path)
 
+    def _write(self) -> None:
+        """One row group: each has a price of its own, in bytes and for whoever reads it."""
+        table = pa.Table.from_batches(self._rows).combine_chunks()
+        self._rows, self._bytes = [], 0
+        if self._writer is None:
+            self._files.create_dir(self._folder, recursive=True)
+            self._writer = pq.ParquetWriter(self.path, table.schema, filesystem=self._files)
+        self._writer.write_table(table)
 
-def commit(report: str, messages: Sequence[Written]) -> None:
-    """Write the counts of a write, and give its failed rows their names."""
+
+def keep_fatal(
+    report: str, write: str, piece: pa.RecordBatch, row: int, outcome: dict[str, Any]
+) -> str:
+    """Keep the row that fails a write, where the next attempt puts its own; names the file."""
+    files, root = _open(report)
+    files.create_dir(f"{root}/fatal", recursive=True)
+    path = f"{root}/fatal/{_part(write, outcome['_partition'])}"
+    table = pa.Table.from_batches([_with_outcome(piece, row, outcome)])
+    pq.write_table(table, path, filesystem=files)
+    return path
+
+
+def _with_outcome(piece: pa.RecordBatch, row: int, outcome: dict[str, Any]) -> pa.RecordBatch:
+    """A copy of the row, so that it does not hold all of its batch in memory."""
+    added = [pa.array([outcome[field.name]], field.type) for field in OUTCOME]
+    kept = piece.take(pa.array([row]))
+    return pa.RecordBatch.from_arrays(
+        [*kept.columns, *added], schema=pa.schema([*piece.schema, *OUTCOME])
+    )
+
+
+def _part(write: str, partition: int) -> str:
+    return f"part-{write}-{partition}.parquet"
+
+
+def check(report: str) -> None:
+    """Try on the driver, before the first row, what the commit will do after the last.
+
+    Raises:
+        ConfigurationError: nothing can be written there.
+    """
+    try:
+        files, root = _open(report)
+        files.create_dir(f"{root}/writes", recursive=True)
+        probe = f"{root}/writes/_probe-{uuid4().hex}"
+        with files.open_output_stream(probe) as stream:
+            stream.write(b"\n")
+        files.delete_file(probe)
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigurationError(
+            f"option 'report': nothing can be written there: {error}"
+        ) from None
+
+
+def commit(report: str, messages: Sequence[Written], keep: int) -> None:
+    """Write the counts of a write, and give its failed rows their names.
+
+    Args:
+        report: the folder.
+        messages: of all tasks.
+        keep: for how many writes the counts are kept; those of the oldest are deleted.
+    """
     files, root = _open(report)
     for message in messages:
         if message.failed_file is not None:
-            name = f"part-{message.write}-{message.partition}.parquet"
+            name = _part(message.write, message.partition)
             _rename(files, message.failed_file, f"{root}/failed/{name}")
     write = messages[0].write
     line = {
@@ -101,6 +183,62 @@ def commit(report: str, messages: Sequence[Written]) -> None:
     with files.open_output_stream(path) as stream:
         stream.write(json.dumps(line).encode() + b"\n")
     files.move(path, f"{root}/writes/{write}.json")
+    _forget_fatal(files, root, messages)
+    if crc32(write.encode()) % max(1, keep // _PRUNED_PARTS) == 0:
+        prune(report, keep)
+
+
+def counts_of(report: str, write: str) -> dict[str, Any] | None:
+    """The counts of a write; None where it is not committed, or forgotten."""
+    files, root = _open(report)
+    path = f"{root}/writes/{write}.json"
+    if not _exists(files, path):
+        return None
+    with files.open_input_stream(path) as stream:
+        found: dict[str, Any] = json.loads(stream.read())
+    return found
+
+
+def prune(report: str, keep: int) -> None:
+    """Delete the counts of all but the newest writes, and what killed tasks have left behind.
+
+    Rows that failed stay: they are somebody's work.
+    """
+    files, root = _open(report)
+    found = [info for info in _listed(files, f"{root}/writes") if not _is_hidden(info)]
+    found.sort(key=lambda info: info.mtime_ns)
+    old = datetime.now(UTC) - _LEFT_OVER
+    left = [
+        info
+        for folder in ("writes", "failed")
+        for info in _listed(files, f"{root}/{folder}")
+        if _is_hidden(info) and info.mtime < old
+    ]
+    for info in [*found[: max(0, len(found) - keep)], *left]:
+        _delete(files, info.path)
+
+
+def _forget_fatal(files: fs.FileSystem, root: str, messages: Sequence[Written]) -> None:
+    """What failed an earlier attempt has been written now, or is among the failed rows."""
+    parts = {_part(message.write, message.partition) for message in messages}
+    for info in _listed(files, f"{root}/fatal"):
+        if info.base_name in parts:
+            _delete(files, info.path)
+
+
+def _listed(files: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
+    selector = fs.FileSelector(folder, allow_not_found=True)
+    return [info for info in files.get_file_info(selector) if info.type == fs.FileType.File]
+
+
+def _is_hidden(info: fs.FileInfo) -> bool:
+    return bool(info.base_name.startswith("_"))
+
+
+def _delete(files: fs.FileSystem, path: str) -> None:
+    """Delete; another write that shares the folder may have done so before."""
+    with suppress(FileNotFoundError):
+        files.delete_file(path)
 
 
 def abort(report: str, messages: Sequence[Written]) -> None:
@@ -115,6 +253,10 @@ def _rename(files: fs.FileSystem, old: str, new: str) -> None:
     """Rename; a commit that was interrupted has done so before."""
     if _exists(files, old):
         files.move(old, new)
+
+
+def _is_folder(files: fs.FileSystem, path: str) -> bool:
+    return bool(files.get_file_info(path).type == fs.FileType.Directory)
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

@@ -4,29 +4,36 @@ Knows: Arrow, and `Message`. Must never know: Spark's processes, publishers.
 
 Values are taken out of Arrow in slices, a whole column of a slice at a time; that is what makes a
 row cost microseconds. A slice is small, so that neither many rows nor large ones fill the memory.
+Where one value cannot be taken (a year above 9999, bytes that are no UTF-8), its column is taken
+value by value, and its row alone is no message.
 """
 
 from __future__ import annotations
 
-import json
-from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from decimal import Context, Decimal
+from itertools import repeat
 from operator import itemgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import pyarrow as pa
 
 from reliablepub import InvalidMessage, Message
-from spark_sink.identity import Identity
+from spark_sink.identity import ByColumns, Identity
+from spark_sink.json_text import text_of
+from spark_sink.keys import Key
 from spark_sink.schema import REQUIRED, Columns
 
 SLICE_ROWS_MAX: Final = 500
 SLICE_BYTES_MAX: Final = 4 * 1024 * 1024
 
-Converter: TypeAlias = Callable[[Any], Any]
 _KEY: Final = itemgetter(0)
+_IN_UTC: Final = pa.timestamp("us", "UTC")
+_EXACT: Final = Context(prec=80)
+_UNREADABLE: Final = (ValueError, OverflowError)
+"""What Arrow raises for a value that Python has not: of a date, or of a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,10 @@ class Rows:
         identity: names the rows that no column ``message_id`` names.
     """
 
-    def __init__(self, columns: Columns, identity: Identity) -> None:
+    def __init__(self, columns: Columns, identity: Identity | ByColumns) -> None:
         self._columns = columns
-        self._identity = identity
+        self._by_content = identity if not isinstance(identity, ByColumns) else None
+        self._by_columns = identity if isinstance(identity, ByColumns) else None
         self._names = tuple(sorted(name for name in columns.positions if name != "value"))
         self._fixed: dict[str, Any] = columns.fixed
         self._has_ids = "message_id" in columns.positions
@@ -71,26 +79,41 @@ class Rows:
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message | Invalid]:
         """One message for each row, or why it is none, in order."""
         positions = self._columns.positions
-        bodies = _bodies(batch.column(positions["value"]), is_json=self._columns.is_json)
-        others = [_values(name, batch.column(positions[name])) for name in self._names]
-        rest = zip(*others, strict=True) if others else iter([()] * batch.num_rows)
-        for row, (body, values) in enumerate(zip(bodies, rest, strict=True)):
+        taken = _Taken()
+        bodies = taken.bodies(batch.column(positions["value"]), is_json=self._columns.is_json)
+        others = [taken.values(name, batch.column(positions[name])) for name in self._names]
+        rest = zip(*others, strict=True) if others else repeat((), batch.num_rows)
+        keys = self._keys(batch, taken)
+        is_faulty = taken.is_faulty
+        for row, (body, values, key) in enumerate(zip(bodies, rest, keys, strict=True)):
             try:
-                yield self._message(body, values)
+                if is_faulty:
+                    _raise_faults((*values, *key))
+                yield self._message(body, values, key)
             except InvalidMessage as error:
                 yield Invalid(row, str(error))
 
-    def _message(self, body: Any, values: tuple[Any, ...]) -> Message:  # noqa: ANN401 - see `_bodies`
+    def _keys(self, batch: pa.RecordBatch, taken: _Taken) -> Iterable[tuple[Any, ...]]:
+        """The values that name each row; nothing where something else does."""
+        if self._by_columns is None:
+            return repeat((), batch.num_rows)
+        keys = self._columns.keys
+        return zip(*[taken.key(key, batch.column(key.position)) for key in keys], strict=True)
+
+    def _message(self, body: Any, values: tuple[Any, ...], key: tuple[Any, ...]) -> Message:  # noqa: ANN401 - see `_Taken.bodies`
         if type(body) is not bytes:
             raise body or InvalidMessage("value", "is null; a message has a body, if an empty one")
         given = self._fixed.copy()
         given.update(zip(self._names, values, strict=True))
         if None in values:
             self._check_required(given)
-        if isinstance(given.get("headers"), InvalidMessage):
-            raise given["headers"]
-        if not self._has_ids:
-            given["message_id"] = self._identity(body, values)
+        if self._by_columns is not None:
+            if None in key:
+                raise InvalidMessage(self._columns.keys[key.index(None)].name, "is null")
+            given["message_id"] = self._by_columns(key)
+        elif not self._has_ids:
+            assert self._by_content is not None
+            given["message_id"] = self._by_content(body, values)
         return Message(body, **given)
 
     def _check_required(self, given: Mapping[str, Any]) -> None:
@@ -99,98 +122,121 @@ class Rows:
                 raise InvalidMessage(name, "is null")
 
 
-def _bodies(column: pa.Array, *, is_json: bool) -> list[Any]:
-    if is_json:
-        as_plain = plain(column.type)
-        return [None if value is None else _json(as_plain, value) for value in column.to_pylist()]
-    if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
-        wide = pa.types.is_large_string(column.type)
-        column = column.cast(pa.large_binary() if wide else pa.binary())  # shares the memory
-    return list(column.to_pylist())
+def _raise_faults(values: tuple[Any, ...]) -> None:
+    for value in values:
+        if isinstance(value, InvalidMessage):
+            raise value
 
 
-def _values(name: str, column: pa.Array) -> list[Any]:
-    values: list[Any] = column.to_pylist()
-    if name == "timestamp":
-        return [None if value is None else value.astimezone(UTC) for value in values]
-    if name == "headers":
-        return [None if pairs is None else _headers(pairs) for pairs in values]
-    return values
+class _Taken:
+    """Takes the columns of one piece out of Arrow.
+
+    Attributes:
+        is_faulty: whether an `InvalidMessage` is among the values, instead of one of them.
+    """
+
+    def __init__(self) -> None:
+        self.is_faulty = False
+
+    def bodies(self, column: pa.Array, *, is_json: bool) -> list[Any]:
+        """The bodies; an `InvalidMessage` for a value that has none, None for null."""
+        if is_json:
+            text = text_of(column.type)
+            return [
+                text(value).encode() if _is_given(value) else value
+                for value in self._plain("value", column)
+            ]
+        if not pa.types.is_binary(column.type) and not pa.types.is_large_binary(column.type):
+            wide = pa.types.is_large_string(column.type)
+            column = column.cast(pa.large_binary() if wide else pa.binary())  # shares the memory
+        return list(column.to_pylist())
+
+    def values(self, name: str, column: pa.Array) -> list[Any]:
+        """The values of a property."""
+        if name == "timestamp" and pa.types.is_timestamp(column.type):
+            column = column.cast(_IN_UTC)
+            return self._each(column, name, _in_utc)
+        if name == "headers":
+            return self._each(column, name, _headers)
+        return self._plain(name, column)
+
+    def key(self, key: Key, column: pa.Array) -> list[Any]:
+        """The values of a column that names rows, each in its one form."""
+        if key.kind == "decimal":
+            return self._each(column, key.name, _shortest)
+        return self._plain(key.name, _counted(key, column))
+
+    def _plain(self, name: str, column: pa.Array) -> list[Any]:
+        try:
+            values: list[Any] = column.to_pylist()
+        except _UNREADABLE:
+            self.is_faulty = True
+            return [_taken_alone(name, column, row) for row in range(len(column))]
+        return values
+
+    def _each(self, column: pa.Array, name: str, convert: Callable[[Any], Any]) -> list[Any]:
+        """The values, converted; null and what could not be taken stay what they are."""
+        values = self._plain(name, column)
+        for row, value in enumerate(values):
+            if not _is_given(value):
+                continue
+            try:
+                values[row] = convert(value)
+            except InvalidMessage as error:
+                values[row], self.is_faulty = error, True
+            except OverflowError:
+                values[row], self.is_faulty = _out_of_range(name), True
+        return values
 
 
-def _headers(pairs: list[Any]) -> dict[str, Any] | InvalidMessage:
+def _is_given(value: object) -> bool:
+    return value is not None and not isinstance(value, InvalidMessage)
+
+
+def _taken_alone(name: str, column: pa.Array, row: int) -> Any:  # noqa: ANN401 - a value, or why there is none
+    try:
+        return column[row].as_py()
+    except UnicodeDecodeError:
+        return InvalidMessage(name, "holds text that is not UTF-8")
+    except _UNREADABLE:
+        return _out_of_range(name)
+
+
+def _out_of_range(name: str) -> InvalidMessage:
+    return InvalidMessage(name, "holds a time outside of the years 1 to 9999")
+
+
+def _counted(key: Key, column: pa.Array) -> pa.Array:
+    """Times as microseconds since 1970, days as days."""
+    if key.kind == "date":
+        return column.cast(pa.int32())
+    if key.kind in ("timestamp", "timestamp_ntz"):
+        return column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64())
+    return column
+
+
+def _shortest(value: Decimal) -> str:
+    """1.50 and 1.500 are one number."""
+    return f"{value.normalize(_EXACT):f}"
+
+
+def _in_utc(at: datetime) -> datetime:
+    return at.astimezone(UTC)
+
+
+def _headers(pairs: list[Any]) -> dict[str, Any]:
     """A map, or an array of structs, as a table in the order of its names.
 
     Spark promises no order of a map's entries; sorted, they give the row the same id each time.
     """
     items = [(p["key"], p["value"]) if isinstance(p, Mapping) else p for p in pairs]
     if any(item is None or item[0] is None for item in items):
-        return InvalidMessage("headers", "have a name that is null")
+        raise InvalidMessage("headers", "have a name that is null")
     table = {key: _header(value) for key, value in sorted(items, key=_KEY)}
     if len(table) < len(items):
-        return InvalidMessage("headers", "have a name twice")
+        raise InvalidMessage("headers", "have a name twice")
     return table
 
 
 def _header(value: object) -> object:
     return value.astimezone(UTC) if isinstance(value, datetime) else value
-
-
-def _json(as_plain: Converter, value: object) -> bytes | InvalidMessage:
-    """Compact UTF-8."""
-    try:
-        text = json.dumps(
-            as_plain(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False
-        )
-    except ValueError:
-        return InvalidMessage("value", "holds a number that JSON cannot: infinite, or not a number")
-    return text.encode()
-
-
-def plain(kind: pa.DataType) -> Converter:
-    """How a value of this type becomes what `json.dumps` can write.
-
-    Fields keep the schema's order, maps are sorted by name (see `_headers`), nulls stay. What JSON
-    lacks becomes text: exact decimals, times in ISO 8601 (with a zone: in UTC), binary in base64.
-    """
-    for is_such, make in _PLAIN:
-        if is_such(kind):
-            return _or_null(make(kind))
-    return lambda value: value
-
-
-def _plain_struct(kind: pa.DataType) -> Converter:
-    fields = [(field.name, plain(field.type)) for field in kind]
-    return lambda row: {name: convert(row[name]) for name, convert in fields}
-
-
-def _plain_map(kind: pa.DataType) -> Converter:
-    name, item = plain(kind.key_type), plain(kind.item_type)
-    return lambda pairs: {str(name(k)): item(v) for k, v in sorted(pairs, key=_KEY)}
-
-
-def _plain_list(kind: pa.DataType) -> Converter:
-    item = plain(kind.value_type)
-    return lambda items: [item(each) for each in items]
-
-
-def _plain_timestamp(kind: pa.DataType) -> Converter:
-    if kind.tz is None:
-        return lambda at: at.isoformat()
-    return lambda at: at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-_PLAIN: Final[tuple[tuple[Callable[[Any], bool], Callable[[Any], Converter]], ...]] = (
-    (pa.types.is_struct, _plain_struct),
-    (pa.types.is_map, _plain_map),
-    (pa.types.is_list, _plain_list),
-    (pa.types.is_timestamp, _plain_timestamp),
-    (pa.types.is_date, lambda _: lambda day: day.isoformat()),
-    (pa.types.is_decimal, lambda _: str),
-    (pa.types.is_binary, lambda _: lambda data: b64encode(data).decode()),
-    (pa.types.is_duration, lambda _: lambda span: span.total_seconds()),
-)
-
-
-def _or_null(convert: Converter) -> Converter:
-    return lambda value: None if value is None else convert(value)

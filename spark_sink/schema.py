@@ -4,12 +4,13 @@ Knows: Spark's types, and what each property of a message may be made of. Must n
 
 The columns follow those of Spark's Kafka sink: ``value`` is the body, the others are optional, and
 an option of the same name overrides a column. Unlike there, a column nobody knows is an error: it
-is more often a misspelt ``routing_key`` than something to be left behind.
+is more often a misspelt ``routing_key`` than something to be left behind. Only those that
+``idColumns`` names may come along unsent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -21,20 +22,24 @@ from pyspark.sql.types import (
     ByteType,
     CharType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     MapType,
+    NullType,
     ShortType,
     StringType,
     StructType,
+    TimestampNTZType,
     TimestampType,
     VarcharType,
 )
 
 from spark_sink.failures import SchemaError
+from spark_sink.keys import KINDS, Key, kind_of
 from spark_sink.settings import Settings
 
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
@@ -49,6 +54,9 @@ _HEADER: Final = (
     DecimalType,
     TimestampType,
 )
+_JSON_KEYS: Final = (*_TEXTS, BooleanType, *_WHOLE)
+_JSON: Final = (*_HEADER, NullType, DateType, TimestampNTZType)
+"""What `json_text` writes, besides structs, arrays and maps."""
 
 
 def _is_text(kind: DataType) -> bool:
@@ -115,11 +123,18 @@ class Columns:
         positions: column name -> index in the DataFrame, for the columns that are used.
         fixed: property -> the value that an option gives every message.
         is_json: whether ``value`` is to be sent as JSON.
+        keys: the columns that name a row, if they are to.
     """
 
     positions: dict[str, int]
     fixed: dict[str, object]
     is_json: bool
+    keys: tuple[Key, ...] = ()
+
+    @property
+    def have_ids(self) -> bool:
+        """Whether the rows have names of their own, that outlive any partitioning."""
+        return bool(self.keys) or "message_id" in self.positions
 
 
 def match(schema: StructType, settings: Settings) -> Columns:
@@ -133,18 +148,42 @@ def match(schema: StructType, settings: Settings) -> Columns:
         f"column {name!r} is there twice" for name in sorted(set(names)) if names.count(name) > 1
     ]
     is_json = settings.value_format == "json"
+    keys, key_problems = _keys(schema, settings.id_columns)
+    problems += key_problems
+    of_keys = {schema.names[key.position] for key in keys}
     for field in schema.fields:
-        problems += _problems_of(field.name, field.dataType, is_json=is_json)
+        if field.name in COLUMNS or field.name not in of_keys:
+            problems += _problems_of(field.name, field.dataType, is_json=is_json)
     fixed = {
         name: getattr(settings, name)
         for name in COLUMNS
         if getattr(settings, name, None) is not None
     }
-    positions = {name: i for i, name in enumerate(names) if name not in fixed}
+    positions = {name: i for i, name in enumerate(names) if name in COLUMNS and name not in fixed}
     problems += _missing(positions, fixed, settings)
     if problems:
         raise SchemaError(f"this DataFrame cannot be published: {'; '.join(problems)}")
-    return Columns(positions, {**fixed, "persistent": settings.persistent}, is_json)
+    return Columns(positions, {**fixed, "persistent": settings.persistent}, is_json, keys)
+
+
+def _keys(schema: StructType, wanted: tuple[str, ...]) -> tuple[tuple[Key, ...], list[str]]:
+    """The columns that ``idColumns`` names, and what is wrong with them."""
+    lower = [name.lower() for name in schema.names]
+    keys, problems = [], []
+    for name in wanted:
+        if lower.count(name.lower()) != 1:
+            close = get_close_matches(name.lower(), lower, n=1)
+            hint = f" (did you mean {schema.names[lower.index(close[0])]!r}?)" if close else ""
+            problems.append(f"idColumns: there is no column {name!r}{hint}")
+            continue
+        position = lower.index(name.lower())
+        kind = kind_of(schema.fields[position].dataType)
+        if kind is None:
+            shown = schema.fields[position].dataType.simpleString()
+            problems.append(f"idColumns: column {name!r} is {shown}; a key is {KINDS}")
+            continue
+        keys.append(Key(name.lower(), position, kind))
+    return tuple(keys), problems
 
 
 def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
@@ -153,9 +192,30 @@ def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
         hint = f"did you mean {close[0]!r}" if close else f"there may be {', '.join(COLUMNS)}"
         return [f"column {name!r} is not known ({hint}; put your data into 'value')"]
     allowed, is_allowed = COLUMNS[name]
-    if is_allowed(kind) or (name == "value" and is_json):
+    if name == "value" and is_json:
+        return [
+            f"{problem}, which valueFormat=json does not write: use Spark's to_json, which gives a "
+            "string"
+            for problem in _no_json(kind, "value")
+        ]
+    if is_allowed(kind):
         return []
     return [f"column {name!r} is {kind.simpleString()}; it must be {allowed}"]
+
+
+def _no_json(kind: DataType, path: str) -> Iterator[str]:
+    """What of a type is not written as JSON, and where, such as ``value.at``."""
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield from _no_json(field.dataType, f"{path}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        yield from _no_json(kind.elementType, f"{path}[]")
+    elif isinstance(kind, MapType):
+        if not isinstance(kind.keyType, _JSON_KEYS):
+            yield f"{path!r} has keys of type {kind.keyType.simpleString()}"
+        yield from _no_json(kind.valueType, f"{path}[]")
+    elif type(kind) not in _JSON:
+        yield f"{path!r} is {kind.simpleString()}"
 
 
 def _missing(positions: dict[str, int], fixed: dict[str, object], settings: Settings) -> list[str]:
@@ -168,6 +228,12 @@ def _missing(positions: dict[str, int], fixed: dict[str, object], settings: Sett
             "there is neither an exchange nor a routing key (each a column or an option); to the "
             "default exchange, the routing key is the name of the queue"
         )
-    if "message_id" in positions and settings.identity != "content":
-        problems.append("both a column 'message_id' and identity=position; drop one")
+    given = {
+        "a column 'message_id'": "message_id" in positions,
+        "idColumns": bool(settings.id_columns),
+        "identity=position": settings.identity != "content",
+    }
+    identities = [name for name, is_given in given.items() if is_given]
+    if len(identities) > 1:
+        problems.append(f"both {identities[0]} and {identities[1]}; drop one")
     return problems

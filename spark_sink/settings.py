@@ -24,6 +24,13 @@ def _any_text(value: str) -> str:
     return value
 
 
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names) or len({name.lower() for name in names}) < len(names):
+        raise ValueError("must be names of columns with commas between, each once")
+    return names
+
+
 def _boolean(value: str) -> bool:
     if value.lower() not in _TRUE_FALSE:
         raise ValueError("must be true or false")
@@ -148,8 +155,8 @@ class Settings:
         "maxConnections",
         _whole(1),
         None,
-        "most connections at once; a DataFrame with more partitions is refused, and none is kept "
-        "for the next task",
+        "most connections at once: where more tasks may run at once, the write is refused; and "
+        "none is kept for the next task",
     )
 
     # ---------------------------------------------------------------- speed and patience
@@ -183,26 +190,25 @@ class Settings:
         "maxRowsPerSecond",
         _whole(1),
         None,
-        "most rows a second over all tasks; each takes its share of `maxConnections`, which it "
-        "needs",
+        "most rows a second over all tasks; each takes an equal share, as many as may run at once",
     )
-    nacked_attempts: int | None = _connection(
+    nacked_attempts: int = _connection(
         "nackedAttempts",
         _whole(1),
-        None,
-        "how often a row may be nacked; else as in `RetryPolicy`",
+        10,
+        "how often a row may be nacked before it is given up",
     )
-    returned_attempts: int | None = _connection(
+    returned_attempts: int = _connection(
         "returnedAttempts",
         _whole(1),
-        None,
-        "how often a row may be unroutable; likewise",
+        3,
+        "how often a row may be unroutable before it is given up",
     )
-    refused_attempts: int | None = _connection(
+    refused_attempts: int = _connection(
         "refusedAttempts",
         _whole(1),
-        None,
-        "how often a row may close its channel; likewise",
+        1,
+        "how often a row may close its channel before it is given up",
     )
 
     check_topology: bool = _option(
@@ -237,8 +243,15 @@ class Settings:
         _text,
         None,
         "folder (a path or URI that all hosts share) for `writes/*.json`, the counts of each "
-        "write, and "
-        "`failed/*.parquet`, the collected rows",
+        "write, `failed/*.parquet`, the collected rows, and `fatal/*.parquet`, the row that fails "
+        "a write",
+    )
+    report_keep: int = _option(
+        "reportKeep",
+        _whole(1),
+        1_000,
+        "for how many writes (micro-batches) `report` keeps the counts; about a tenth more before "
+        "the oldest are deleted",
     )
 
     # ---------------------------------------------------------------- identity
@@ -248,6 +261,13 @@ class Settings:
         "content",
         "what a `message_id` is made of, where no column of that name gives it; `position` is "
         "unsafe after a shuffle",
+    )
+    id_columns: tuple[str, ...] = _option(
+        "idColumns",
+        _names,
+        (),
+        "columns that are the key of a row in your data, such as `order_id,version`: the "
+        "`message_id` is a digest of their values, and they need not be published",
     )
     write_id: str | None = _option(
         "writeId",

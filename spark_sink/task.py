@@ -12,19 +12,19 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from reliablepub import (
     BatchReceipt,
     Link,
     Message,
     Nacked,
-    OutboxFull,
-    Publisher,
     PublishError,
     StillOpen,
     Unroutable,
 )
+from spark_sink.connection import Lent
+from spark_sink.contact import Refusals
 from spark_sink.counts import Counts
 from spark_sink.failures import PartitionStalled, RowsNotConfirmed
 from spark_sink.rows import SLICE_ROWS_MAX, Invalid
@@ -32,6 +32,11 @@ from spark_sink.settings import Settings
 
 SLICES_UNDER_WAY_MAX: Final = 16
 """Slices whose rows are kept until they are settled."""
+_ROWS_UNDER_WAY_MIN: Final = 2_000
+_BYTES_UNDER_WAY_MIN: Final = 32 * 1024 * 1024
+"""Rows and bytes that may be kept likewise, where a few windows are less."""
+_LOOK_S: Final = 0.5
+"""How often a task that waits looks whether anything has moved."""
 _PACES_A_SECOND: Final = 10
 
 
@@ -43,11 +48,18 @@ class _Slice:
         receipt: counts their outcomes.
         messages: in order.
         rows: their numbers within the attempt.
+        size: what they count for in memory, bytes.
     """
 
     receipt: BatchReceipt
     messages: list[Message]
     rows: list[int]
+    size: int
+
+    @property
+    def settled(self) -> int:
+        """Messages whose outcome is known."""
+        return self.receipt.confirmed + self.receipt.failed
 
 
 @dataclass(frozen=True)
@@ -73,21 +85,30 @@ class Sending:
     """Publishes the rows of one attempt.
 
     Args:
-        publisher: lent for this attempt.
+        lent: the publisher, for this attempt.
         settings: the options.
         partition: number of the partition, for errors.
+        rate: most rows a second of this task.
 
     Attributes:
         counts: so far.
+        rate: as given.
     """
 
-    def __init__(self, publisher: Publisher, settings: Settings, partition: int) -> None:
+    def __init__(
+        self, lent: Lent, settings: Settings, partition: int, rate: float | None = None
+    ) -> None:
         self.counts = Counts()
-        self._publisher = publisher
+        self._lent = lent
+        self._resent_before = lent.resent
         self._settings = settings
         self._partition = partition
+        self.rate = rate
         self._under_way: deque[_Slice] = deque()
-        self._pace = _Pace(settings)
+        self._rows_under_way = self._size_under_way = 0
+        self._rows_max = max(4 * settings.window, _ROWS_UNDER_WAY_MIN)
+        self._size_max = max(2 * settings.window_bytes, _BYTES_UNDER_WAY_MIN)
+        self._pace = _Pace(rate)
 
     def send(self, rows: Iterable[Message | Invalid], first_row: int) -> Iterator[Failure]:
         """Hand rows over, and report earlier ones that were not confirmed.
@@ -99,6 +120,7 @@ class Sending:
         Raises:
             RowsNotConfirmed: one was not, and is not to be collected.
             PartitionStalled: nothing moves.
+            BrokerRefused: the broker lets nobody in with these credentials.
         """
         messages: list[Message] = []
         numbers: list[int] = []
@@ -122,9 +144,11 @@ class Sending:
         Raises:
             RowsNotConfirmed: as `send`.
             PartitionStalled: as `send`.
+            BrokerRefused: as `send`.
         """
         while self._under_way:
             yield from self._settle()
+        self.counts.duplicates_risked = self._lent.resent - self._resent_before
 
     @property
     def oldest_open_row(self) -> int:
@@ -136,33 +160,65 @@ class Sending:
     def _hand_over(self, messages: list[Message], rows: list[int]) -> Iterator[Failure]:
         if not messages:
             return
-        self._pace.wait(len(messages))
-        try:
-            receipt = self._publisher.publish_many(messages)
-        except OutboxFull:  # which is the publisher's memory here
-            raise self._stalled() from None
-        self._under_way.append(_Slice(receipt, messages, rows))
-        while self._under_way and (
-            self._under_way[0].receipt.is_settled or len(self._under_way) > SLICES_UNDER_WAY_MAX
-        ):
+        size = sum([message.size for message in messages])
+        while self._under_way and not self._has_room(len(messages), size):
             yield from self._settle()
+        self._pace.wait(len(messages))
+        receipt = self._lent.publisher.publish_many(messages)
+        self._under_way.append(_Slice(receipt, messages, rows, size))
+        self._rows_under_way += len(messages)
+        self._size_under_way += size
+        while self._under_way and self._under_way[0].receipt.is_settled:
+            yield from self._settle()
+
+    def _has_room(self, rows: int, size: int) -> bool:
+        """Whether so much more may be under way; the publisher itself would wait silently."""
+        return (
+            len(self._under_way) < SLICES_UNDER_WAY_MAX
+            and self._rows_under_way + rows <= self._rows_max
+            and self._size_under_way + size <= self._size_max
+        )
 
     def _settle(self) -> Iterator[Failure]:
         """Wait for the oldest slice."""
         oldest = self._under_way[0]
-        try:
-            oldest.receipt.wait(self._settings.delivery_timeout_s)
-        except StillOpen:
-            raise self._stalled() from None
+        if not oldest.receipt.is_settled:
+            self._wait_for(oldest.receipt)
         self._under_way.popleft()
+        self._rows_under_way -= len(oldest.messages)
+        self._size_under_way -= oldest.size
         self.counts.confirmed += oldest.receipt.confirmed
-        self.counts.bytes += sum(len(message.body) for message in oldest.messages)
+        self.counts.bytes += sum([len(message.body) for message in oldest.messages])
         failures = oldest.receipt.failures
         assert len(failures) == oldest.receipt.failed, "a receipt keeps the failures of a slice"
         if failures:
             rows = {m.message_id: row for m, row in zip(oldest.messages, oldest.rows, strict=True)}
             for failure in failures:
                 yield self._failed(_failure(failure, rows[failure.message_id]))
+
+    def _wait_for(self, receipt: BatchReceipt) -> None:
+        """Wait as long as anything moves: each row that is settled starts the patience anew."""
+        began = moved = time.monotonic()
+        patience_s = self._settings.delivery_timeout_s
+        settled = self._settled()
+        refusals = Refusals()
+        while True:
+            try:
+                receipt.wait(min(_LOOK_S, patience_s))
+            except StillOpen:
+                now = time.monotonic()
+                if self._settled() != settled:
+                    moved, settled = now, self._settled()
+                elif now - moved >= patience_s:
+                    raise self._stalled() from None
+                refusals.look(self._lent.publisher.status, now)
+            else:
+                break
+        self.counts.waited_s += time.monotonic() - began
+
+    def _settled(self) -> int:
+        """Rows under way whose outcome is known."""
+        return sum(slice_.settled for slice_ in self._under_way)
 
     def _failed(self, failure: Failure) -> Failure:
         """Count it, or fail the task."""
@@ -178,19 +234,22 @@ class Sending:
                 row=failure.row,
                 message_id=failure.message_id,
                 outcome=failure.outcome,
+                reply_code=failure.reply_code,
                 reply_text=failure.reply_text,
             )
         self.counts.count(failure.outcome)
         return failure
 
     def _stalled(self) -> PartitionStalled:
-        status = self._publisher.status
+        status = self._lent.publisher.status
         reason = "the broker is connected and does not confirm"
         if status.link is not Link.CONNECTED:
             reason = f"{status.link}: {status.reason}" if status.reason else str(status.link)
+        under_way = sum(slice_.receipt.confirmed for slice_ in self._under_way)
         return PartitionStalled(
             partition=self._partition,
-            confirmed=self.counts.confirmed,
+            confirmed=self.counts.confirmed + under_way,
+            open_=sum(slice_.receipt.open for slice_ in self._under_way),
             timeout_s=self._settings.delivery_timeout_s,
             reason=reason,
         )
@@ -212,15 +271,13 @@ def _failure(error: PublishError, row: int) -> Failure:
 class _Pace:
     """Keeps a task to its share of ``maxRowsPerSecond``."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._rate = 0.0
-        if settings.max_rows_per_second is not None and settings.max_connections is not None:
-            self._rate = settings.max_rows_per_second / settings.max_connections
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
         self._due = time.monotonic()
 
     def wait(self, rows: int) -> None:
         """Wait until so many more rows may go."""
-        if not self._rate:
+        if self._rate is None:
             return
         now = time.monotonic()
         self._due = max(self._due, now)
@@ -228,21 +285,8 @@ class _Pace:
         self._due += rows / self._rate
 
 
-def slice_rows(settings: Settings) -> int:
+def slice_rows(rate: float | None) -> int:
     """Rows of a slice: fewer where a rate is to be kept, so that it is kept every moment."""
-    if settings.max_rows_per_second is None or settings.max_connections is None:
+    if rate is None:
         return SLICE_ROWS_MAX
-    share = settings.max_rows_per_second / settings.max_connections
-    return max(1, min(SLICE_ROWS_MAX, int(share / _PACES_A_SECOND)))
-
-
-def outcome_columns(failure: Failure, partition: int) -> dict[str, Any]:
-    """A failure as the report keeps it."""
-    return {
-        "_outcome": failure.outcome,
-        "_reply_code": failure.reply_code,
-        "_reply_text": failure.reply_text,
-        "_message_id": failure.message_id or None,
-        "_partition": partition,
-        "_row": failure.row,
-    }
+    return max(1, min(SLICE_ROWS_MAX, int(rate / _PACES_A_SECOND)))

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from reliablepub import ConfigurationError
+from spark_sink.cluster import check_connections, rate_of_task, slots
+from spark_sink.contact import ask
 from spark_sink.existence import check
 from spark_sink.options import parse
 from spark_sink.schema import match
@@ -25,45 +28,90 @@ class SparkSinkWarning(UserWarning):
     """Something about the session makes failures or duplicates likelier than they need be."""
 
 
-def validate(df: DataFrame, **options: object) -> None:
+def validate(
+    df: DataFrame,
+    *,
+    trigger: Mapping[str, object] | None = None,
+    output_mode: str = "append",
+    **options: object,
+) -> None:
     """Check a write before it is started.
 
     A batch write checks the same things when it starts; a stream shows a wrong option only at its
-    first batch, in ``awaitTermination()``. So call this before ``start()``.
+    first batch, in ``awaitTermination()``, and a continuous trigger shows nothing but an error in
+    the driver's log. So call this before ``start()``.
 
     Args:
         df: what is to be written, batch or streaming.
+        trigger: what ``writeStream.trigger()`` is called with, such as
+            ``{"processingTime": "1 second"}``.
+        output_mode: of a stream.
         options: of the write.
 
     Raises:
         ConfigurationError: an option is wrong.
         SchemaError: a column is wrong.
         TopologyError: the broker does not have what the options name (with ``checkTopology``).
+        BrokerRefused: the broker lets nobody in with these credentials.
     """
+    _check_stream(trigger or {}, output_mode)
     settings = parse({name: _text(value) for name, value in options.items()})
     columns = match(df.schema, settings)
     if df.isStreaming and settings.write_id is not None:
         raise ConfigurationError(
             "option 'writeId' is for batch writes; a stream is known by its checkpoint"
         )
+    session = df.sparkSession
+
+    def conf(name: str) -> str | None:
+        return session.conf.get(name, None)
+
+    check_connections(settings, slots(conf))
+    rate_of_task(settings, slots(conf))
+    ask(settings)
     if settings.check_topology:
         check(settings, columns)
-    conf = df.sparkSession.conf
-    master = conf.get("spark.master", "") or ""
-    is_speculating = (conf.get("spark.speculation", "") or "").lower() == "true"
-    for doubt in doubts(settings, master=master, is_speculating=is_speculating):
+    is_speculating = (conf("spark.speculation") or "").lower() == "true"
+    found = doubts(
+        settings,
+        master=conf("spark.master") or "",
+        is_speculating=is_speculating,
+        needs_ids=df.isStreaming and not columns.have_ids,
+    )
+    for doubt in found:
         warnings.warn(doubt, SparkSinkWarning, stacklevel=2)
 
 
-def doubts(settings: Settings, *, master: str, is_speculating: bool) -> list[str]:
+def _check_stream(trigger: Mapping[str, object], output_mode: str) -> None:
+    if "continuous" in trigger:
+        raise ConfigurationError(
+            "a continuous trigger never calls a sink in Python, and would publish nothing: use "
+            "trigger(processingTime=...) or trigger(availableNow=True)"
+        )
+    if output_mode.lower() != "append":
+        raise ConfigurationError(
+            f"output mode {output_mode!r}: messages can only be added; use 'append'"
+        )
+
+
+def doubts(
+    settings: Settings, *, master: str, is_speculating: bool, needs_ids: bool = False
+) -> list[str]:
     """What is allowed, and likely to be regretted.
 
     Args:
         settings: of the write.
         master: of the session.
         is_speculating: whether the session lets two attempts of a task race.
+        needs_ids: whether it is a stream whose rows have no names of their own.
     """
     doubts = []
+    if needs_ids and settings.identity == "content":
+        doubts.append(
+            "a row's message_id depends on its partition: rows that a restart with other cores "
+            "replays come with other ids, as duplicates that no consumer recognizes. Name the key "
+            "of your rows by idColumns, or give them a column 'message_id'"
+        )
     if _LOCAL_WITHOUT_RETRIES.fullmatch(master):
         doubts.append(
             f"master {master} never retries a task, so one lost connection fails the write; use "

@@ -26,13 +26,16 @@ from pyspark.sql.datasource import (
 
 from reliablepub import ConfigurationError
 from spark_sink import report
+from spark_sink.cluster import check_connections, rate_of_task, slots, spread_s
 from spark_sink.connection import publisher
 from spark_sink.counts import Counts, Written
-from spark_sink.identity import ByContent, ByPosition, Identity
+from spark_sink.failures import RowsNotConfirmed, TasksNotHeard, in_one_line
+from spark_sink.identity import ByColumns, ByContent, ByPosition, Identity
+from spark_sink.pieces import Pieces
 from spark_sink.rows import Rows, slices
 from spark_sink.schema import Columns
 from spark_sink.settings import Settings
-from spark_sink.task import Failure, Sending, outcome_columns, slice_rows
+from spark_sink.task import Sending, slice_rows
 
 LOGGER: Final = logging.getLogger("reliablepub.spark")
 
@@ -46,12 +49,14 @@ class _Attempt:
         partition: number of the partition.
         number: of the attempt, from 0.
         name: different from all other attempts.
+        slots: most tasks that may run at once; None where that is not known.
     """
 
     write: str
     partition: int
     number: int
     name: str
+    slots: int | None
 
 
 # Spark 4.0 has no Arrow writer for streams of its own; with these two bases, all versions from 4.0
@@ -76,30 +81,24 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         Raises:
             RowsNotConfirmed: a row was not confirmed, and is not to be collected.
             PartitionStalled: nothing moves; Spark tries again.
+            BrokerRefused: the broker lets nobody in with these credentials.
             ConfigurationError: this host does not have what the options name.
         """
         since = time.monotonic()
-        attempt = self._attempt()
-        settings = self._settings
-        if settings.max_connections is not None and attempt.partition >= settings.max_connections:
-            raise ConfigurationError(
-                f"there are more partitions than maxConnections={settings.max_connections}; "
-                f"write df.coalesce({settings.max_connections})"
-            )
-        kept = report.FailedRows(settings.report, attempt.name) if settings.report else None
-        try:
-            with publisher(settings) as lent:
-                sending = Sending(lent, settings, attempt.partition)
-                self._publish(iterator, sending, attempt, kept)
-        except BaseException:
-            if kept is not None:
-                kept.discard()
-            raise
+        with in_one_line():
+            attempt = self._attempt()
+            kept = self._failed_rows(attempt)
+            try:
+                counts = self._publish(iterator, attempt, kept)
+            except BaseException:
+                if kept is not None:
+                    kept.discard()
+                raise
         return Written(
             write=attempt.write,
             partition=attempt.partition,
             attempt=attempt.number,
-            counts=sending.counts,
+            counts=counts,
             failed_file=kept.close() if kept is not None else None,
             seconds=time.monotonic() - since,
         )
@@ -109,11 +108,18 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Every row of every partition is settled (beside the driver)."""
-        del batchId  # the messages know it
+        """Every row of every partition is settled (beside the driver).
+
+        Raises:
+            TasksNotHeard: a task has not said so.
+        """
         written = _written(messages)
-        if self._settings.report is not None and written:
-            report.commit(self._settings.report, written)
+        with in_one_line():
+            if len(written) < len(messages):
+                missing = len(messages) - len(written)
+                raise TasksNotHeard(missing=missing, tasks=len(messages), batch=batchId)
+            if self._settings.report is not None and written:
+                report.commit(self._settings.report, written, self._settings.report_keep)
 
     def abort(
         self,
@@ -143,27 +149,50 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
 
     # ------------------------------------------------------------------ inside
 
+    def _failed_rows(self, attempt: _Attempt) -> report.FailedRows | None:
+        settings = self._settings
+        if settings.report is None or not settings.collects:
+            return None
+        return report.FailedRows(settings.report, attempt.name)
+
     def _publish(
         self,
         batches: Iterator[pa.RecordBatch],
-        sending: Sending,
         attempt: _Attempt,
         kept: report.FailedRows | None,
+    ) -> Counts:
+        settings, partition = self._settings, attempt.partition
+        check_connections(settings, attempt.slots, partition)
+        rate = rate_of_task(settings, attempt.slots)
+        with publisher(settings, spread_s(partition, attempt.slots)) as lent:
+            sending = Sending(lent, settings, partition, rate)
+            pieces = Pieces(partition, kept)
+            try:
+                self._send(batches, Rows(self._columns, self._identity(attempt)), sending, pieces)
+            except RowsNotConfirmed as error:
+                raise pieces.named(error, self._columns, settings.report, attempt.write) from None
+        counts = sending.counts
+        if attempt.number > 0:
+            counts.duplicates_risked = counts.rows
+        return counts
+
+    def _send(
+        self, batches: Iterator[pa.RecordBatch], rows: Rows, sending: Sending, pieces: Pieces
     ) -> None:
-        rows = Rows(self._columns, self._identity(attempt))
-        pieces = _Pieces()
-        rows_max = slice_rows(self._settings)
+        rows_max = slice_rows(sending.rate)
         for batch in batches:
             for piece in slices(batch, rows_max):
                 first = sending.counts.rows
                 pieces.add(first, piece)
                 for failure in sending.send(rows.messages(piece), first):
-                    pieces.keep(failure, attempt.partition, kept)
+                    pieces.keep(failure)
                 pieces.forget(sending.oldest_open_row)
         for failure in sending.finish():
-            pieces.keep(failure, attempt.partition, kept)
+            pieces.keep(failure)
 
-    def _identity(self, attempt: _Attempt) -> Identity:
+    def _identity(self, attempt: _Attempt) -> Identity | ByColumns:
+        if self._columns.keys:
+            return ByColumns([(key.name, key.kind) for key in self._columns.keys])
         kind = ByPosition if self._settings.identity == "position" else ByContent
         constant = (sorted(self._columns.fixed.items()), sorted(self._columns.positions))
         return kind(attempt.write, attempt.partition, constant)
@@ -175,13 +204,14 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             return micro_batch
         if micro_batch is None:
             return self._write_id
-        if self._settings.write_id is None and "message_id" not in self._columns.positions:
+        if self._settings.write_id is None and not self._columns.have_ids:
             # Two writes of one micro-batch may hold equal rows, and nothing but a name tells them
             # apart; with a name made at random, a replay would not be recognized.
             raise ConfigurationError(
                 "a write in foreachBatch needs a name that it has again when its batch is "
                 "replayed: give each such write a 'writeId' of its own, such as "
-                "f'orders-{batch_id}', or its rows a column 'message_id'"
+                "f'orders-{batch_id}', or its rows ids of their own (idColumns, or a column "
+                "'message_id')"
             )
         return f"{micro_batch}-{self._write_id}"
 
@@ -191,7 +221,8 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         write = self._write_of(_micro_batch(context))
         partition = context.partitionId()
         name = f"{write}-{partition}-{context.taskAttemptId()}"
-        return _Attempt(write, partition, context.attemptNumber(), name)
+        at_once = slots(context.getLocalProperty)
+        return _Attempt(write, partition, context.attemptNumber(), name, at_once)
 
 
 def _micro_batch(context: TaskContext) -> str | None:
@@ -199,32 +230,6 @@ def _micro_batch(context: TaskContext) -> str | None:
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     return f"{query}-{batch}" if query and batch else None
-
-
-class _Pieces:
-    """Pieces of batches whose rows may still be reported as failed."""
-
-    def __init__(self) -> None:
-        self._pieces: dict[int, pa.RecordBatch] = {}
-
-    def add(self, first_row: int, piece: pa.RecordBatch) -> None:
-        self._pieces[first_row] = piece
-
-    def forget(self, before: int) -> None:
-        """Let go of pieces that end before this row."""
-        for first, piece in list(self._pieces.items()):
-            if first + piece.num_rows > before:
-                return
-            del self._pieces[first]
-
-    def keep(self, failure: Failure, partition: int, kept: report.FailedRows | None) -> None:
-        assert kept is not None, "'collect' needs 'report'"
-        for first, piece in self._pieces.items():
-            if first <= failure.row < first + piece.num_rows:
-                row = piece.slice(failure.row - first, 1)
-                kept.add(row, outcome_columns(failure, partition))
-                return
-        raise AssertionError(f"row {failure.row} is not under way")
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[Written]:

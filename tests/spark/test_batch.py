@@ -1,6 +1,7 @@
 """`df.write.format("rabbitmq")` in a local Spark: at the fake broker and at the real one."""
 
 import json
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 from tests.spark.drained import assert_once_by_id, drained
-from tests.spark.session import ENVIRONMENT_PORT
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -79,7 +79,7 @@ def test_a_struct_as_json_and_headers_as_pairs(spark: SparkSession, fake: FakeBr
     )
     writer(df, fake.url, routing_key="q", valueFormat="json").save()
     [message] = fake.messages("q")
-    assert message.body == b'{"id":0,"name":null,"m":{"k":"2"}}'
+    assert message.body == b'{"id":0,"m":{"k":2}}'
     assert (message.properties.headers or {})["n"] == 0
 
 
@@ -132,6 +132,8 @@ def test_a_row_that_is_not_confirmed_fails_the_write(
         writer(df, broker.url).save()
     assert "row 3 of partition 1" in str(caught.value)
     assert "unroutable: 312 NO_ROUTE" in str(caught.value)
+    assert "spark_sink.failures.RowsNotConfirmed: row 3" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
     found = drained(broker.url, queue)
     assert_once_by_id(found, bodies(20) - Counter([b"13"]))
 
@@ -164,16 +166,25 @@ def test_what_is_collected_can_be_looked_at_corrected_and_written(
     assert_once_by_id(found, bodies(20))
 
 
-def test_the_report_of_a_failed_write_is_empty(
+def test_the_report_of_a_failed_write_has_its_fatal_row_alone(
     spark: SparkSession, fake: FakeBroker, report: Path
 ) -> None:
     df = numbers(spark, 20).withColumn(
         "routing_key", F.when(F.col("value") < "2", "nowhere").otherwise("q")
     )
     wrong = df.withColumn("exchange", F.when(F.col("value") == "7", "absent").otherwise(""))
-    with pytest.raises(PythonException, match="404 NOT_FOUND"):
-        writer(wrong, fake.url, report=report, unroutable="collect").save()
-    assert [path for path in report.rglob("*") if path.is_file()] == []
+    named = wrong.withColumn("message_id", F.concat(F.lit("order-"), "value"))
+    with pytest.raises(PythonException, match="404 NOT_FOUND") as caught:
+        writer(named, fake.url, report=report, unroutable="collect", writeId="w").save()
+    assert "(message order-7)" in str(caught.value)
+    [path] = [path for path in report.rglob("*") if path.is_file()]
+    assert str(path) in str(caught.value)
+    [fatal] = spark.read.parquet(f"{report}/fatal").collect()
+    assert (fatal.value, fatal._outcome, fatal._reply_code) == ("7", "refused", 404)
+
+    corrected = named.withColumn("exchange", F.lit(""))
+    writer(corrected, fake.url, report=report, unroutable="collect", writeId="w").save()
+    assert list((report / "fatal").iterdir()) == []
 
 
 def test_counts_of_a_write_without_failures(
@@ -182,6 +193,7 @@ def test_counts_of_a_write_without_failures(
     writer(numbers(spark, 5), fake.url, routing_key="q", report=report, writeId="w").save()
     counts = json.loads((report / "writes" / "w.json").read_text())
     assert counts["rows"] == counts["confirmed"] == counts["bytes"] == 5
+    assert counts["duplicates_risked"] == 0 <= counts["waited_s"]
     assert not (report / "failed").exists()
 
 
@@ -201,15 +213,27 @@ def test_equal_rows_stay_as_many_as_they_are(spark: SparkSession, fake: FakeBrok
     assert len({message.properties.message_id for message in fake.messages("q")}) == 40
 
 
-def test_more_partitions_than_connections_are_refused(
+def test_fewer_connections_than_tasks_at_once_are_refused_before_anything_is_published(
+    spark: SparkSession, broker: AmqpProbe
+) -> None:
+    queue = broker.declare_queue()
+    df = numbers(spark, 300, partitions=3)
+    with pytest.raises(PythonException, match="2 tasks may write at once, and maxConnections is 1"):
+        writer(df, broker.url, routing_key=queue, maxConnections=1).save()
+    assert broker.count(queue) == 0
+    options = {"maxConnections": 2, "maxRowsPerSecond": 10_000}
+    writer(df, broker.url, routing_key=queue, **options).save()
+    assert broker.count(queue) == 300
+
+
+def test_a_rate_for_the_whole_write_needs_nothing_else(
     spark: SparkSession, fake: FakeBroker
 ) -> None:
-    df = numbers(spark, 30, partitions=3)
-    with pytest.raises(PythonException, match=r"write df.coalesce\(2\)"):
-        writer(df, fake.url, routing_key="q", maxConnections=2).save()
-    options = {"maxConnections": 2, "maxRowsPerSecond": 1_000}
-    writer(df.coalesce(2), fake.url, routing_key="q", **options).save()
-    fake.wait_for(lambda: fake.connections == 0)
+    """Two tasks at once: each takes a hundred a second."""
+    since = time.monotonic()
+    writer(numbers(spark, 200), fake.url, routing_key="q", maxRowsPerSecond=200).save()
+    assert time.monotonic() - since >= 0.8
+    assert len(fake.messages("q")) == 200
 
 
 def test_workers_keep_their_connections(spark: SparkSession, fake: FakeBroker) -> None:
@@ -254,18 +278,6 @@ def test_ids_by_position_hold_when_the_order_does(
     found = [(str(m.properties.message_id), m.body) for m in fake.messages("q")]
     assert len(found) > 500
     assert_once_by_id(found, bodies(500))
-
-
-def test_sql_users_insert_too(spark: SparkSession) -> None:
-    """Spark keeps a table's OPTIONS from a Python sink: the URL comes from the environment."""
-    spark.sql("CREATE TABLE orders (value STRING, routing_key STRING) USING rabbitmq")
-    try:
-        with FakeBroker(port=int(spark.conf.get(ENVIRONMENT_PORT) or 0)) as broker:
-            broker.declare_queue("q")
-            spark.sql("INSERT INTO orders VALUES ('a', 'q'), ('b', 'q')")
-            assert {message.body for message in broker.messages("q")} == {b"a", b"b"}
-    finally:
-        spark.sql("DROP TABLE orders")
 
 
 def test_the_installed_sink_is_found_by_its_name(spark: SparkSession, fake: FakeBroker) -> None:

@@ -39,7 +39,11 @@ def test_case_and_underscores_make_no_difference(name: str) -> None:
         ({"keyfile": "a.pem"}, "'keyFile' needs 'certFile'"),
         ({"refused": "collect"}, "'collect' needs the option 'report'"),
         ({"report": "here"}, "'report' must be an absolute path or a URI"),
-        ({"maxrowspersecond": "5"}, "'maxRowsPerSecond' needs 'maxConnections'"),
+        ({"path": "q1"}, "save() takes no path here: for a queue write .option('routing_key'"),
+        ({"report": "/r", "writeid": "a/b"}, "option 'writeId' names files of 'report'"),
+        ({"report": "/r", "writeid": "_a"}, "option 'writeId' names files of 'report'"),
+        ({"idcolumns": "a,,b"}, "option 'idColumns' must be names of columns"),
+        ({"idcolumns": "a,A"}, "option 'idColumns' must be names of columns"),
         ({"routingkey": "a", "routing_key": "b"}, "option 'routing_key' is given twice"),
     ],
 )

@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Iterable
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -12,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reliablepub import Message
-from spark_sink.identity import ByContent
-from spark_sink.rows import SLICE_BYTES_MAX, Invalid, Rows, plain, slices
+from spark_sink.identity import ByColumns, ByContent
+from spark_sink.json_text import text_of
+from spark_sink.keys import Key
+from spark_sink.rows import SLICE_BYTES_MAX, Invalid, Rows, slices
 from spark_sink.schema import COLUMNS, Columns
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=UTC)
@@ -152,9 +155,10 @@ def test_a_struct_is_sent_as_json() -> None:
         "data": b"\x00\xff",
         "tags": [("b", 1), ("a", None)],
         "none": None,
-        "list": [{"x": 1}],
-        "span": timedelta(seconds=1.5),
-        "name": "dög",
+        "list": [{"x": 1}, {"x": None}, None],
+        "single": 0.1,
+        "odd": float("nan"),
+        "name": 'd"ög',
     }
     kind = pa.struct(
         [
@@ -165,15 +169,22 @@ def test_a_struct_is_sent_as_json() -> None:
             ("tags", pa.map_(pa.string(), pa.int32())),
             ("none", pa.string()),
             ("list", pa.list_(pa.struct([("x", pa.int32())]))),
-            ("span", pa.duration("us")),
+            ("single", pa.float32()),
+            ("odd", pa.float64()),
             ("name", pa.string()),
         ]
     )
     [message] = messages_of(batch(value=pa.array([value], kind)), exchange="x", is_json=True)
     assert message.body.decode() == (
-        '{"when":"2026-01-02T03:04:05.000600Z","day":"2026-01-02","price":"1.50","data":"AP8=",'
-        '"tags":{"a":null,"b":1},"none":null,"list":[{"x":1}],"span":1.5,"name":"dög"}'
+        '{"when":"2026-01-01T22:04:05.000-05:00","day":"2026-01-02","price":1.50,"data":"AP8=",'
+        '"tags":{"a":null,"b":1},"list":[{"x":1},{},null],"single":0.1,"odd":"NaN",'
+        '"name":"d\\"ög"}'
     )
+
+
+def test_a_type_that_is_no_json_is_none() -> None:
+    with pytest.raises(TypeError, match="duration"):
+        text_of(pa.duration("us"))
 
 
 def test_empty_maps_and_lists_stay_what_they_are() -> None:
@@ -183,17 +194,9 @@ def test_empty_maps_and_lists_stay_what_they_are() -> None:
     assert json.loads(message.body) == {"m": {}, "l": []}
 
 
-def test_json_has_no_number_that_is_none() -> None:
-    assert "JSON cannot" in problem_of(batch(value=[float("nan")]), exchange="x", is_json=True)
-
-
 def test_json_of_null_is_no_message() -> None:
     found = batch(value=pa.array([None], pa.struct([("a", pa.int32())])))
     assert problem_of(found, exchange="x", is_json=True).startswith("value: is null")
-
-
-def test_plain_leaves_what_json_knows() -> None:
-    assert plain(pa.int64())(5) == 5
 
 
 @given(st.lists(st.binary(max_size=20), max_size=40), st.integers(1, 50))
@@ -238,3 +241,144 @@ def test_a_time_zone_of_the_session_does_not_matter() -> None:
         for zone in ("UTC", "Asia/Tokyo")
     )
     assert first.message_id == second.message_id
+
+
+NO_UTF8 = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"a\xff")]
+)
+"""A text, and one that is none: Spark's `cast(X'FF' AS STRING)` makes such."""
+FAR = pa.array([0, 300_000_000_000_000_000], pa.timestamp("us", "UTC"))
+"""1970, and a year above 9999, which Spark's `timestamp` holds."""
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ({"routing_key": NO_UTF8}, "routing_key: holds text that is not UTF-8"),
+        ({"timestamp": FAR}, "timestamp: holds a time outside of the years 1 to 9999"),
+        (
+            {"headers": pa.MapArray.from_arrays([0, 1, 2], ["a", "b"], NO_UTF8)},
+            "headers: holds text that is not UTF-8",
+        ),
+        (
+            {"headers": pa.MapArray.from_arrays([0, 1, 2], ["a", "b"], FAR)},
+            "headers: holds a time outside",
+        ),
+    ],
+)
+def test_a_value_that_python_has_not_makes_its_row_invalid(
+    columns: dict[str, pa.Array], problem: str
+) -> None:
+    first, second = rows_of(batch(value=["a", "b"], **columns), exchange="x")
+    assert isinstance(first, Message)
+    assert isinstance(second, Invalid)
+    assert second.problem.startswith(problem)
+
+
+@pytest.mark.parametrize("values", [NO_UTF8, FAR])
+def test_the_same_in_json(values: pa.Array) -> None:
+    value = pa.StructArray.from_arrays([values], ["a"])
+    first, second = rows_of(batch(value=value), is_json=True, exchange="x")
+    assert isinstance(first, Message)
+    assert isinstance(second, Invalid)
+    assert second.problem.startswith("value: holds")
+
+
+def test_a_body_of_text_is_sent_as_the_bytes_it_has() -> None:
+    assert [m.body for m in messages_of(batch(value=NO_UTF8), exchange="x")] == [b"a", b"\xff"]
+
+
+def test_a_time_at_the_end_of_its_zone_is_invalid_too() -> None:
+    late = pa.array(
+        [datetime(9999, 12, 31, 23, tzinfo=UTC)], pa.timestamp("us", "America/New_York")
+    )
+    headers = pa.MapArray.from_arrays([0, 1], ["a"], late.cast(pa.timestamp("us", "Asia/Tokyo")))
+    assert "years 1 to 9999" in problem_of(batch(value=["v"], headers=headers), exchange="x")
+
+
+def keyed(**columns: pa.Array) -> list[str | None]:
+    """The ids of rows that these columns name."""
+    kinds = {
+        "int": "integer",
+        "str": "string",
+        "tim": "timestamp",
+        "dat": "date",
+        "dec": "decimal",
+        "bin": "binary",
+        "boo": "boolean",
+    }
+    found = batch(value=["v"] * len(next(iter(columns.values()))), **columns)
+    keys = tuple(
+        Key(name, position, kinds[name[:3]]) for position, name in enumerate(columns, start=1)
+    )
+    made = Rows(
+        Columns({"value": 0}, {"exchange": "x"}, is_json=False, keys=keys),
+        ByColumns([(key.name, key.kind) for key in keys]),
+    )
+    return [
+        row.message_id if isinstance(row, Message) else row.problem for row in made.messages(found)
+    ]
+
+
+def test_columns_name_a_row_in_one_form_whatever_their_width_scale_and_zone() -> None:
+    one = keyed(
+        int=pa.array([5], pa.int8()),
+        dec=pa.array([Decimal("1.50")], pa.decimal128(9, 2)),
+        tim=pa.array([AT], pa.timestamp("us", "UTC")),
+    )
+    other = keyed(
+        int=pa.array([5], pa.int64()),
+        dec=pa.array([Decimal("1.500")], pa.decimal128(38, 3)),
+        tim=pa.array([AT], pa.timestamp("us", "Asia/Tokyo")),
+    )
+    assert one == other
+
+
+def test_ids_by_columns_do_not_change_with_a_release() -> None:
+    """A consumer remembers them for months, whatever writes the next ones."""
+    assert keyed(
+        int_order=pa.array([7, 2**40]),
+        str_eu=pa.array(["ä", "b"]),
+        dat=pa.array([date(2026, 1, 2)] * 2),
+        bin=pa.array([b"\xff"] * 2, pa.binary()),
+        boo=pa.array([True, False]),
+        dec=pa.array([Decimal("-0.10")] * 2, pa.decimal128(38, 18)),
+        tim=pa.array([AT] * 2, pa.timestamp("us", "UTC")),
+    ) == ["0f8ce08380f8a332cd5bc3043a4b366d", "bc37756b36abe1b5a920b1a91404087a"]
+
+
+def test_values_of_different_kinds_and_columns_are_different_keys() -> None:
+    of_one = {
+        *keyed(int=pa.array([1])),
+        *keyed(str=pa.array(["1"])),
+        *keyed(int_b=pa.array([1])),
+        *keyed(boo=pa.array([True])),
+        *keyed(bin=pa.array([b"1"], pa.binary())),
+        *keyed(str_a=pa.array(["1, 1"])),
+    }
+    assert len(of_one) == 6
+
+
+def test_a_key_of_years_beyond_pythons_is_a_key() -> None:
+    assert keyed(tim=FAR)[1] == keyed(tim=FAR[1:])[0]
+    assert "years" not in str(keyed(tim=FAR))
+
+
+def test_a_null_in_a_key_names_no_row() -> None:
+    first, second = keyed(int=pa.array([1, None]), str=pa.array(["a", "b"]))
+    assert (len(str(first)), second) == (32, "int: is null")
+
+
+def test_a_key_that_cannot_be_read_names_no_row() -> None:
+    assert keyed(str=NO_UTF8)[1] == "str: holds text that is not UTF-8"
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1), st.randoms())
+def test_by_columns_a_row_keeps_its_id_in_any_order_and_company(
+    numbers: list[int], random: Random
+) -> None:
+    shuffled = random.sample(numbers, len(numbers))
+    first = dict(zip(numbers, keyed(int=pa.array(numbers)), strict=True))
+    second = dict(zip(shuffled, keyed(int=pa.array(shuffled)), strict=True))
+    assert first == second
+    assert len(set(first.values())) == len(set(numbers))

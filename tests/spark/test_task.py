@@ -10,14 +10,16 @@ import pytest
 
 from reliablepub import ConfigurationError, Message
 from reliablepub.testing import FakeBroker
-from reliablepub.testing.faults import HoldConfirms, Nack
+from reliablepub.testing.faults import DelayConfirm, DropConfirm, HoldConfirms, Nack
 from spark_sink import connection
 from spark_sink.failures import PartitionStalled, RowsNotConfirmed
 from spark_sink.options import parse
 from spark_sink.rows import Invalid
 from spark_sink.settings import Settings
 from spark_sink.task import Failure, Sending, slice_rows
+from tests.amqp_probe import AmqpProbe
 from tests.certificates import broker_with, signed
+from tests.rabbitmq import RabbitMQNode
 
 QUEUE = "q"
 
@@ -120,6 +122,66 @@ def test_without_confirms_the_task_fails_and_says_so(fake: FakeBroker) -> None:
     assert "0 rows were confirmed" in text
 
 
+def test_confirms_that_trickle_in_are_progress(fake: FakeBroker) -> None:
+    """The patience is for standstills: here all of it would be over three times."""
+    fake.inject(*(DelayConfirm(nth=n, for_s=0.3 * n) for n in range(1, 9)))
+    since = time.monotonic()
+    sending, _ = send(settings_for(fake, deliveryTimeout="0.8"), rows(8))
+    assert sending.counts.confirmed == 8
+    assert 2.4 <= sending.counts.waited_s <= time.monotonic() - since
+
+
+@pytest.mark.rabbit
+def test_a_broker_that_answers_in_jerks_is_no_standstill(
+    rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode
+) -> None:
+    queue = rabbitmq.declare_queue()
+    settings = parse({"url": rabbitmq.url, "deliverytimeout": "1.5", "windowmin": "1", "window": "2"})
+    done = threading.Event()
+
+    def jerk() -> None:
+        while not done.is_set():
+            rabbitmq_node.pause()
+            time.sleep(0.5)
+            rabbitmq_node.resume()
+            done.wait(0.005)
+
+    send(settings, rows(1, queue))
+    thread = threading.Thread(target=jerk)
+    thread.start()
+    try:
+        sending, _ = send(settings, rows(40, queue))
+    finally:
+        done.set()
+        thread.join()
+        connection.close_idle()
+    assert sending.counts.confirmed == 40
+    print(f"{sending.counts.waited_s:.1f} s for 40 rows")
+    assert sending.counts.waited_s > settings.delivery_timeout_s
+
+
+def test_the_counts_of_a_standstill_are_true(fake: FakeBroker) -> None:
+    fake.inject(HoldConfirms(nth=4))
+    with pytest.raises(PartitionStalled) as caught:
+        send(settings_for(fake, deliveryTimeout="0.3"), rows(10))
+    assert (caught.value.confirmed, caught.value.open) == (3, 7)
+    assert "3 rows were confirmed, 7 more may have been sent" in str(caught.value)
+
+
+def test_a_row_that_is_larger_than_what_may_be_under_way_goes_alone(fake: FakeBroker) -> None:
+    large = [Message(b"x" * 40 * 1024 * 1024, routing_key=QUEUE, message_id="large")]
+    sending, _ = send(settings_for(fake), rows(500), large, rows(500))
+    assert sending.counts.confirmed == 1_001
+
+
+def test_rows_that_are_sent_again_are_counted(fake: FakeBroker) -> None:
+    fake.inject(DropConfirm(nth=2))
+    sending, _ = send(settings_for(fake, confirmTimeout="0.3"), rows(3))
+    assert sending.counts.confirmed == 3
+    assert sending.counts.duplicates_risked >= 1
+    assert send(settings_for(fake, confirmTimeout="0.3"), rows(3))[0].counts.duplicates_risked == 0
+
+
 def test_with_no_broker_the_task_fails_and_says_why(fake: FakeBroker) -> None:
     settings = settings_for(fake, deliveryTimeout="0.2")
     fake.stop()
@@ -186,10 +248,14 @@ def test_a_broker_that_asks_for_a_certificate(tmp_path: Path) -> None:
 
 
 def test_a_rate_is_kept(fake: FakeBroker) -> None:
-    settings = settings_for(fake, maxRowsPerSecond="200", maxConnections="2")
-    assert slice_rows(settings) == 10
+    settings = settings_for(fake)
+    assert slice_rows(100.0) == 10
     since = time.monotonic()
-    send(settings, *[rows(10)] * 4)
+    with connection.publisher(settings) as lent:
+        sending = Sending(lent, settings, partition=7, rate=100.0)
+        for _ in range(4):
+            assert not list(sending.send(rows(10), sending.counts.rows))
+        assert not list(sending.finish())
     assert time.monotonic() - since >= 0.3  # 100 a second: three waits of 0.1 s
 
 

@@ -11,7 +11,15 @@ from spark_sink.validation import doubts
 
 def test_a_stream_is_checked_before_it_starts(spark: SparkSession) -> None:
     df = spark.readStream.format("rate").load().selectExpr("string(value) value")
-    validate(df, url="amqp://localhost/", exchange="x", persistent=False, window=10)
+    options = {"url": "amqp://localhost:1/", "exchange": "x", "persistent": False, "window": 10}
+    with pytest.warns(SparkSinkWarning, match="Name the key of your rows by idColumns"):
+        validate(df, **options)
+    validate(df.selectExpr("value", "value key"), idColumns="key", **options)
+    validate(df.selectExpr("value", "value message_id"), **options)
+    with pytest.raises(ConfigurationError, match="a continuous trigger never calls a sink"):
+        validate(df, trigger={"continuous": "1 second"}, **options)
+    with pytest.raises(ConfigurationError, match="output mode 'complete'"):
+        validate(df, output_mode="complete", **options)
     with pytest.raises(ConfigurationError, match="no option 'rootingKey'"):
         validate(df, rootingKey="q")
     with pytest.raises(ConfigurationError, match="'writeId' is for batch writes"):

@@ -5,6 +5,7 @@ import logging
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
+from spark_sink import TasksNotHeard
 from spark_sink.counts import Counts, Written
 from spark_sink.options import parse
 from spark_sink.schema import Columns
@@ -27,6 +28,18 @@ def test_abort_says_what_may_have_been_sent(
     assert "1 of 3 partitions are finished, 5 of their rows confirmed" in caplog.text
     assert "rows of the others may have been sent" in caplog.text
     assert "canary" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [(None, "2 of 3 tasks of this write never told"), (7, "2 of 3 tasks of epoch 7 never told")],
+)
+def test_a_commit_without_the_word_of_every_task_is_none(batch: int | None, words: str) -> None:
+    """Spark's continuous trigger never calls `write`, and commits all the same."""
+    writer = RabbitMQWriter(parse({"url": "amqp://a/"}), COLUMNS, "w")
+    with pytest.raises(TasksNotHeard, match=words):
+        writer.commit(MESSAGES, batch)
+    writer.commit([FINISHED, FINISHED], batch)
 
 
 def test_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,107 @@
+"""How many tasks may run at once, as far as the session's configuration says.
+
+Knows: names of Spark's configuration. Must never know: connections, rows.
+
+Tasks do not know of each other. What they do know is the configuration, which Spark hands to each
+as its local properties.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import Final
+
+from reliablepub import ConfigurationError
+from spark_sink.settings import Settings
+
+_LOCAL: Final = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
+_LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
+_CONNECTS_PER_S: Final = 100
+"""As many connections as RabbitMQ opens without effort; more at once are spread over time."""
+_SPREAD_S_MAX: Final = 10.0
+
+Conf = Callable[[str], str | None]
+
+
+def slots(conf: Conf) -> int | None:
+    """Most tasks at once; None where the configuration does not bound them.
+
+    Args:
+        conf: gives the value of a name, None where there is none.
+    """
+    cpus = _number(conf("spark.task.cpus")) or 1
+    master = conf("spark.master") or ""
+    if local := _LOCAL.fullmatch(master):
+        wanted = local[1]
+        return (os.cpu_count() or 1) if wanted == "*" else int(wanted or 1)
+    if cluster := _LOCAL_CLUSTER.fullmatch(master):
+        return int(cluster[1]) * (int(cluster[2]) // cpus)
+    if cores_max := _number(conf("spark.cores.max")):
+        return cores_max // cpus
+    cores, executors = _number(conf("spark.executor.cores")), _executors(conf)
+    if master.startswith(("yarn", "k8s")):
+        cores = cores or 1  # their defaults
+    return executors * (cores // cpus) if cores and executors else None
+
+
+def _executors(conf: Conf) -> int | None:
+    if (conf("spark.dynamicAllocation.enabled") or "").lower() == "true":
+        return _number(conf("spark.dynamicAllocation.maxExecutors"))
+    return _number(conf("spark.executor.instances"))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() else None
+
+
+def check_connections(settings: Settings, at_once: int | None, partition: int = 0) -> None:
+    """Refuse more tasks than there may be connections, before anything is published.
+
+    Args:
+        settings: the options.
+        at_once: most tasks at once, as `slots` gives it.
+        partition: of this task; where `at_once` is not known, it stands for it.
+
+    Raises:
+        ConfigurationError: there are too many.
+    """
+    most = settings.max_connections
+    if most is None:
+        return
+    if at_once is not None and at_once > most:
+        raise ConfigurationError(
+            f"{at_once} tasks may write at once, and maxConnections is {most}: raise it, or give "
+            "the session fewer cores. To bound the connections of one write, leave maxConnections "
+            f"out and write df.coalesce({most})"
+        )
+    if at_once is None and partition >= most:
+        raise ConfigurationError(
+            f"there are more partitions than maxConnections={most}, and the configuration does not "
+            f"say how many of them run at once; write df.coalesce({most})"
+        )
+
+
+def rate_of_task(settings: Settings, at_once: int | None) -> float | None:
+    """A task's share of ``maxRowsPerSecond``, in rows a second; None where there is no limit.
+
+    Raises:
+        ConfigurationError: nothing says among how many tasks it is shared.
+    """
+    if settings.max_rows_per_second is None:
+        return None
+    tasks = at_once or settings.max_connections
+    if tasks is None:
+        raise ConfigurationError(
+            "maxRowsPerSecond is shared among the tasks that run at once, and the configuration "
+            "does not bound them (spark.cores.max, or spark.executor.instances and .cores): set "
+            "maxConnections to their number"
+        )
+    return settings.max_rows_per_second / tasks
+
+
+def spread_s(partition: int, at_once: int | None) -> float:
+    """Over how many seconds the connections of tasks up to this one are spread."""
+    tasks = partition if at_once is None else min(partition, at_once)
+    return min(_SPREAD_S_MAX, max(0, tasks - _CONNECTS_PER_S) / _CONNECTS_PER_S)

@@ -1,0 +1,101 @@
+"""What became of the rows, in the progress of a query: for dashboards and alerts.
+
+Knows: Spark's listeners, the report. Must never know: how rows are written.
+
+Spark takes no figures from a sink in Python, so ``sink.metrics`` of a `StreamingQueryProgress` is
+empty. The counts of each micro-batch are in the report; here they are put where they belong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from spark_sink import report
+
+LOGGER: Final = logging.getLogger("reliablepub.spark")
+METRICS: Final = (
+    *("rows", "confirmed", "unroutable", "nacked", "refused", "invalid", "collected"),
+    *("duplicates_risked", "waited_s", "bytes"),
+)
+"""What ``sink.metrics`` gets; all of it text, as Spark has it there."""
+
+
+def with_metrics(progress: StreamingQueryProgress, report_folder: str) -> StreamingQueryProgress:
+    """The progress, with the counts of its micro-batch in ``sink.metrics``.
+
+    Args:
+        progress: such as ``query.lastProgress``; that of a trigger that found no data stays as it
+            is.
+        report_folder: the option ``report`` of the query, as this process can open it.
+    """
+    counts = report.counts_of(report_folder, f"{progress.id}-{progress.batchId}")
+    if counts is not None:
+        counts["collected"] = sum(
+            counts[name] for name in ("unroutable", "nacked", "refused", "invalid")
+        )
+        progress.sink.metrics.update({name: str(counts.get(name, 0)) for name in METRICS})
+    return progress
+
+
+class SinkListener(StreamingQueryListener):
+    """Logs what became of each micro-batch's rows, and hands it on.
+
+    A micro-batch that has collected rows, or risked duplicates, is logged as a warning.
+
+    Example:
+        ::
+
+            spark.streams.addListener(SinkListener("/shared/report", gauges.update))
+
+    Args:
+        report_folder: the option ``report`` of the queries.
+        told: called with the progress of each micro-batch, its counts in ``sink.metrics``.
+    """
+
+    def __init__(
+        self, report_folder: str, told: Callable[[StreamingQueryProgress], None] | None = None
+    ) -> None:
+        self._report = report_folder
+        self._told = told
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing is known yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
+        """A micro-batch is committed, and its counts with it."""
+        progress = with_metrics(event.progress, self._report)
+        metrics = progress.sink.metrics
+        if "confirmed" not in metrics:
+            return  # of another sink, or there was no data
+        is_odd = metrics["collected"] != "0" or metrics["duplicates_risked"] != "0"
+        LOGGER.log(
+            logging.WARNING if is_odd else logging.INFO,
+            "query %s, batch %d: %s rows, %s confirmed, %s collected, %s may have been sent twice; "
+            "tasks waited %s s for confirms",
+            progress.name or progress.id,
+            progress.batchId,
+            metrics["rows"],
+            metrics["confirmed"],
+            metrics["collected"],
+            metrics["duplicates_risked"],
+            metrics["waited_s"],
+        )
+        if self._told is not None:
+            self._told(progress)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to tell."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
+        """Nothing to tell."""

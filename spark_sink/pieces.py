@@ -1,0 +1,113 @@
+"""The rows of an attempt that are under way: kept until nothing can be said of them any more.
+
+Knows: pieces of batches, failures, the report. Must never know: publishers.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_sink import report
+from spark_sink.failures import RowsNotConfirmed
+from spark_sink.schema import Columns
+from spark_sink.task import Failure
+
+LOGGER: Final = logging.getLogger("reliablepub.spark")
+_SHOWN_MAX: Final = 80
+
+
+class Pieces:
+    """Pieces of batches whose rows may still fail.
+
+    Args:
+        partition: of the task.
+        kept: where collected rows go; None where none are collected.
+    """
+
+    def __init__(self, partition: int, kept: report.FailedRows | None) -> None:
+        self._partition = partition
+        self._kept = kept
+        self._pieces: dict[int, pa.RecordBatch] = {}
+
+    def add(self, first_row: int, piece: pa.RecordBatch) -> None:
+        """Remember a piece, by the number of its first row."""
+        self._pieces[first_row] = piece
+
+    def forget(self, before: int) -> None:
+        """Let go of pieces that end before this row."""
+        for first, piece in list(self._pieces.items()):
+            if first + piece.num_rows > before:
+                return
+            del self._pieces[first]
+
+    def keep(self, failure: Failure) -> None:
+        """Put a collected row into the report."""
+        assert self._kept is not None, "'collect' needs 'report'"
+        piece, row = self._find(failure.row)
+        self._kept.add(piece, row, self._outcome(failure))
+
+    def named(
+        self, error: RowsNotConfirmed, columns: Columns, folder: str | None, write: str
+    ) -> RowsNotConfirmed:
+        """The error with what its row is called in the data, and where it is kept.
+
+        Args:
+            error: of one of these rows.
+            columns: which of them name a row.
+            folder: the report, if there is one.
+            write: identity of the write.
+        """
+        piece, row = self._find(error.row)
+        names = [(key.name, key.position) for key in columns.keys]
+        if not names and "message_id" in columns.positions and not error.message_id:
+            names = [("message_id", columns.positions["message_id"])]
+        shown = ", ".join(f"{name}={_shown(piece.column(at), row)}" for name, at in names)
+        kept = ""
+        if folder is not None:
+            failure = Failure(
+                error.row, error.message_id, error.outcome, error.reply_code, error.reply_text
+            )
+            try:
+                kept = report.keep_fatal(folder, write, piece, row, self._outcome(failure))
+            except (OSError, pa.ArrowException):
+                LOGGER.exception("the row that fails the write could not be kept")
+        return RowsNotConfirmed(
+            partition=error.partition,
+            row=error.row,
+            message_id=error.message_id,
+            outcome=error.outcome,
+            reply_code=error.reply_code,
+            reply_text=error.reply_text,
+            key=shown,
+            kept=kept,
+        )
+
+    def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
+        """The piece of a row, and its index there."""
+        for first, piece in self._pieces.items():
+            if first <= row < first + piece.num_rows:
+                return piece, row - first
+        raise AssertionError(f"row {row} is not under way")
+
+    def _outcome(self, failure: Failure) -> dict[str, Any]:
+        """A failure as the report keeps it."""
+        return {
+            "_outcome": failure.outcome,
+            "_reply_code": failure.reply_code,
+            "_reply_text": failure.reply_text,
+            "_message_id": failure.message_id or None,
+            "_partition": self._partition,
+            "_row": failure.row,
+        }
+
+
+def _shown(column: pa.Array, row: int) -> str:
+    """A value in an error: short, and whatever it is."""
+    try:
+        text = repr(column[row].as_py())
+    except (ValueError, OverflowError):
+        return "(unreadable)"
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}..."

@@ -1,0 +1,109 @@
+"""A broker that lets nobody in: told within seconds, by the driver once, and by tasks."""
+
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StringType, StructField, StructType
+
+from reliablepub import ConfigurationError, Link, Message, Status
+from reliablepub.testing import FakeBroker, NodeOptions
+from spark_sink import BrokerRefused, RabbitMQDataSource, connection
+from spark_sink.contact import Refusals, ask
+from spark_sink.options import parse
+from spark_sink.settings import Settings
+from spark_sink.task import Sending
+from tests.amqp_probe import AmqpProbe
+from tests.certificates import broker_with, signed
+
+SCHEMA = StructType([StructField("value", StringType())])
+SOON_S = 12.0
+
+
+def wrong(url: str, kind: str) -> str:
+    base, _, vhost = url.rpartition("/")
+    return f"{base}/nowhere" if kind == "vhost" else f"{base.replace(':guest@', ':wrong@')}/{vhost}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("password", "refused the credentials"), ("vhost", "refused access to the")]
+)
+def test_the_driver_is_refused_once_before_any_task(
+    broker: AmqpProbe, kind: str, words: str
+) -> None:
+    since = time.monotonic()
+    with pytest.raises(BrokerRefused, match=words) as caught:
+        RabbitMQDataSource({"url": wrong(broker.url, kind), "routing_key": "q"}).writer(
+            SCHEMA, overwrite=False
+        )
+    assert time.monotonic() - since < SOON_S
+    assert "wrong@" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["password", "vhost"])
+def test_a_task_is_refused_within_seconds(broker: AmqpProbe, kind: str) -> None:
+    settings = parse({"url": wrong(broker.url, kind), "deliverytimeout": "120"})
+    since = time.monotonic()
+    with pytest.raises(BrokerRefused):
+        publish(settings)
+    assert time.monotonic() - since < SOON_S
+
+
+def publish(settings: Settings) -> None:
+    with connection.publisher(settings) as lent:
+        sending = Sending(lent, settings, partition=0)
+        list(sending.send([Message(b"", routing_key="q", message_id="1")], 0))
+        list(sending.finish())
+
+
+def test_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+    tls = broker_with(signed(tmp_path, "DNS:localhost", "IP:127.0.0.1"))
+    try:
+        settings = parse({"url": tls.url})
+        for work in (ask, publish):
+            with pytest.raises(BrokerRefused, match="CERTIFICATE_VERIFY_FAILED"):
+                work(settings)
+    finally:
+        tls.stop()
+
+
+def test_tls_where_the_broker_has_none(fake: FakeBroker) -> None:
+    with pytest.raises(BrokerRefused, match="WRONG_VERSION_NUMBER"):
+        ask(parse({"url": fake.url.replace("amqp:", "amqps:")}))
+
+
+def test_a_broker_that_is_away_or_unknown_is_left_to_the_tasks(fake: FakeBroker) -> None:
+    url = fake.url
+    fake.stop()
+    ask(parse({"url": url}))
+    ask(parse({"urlfile": "/only/on/executors"}))
+
+
+def test_the_driver_asks_once_a_minute() -> None:
+    with FakeBroker(options=NodeOptions(users={"user": "secret"})) as guarded:
+        settings = parse({"url": guarded.url_of("user")})
+        for _ in range(5):
+            ask(settings)
+        guarded.wait_for(lambda: guarded.connections == 0)
+        guarded.stop()
+        ask(settings)  # it would wait for its time-out
+
+
+def test_a_refusal_that_passes_fails_nothing() -> None:
+    """While a broker starts, or its users are in a directory that is away for a moment."""
+    refused = Status(link=Link.DISCONNECTED, reason="the broker refused the credentials")
+    refusals = Refusals()
+    refusals.look(refused, 0.0)
+    refusals.look(Status(link=Link.CONNECTED, reason=refused.reason), 2.0)
+    refusals.look(refused, 4.0)
+    refusals.look(Status(link=Link.DISCONNECTED, reason="Connection refused"), 6.0)
+    refusals.look(refused, 8.0)
+    refusals.look(refused, 10.0)
+    with pytest.raises(BrokerRefused):
+        refusals.look(refused, 11.5)
+
+
+def test_without_a_broker_the_error_says_what_sql_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+    with pytest.raises(ConfigurationError, match="In SQL: INSERT INTO t WITH"):
+        publish(Settings())

@@ -1,0 +1,126 @@
+"""The folder of a report, without Spark: row groups, fatal rows, what is forgotten, what stays."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from reliablepub import ConfigurationError
+from spark_sink import report as reports
+from spark_sink.counts import Counts, Written
+
+OUTCOME = {
+    "_outcome": "unroutable",
+    "_reply_code": 312,
+    "_reply_text": "NO_ROUTE",
+    "_message_id": "x",
+    "_partition": 0,
+    "_row": 0,
+}
+
+
+def piece(rows: int, size: int = 200) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": [str(n).ljust(size) for n in range(rows)]})
+
+
+def written(write: str, failed_file: str | None = None) -> Written:
+    return Written(write, 0, 0, Counts(rows=2, confirmed=2), failed_file, 0.1)
+
+
+@pytest.fixture
+def folder(report: Path) -> str:
+    reports.check(str(report))
+    return str(report)
+
+
+def test_many_failed_rows_are_a_few_row_groups(folder: str) -> None:
+    """Each row group has a price: one for each row made a file of 26 MB out of 2."""
+    rows = 12_000
+    kept = reports.FailedRows(folder, "attempt")
+    whole = piece(rows)
+    for row in range(rows):
+        kept.add(whole, row, OUTCOME | {"_row": row})
+    path = kept.close()
+    assert path is not None
+    file = pq.ParquetFile(path)
+    assert file.metadata.num_row_groups == 3
+    assert file.metadata.num_rows == rows
+    assert file.read().column("_row").to_pylist() == list(range(rows))
+    assert Path(path).stat().st_size < rows * 200
+    file.close()
+
+
+def test_large_rows_do_not_gather_in_memory(folder: str) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    whole = piece(40, size=1024 * 1024)
+    most = 0
+    for row in range(40):
+        kept.add(whole, row, OUTCOME)
+        most = max(most, sum(batch.nbytes for batch in kept._rows))
+    assert most < 20 * 1024 * 1024
+    path = kept.close()
+    with pq.ParquetFile(path) as file:
+        assert file.metadata.num_row_groups == 3
+
+
+def test_a_kept_row_does_not_hold_its_batch() -> None:
+    whole = piece(1_000, size=10_000)
+    assert reports._with_outcome(whole, 5, OUTCOME).nbytes < 20_000
+
+
+def test_an_attempt_that_fails_leaves_nothing(folder: str) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    whole = piece(6_000)
+    for row in range(6_000):
+        kept.add(whole, row, OUTCOME)
+    kept.discard()
+    assert list((Path(folder) / "failed").iterdir()) == []
+
+
+def test_a_folder_that_is_not_shared_is_noticed_before_the_first_row(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="all hosts must share it"):
+        reports.FailedRows(str(tmp_path / "elsewhere"), "attempt")
+
+
+@pytest.mark.parametrize("name", ["file/report", "no-such-disk://report"])
+def test_a_folder_that_cannot_be_is_named_on_the_driver(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="nothing can be written there"):
+        reports.check(name if "://" in name else str(tmp_path / name))
+
+
+def test_counts_are_forgotten_and_failed_rows_are_not(folder: str) -> None:
+    for n in range(300):
+        kept = reports.FailedRows(folder, f"attempt-{n}")
+        kept.add(piece(1), 0, OUTCOME)
+        reports.commit(folder, [written(f"w{n}", kept.close())], keep=20)
+        path = Path(folder) / "writes" / f"w{n}.json"
+        os.utime(path, (n, n))
+    left = sorted(int(path.stem[1:]) for path in (Path(folder) / "writes").iterdir())
+    assert 20 <= len(left) <= 40
+    assert left == list(range(300 - len(left), 300))
+    assert len(list((Path(folder) / "failed").iterdir())) == 300
+
+
+def test_what_killed_tasks_have_left_behind_is_deleted_after_a_week(folder: str) -> None:
+    kept = reports.FailedRows(folder, "attempt")
+    kept.add(piece(1), 0, OUTCOME)
+    young, old = Path(str(kept.close())), Path(folder) / "failed" / "_killed.parquet"
+    old.write_bytes(b"PAR1")
+    week_ago = time.time() - 8 * 86_400
+    os.utime(old, (week_ago, week_ago))
+    reports.prune(folder, keep=5)
+    assert (young.exists(), old.exists()) == (True, False)
+
+
+def test_counts_can_be_asked_for(folder: str) -> None:
+    assert reports.counts_of(folder, "w") is None
+    reports.commit(folder, [written("w")], keep=5)
+    found: dict[str, Any] = reports.counts_of(folder, "w") or {}
+    assert (found["rows"], found["confirmed"], found["partitions"]) == (2, 2, 1)
+    assert json.loads((Path(folder) / "writes" / "w.json").read_text()) == found

@@ -1,0 +1,89 @@
+"""What users of SQL and of tables can do, and what an error tells them."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import SparkSession
+
+from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
+from tests.spark.session import ENVIRONMENT_PORT
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def table(spark: SparkSession) -> Iterator[str]:
+    spark.sql("CREATE TABLE orders (value STRING, routing_key STRING) USING rabbitmq")
+    yield "orders"
+    spark.sql("DROP TABLE orders")
+
+
+def test_insert_takes_options_of_its_own(
+    spark: SparkSession, broker: AmqpProbe, table: str
+) -> None:
+    queue = broker.declare_queue()
+    spark.sql(f"INSERT INTO {table} WITH (`url` = '{broker.url}') VALUES ('a', '{queue}')")
+    row = spark.createDataFrame([("b", queue)], "value string, routing_key string")
+    row.writeTo(table).option("url", broker.url).append()
+    row.write.format("rabbitmq").option("url", broker.url).mode("append").saveAsTable(table)
+    assert sorted(body for body, _ in broker.drain(queue, 3)) == [b"a", b"b", b"b"]
+
+
+def test_tables_that_are_made_of_rows(spark: SparkSession, broker: AmqpProbe) -> None:
+    queue = broker.declare_queue()
+    row = spark.createDataFrame([("b", queue)], "value string, routing_key string")
+    try:
+        row.writeTo("made").using("rabbitmq").option("url", broker.url).create()
+        assert broker.drain(queue, 1)[0][0] == b"b"
+    finally:
+        spark.sql("DROP TABLE IF EXISTS made")
+
+
+def test_the_url_may_come_from_the_environment(spark: SparkSession, table: str) -> None:
+    with FakeBroker(port=int(spark.conf.get(ENVIRONMENT_PORT) or 0)) as broker:
+        broker.declare_queue("q")
+        spark.sql(f"INSERT INTO {table} VALUES ('a', 'q'), ('b', 'q')")
+        select = "SELECT 'c' AS value, 'q' AS routing_key"
+        spark.sql(f"CREATE TABLE made USING rabbitmq AS {select}")
+        spark.sql("DROP TABLE made")
+        assert sorted(message.body for message in broker.messages("q")) == [b"a", b"b", b"c"]
+
+
+def one_line(caught: pytest.ExceptionInfo[PySparkException]) -> str:
+    """What a person reads first: all of it, or up to the plan that Spark shows."""
+    text = str(caught.value)
+    assert "Traceback" not in text
+    return text.splitlines()[0]
+
+
+def test_a_table_without_columns_is_refused_where_it_is_made(spark: SparkSession) -> None:
+    with pytest.raises(AnalysisException) as caught:
+        spark.sql("CREATE TABLE t USING rabbitmq OPTIONS (url 'amqp://host/')")
+    assert "a table USING rabbitmq needs its columns" in one_line(caught)
+    assert "give options to each INSERT INTO t WITH" in one_line(caught)
+
+
+def test_nothing_can_be_read(spark: SparkSession, table: str) -> None:
+    with pytest.raises(AnalysisException) as caught:
+        spark.sql(f"SELECT * FROM {table}").collect()
+    assert "rabbitmq is a sink: nothing can be read from it" in one_line(caught)
+
+
+def test_an_insert_that_lacks_options_says_how_to_give_them(spark: SparkSession) -> None:
+    spark.sql("CREATE TABLE bare (value STRING) USING rabbitmq OPTIONS (exchange 'x')")
+    try:
+        with pytest.raises(AnalysisException) as caught:
+            spark.sql("INSERT INTO bare VALUES ('a')")
+    finally:
+        spark.sql("DROP TABLE bare")
+    assert "neither an exchange nor a routing key" in one_line(caught)
+    assert "Spark keeps the OPTIONS of a table from a sink in Python" in one_line(caught)
+
+
+def test_a_path_says_what_to_write_instead(spark: SparkSession, fake: FakeBroker) -> None:
+    df = spark.range(1).selectExpr("string(id) value")
+    with pytest.raises(AnalysisException) as caught:
+        df.write.format("rabbitmq").option("url", fake.url).mode("append").save("q1")
+    assert "for a queue write .option('routing_key', its name).save()" in one_line(caught)
