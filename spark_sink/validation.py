@@ -31,8 +31,8 @@ class SparkSinkWarning(UserWarning):
 def validate(
     df: DataFrame,
     *,
-    trigger: Mapping[str, object] | None = None,
-    output_mode: str = "append",
+    trigger: object = None,
+    output_mode: object = "append",
     **options: object,
 ) -> None:
     """Check a write before it is started.
@@ -43,9 +43,9 @@ def validate(
 
     Args:
         df: what is to be written, batch or streaming.
-        trigger: what ``writeStream.trigger()`` is called with, such as
+        trigger: a mapping with what ``writeStream.trigger()`` is called with, such as
             ``{"processingTime": "1 second"}``.
-        output_mode: of a stream.
+        output_mode: of a stream, in Spark's words.
         options: of the write.
 
     Raises:
@@ -54,7 +54,7 @@ def validate(
         TopologyError: the broker does not have what the options name (with ``checkTopology``).
         BrokerRefused: the broker lets nobody in with these credentials.
     """
-    _check_stream(trigger or {}, output_mode)
+    _check_stream(trigger, str(output_mode))
     settings = parse({name: _text(value) for name, value in options.items()})
     columns = match(df.schema, settings)
     if df.isStreaming and settings.write_id is not None:
@@ -82,8 +82,8 @@ def validate(
         warnings.warn(doubt, SparkSinkWarning, stacklevel=2)
 
 
-def _check_stream(trigger: Mapping[str, object], output_mode: str) -> None:
-    if "continuous" in trigger:
+def _check_stream(trigger: object, output_mode: str) -> None:
+    if isinstance(trigger, Mapping) and trigger.get("continuous") is not None:
         raise ConfigurationError(
             "a continuous trigger never calls a sink in Python, and would publish nothing: use "
             "trigger(processingTime=...) or trigger(availableNow=True)"

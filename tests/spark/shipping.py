@@ -12,8 +12,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from spark_sink import archive
+
 ROOT = Path(__file__).parent.parent.parent
-OURS = ("reliablepub", "spark_sink")
 
 
 def bare_python(folder: Path) -> Path:
@@ -29,18 +30,11 @@ def bare_python(folder: Path) -> Path:
 
 
 def shipped(folder: Path) -> tuple[Path, Path]:
-    """Our package as ``pip install --target`` makes it (docs/spark.md): as a zip, and unpacked."""
-    packages = folder / "package"
-    for name in OURS:
-        shutil.copytree(ROOT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for found in _needed("reliablepub"):
-        for name in _top_level(found):
-            source = Path(str(found.locate_file(name)))
-            if source.is_dir() and name not in OURS:
-                shutil.copytree(source, packages / name, dirs_exist_ok=True)
-            elif source.suffix == ".py":
-                shutil.copy(source, packages)
-    return Path(shutil.make_archive(str(folder / "reliablepub"), "zip", packages)), packages
+    """Our package as people ship it (docs/spark.md): as a zip, and unpacked."""
+    package, unpacked = folder / "reliablepub.zip", folder / "package"
+    archive.build(package)
+    shutil.unpack_archive(package, unpacked)
+    return package, unpacked
 
 
 def _needed(*names: str) -> Iterator[Distribution]:

@@ -136,7 +136,9 @@ def test_a_broker_that_answers_in_jerks_is_no_standstill(
     rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode
 ) -> None:
     queue = rabbitmq.declare_queue()
-    settings = parse({"url": rabbitmq.url, "deliverytimeout": "1.5", "windowmin": "1", "window": "2"})
+    settings = parse(
+        {"url": rabbitmq.url, "deliverytimeout": "1.5", "windowmin": "1", "window": "2"}
+    )
     done = threading.Event()
 
     def jerk() -> None:

@@ -1,0 +1,88 @@
+"""``python -m spark_sink.archive reliablepub.zip``: what a cluster needs that does not have it.
+
+Knows: installed packages and their files. Must never know: Spark's API.
+
+The archive is for ``--py-files`` and ``addArtifacts``: this package, of `reliablepub` what
+publishes and reads outboxes, and the pure Python packages that those import. PySpark and pyarrow
+are the cluster's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Final
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+_PACKAGES: Final = ("pika", "reliablepub", "spark_sink", "tenacity")
+_LEFT_OUT: Final = ("reliablepub/cli", "reliablepub/demo", "reliablepub/testing")
+"""The command line and the fake broker: nothing that runs on a cluster, and most dependencies."""
+_TOP_LEVEL: Final = ("pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py")
+"""Modules by which Spark finds data sources, where the archive is unpacked on its path."""
+
+
+def build(archive: Path) -> int:
+    """Write the archive; the same files give the same bytes.
+
+    Args:
+        archive: path of the zip, written over if it is there.
+
+    Returns:
+        its size in bytes.
+    """
+    with ZipFile(archive, "w", ZIP_DEFLATED, compresslevel=9) as zipped:
+        for name, source in sorted(_files()):
+            zipped.writestr(_info(name), source.read_bytes())
+    return archive.stat().st_size
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    for package in _PACKAGES:
+        spec = find_spec(package)
+        assert spec is not None, f"{package} is installed with this one"
+        assert spec.submodule_search_locations, f"{package} is a package"
+        folder = Path(spec.submodule_search_locations[0])
+        for path in folder.rglob("*"):
+            name = PurePosixPath(package, path.relative_to(folder).as_posix())
+            if path.is_file() and "__pycache__" not in name.parts and not _is_left_out(name):
+                moved = package == "spark_sink" and name.name in _TOP_LEVEL
+                yield (name.name if moved else str(name)), path
+        yield from _licenses(package)
+
+
+def _is_left_out(name: PurePosixPath) -> bool:
+    return str(name).startswith(_LEFT_OUT)
+
+
+def _licenses(package: str) -> Iterator[tuple[str, Path]]:
+    """Whoever passes a package on passes its license on."""
+    if package == "spark_sink":
+        return  # in one distribution with reliablepub
+    for file in distribution(package).files or ():
+        if ".dist-info" in file.parts[0] and (
+            file.name == "METADATA" or "LICENSE" in file.name.upper()
+        ):
+            yield file.as_posix(), Path(str(file.locate()))
+
+
+def _info(name: str) -> ZipInfo:
+    info = ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    info.compress_type = ZIP_DEFLATED
+    info.external_attr = 0o644 << 16
+    return info
+
+
+def main() -> None:
+    """Write the archive that the command line names."""
+    parser = argparse.ArgumentParser(prog="python -m spark_sink.archive", description=__doc__)
+    parser.add_argument("archive", type=Path, help="path of the zip to write")
+    path = parser.parse_args().archive
+    sys.stdout.write(f"{path}: {build(path) / 1e6:.1f} MB\n")
+
+
+if __name__ == "__main__":
+    main()
