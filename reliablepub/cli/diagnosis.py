@@ -176,6 +176,9 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         else "others may read or write it, as its mode says",
         f"bodies can be read by them: chmod 600 {path}",
     )
+    if found.folder:
+        where, _, remedy = found.folder.partition("; ")
+        yield Finding("outbox", "folder", Level.WARNING, where, remedy)
     if found.keys.keys() - {None}:
         yield _encryption(found.keys)
     if found.rescued:

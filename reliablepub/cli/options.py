@@ -15,6 +15,7 @@ from reliablepub.cli.output import Form, print_note
 from reliablepub.outbox import OutboxKeys
 from reliablepub.outbox.database import absolute
 from reliablepub.outbox.secret_files import exposure
+from reliablepub.outbox.side_files import folder_exposure
 from reliablepub.relay.limits import WINDOW_MAX, WINDOW_MIN
 from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
 
@@ -90,6 +91,12 @@ def note_exposed_urls(urls: Sequence[str]) -> None:
     for address in parse_addresses(urls):
         if address.is_exposed:
             print_note(f"warning: {words_of_exposed(address)}")
+
+
+def note_exposed_folder(outbox: Path) -> None:
+    """Say so where other users can write to the folder of the outbox."""
+    if outbox.parent.is_dir() and (words := folder_exposure(absolute(outbox).parent)):
+        print_note(f"warning: {words}")
 
 
 def urls_as_given(ctx: click.Context) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     json_option,
+    note_exposed_folder,
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
@@ -222,6 +223,8 @@ def publish(  # noqa: PLR0917 - one argument for each option
         tracing_hooks(is_wanted=tracing),
     )
     note_exposed_urls(urls)
+    if outbox_path is not None:
+        note_exposed_folder(outbox_path)
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:

@@ -22,6 +22,7 @@ from reliablepub.cli.link import describe
 from reliablepub.cli.notify import Notifier
 from reliablepub.cli.options import (
     json_option,
+    note_exposed_folder,
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
@@ -134,6 +135,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
             _warn_of_password(urls_as_given(ctx))
         note_exposed_urls(urls)
+        note_exposed_folder(outbox_path)
         hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
         hooks += tracing_hooks(is_wanted=tracing)
         service = Service(

@@ -21,6 +21,7 @@ from reliablepub.outbox.lease import holder_pid
 from reliablepub.outbox.migrate import MIGRATIONS, migrate
 from reliablepub.outbox.picture import picture_path
 from reliablepub.outbox.rescue import RESCUED
+from reliablepub.outbox.side_files import folder_exposure
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import transaction
 
@@ -44,6 +45,7 @@ class Checkup:
         rescued: copies beside it that a relay has left whose outbox was moved.
         keys: names of the keys that messages are encrypted with, and how many of them; None stands
             for those that are not encrypted. Empty where the tables cannot be read.
+        folder: who else can write to its folder, and what to do; empty if nobody can.
         readable_by_others: whether more users than the owner may read or write the file.
     """
 
@@ -58,6 +60,7 @@ class Checkup:
     leftovers: tuple[Path, ...]
     rescued: tuple[Path, ...]
     keys: dict[str | None, int]
+    folder: str
     readable_by_others: bool
 
 
@@ -93,6 +96,7 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
         leftovers=tuple(_leftovers(path)),
         rescued=tuple(sorted(path.parent.glob(f"{escape(path.name)}{RESCUED}*"))),
         keys=keys,
+        folder=folder_exposure(path.parent),
         readable_by_others=bool(stat.S_IMODE(path.stat().st_mode) & _OTHERS),
     )
 

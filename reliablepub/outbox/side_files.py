@@ -96,6 +96,12 @@ def warn_of_folder(folder: Path) -> None:
     It is a warning and no error, because volumes of containers are often made so; a file that was
     planted there is an error.
     """
+    if words := folder_exposure(folder):
+        LOGGER.warning("%s", words)
+
+
+def folder_exposure(folder: Path) -> str:
+    """Which other users can write to a folder, and what to do; empty if none can."""
     found = folder.stat()
     if found.st_mode & stat.S_IWOTH:
         who = "every user can"
@@ -104,15 +110,12 @@ def warn_of_folder(folder: Path) -> None:
     elif found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
         who = f"members of group {found.st_gid} can"
     else:
-        return
+        return ""
     is_sticky = found.st_mode & stat.S_ISVTX and found.st_uid in (os.geteuid(), 0)
     harm = "block the outbox with files of their own" if is_sticky else "replace the outbox"
-    LOGGER.warning(
-        "%s write to folder %s, and so %s; keep the outbox in a folder that only its owner can "
-        "write to (mode 0700)",
-        who,
-        folder,
-        harm,
+    return (
+        f"{who} write to folder {folder}, and so {harm}; keep the outbox in a folder that only "
+        "its owner can write to (mode 0700)"
     )
 
 

@@ -152,3 +152,15 @@ def test_on_this_machine_nothing_is_said(path: Path) -> None:
     with FakeBroker() as broker:
         broker.declare_queue("q")
         assert "warning" not in run("relay", "--outbox", path, "--url", broker.url, "--drain")[1]
+
+
+def test_a_folder_that_others_can_write_to_is_warned_of(path: Path) -> None:
+    words = "every user can write to folder"
+    for mode, is_exposed in ((0o700, False), (0o1777, True)):
+        path.parent.chmod(mode)
+        assert (words in relay(path, "--url", "amqp://localhost/")[1]) is is_exposed
+        found = CliRunner().invoke(main, ["outbox", "check", "--outbox", str(path)]).stdout
+        assert (words in found) is is_exposed
+        to = ("--url", "amqp://localhost:1/", "--routing-key", "q")
+        said = run("publish", path.with_name("none"), "--outbox", path, *to)[1]
+        assert (words in said) is is_exposed

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from hypothesis import HealthCheck, settings
 
-LONG_S = float(os.environ.get("RELIABLEPUB_FUZZ_S", "900"))
+LONG_S = float(os.environ.get("RELIABLEPUB_FUZZ_S", "720"))
 """How long each parser is tried in `make soak`: an hour for all of them."""
 CPU_S_MAX = 5.0
 

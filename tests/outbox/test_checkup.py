@@ -32,6 +32,7 @@ def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
         leftovers=(),
         rescued=(),
         keys={},
+        folder="",
         readable_by_others=False,
     )
     with pytest.raises(NotAnOutbox):
