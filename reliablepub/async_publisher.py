@@ -22,7 +22,7 @@ from typing import Final, Self
 
 from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt, Issued, IssuedBatch
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
-from reliablepub.errors import PublisherClosed, WrongEventLoop
+from reliablepub.errors import PublisherClosed, PublisherFailed, RelayHeldUp, WrongEventLoop
 from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
@@ -144,14 +144,14 @@ class AsyncPublisher:
             loop = _running_loop()
             if getattr(self._host, "loop", loop) is not loop:
                 raise WrongEventLoop("the connection belongs to another event loop; open one here")
-            self._bridge = Bridge(loop)
+            self._bridge = Bridge(loop, self._door.relay.check_held_up)
             self._door.open(self._bridge)
         try:
             await self._bridge.until_started()
         except asyncio.CancelledError:
             self._door.begin_close(0)
             raise
-        self._door.relay.wait_started()
+        self._door.wait_started()
         return self
 
     # ------------------------------------------------------------------ publishing
@@ -192,6 +192,7 @@ class AsyncPublisher:
             OutboxDiskFull: the disk is full; it was not accepted.
             PublisherClosed: the publisher is closed or has failed; it was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
+            RelayHeldUp: a callback of the application's does not return; it was not accepted.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         bridge = self._check()
@@ -269,7 +270,8 @@ class AsyncPublisher:
             finally:
                 stream.error = stream.error or error
             for handover in under_way:  # so that the note tells the truth about them too
-                await handover.done.wait()
+                if not handover.withdrawn():
+                    await handover.done.wait()
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         except BaseException as error:  # cancelled: nobody waits any more
@@ -296,7 +298,7 @@ class AsyncPublisher:
             where things stand: ``is_flushed`` tells whether it came true, ``open`` what is open.
 
         Raises:
-            PublisherClosed: the publisher has failed.
+            PublisherFailed: the publisher has failed.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         done = Signal(self._check())
@@ -321,9 +323,12 @@ class AsyncPublisher:
             where things stand; ``open`` is what was left.
 
         Raises:
+            PublisherFailed: the publisher had failed; what is open stays in the outbox.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         self._door.check_process()
+        if self._bridge is not None:
+            self._bridge.check()
         self._door.begin_close(timeout)
         if self._bridge is not None:
             await self._bridge.until_ended()
@@ -341,7 +346,11 @@ class AsyncPublisher:
         traceback: TracebackType | None,
     ) -> None:
         """Close; an outbox keeps what could not be published."""
-        await self.aclose()
+        try:
+            await self.aclose()
+        except PublisherFailed:
+            if error is None:  # otherwise the block's own error goes on, and may be the same
+                raise
 
     def __repr__(self) -> str:
         """Tell the state without addresses or credentials."""
@@ -362,11 +371,17 @@ class AsyncPublisher:
     async def _until_stored(self, handover: Handover[Signal]) -> None:
         """Wait for the commit; for room too, if the outbox is full, but not longer than asked."""
         door, done = self._door, handover.done
-        is_stored = await done.wait(door.full_timeout_s)
+        wait_s, is_stored = door.full_timeout_s, False
         while not is_stored:
-            door.check_alive()
-            door.withdraw_if_full(handover)
-            is_stored = await done.wait(LOOK_S)
+            try:
+                is_stored = await done.wait(wait_s)
+            except RelayHeldUp as error:
+                door.relay.inbox.withdraw_because(handover.chunk, error)
+                continue
+            if not is_stored:
+                door.check_alive()
+                door.withdraw_if_full(handover)
+                wait_s = LOOK_S
         door.check_stored(handover)
 
 

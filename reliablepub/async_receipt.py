@@ -65,7 +65,9 @@ class AsyncReceipt(Verdict):
         """
         if not await self._bell.until(lambda: self.is_settled, timeout):
             what = f"message {self.message_id}"
-            raise ended_first(what) if self._bridge.is_ended else still_open(what, timeout)
+            if self._bridge.is_ended:
+                raise ended_first(what, self._bridge.failure)
+            raise still_open(what, timeout)
         return self._known()
 
     def _tell(self) -> None:
@@ -114,7 +116,9 @@ class AsyncBatchReceipt(Counts):
         """
         if not await self._bell.until(lambda: self.is_settled, timeout):
             what = "a batch"
-            raise ended_first(what) if self._bridge.is_ended else still_open(what, timeout)
+            if self._bridge.is_ended:
+                raise ended_first(what, self._bridge.failure)
+            raise still_open(what, timeout)
         return self
 
     def _tell(self) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import atexit
 import os
 import ssl
-import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from math import inf
 from pathlib import Path
@@ -23,7 +23,9 @@ from reliablepub.errors import (
     ConfigurationError,
     OutboxFull,
     PublisherClosed,
+    PublisherFailed,
     PublisherForked,
+    RelayHeldUp,
 )
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
@@ -36,7 +38,7 @@ from reliablepub.relay.handover import Stream
 from reliablepub.relay.limits import limits
 from reliablepub.relay.naming import names
 from reliablepub.relay.notices import calls_of
-from reliablepub.relay.status import Status
+from reliablepub.relay.status import Status, described
 from reliablepub.relay.thread import Observer, Parts, RelayThread
 from reliablepub.topology import Topology
 from reliablepub.transport.address import parse_addresses, warn_of_exposed
@@ -151,7 +153,21 @@ class Door:
         for watch in self._watchers:
             watch(self.relay)
         self.relay.start(observer)
-        _not_closed.add(self)
+        _not_closed[self] = None
+
+    def wait_started(self) -> None:
+        """Wait until the relay takes turns.
+
+        Raises:
+            ReliablePubError: the outbox cannot be opened; nothing is left behind.
+        """
+        try:
+            self.relay.wait_started()
+        except BaseException:
+            self.begin_close(0)  # or, of an interrupted wait, nobody ever would
+            if self.relay.is_ended:
+                _not_closed.pop(self, None)
+            raise
 
     def cutter(self) -> Cutter:
         """Cuts a stream of messages into what is handed over together."""
@@ -179,8 +195,10 @@ class Door:
             OutboxFull: they never fit.
             PublisherClosed: nothing is let in any more.
             PublisherForked: this process did not open the publisher.
+            WrongThread: this is the relay's own thread.
         """
         self.check_process()
+        self.relay.check_thread()
         self.check_alive()
         handover = Handover(
             messages, done, waiter, source=source, on_stored=on_stored, stream=stream
@@ -200,6 +218,17 @@ class Door:
         """
         if self.limits.is_full(self.relay.status.counters, handover.chunk):
             self.relay.inbox.withdraw(handover.chunk)
+
+    def withdraw_if_held_up(self, handover: Handover[FlagT]) -> None:
+        """The caller goes on waiting, unless the relay waits for a callback that does not return.
+
+        Raises:
+            RelayHeldUp: it does, and has not taken the messages: it never will.
+        """
+        try:
+            self.relay.check_held_up()
+        except RelayHeldUp as error:
+            self.relay.inbox.withdraw_because(handover.chunk, error)
 
     def check_stored(self, handover: Handover[FlagT]) -> None:
         """The wait for a commit is over.
@@ -233,25 +262,49 @@ class Door:
         """Messages are let in as long as somebody takes them.
 
         Raises:
+            PublisherFailed: the relay has failed.
             PublisherClosed: nobody does, or will.
         """
-        failure = self.relay.failure
-        if failure is not None:
-            msg = f"the publisher has failed and takes no more messages: {failure}"
-            raise PublisherClosed(msg) from failure
+        self.check_failure()
         if self.is_closed:
             msg = "the publisher is closed"
             raise PublisherClosed(msg)
 
+    def check_failure(self) -> None:
+        """No call returns as if all were well, once the relay has failed.
+
+        Raises:
+            PublisherFailed: it has.
+        """
+        failure = self.relay.failure
+        if failure is not None:
+            raise PublisherFailed(
+                f"nothing more is taken or published: {described(failure)}; what is open stays in "
+                "the outbox, if there is one, for the next publisher that opens it"
+            ) from failure
+
     def begin_close(self, timeout_s: float | None) -> None:
-        """Let nothing in, and have the relay end when nothing is open or the time is up."""
+        """Let nothing in, and have the relay end when nothing is open or the time is up.
+
+        Raises:
+            PublisherForked: this process did not open the publisher.
+            WrongThread: this is the relay's own thread.
+        """
+        self.check_process()
+        self.relay.check_thread()
         self.is_closed = True
         self.relay.begin_close(self._close_timeout_s if timeout_s is None else timeout_s)
 
     def end_close(self) -> None:
-        """Wait until the relay's thread is gone."""
+        """Wait until the relay's thread is gone.
+
+        Raises:
+            PublisherFailed: it has not ended well.
+            RelayHeldUp: it waits for a callback that does not return.
+        """
         self.relay.join()
-        _not_closed.discard(self)
+        _not_closed.pop(self, None)
+        self.check_failure()
 
 
 def _transport(
@@ -291,13 +344,16 @@ def _open_store(
     return SqliteStore(Path(outbox), keep_confirmed_s=keep_confirmed_s, keys=keys)
 
 
-_not_closed: Final[weakref.WeakSet[Door]] = weakref.WeakSet()
+_not_closed: Final[dict[Door, None]] = {}
+"""Each lives until it is closed, also one whose publisher nobody has kept."""
 
 
 @atexit.register
 def _close_at_exit() -> None:
     """The interpreter ends: give open messages their last chance; the outbox keeps the rest."""
-    for door in list(_not_closed):
-        if door.is_ours:
-            door.begin_close(None)
+    ours = [door for door in list(_not_closed) if door.is_ours]
+    for door in ours:
+        door.begin_close(None)
+    for door in ours:
+        with suppress(PublisherFailed, RelayHeldUp):  # which has been logged; there is no caller
             door.end_close()

@@ -16,8 +16,11 @@ clocks.
     │   └── Withdrawn         a person parked or discarded it before it was confirmed
     ├── StillOpen             the wait ended first; the message is not lost, and not yet confirmed
     ├── PublisherClosed       this publisher takes no more messages
+    │   └── PublisherFailed   because its relay has failed
     ├── PublisherForked       this process did not open the publisher
     ├── WrongEventLoop        this event loop did not open the publisher
+    ├── WrongThread           a callback waits for the relay, on the relay's own thread
+    ├── RelayHeldUp           a callback does not return, and the relay waits for it
     └── OutboxError           the outbox on disk
         ├── OutboxFull        its limit in messages or bytes is reached
         ├── OutboxDiskFull    the disk is full
@@ -197,7 +200,14 @@ class StillOpen(ReliablePubError, TimeoutError):
 
 
 class PublisherClosed(ReliablePubError):
-    """The publisher is closed, or its I/O thread has failed; open a new one."""
+    """The publisher is closed; open a new one."""
+
+
+class PublisherFailed(PublisherClosed):
+    """The publisher's relay has failed: nothing more is published; the log tells why.
+
+    What is not confirmed stays in the outbox, for the next publisher that opens it.
+    """
 
 
 class PublisherForked(ReliablePubError):
@@ -206,6 +216,16 @@ class PublisherForked(ReliablePubError):
 
 class WrongEventLoop(ReliablePubError, RuntimeError):
     """The publisher was opened in another event loop; open one in this loop."""
+
+
+class WrongThread(ReliablePubError, RuntimeError):
+    """A callback on the relay's own thread called what waits for the relay; it would never end."""
+
+
+class RelayHeldUp(ReliablePubError):
+    """The relay waits for a callback of the application's that does not return."""
+
+    retryable = True
 
 
 class OutboxError(ReliablePubError):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import ssl
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from reliablepub.door import CHUNKS_UNDER_WAY, LOOK_S, Door, put_together
+from reliablepub.errors import PublisherFailed
 from reliablepub.headers import FieldValue
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
@@ -110,10 +110,9 @@ class Publisher:
             open_bytes_max=open_bytes_max,
             ssl_context=ssl_context,
         )
-        self._closing = threading.Lock()
         self._door = Door(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
         self._door.open()
-        self._door.relay.wait_started()
+        self._door.wait_started()
 
     # ------------------------------------------------------------------ publishing
 
@@ -154,6 +153,8 @@ class Publisher:
             OutboxDiskFull: the disk is full; it was not accepted.
             PublisherClosed: the publisher is closed or has failed; it was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
+            WrongThread: this is the relay's own thread: a hook, say.
+            RelayHeldUp: a callback of the application's does not return; it was not accepted.
         """
         message = Message(
             body=body,
@@ -224,8 +225,9 @@ class Publisher:
                 under_way[-1].done.wait(1.0)
             stream.error = stream.error or error  # what the relay has not taken, it leaves alone
             for handover in under_way:  # so that the note tells the truth about them too
-                while not (handover.done.wait(LOOK_S) or door.relay.is_ended):
-                    pass
+                if not handover.withdrawn():
+                    while not (handover.done.wait(LOOK_S) or door.relay.is_ended):
+                        pass
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
         return receipt
@@ -249,7 +251,9 @@ class Publisher:
             where things stand: ``is_flushed`` tells whether it came true, ``open`` what is open.
 
         Raises:
-            PublisherClosed: the publisher has failed.
+            PublisherFailed: the publisher has failed.
+            WrongThread: this is the relay's own thread: a hook, say.
+            RelayHeldUp: a callback of the application's does not return.
         """
         self._door.check_process()
         is_flushed = self._door.relay.flush(timeout)
@@ -266,11 +270,15 @@ class Publisher:
 
         Returns:
             where things stand; ``open`` is what was left.
+
+        Raises:
+            PublisherFailed: the publisher had failed; what is open stays in the outbox.
+            PublisherForked: this process is not the one that opened the publisher.
+            WrongThread: this is the relay's own thread: a hook, say.
+            RelayHeldUp: a callback of the application's does not return; it ends when that does.
         """
-        self._door.check_process()
-        with self._closing:
-            self._door.begin_close(timeout)
-            self._door.end_close()
+        self._door.begin_close(timeout)
+        self._door.end_close()
         return self._door.status
 
     def __enter__(self) -> Self:
@@ -284,7 +292,11 @@ class Publisher:
         traceback: TracebackType | None,
     ) -> None:
         """Close; an outbox keeps what could not be published."""
-        self.close()
+        try:
+            self.close()
+        except PublisherFailed:
+            if error is None:  # otherwise the block's own error goes on, and may be the same
+                raise
 
     def __repr__(self) -> str:
         """Tell the state without addresses or credentials."""
@@ -304,5 +316,6 @@ class Publisher:
                 break
             if door.relay.is_ended and not handover.done.is_set():
                 door.check_alive()
+            door.withdraw_if_held_up(handover)
             left_s = patience_s - (time.monotonic() - since)
         door.check_stored(handover)

@@ -20,6 +20,7 @@ from reliablepub.errors import (
     Expired,
     Nacked,
     PublisherClosed,
+    PublisherFailed,
     PublishError,
     Refused,
     StillOpen,
@@ -28,6 +29,8 @@ from reliablepub.errors import (
 )
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
+from reliablepub.relay.latch import Latch
+from reliablepub.relay.status import described
 
 _ERRORS: Final[dict[OutcomeKind, type[PublishError]]] = {
     OutcomeKind.RETURNED: Unroutable,
@@ -39,12 +42,22 @@ FAILURES_KEPT: Final = 1_000
 """How many failures a `BatchReceipt` keeps; all are counted, and all are in the outbox."""
 
 
-class _Ending(Protocol):
+class _Relay(Protocol):
     """Tells whether anybody will still settle anything."""
 
     @property
     def is_ended(self) -> bool:
         """True when the relay takes no more turns."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why, if it ended on its own."""
+
+    def check_thread(self) -> None:
+        """Raises `WrongThread` on the relay's own."""
+
+    def check_held_up(self) -> None:
+        """Raises `HeldUp` while a callback does not let the relay go on."""
 
 
 def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
@@ -63,9 +76,13 @@ def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
     )
 
 
-def ended_first(what: str) -> PublisherClosed:
+def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
     """Nobody is left to tell the outcome."""
-    return PublisherClosed(f"the publisher ended before the outcome of {what} was known")
+    if failure is None:
+        return PublisherClosed(f"the publisher ended before the outcome of {what} was known")
+    error = PublisherFailed(f"the outcome of {what} is not known: {described(failure)}")
+    error.__cause__ = failure
+    return error
 
 
 def still_open(what: str, timeout_s: float | None) -> StillOpen:
@@ -73,37 +90,42 @@ def still_open(what: str, timeout_s: float | None) -> StillOpen:
     return StillOpen(f"{what} is still open after {timeout_s or 0:g} s; it goes on being published")
 
 
+_first_to_wait: Final = threading.RLock()
+"""Taken by those who wait alone, and not by the relay: so a signal handler that interrupts one of
+them, and waits in turn, keeps nobody from ending both waits."""
+
+
 class _Waiting:
-    """A lazy event: most receipts are settled without anybody waiting on them."""
+    """A lazy latch: most receipts are settled without anybody waiting on them."""
 
-    __slots__ = ("_event", "_lock", "_relay", "_what")
+    __slots__ = ("_latch", "_relay", "_what")
 
-    def __init__(self, relay: _Ending, what: str) -> None:
+    def __init__(self, relay: _Relay, what: str) -> None:
         self._relay = relay
         self._what = what
-        self._event: threading.Event | None = None
-        self._lock = threading.Lock()
+        self._latch: Latch | None = None
 
     def notify(self) -> None:
-        with self._lock:
-            if self._event is not None:
-                self._event.set()
+        if self._latch is not None:
+            self._latch.set()
 
     def until(self, is_done: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait; raises `StillOpen` when time is up, `PublisherClosed` when nobody can tell."""
         if is_done():
             return
-        with self._lock:
-            event = self._event = self._event or threading.Event()
+        self._relay.check_thread()
+        with _first_to_wait:
+            latch = self._latch = self._latch or Latch()  # and from here on `notify` finds it
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
             if self._relay.is_ended and not is_done():  # asked in this order: it may just have been
-                raise ended_first(self._what)
+                raise ended_first(self._what, self._relay.failure)
             left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
             if left <= 0:
                 msg = f"{self._what} is still open after {timeout_s:g} s, and on its way"
                 raise StillOpen(msg)
-            event.wait(left)
+            latch.wait(left)
+            self._relay.check_held_up()
 
 
 class Verdict:
@@ -234,7 +256,7 @@ class Receipt(Verdict):
     __slots__ = ("_waiting",)
     _shown_as = "Receipt"
 
-    def __init__(self, message_id: str, relay: _Ending) -> None:
+    def __init__(self, message_id: str, relay: _Relay) -> None:
         super().__init__(message_id)
         self._waiting = _Waiting(relay, f"message {message_id}")
 
@@ -284,7 +306,7 @@ class BatchReceipt(Counts):
 
     _shown_as = "BatchReceipt"
 
-    def __init__(self, relay: _Ending) -> None:
+    def __init__(self, relay: _Relay) -> None:
         super().__init__()
         self._waiting = _Waiting(relay, "a batch")
 

@@ -17,6 +17,7 @@ from reliablepub.outbox.audit import Audit
 from reliablepub.outbox.checkup import Checkup
 from reliablepub.outbox.inspection import OutboxStatus
 from reliablepub.outbox.surroundings import Surroundings
+from reliablepub.printable import one_line
 from reliablepub.transport.address import Address
 from reliablepub.transport.probe import Probe
 
@@ -63,9 +64,11 @@ class Finding:
     remedy: str = ""
 
 
-def of_outbox(status: OutboxStatus, around: Surroundings, now: float) -> Iterator[Finding]:
-    """What an outbox's figures and its surroundings mean."""
-    yield _relay(status)
+def of_outbox(
+    status: OutboxStatus, around: Surroundings, now: float, failed: str = ""
+) -> Iterator[Finding]:
+    """What an outbox's figures and its surroundings mean; and why its last relay has failed."""
+    yield _relay(status, failed)
     yield _backlog(status, now)
     parked = status.parked + status.expired
     yield Finding(
@@ -225,9 +228,12 @@ def _unused(found: Checkup) -> Finding:
     return Finding("outbox", "space", Level.WARNING, words, f"to give it back: {remedy}")
 
 
-def _relay(status: OutboxStatus) -> Finding:
+def _relay(status: OutboxStatus, failed: str) -> Finding:
     if status.relay is not None:
         return Finding("outbox", "relay", Level.OK, f"process {status.relay}")
+    if failed:
+        remedy = "start `reliablepub relay`; if it fails again, report that with its log"
+        return Finding("outbox", "relay", Level.PROBLEM, f"none: {one_line(failed)}", remedy)
     level = Level.PROBLEM if status.open else Level.OK
     found = f"none, and {count_of(status.open, 'message')} open"
     return Finding("outbox", "relay", level, found, "start `reliablepub relay`")

@@ -25,6 +25,7 @@ from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.outbox import Outbox
 from reliablepub.outbox.picture import read_picture
 from reliablepub.outbox.surroundings import look_around
+from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
 from reliablepub.transport.probe import probe
@@ -66,7 +67,8 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
     with patiently("looking at the outbox"):
         around = look_around(outbox_path)
         relay = read_picture(outbox_path) or {}
-        found = list(of_outbox(Outbox(outbox_path).status(), around, time.time()))
+        failed = relay["reason"] if relay.get("link") == Link.FAILED else ""
+        found = list(of_outbox(Outbox(outbox_path).status(), around, time.time(), failed))
     found.append(of_client(relay.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS))
     for address in addresses:
         with patiently(f"asking {address}"):

@@ -27,7 +27,7 @@ class Exit(IntEnum):
     OPEN = 3
     """Not finished: messages are open, or reading was interrupted."""
     OUTBOX = 4
-    """The outbox cannot be used, or the disk is full."""
+    """The outbox cannot be used, the disk is full, or the relay has failed."""
 
 
 class Failure(click.ClickException):
@@ -53,7 +53,7 @@ def ask_for_command(ctx: click.Context) -> Exit:
 
 def exit_of(error: Exception) -> Exit:
     """The exit code of an error that no command has dealt with."""
-    # A publisher that ends on its own has lost its outbox: nothing else makes it give up.
+    # A relay that fails has lost its outbox, or has met with a bug: what is open is in the outbox.
     if isinstance(error, (OutboxError, PublisherClosed)):
         return Exit.OUTBOX
     return Exit.BAD_INPUT

@@ -25,6 +25,8 @@ def describe(status: Status) -> str:
             return f"connected to the broker{trouble}"
         case Link.BLOCKED:
             return f"blocked by the broker: {status.reason or 'no reason given'}"
+        case Link.FAILED:
+            return one_line(status.reason)
         case _ if status.reason:
             return f"not connected to the broker: {spoken(status.reason)}"
         case _:

@@ -103,9 +103,9 @@ def look_closely(outbox: Path, before: Look | None = None) -> Look:
 
 def link_words(seen: Mapping[str, Any], now: float) -> str:
     """Where the connection to the broker stands, since when, and why."""
-    if seen["relay_pid"] is None:
+    if seen["relay_pid"] is None and seen["link"] is None:
         return "nobody knows: no relay is at work"
-    link = {"connected": "connected", "blocked": "blocked by the broker"}
+    link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
     words = link.get(seen["link"], "not connected")
     since = f" since {age(now - seen['link_since'])}" if seen["link_since"] else ""
     reason = f": {one_line(seen['link_reason'])}" if seen["link_reason"] else ""

@@ -109,7 +109,10 @@ class Run:
             self._end(Stopped.OUTBOX, str(error))
         self.last_link = self.publisher.status
         # In flight is given a moment; the rest stays in the outbox, if there is one.
-        self.publisher.close(timeout=0)
+        try:
+            self.publisher.close(timeout=0)
+        except PublisherClosed as error:  # it has failed
+            self._end(Stopped.OUTBOX, str(error))
         self._look()
 
     def end_for_outbox(self, error: OutboxError) -> None:

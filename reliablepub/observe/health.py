@@ -2,9 +2,9 @@
 
 Knows: HTTP, `Status`. Must never know: how a publisher is opened, what a metric means.
 
-``/live``: the relay's thread takes turns; if not, only a restart helps. ``/ready``: and it has a
-broker that takes messages; if not, a person or time may help, and a restart will not. ``/metrics``
-is what whoever starts this server passes in.
+``/live``: the relay has not failed, and its thread takes turns; if not, only a restart helps.
+``/ready``: and it has a broker that takes messages; if not, a person or time may help, and a
+restart will not. ``/metrics`` is what whoever starts this server passes in.
 
 Anyone who reaches the port can ask. So a request has a deadline and a size, there are so many
 connections at most, and no words of the broker are shown, which may name users and hosts: they are
@@ -38,6 +38,7 @@ REQUEST_WITHIN_S: Final = 5.0
 """A request has arrived by then, however it trickles; and as long for the answer to be taken."""
 REQUEST_BYTES_MAX: Final = 8_192
 _LOOK_S: Final = 0.02
+_FAILED: Final = "the relay has failed; the log tells why"
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -58,7 +59,9 @@ class Health:
         """Whether the relay takes a turn, for which it is given a moment."""
         turns = self._look().turns
         give_up_at = time.monotonic() + self._turn_within_s
-        while self._look().turns == turns:
+        while (status := self._look()).turns == turns:
+            if status.link is Link.FAILED:
+                return False, {"live": False, "reasons": [_FAILED]}
             if time.monotonic() >= give_up_at:
                 reason = f"the relay has taken no turn for {self._turn_within_s:g} s"
                 return False, {"live": False, "reasons": [reason]}
@@ -83,6 +86,8 @@ def _in_the_way(status: Status) -> list[str]:
     match status.link:
         case Link.CONNECTED:
             return [status.trouble] if status.trouble else []
+        case Link.FAILED:
+            return [_FAILED]
         case Link.BLOCKED:
             return ["blocked by the broker"]
         case _:

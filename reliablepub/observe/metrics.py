@@ -203,7 +203,7 @@ class Metrics:
             yield from self._events()
             for name, field in _STATUS_COUNTERS.items():
                 yield name, "", self._before[name] + getattr(status, field)
-            if not publisher.is_ended:
+            if not publisher.is_ended or status.link is Link.FAILED:  # which has to be seen
                 yield from _states(status)
         if self._outbox is not None:
             yield from _of_file(self._outbox)

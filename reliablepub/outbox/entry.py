@@ -368,5 +368,9 @@ class Store(Protocol):
     def position(self, source: str) -> int:
         """How many entries of a named source have ever been stored, in the same transactions."""
 
-    def close(self) -> None:
-        """Give everything back; committed entries stay."""
+    def close(self, last: Mapping[str, object] | None = None) -> None:
+        """Give everything back; committed entries stay.
+
+        Args:
+            last: what those who look at the store are left to see, instead of nothing.
+        """

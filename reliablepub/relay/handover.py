@@ -1,17 +1,17 @@
 """How messages pass from the callers' side to the relay: in chunks, through a bounded inbox.
 
-Knows: threads, and nothing of what the relay does with a chunk. Must never know: SQL, AMQP.
+Knows: that callers are threads, which may be interrupted anywhere; nothing of what the relay does
+with a chunk. Must never know: SQL, AMQP.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from reliablepub.errors import OutboxFull, PublisherClosed
+from reliablepub.errors import OutboxFull, PublisherClosed, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter
 
@@ -58,10 +58,25 @@ class Chunk:
     source: str | None = None
     stream: Stream | None = None
     size: int = field(init=False)
+    _claims: list[None] = field(init=False)
 
     def __post_init__(self) -> None:
         """Add up the sizes once."""
         self.size = sum(message.size for message in self.messages)
+        self._claims = [None]
+
+    def claim(self) -> bool:
+        """Whether to decide on it is up to whoever asks: True once, in one thread."""
+        try:
+            self._claims.pop()
+        except IndexError:
+            return False
+        return True
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether somebody has decided on it, or does so now."""
+        return not self._claims
 
     @property
     def void_because(self) -> BaseException | None:
@@ -78,7 +93,7 @@ class Chunk:
 
     def refused(self) -> None:
         """It is not taken; whoever handed it over learns that from an error."""
-        self.on_stored = None
+        self.on_stored, self.messages = None, ()
 
     def _told(self) -> Stored:
         """They know the chunk, and the chunk knows them: unless one lets go, both stay in memory.
@@ -91,9 +106,14 @@ class Chunk:
 
 
 class Inbox:
-    """Chunks on their way to the relay. `put` from any thread, `take` from the relay's.
+    """Chunks on their way to the relay. Callers put and withdraw, from any thread.
 
     It holds at most what its callers wait for: each of them blocks until its chunk is stored.
+
+    A caller holds no lock in here, ever. A signal handler, or a ``__del__``, may interrupt it
+    anywhere and wait for the relay, and a lock of the caller's that the relay wants would be a
+    deadlock. So each step is one that the interpreter does not divide, and a chunk is decided on by
+    whoever `claims <Chunk.claim>` it: the relay that takes it, or the caller that withdraws it.
 
     Args:
         wake: ends the relay's current wait; thread-safe.
@@ -101,7 +121,6 @@ class Inbox:
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._lock = threading.Lock()
         self._chunks: deque[Chunk] = deque()
         self._closed: BaseException | None = None
 
@@ -111,35 +130,36 @@ class Inbox:
         Raises:
             PublisherClosed: the relay takes no more.
         """
-        with self._lock:
-            if self._closed is not None:
-                chunk.refused()
-                raise PublisherClosed(str(self._closed)) from self._closed
-            was_empty = not self._chunks
+        if self._closed is None:
             self._chunks.append(chunk)
-        if was_empty:
-            self._wake()
+            if self._closed is None or not chunk.claim():  # not ours: it has been told by `close`
+                if self._is_first(chunk):
+                    self._wake()
+                return
+        chunk.refused()
+        kind = type(self._closed) if isinstance(self._closed, PublisherClosed) else PublisherClosed
+        raise kind(str(self._closed)) from self._closed
 
     def take(self, fits: Callable[[Chunk], bool]) -> list[Chunk]:
         """Take chunks, oldest first, until one does not fit."""
         taken = []
-        with self._lock:
-            while self._chunks:
-                chunk = self._chunks[0]
-                if chunk.void_because is not None:
-                    chunk.failed(chunk.void_because)
-                elif fits(chunk):
-                    taken.append(chunk)
-                else:
-                    break
-                self._chunks.popleft()
+        while (chunk := self._head()) is not None:
+            void_because = chunk.void_because
+            if void_because is None and not fits(chunk):
+                break
+            self._chunks.popleft()
+            if not chunk.claim():
+                continue  # withdrawn in between
+            if void_because is not None:
+                chunk.failed(void_because)
+            else:
+                taken.append(chunk)
         return taken
 
     def is_ready(self, fits: Callable[[Chunk], bool]) -> bool:
         """Whether `take` would give something."""
-        with self._lock:
-            head = self._chunks[0] if self._chunks else None
-            return head is not None and (head.void_because is not None or fits(head))
+        head = self._head()
+        return head is not None and (head.void_because is not None or fits(head))
 
     def withdraw(self, chunk: Chunk) -> None:
         """Take a chunk back that its caller no longer wants to wait for, if it is still here.
@@ -147,25 +167,41 @@ class Inbox:
         Raises:
             OutboxFull: it was; nothing of it is stored.
         """
-        with self._lock:
-            if chunk not in self._chunks:
-                return
-            self._chunks.remove(chunk)
-            chunk.refused()
-            msg = "the outbox is full and no room was made in time; the message was not accepted"
-            error = OutboxFull(msg)
-            if chunk.stream is not None:
-                chunk.stream.error = error
+        msg = "the outbox is full and no room was made in time; the message was not accepted"
+        self.withdraw_because(chunk, OutboxFull(msg))
+
+    def withdraw_because(self, chunk: Chunk, error: ReliablePubError) -> None:
+        """Take a chunk back, and raise the error; or leave it, if the relay has it already."""
+        if not chunk.claim():
+            return
+        chunk.refused()
+        if chunk.stream is not None:
+            chunk.stream.error = error
         raise error
 
     def close(self, error: BaseException) -> None:
         """Take no more; what is still here was never stored, and its callers are told so."""
-        with self._lock:
-            self._closed = self._closed or error
-            chunks, self._chunks = self._chunks, deque()
-        for chunk in chunks:
-            chunk.failed(error)
+        self._closed = self._closed or error
+        while self._chunks:
+            chunk = self._chunks.popleft()
+            if chunk.claim():
+                chunk.failed(error)
 
     def __bool__(self) -> bool:
-        """Whether anything waits to be taken."""
-        return bool(self._chunks)
+        """Whether anything waits to be taken. On the relay's thread."""
+        return self._head() is not None
+
+    def _head(self) -> Chunk | None:
+        """The oldest chunk that nobody has withdrawn."""
+        while self._chunks:
+            if not self._chunks[0].is_claimed:
+                return self._chunks[0]
+            self._chunks.popleft()
+        return None
+
+    def _is_first(self, chunk: Chunk) -> bool:
+        """Whether the relay may not know of any: it knows of the others, or is about to."""
+        try:
+            return self._chunks[0] is chunk
+        except IndexError:  # it has taken them all
+            return False

@@ -18,6 +18,7 @@ from typing import Any, Final
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.printable import one_line, printable
 from reliablepub.relay.digest import Digest, Sum
+from reliablepub.relay.scribe import is_on, write
 
 LINK: Final = logging.getLogger("reliablepub.link")
 MESSAGES: Final = logging.getLogger("reliablepub.messages")
@@ -63,10 +64,12 @@ class Journal:
 
     Args:
         clock: monotonic seconds.
+        log: writes a line, as `Scribe.write` does.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], log: Callable[..., None] = write) -> None:
         self._clock = clock
+        self._log = log
         self._digest: Digest[_Kind] = Digest()
 
     def calls(self) -> dict[str, Callable[[Sequence[Any]], None]]:
@@ -76,12 +79,12 @@ class Journal:
     def turned(self) -> None:
         """The relay has taken a turn: sums may be due."""
         for found in self._digest.due(self._clock()):
-            _log_sum(found)
+            self._write_sum(found)
 
     def close(self) -> None:
         """Nothing more will happen."""
         for found in self._digest.rest(self._clock()):
-            _log_sum(found)
+            self._write_sum(found)
 
     def on_connected(self, events: Sequence[LinkChanged]) -> None:
         """The connection was made."""
@@ -140,7 +143,7 @@ class Journal:
             if self._is_said(name, event.reason, 0):
                 why = f": {one_line(event.reason)}" if event.reason else ""
                 values = (one_line(event.reason), event.connects, event.open)
-                _log(name, f"{_WORDS[name]}{why}; {event.open} messages are open", values)
+                self._write(name, f"{_WORDS[name]}{why}; {event.open} messages are open", values)
 
     def _destination(self, name: str, events: Sequence[DestinationChanged]) -> None:
         for event in events:
@@ -148,14 +151,14 @@ class Journal:
                 values = (event.exchange, event.routing_key, event.refusals)
                 where = _where(event.exchange, event.routing_key)
                 refusals = f" after {event.refusals} refusals in a row" if event.refusals else ""
-                _log(name, f"{where}: {name}{refusals}", values)
+                self._write(name, f"{where}: {name}{refusals}", values)
 
     def _attempts(self, name: str, events: Sequence[AttemptEnded]) -> None:
         for event in events:
             if self._is_said(name, event.exchange, event.outcome.reply_code):
                 said = _said(event)
                 address = (event.message_id, event.exchange, event.routing_key)
-                _log(
+                self._write(
                     name,
                     f"{_about(event)}: {name}{_quoted(said)}",
                     (*address, *said, event.epoch, event.tag),
@@ -167,36 +170,30 @@ class Journal:
                 said, outcome = _said(event), event.outcome.kind.value
                 address = (event.message_id, event.exchange, event.routing_key)
                 words = f"{_about(event)}: given up ({name}): {outcome}{_quoted(said)}"
-                _log(name, words, (*address, outcome, *said))
+                self._write(name, words, (*address, outcome, *said))
 
     def _is_said(self, name: str, what: str, code: int) -> bool:
         logger, level, _ = EVENTS[name]
-        return logger.isEnabledFor(level) and self._digest.is_said(
-            (name, what, code), self._clock()
-        )
+        return is_on(logger, level) and self._digest.is_said((name, what, code), self._clock())
 
+    def _write(self, name: str, words: str, values: Sequence[object]) -> None:
+        logger, level, fields = EVENTS[name]
+        safe = (printable(value) if isinstance(value, str) else value for value in values)
+        self._log(logger, level, words, {"event": name, **dict(zip(fields, safe, strict=True))})
 
-def _log(name: str, words: str, values: Sequence[object]) -> None:
-    logger, level, fields = EVENTS[name]
-    safe = (printable(value) if isinstance(value, str) else value for value in values)
-    extra = {"event": name, **dict(zip(fields, safe, strict=True))}
-    logger.log(level, "%s", words, extra=extra)
-
-
-def _log_sum(found: Sum[_Kind]) -> None:
-    """How many more there were, in the words of the first one."""
-    name, what, code = found.kind or ("", "", 0)
-    logger, level, _ = EVENTS.get(name, (MESSAGES, logging.WARNING, ()))
-    about = "lines of other kinds"
-    if found.kind is not None:
-        is_link = logger is LINK
-        about = f"more: {name}{f', {code}' if code else ''}"
-        about += f", {one_line(what)}" if is_link and what else ""
-        about += "" if is_link else f", exchange {what!r}"
-    values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
-    extra = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
-    words = f"{found.count} {about} in {found.seconds:.0f} s"
-    logger.log(level, "%s", words, extra=extra)
+    def _write_sum(self, found: Sum[_Kind]) -> None:
+        """How many more there were, in the words of the first one."""
+        name, what, code = found.kind or ("", "", 0)
+        logger, level, _ = EVENTS.get(name, (MESSAGES, logging.WARNING, ()))
+        about = "lines of other kinds"
+        if found.kind is not None:
+            is_link = logger is LINK
+            about = f"more: {name}{f', {code}' if code else ''}"
+            about += f", {one_line(what)}" if is_link and what else ""
+            about += "" if is_link else f", exchange {what!r}"
+        values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
+        fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
+        self._log(logger, level, f"{found.count} {about} in {found.seconds:.0f} s", fields)
 
 
 def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int]:

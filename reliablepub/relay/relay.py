@@ -83,6 +83,7 @@ class Relay:
         limits: what may be held.
         clock: the time.
         hooks: what the application wants to be told of.
+        guard: stands between us and what the application has us call.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class Relay:
         limits: Limits,
         clock: Clock,
         hooks: Calls,
+        guard: Guard | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
@@ -109,7 +111,7 @@ class Relay:
             bytes_max=limits.loaded_bytes_max,
             wall=clock.wall(),
         )
-        self._guard = Guard()
+        self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
         self._pauses = Pauses(policy.breaker, self._guard, self._notices, has_held=store.has_held())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)

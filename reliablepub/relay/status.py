@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from reliablepub.outbox.entry import Counters
+from reliablepub.printable import one_line
 
 
 class Link(StrEnum):
@@ -18,6 +19,8 @@ class Link(StrEnum):
     CONNECTED = "connected"
     BLOCKED = "blocked"
     DISCONNECTED = "disconnected"
+    FAILED = "failed"
+    """The relay has failed, and there is no connection any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ class Status:
 
     Attributes:
         link: where the connection stands.
-        reason: why it is blocked or was last lost; while there is a connection, `trouble`; empty
-            when there is nothing to say.
+        reason: why it is blocked, was last lost, or has failed; while there is a connection,
+            `trouble`; empty when there is nothing to say.
         counters: the ledger, of everybody who uses the outbox.
         in_flight: messages written and not settled.
         window: most messages in flight for now.
@@ -86,3 +89,9 @@ class Status:
     def open(self) -> int:
         """Messages accepted and not yet settled."""
         return self.counters.open
+
+
+def described(failure: BaseException) -> str:
+    """Why a relay has failed, in one line."""
+    said = one_line(str(failure))
+    return f"the relay has failed: {type(failure).__name__}{': ' if said else ''}{said}"

@@ -9,34 +9,47 @@ transport's loop, the session. Callers touch the inbox, the last `Status`, and t
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from reliablepub._core.session import Session
-from reliablepub.errors import PublisherClosed
+from reliablepub.errors import (
+    OutboxInUse,
+    PublisherClosed,
+    PublisherFailed,
+    RelayHeldUp,
+    WrongThread,
+)
 from reliablepub.hooks import Watched
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
-from reliablepub.relay.beacon import Beacon
+from reliablepub.relay.beacon import Beacon, failed_picture
 from reliablepub.relay.caller import Flag
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.flush import Flush
+from reliablepub.relay.guard import Guard
 from reliablepub.relay.handover import Inbox
 from reliablepub.relay.journal import Journal
+from reliablepub.relay.latch import Latch
 from reliablepub.relay.limits import Limits
 from reliablepub.relay.notices import Calls, with_calls
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.status import Status
+from reliablepub.relay.scribe import Scribe
+from reliablepub.relay.status import Link, Status, described
 from reliablepub.transport.base import Transport
 
+LOGGER: Final = logging.getLogger("reliablepub.relay")
 LAST_CONFIRMS_S: Final = 1.0
 """How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
+HELD_UP_S: Final = 30.0
+"""How long those who wait for the relay wait for one callback of the application's."""
 GATHERINGS: Final = 8
 GATHER_S: Final = 0.001
 """A turn has its price, however few confirms it takes in: while the broker has plenty to do, what
@@ -81,8 +94,12 @@ class Observer:
     def turned(self) -> None:
         """It has taken a turn."""
 
-    def ended(self) -> None:
-        """It takes no more turns, and has let go of everything; or it never came to start."""
+    def ended(self, failure: BaseException | None) -> None:
+        """It takes no more turns, and has let go of everything; or it never came to start.
+
+        Args:
+            failure: why, if nobody has closed it.
+        """
 
 
 class RelayThread:
@@ -94,19 +111,20 @@ class RelayThread:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._started = threading.Event()
-        self._ended = threading.Event()
+        self._started = Latch()
+        self._gone = Latch()
+        self._is_ended = False
         self._pid = os.getpid()
         self._failure: BaseException | None = None
         self._observer = Observer()
-        self._flushes: list[Flush] = []
-        self._flushes_lock = threading.Lock()
+        self._flushes: dict[Flush, None] = {}  # in their order; each change is one step
         self._close_at: float | None = None
-        self._last_flush = Flush(threading.Event(), sys.maxsize)  # for closing
+        self._last_flush = Flush(Latch(), sys.maxsize)  # for closing
+        self._scribe = Scribe()
+        self._guard = Guard(self._scribe.write)
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
-        self.final_status: Status = Status()
         # A daemon, so that a publisher nobody closed cannot keep the interpreter; what it has not
         # published by then is in the outbox.
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
@@ -124,14 +142,18 @@ class RelayThread:
         """
         self._started.wait()
         if self._relay is None:
+            self._gone.wait()
             self._thread.join()
             assert self._failure is not None
             raise self._failure
 
     @property
     def status(self) -> Status:
-        """The picture the relay made in its last turn."""
-        return self._relay.status if self._relay is not None else self.final_status
+        """The picture the relay made in its last turn; after a failure, with that."""
+        status = self._relay.status if self._relay is not None else Status()
+        if self._failure is None:
+            return status
+        return replace(status, link=Link.FAILED, reason=described(self._failure))
 
     @property
     def failure(self) -> BaseException | None:
@@ -141,7 +163,34 @@ class RelayThread:
     @property
     def is_ended(self) -> bool:
         """Whether the relay takes no more turns; a forked child has no relay at all."""
-        return self._ended.is_set() or os.getpid() != self._pid
+        return self._is_ended or os.getpid() != self._pid
+
+    def check_thread(self) -> None:
+        """Whoever waits for the relay must not be what the relay waits for.
+
+        Raises:
+            WrongThread: this is the relay's own thread: a callback of the application's.
+        """
+        if threading.get_ident() == self._thread.ident:
+            running = self._guard.running
+            where = running.name if running is not None else "code"
+            raise WrongThread(
+                f"{where} on the relay's own thread waits for the relay, which waits for it; hand "
+                "it to another thread or to `Outbox.enqueue`, which does not wait for the relay"
+            )
+
+    def check_held_up(self) -> None:
+        """Nobody waits for ever, where a callback never returns.
+
+        Raises:
+            RelayHeldUp: one has been running for `HELD_UP_S`.
+        """
+        running = self._guard.running
+        if running is not None and time.monotonic() - running.since > HELD_UP_S:
+            raise RelayHeldUp(
+                f"{running.name} has not returned for {time.monotonic() - running.since:.0f} s, "
+                "and the relay waits for it: does it wait for a lock that this thread holds?"
+            )
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until nothing is open of what is in the store now.
@@ -149,7 +198,8 @@ class RelayThread:
         Returns:
             whether that came true in time.
         """
-        done = threading.Event()
+        self.check_thread()
+        done = Latch()
         flush = self.begin_flush(done)
         try:
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -158,6 +208,7 @@ class RelayThread:
                 if left <= 0:
                     break
                 done.wait(left)
+                self.check_held_up()
             return done.is_set()
         finally:
             self.end_flush(flush)
@@ -165,15 +216,13 @@ class RelayThread:
     def begin_flush(self, done: Flag) -> Flush:
         """Have a flag set when nothing is open of what is in the store now, until `end_flush`."""
         flush = Flush(done)
-        with self._flushes_lock:
-            self._flushes.append(flush)
+        self._flushes[flush] = None
         self.wake()
         return flush
 
     def end_flush(self, flush: Flush) -> None:
         """Nobody waits for it any more."""
-        with self._flushes_lock, contextlib.suppress(ValueError):
-            self._flushes.remove(flush)
+        self._flushes.pop(flush, None)
 
     def close(self, timeout_s: float) -> None:
         """Go on until nothing is open or the time is up, then end; waits for it."""
@@ -191,21 +240,31 @@ class RelayThread:
         self._wake()
 
     def join(self) -> None:
-        """Wait until the thread is gone, if it ever was there."""
-        if self._thread.ident is not None:
-            self._thread.join()
+        """Wait until the relay has let go of everything, if it ever began.
+
+        Raises:
+            RelayHeldUp: a callback does not return; the relay ends when it does.
+        """
+        if self._thread.ident is None:
+            return
+        while not self._gone.wait(0.5):
+            self.check_held_up()
+        # `Thread.join` takes a lock: a handler that interrupts it there, and joins too, would wait
+        # for itself. There are microseconds left to wait for.
+        self._thread.join(0.2)
 
     # ------------------------------------------------------------------ on the thread
 
     def _main(self) -> None:
         try:
             with contextlib.ExitStack() as stack:
+                stack.callback(self._scribe.close)
                 store = self._parts.open_store()
-                stack.callback(store.close)
+                stack.callback(self._close_store, store)
                 transport = self._parts.open_transport(store.run)
                 stack.callback(transport.close)
                 clock = Clock()
-                journal = Journal(clock.monotonic)
+                journal = Journal(clock.monotonic, self._scribe.write)
                 stack.callback(journal.close)
                 relay = Relay(
                     store=store,
@@ -216,6 +275,7 @@ class RelayThread:
                     limits=self._parts.limits,
                     hooks=with_calls(self._parts.hooks, journal.calls()),
                     clock=clock,
+                    guard=self._guard,
                 )
                 stack.callback(self._detach)
                 self._wake = transport.wake
@@ -231,14 +291,32 @@ class RelayThread:
                     )
                     self._run(relay, transport, beacon, journal)
                 except BaseException as error:
-                    self._failure = error  # before those who wait are told that it is over
+                    self._fail(error)  # before those who wait are told that it is over
                     raise
         except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
-            self._failure = error
+            if self._relay is not None and self._failure is None:  # while it let go of everything
+                self._scribe = Scribe()
+                self._fail(error)
+                self._scribe.close()
+            self._failure = self._failure or error
         finally:
-            self._ended.set()
+            self._is_ended = True
             self._started.set()
-            self._observer.ended()
+            self._gone.set()
+            self._observer.ended(self._failure)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more is published: say so, loudly."""
+        self._failure = error
+        said = f"{described(error)}; nothing more is published, and what is open stays"
+        self._scribe.write(LOGGER, logging.CRITICAL, said, {"event": "failed"}, error)
+
+    def _close_store(self, store: Store) -> None:
+        """Give the store back; of a relay that failed, those who look from outside see why."""
+        if self._failure is None or isinstance(self._failure, OutboxInUse):
+            store.close()  # in the second case another relay has it, and shows how it is doing
+        else:
+            store.close(failed_picture(self.status, time.time()))
 
     def _run(self, relay: Relay, transport: Transport, beacon: Beacon, journal: Journal) -> None:
         while True:
@@ -283,21 +361,16 @@ class RelayThread:
         return left if wait_s is None else min(wait_s, left)
 
     def _answer_flushes(self, relay: Relay) -> None:
-        if not self._flushes:
-            return
-        with self._flushes_lock:
-            for flush in list(self._flushes):
-                if flush.look(relay):
-                    self._flushes.remove(flush)
+        for flush in list(self._flushes):
+            if flush.look(relay):
+                self.end_flush(flush)
 
     def _detach(self) -> None:
         """Nobody may reach the transport or the inbox from here on."""
         self._wake = lambda: None
-        if self._relay is not None:
-            self.final_status = self._relay.status
         closed = PublisherClosed("the publisher is closed")
         if self._failure is not None:
-            closed = PublisherClosed(f"the publisher has failed: {self._failure}")
+            closed = PublisherFailed(f"nothing more is taken: {described(self._failure)}")
             closed.__cause__ = self._failure
         self.inbox.close(closed)
-        self._ended.set()
+        self._is_ended = True

@@ -14,6 +14,8 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 from aio_pika import Connection
@@ -41,7 +43,8 @@ class AioPikaTransport:
         self._loop: asyncio.AbstractEventLoop = connection.loop
         self._run = run
         self._heard: deque[Event] = deque()
-        self._woken = threading.Event()
+        self._woken: SimpleQueue[None] = SimpleQueue()  # reentrant: signal handlers wake us too
+        self._is_woken = False
         self._is_ring_due = False
         self._guest = Guest(connection, run=run, tell=self._hear)
 
@@ -79,14 +82,16 @@ class AioPikaTransport:
 
     def listen(self, timeout_s: float | None) -> list[Event]:
         """Wait for the loop to hear something."""
-        if not self._heard:
-            self._woken.wait(timeout_s)
-        self._woken.clear()
+        with suppress(Empty):
+            self._woken.get(block=not self._heard, timeout=timeout_s)
+        self._is_woken = False
         return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def wake(self) -> None:
         """End a `listen` from another thread."""
-        self._woken.set()
+        if not self._is_woken:
+            self._is_woken = True
+            self._woken.put(None)
 
     def close(self) -> None:
         """Close our channels, and wait a moment for the broker's answer."""
@@ -111,7 +116,7 @@ class AioPikaTransport:
 
     def _ring(self) -> None:
         self._is_ring_due = False
-        self._woken.set()
+        self.wake()
 
 
 def _do(call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's

@@ -12,9 +12,11 @@ output buffer.
 
 from __future__ import annotations
 
+import socket
 import ssl
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -59,6 +61,7 @@ MethodFrame: TypeAlias = Any
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
 _CLOSE_TIMEOUT_S: Final = 2.0
+_RINGS_MAX: Final = 4_096
 _SILENT_QUARTERS: Final = 7
 """Quarters of a heartbeat without a byte, after which a broker is dead.
 
@@ -152,6 +155,12 @@ class PikaTransport:
         quiet_this_thread()
         self._loop = WatchedLoop()
         self._loop.activate_poller()
+        # pika's own way to wake its loop takes a lock: a signal handler that interrupts whoever
+        # holds it, and wakes the loop too, would wait for itself.
+        self._bell, self._clapper = socket.socketpair()
+        for end in (self._bell, self._clapper):
+            end.settimeout(0)
+        self._loop.add_handler(self._bell.fileno(), self._on_bell, self._loop.READ)
 
     def connect(self) -> None:
         """Begin to connect to the next address."""
@@ -252,7 +261,8 @@ class PikaTransport:
 
     def wake(self) -> None:
         """End a `listen` from another thread."""
-        self._loop.add_callback_threadsafe(_nothing)
+        with suppress(OSError):  # it rings already, or nobody listens any more
+            self._clapper.send(b"!")
 
     def close(self) -> None:
         """Close gracefully, but do not wait for ever."""
@@ -263,11 +273,18 @@ class PikaTransport:
             self._loop.call_later(0.0, _nothing)
             self._turn_loop()  # sockets are closed by callbacks
         finally:
+            self._loop.remove_handler(self._bell.fileno())
             self._loop.deactivate_poller()
             self._loop.close()
+            self._bell.close()
+            self._clapper.close()
             unquiet_this_thread()
 
     # ------------------------------------------------------------------ inside
+
+    def _on_bell(self, _fd: int, _events: int) -> None:
+        with suppress(OSError):
+            self._bell.recv(_RINGS_MAX)
 
     def _close_connection(self, connection: SelectConnection) -> None:
         if not (connection.is_closing or connection.is_closed):

@@ -27,6 +27,7 @@ from reliablepub import (
     OutboxFull,
     Publisher,
     PublisherClosed,
+    PublisherFailed,
     PublisherForked,
     Refused,
     Retries,
@@ -434,9 +435,10 @@ def test_a_relay_that_dies_is_told_to_everybody(
         for task in waiting:
             with pytest.raises(PublisherClosed):
                 await task
-        with pytest.raises(PublisherClosed, match="the disk is gone"):
+        with pytest.raises(PublisherFailed, match="the disk is gone"):
             await publisher.publish(b"z")
-        await publisher.aclose()
+        with pytest.raises(PublisherFailed, match="the disk is gone"):
+            await publisher.aclose()
 
     run(main())
 

@@ -184,3 +184,10 @@ def test_a_broker_is_judged(url: str, probe: Probe, check: str) -> None:
     bad = [f for f in of_broker(address, probe) if f.level is not Level.OK]
     assert [f.check for f in bad] == [check]
     assert bad[0].remedy
+
+
+def test_a_relay_that_has_failed_is_a_problem_with_its_reason(path: Path) -> None:
+    said = "the relay has failed: ZeroDivisionError: a bug"
+    (row,) = (f for f in of_outbox(Outbox(path).status(), GOOD, 0.0, said) if f.check == "relay")
+    assert (row.level, row.found) == (Level.PROBLEM, f"none: {said}")
+    assert "reliablepub relay" in row.remedy

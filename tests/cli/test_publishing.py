@@ -27,6 +27,13 @@ class Scripted:
     """Stores everything, and settles each group as told: a kind, None, or an error to raise."""
 
     is_ended = False
+    failure = None
+
+    def check_thread(self) -> None:
+        pass
+
+    def check_held_up(self) -> None:
+        pass
 
     def __init__(self, *script: OutcomeKind | Exception | None, closed: bool = False) -> None:
         self.script = list(script)

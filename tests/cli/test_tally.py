@@ -13,6 +13,13 @@ RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 
 class Running:
     is_ended = False
+    failure = None
+
+    def check_thread(self) -> None:
+        pass
+
+    def check_held_up(self) -> None:
+        pass
 
 
 def receipt(messages: int) -> IssuedBatch:

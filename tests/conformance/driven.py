@@ -94,6 +94,9 @@ class DrivenPublisher:
     def close(self, timeout: float | None = None) -> Status:
         return self._loop.run(self._publisher.aclose(timeout))
 
+    def let_go(self) -> None:
+        """Of what is not the publisher's own, after it has failed."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -121,8 +124,11 @@ class GuestPublisher(DrivenPublisher):
 
     def close(self, timeout: float | None = None) -> Status:
         status = super().close(timeout)
-        self._loop.run(self._leave())
+        self.let_go()
         return status
+
+    def let_go(self) -> None:
+        self._loop.run(self._leave())
 
     async def _leave(self) -> None:
         self._connecting.cancel()

@@ -25,6 +25,7 @@ from reliablepub import (
     OutboxFull,
     Publisher,
     PublisherClosed,
+    PublisherFailed,
     PublisherForked,
     Refused,
     Retries,
@@ -59,7 +60,8 @@ def broker(fake_broker: FakeBroker) -> FakeBroker:
 def publisher(broker: FakeBroker, path: Path) -> Iterator[Publisher]:
     publisher = Publisher(broker.url, outbox=path, retry=ONCE)
     yield publisher
-    publisher.close(0)
+    with contextlib.suppress(PublisherFailed):  # of a test that has broken it
+        publisher.close(0)
 
 
 def messages(count: int) -> list[Message]:
@@ -324,8 +326,11 @@ def test_whoever_waits_learns_the_cause_when_the_relay_dies(
         publisher.publish(b"x")
     with pytest.raises(PublisherClosed):
         receipt.result()
-    with pytest.raises(PublisherClosed, match="a bug"):
+    with pytest.raises(PublisherFailed, match="a bug"):
         publisher.flush()
+    for _ in range(2):
+        with pytest.raises(PublisherFailed, match="a bug"):
+            publisher.close()
 
 
 # -------------------------------------------------------------------- leaving nothing behind

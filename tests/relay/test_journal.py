@@ -12,7 +12,7 @@ from reliablepub import Publisher, RetryPolicy, Unroutable
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import Retries
-from reliablepub.relay import journal
+from reliablepub.relay import journal, thread
 from reliablepub.relay.journal import EVENTS, SUM_FIELDS, Journal
 from reliablepub.testing import FakeBroker
 
@@ -125,6 +125,7 @@ def test_the_document_shows_every_event(log: pytest.LogCaptureFixture) -> None:
     }
     of_sums = shown.pop("repeated")
     assert of_sums[2] == SUM_FIELDS
+    assert shown.pop("failed") == (thread.LOGGER.name, "CRITICAL", ())
     assert shown == {
         name: (logger.name, logging.getLevelName(level), fields)
         for name, (logger, level, fields) in EVENTS.items()

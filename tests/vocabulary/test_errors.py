@@ -20,6 +20,7 @@ from reliablepub.errors import (
     OutboxLocked,
     PublishError,
     Refused,
+    RelayHeldUp,
     ReliablePubError,
     StillOpen,
     Unroutable,
@@ -108,6 +109,7 @@ def test_only_what_may_pass_by_itself_is_retryable() -> None:
         OutboxDiskFull,
         OutboxInUse,
         OutboxLocked,
+        RelayHeldUp,
     }
 
 

@@ -1,0 +1,210 @@
+"""What the application has us call may raise and log; a relay that fails is loud.
+
+The bundled broker, since it is no question of brokers.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import (
+    GiveUp,
+    Link,
+    Message,
+    Publisher,
+    PublisherFailed,
+    Refusal,
+    Retries,
+    RetryPolicy,
+)
+from reliablepub.observe.health import Health
+from reliablepub.outbox.picture import read_picture
+from reliablepub.relay.relay import Relay
+from reliablepub.testing import FakeBroker
+from tests.conformance.conftest import FrontDoor
+from tests.conformance.driven import DrivenPublisher
+
+AWAY = "amqp://guest:guest@127.0.0.1:1"
+ONCE = Retries(stop_after_attempt(1), wait_none())
+
+
+@pytest.fixture
+def broker(fake: FakeBroker) -> FakeBroker:
+    fake.declare_queue("q")
+    return fake
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `logging.config` of another test's may have disabled our loggers."""
+    for name in ("hooks", "link", "messages", "relay"):
+        monkeypatch.setattr(logging.getLogger(f"reliablepub.{name}"), "disabled", False)
+
+
+def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
+    """Have the connection cut, and wait until there is another one."""
+    connects = publisher.status.connects
+    broker.drop_connections()
+    until(lambda: publisher.status.connects > connects)
+
+
+def until(is_true: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 100
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# -------------------------------------------------------------------- callbacks that raise
+
+
+@pytest.mark.parametrize(
+    "kind", [ZeroDivisionError, SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration]
+)
+def test_whatever_a_callback_raises_is_counted_and_logged_and_ends_nothing(
+    broker: FakeBroker,
+    outbox: Path,
+    front_door: FrontDoor,
+    kind: type[BaseException],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> Any:
+        raise kind("by a callback")
+
+    class Everything:
+        on_stored = on_sent = on_confirmed = on_returned = on_parked = on_connected = fail
+
+    class Stop:
+        def __call__(self, _state: object) -> bool:
+            raise kind("by a strategy")
+
+    def decide(_refusal: Refusal) -> GiveUp:
+        raise kind("by a decision")
+
+    policy = RetryPolicy(ONCE, Retries(Stop(), wait_none()), ONCE, decide=decide)
+    with front_door(broker.url, outbox=outbox, hooks=[Everything()], retry=policy) as publisher:
+        publisher.publish(b"x", routing_key="q").result(30)
+        publisher.publish(b"x", routing_key="nowhere")
+        until(lambda: publisher.status.callback_errors >= 7)
+        publisher.publish(b"x", routing_key="q").result(30)
+        assert publisher.status.link is Link.CONNECTED
+    told = [r for r in caplog.records if r.name == "reliablepub.hooks"]
+    assert {record.levelno for record in told} == {logging.ERROR}
+    assert all(record.exc_info and record.exc_info[0] is kind for record in told)
+    assert len({record.getMessage() for record in told}) == len(told) >= 6
+
+
+# -------------------------------------------------------------------- logging
+
+
+class PublishingHandler(logging.Handler):
+    """Publishes what is logged, and holds its lock meanwhile, as every handler does."""
+
+    def __init__(self, publish: Callable[[bytes], object]) -> None:
+        super().__init__(logging.INFO)
+        self.publish = publish
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.publish(record.getMessage().encode())
+        self.said.append(record.getMessage())
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    root.setLevel(logging.INFO)
+    yield root
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def test_a_log_handler_may_publish(
+    broker: FakeBroker, outbox: Path, front_door: FrontDoor, root: logging.Logger
+) -> None:
+    """Our own lines as well, while the application's threads hold the lock of the handler."""
+    with front_door(broker.url, outbox=outbox, close_timeout_s=5) as publisher:
+        handler = PublishingHandler(lambda body: publisher.publish(body, routing_key="q"))
+        # aio-pika logs on the loop that it would have to wait for.
+        handler.addFilter(lambda record: record.name.startswith(("app", "reliablepub")))
+        root.addHandler(handler)
+
+        def log() -> None:
+            for n in range(100):
+                logging.getLogger("app").info("line %d", n)
+
+        threads = [threading.Thread(target=log) for _ in range(3)]
+        for one in threads:
+            one.start()
+        for _ in range(3):
+            lose_connection(broker, publisher)
+        for one in threads:
+            one.join(60)
+            assert not one.is_alive()
+        until(lambda: any("connected to the broker" in said for said in handler.said))
+        root.removeHandler(handler)
+        assert publisher.flush(30).is_flushed
+    assert sum(said.startswith("line") for said in handler.said) == 300
+
+
+# -------------------------------------------------------------------- a relay that fails
+
+
+def test_a_relay_that_fails_is_loud(
+    broker: FakeBroker,
+    outbox: Path,
+    front_door: FrontDoor,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    turn = Relay.turn
+    publisher = front_door(broker.url, outbox=outbox, close_timeout_s=0)
+    try:
+        receipt = publisher.publish(b"x", routing_key="nowhere")
+        until(lambda: publisher.status.link is Link.CONNECTED)
+
+        def die(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("a bug\nof ours")
+
+        monkeypatch.setattr(Relay, "turn", die)
+        until(lambda: publisher.status.link is Link.FAILED)
+        said = "the relay has failed: ZeroDivisionError: a bug of ours"
+        assert publisher.status.reason == said
+        for verb in (
+            lambda: publisher.publish(b"y"),
+            lambda: publisher.publish_many([Message(b"y")]),
+            publisher.flush,
+            receipt.result,
+            publisher.close,
+            publisher.close,
+        ):
+            with pytest.raises(PublisherFailed, match=said) as caught:
+                verb()
+            assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        health = Health(lambda: publisher.status)
+        because = ["the relay has failed; the log tells why"]
+        assert health.live() == (False, {"live": False, "reasons": because})
+        assert health.ready()[1]["reasons"] == because
+    finally:
+        monkeypatch.setattr(Relay, "turn", turn)
+        if isinstance(publisher, DrivenPublisher):
+            publisher.let_go()
+    [line] = [r for r in caplog.records if r.name == "reliablepub.relay"]
+    assert line.levelno == logging.CRITICAL
+    assert said in line.getMessage()
+    assert line.exc_info is not None
+    picture = read_picture(outbox)
+    assert picture is not None
+    assert (picture["link"], picture["reason"]) == ("failed", said)
+    with Publisher(AWAY, outbox=outbox, close_timeout_s=0) as successor:
+        assert successor.status.open == 1
+        until(lambda: (read_picture(outbox) or {}).get("link") == "disconnected")
+    assert read_picture(outbox) is None

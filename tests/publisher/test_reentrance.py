@@ -1,0 +1,313 @@
+"""What the application has us call may call us, block and log: nobody waits for ever."""
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import (
+    AsyncPublisher,
+    Link,
+    Message,
+    Outbox,
+    Publisher,
+    PublisherFailed,
+    RelayHeldUp,
+    Retries,
+    WrongEventLoop,
+    WrongThread,
+)
+from reliablepub.hooks import LinkChanged, MessageStored
+from reliablepub.relay import bridge, thread
+from reliablepub.relay.relay import Relay
+from reliablepub.testing import FakeBroker
+
+AWAY = "amqp://guest:guest@127.0.0.1:1"
+ONCE = Retries(stop_after_attempt(1), wait_none())
+
+
+@pytest.fixture
+def broker(fake_broker: FakeBroker) -> FakeBroker:
+    fake_broker.declare_queue("q")
+    return fake_broker
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@pytest.fixture(autouse=True)
+def heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `logging.config` of another test's may have disabled our loggers."""
+    for name in ("hooks", "link", "messages", "relay"):
+        monkeypatch.setattr(logging.getLogger(f"reliablepub.{name}"), "disabled", False)
+
+
+def lose_connection(broker: FakeBroker, publisher: Publisher) -> None:
+    """Have the connection cut, and wait until there is another one."""
+    connects = publisher.status.connects
+    broker.drop_connections()
+    until(lambda: publisher.status.connects > connects)
+
+
+def until(is_true: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 100
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+class Hook:
+    """Calls something when a message has been stored."""
+
+    def __init__(self, call: Callable[[], object] = lambda: None) -> None:
+        self.call = call
+        self.raised: list[BaseException] = []
+
+    def on_stored(self, _events: Sequence[MessageStored]) -> None:
+        try:
+            self.call()
+        except BaseException as error:
+            self.raised.append(error)
+            raise
+
+
+# -------------------------------------------------------------------- callbacks that call us
+
+
+def test_whoever_waits_for_the_relay_on_its_own_thread_is_told_so(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    hook = Hook()
+    with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+        later = datetime.now(UTC) + timedelta(days=1)
+        receipt = publisher.publish(b"x", routing_key="q", not_before=later)
+        for verb in (
+            lambda: publisher.publish(b"y", routing_key="q"),
+            lambda: publisher.publish_many([Message(b"y", routing_key="q")]),
+            publisher.flush,
+            publisher.close,
+            receipt.result,
+        ):
+            hook.call = verb
+            publisher.publish(b"x", routing_key="q").result(30)
+            until(lambda: hook.raised)
+            [error] = hook.raised
+            assert isinstance(error, WrongThread)
+            assert "on_stored on the relay's own thread" in str(error)
+            hook.raised.clear()
+            hook.call = lambda: None
+        assert publisher.status.callback_errors == 5
+        publisher.publish(b"x", routing_key="q").result(30)
+
+
+def test_a_hook_may_look_and_may_enqueue(broker: FakeBroker, outbox: Path) -> None:
+    """Neither waits for the relay."""
+    hook = Hook()
+    with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher, Outbox(outbox) as own:
+        hook.call = lambda: (publisher.status, own.enqueue(Message(b"more", routing_key="q")))
+        publisher.publish(b"x", routing_key="q").result(30)
+        hook.call = lambda: None
+        assert publisher.flush(30).counters.confirmed == 2
+        assert hook.raised == []
+
+
+def test_a_hook_cannot_use_an_asyncio_publisher_in_a_loop_of_its_own(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    hook = Hook()
+
+    async def main() -> None:
+        async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+            for verb in (
+                lambda: asyncio.run(publisher.publish(b"y", routing_key="q")),
+                lambda: asyncio.run(publisher.flush()),
+                lambda: asyncio.run(publisher.aclose()),
+            ):
+                hook.call = verb
+                await (await publisher.publish(b"x", routing_key="q"))
+                assert isinstance(hook.raised.pop(), WrongEventLoop)
+            hook.call = lambda: None
+            await (await publisher.publish(b"x", routing_key="q"))
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread, "HELD_UP_S", 0.3)
+    monkeypatch.setattr(bridge, "_LOOK_S", 0.05)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_hook_that_waits_for_the_loop_which_waits_for_the_relay_is_not_for_ever(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    hook = Hook()
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with AsyncPublisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+
+            def wait_for_the_loop() -> None:
+                hook.call = lambda: None
+                verb = publisher.publish(b"y", routing_key="q")
+                asyncio.run_coroutine_threadsafe(verb, loop).result()
+
+            hook.call = wait_for_the_loop
+            await publisher.publish(b"x", routing_key="q")
+            for _ in range(1000):
+                if hook.raised:
+                    break
+                await asyncio.sleep(0.01)
+            assert isinstance(hook.raised.pop(), RelayHeldUp)
+            await (await publisher.publish(b"z", routing_key="q"))
+            status = await publisher.flush(30)
+            assert (status.counters.stored, status.counters.confirmed) == (2, 2)
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lock_of_the_applications_around_publish_and_in_a_hook_is_not_for_ever(
+    broker: FakeBroker, outbox: Path
+) -> None:
+    lock, entered = threading.Lock(), threading.Event()
+
+    def take_lock() -> None:
+        entered.set()
+        with lock:
+            pass
+
+    hook = Hook(take_lock)
+    with Publisher(broker.url, outbox=outbox, hooks=[hook]) as publisher:
+        with lock:
+            receipt = publisher.publish(b"x", routing_key="q")
+            assert entered.wait(30)
+            for verb in (
+                lambda: publisher.publish(b"y", routing_key="q"),
+                lambda: publisher.publish_many(Message(b"y", routing_key="q") for _ in range(9)),
+                publisher.flush,
+                lambda: publisher.publish_many([]).wait() and receipt.result(),
+                publisher.close,
+            ):
+                with pytest.raises(RelayHeldUp, match="on_stored has not returned"):
+                    verb()
+        status = publisher.close(30)
+        assert (status.counters.stored, status.counters.confirmed) == (1, 1)
+
+
+# -------------------------------------------------------------------- logging
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    root.setLevel(logging.INFO)
+    yield root
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
+    broker: FakeBroker, outbox: Path, root: logging.Logger
+) -> None:
+    hang, release = threading.Event(), threading.Event()
+
+    class Bad(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not record.name.startswith("reliablepub"):
+                return
+            if hang.is_set():
+                release.wait(60)
+            raise SystemExit("by a handler")
+
+    bad = Bad()
+    root.addHandler(bad)
+    try:
+        with Publisher(broker.url, outbox=outbox) as publisher:
+            for _ in range(2):
+                lose_connection(broker, publisher)
+                publisher.publish(b"x", routing_key="q").result(30)
+                hang.set()
+    finally:
+        release.set()
+        root.removeHandler(bad)
+
+
+# -------------------------------------------------------------------- a relay that fails
+
+
+def test_the_error_of_a_block_is_not_hidden_by_that_of_its_end(
+    outbox: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    def fail() -> None:
+        with Publisher(AWAY, outbox=outbox) as publisher:
+            monkeypatch.setattr(Relay, "turn", die)
+            until(lambda: publisher.status.link is Link.FAILED)
+            raise KeyError("the application's")
+
+    with pytest.raises(KeyError, match="the application's"):
+        fail()
+    with pytest.raises(PublisherFailed), Publisher(AWAY, outbox=None) as publisher:
+        until(lambda: publisher.status.link is Link.FAILED)
+
+
+# -------------------------------------------------------------------- signals and asyncio
+
+
+def test_a_signal_handler_that_begins_to_close_while_closing(outbox: Path) -> None:
+    """`signal.signal`, not the loop's own way: it interrupts the loop wherever it is."""
+    ended: list[int] = []
+
+    async def main() -> None:
+        publisher = await AsyncPublisher(AWAY, outbox=outbox, close_timeout_s=30).open()
+        await publisher.publish(b"x")
+        tasks: list[asyncio.Task[object]] = []
+
+        def handler(*_: object) -> None:
+            tasks.append(asyncio.get_running_loop().create_task(publisher.aclose(0.1)))
+
+        before = signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+        try:
+            closing = asyncio.create_task(publisher.aclose())
+            while not tasks:  # noqa: ASYNC110 - the loop is to be busy
+                await asyncio.sleep(0)
+            ended.append((await closing).open)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    assert ended == [1]
+
+
+def test_links_are_told_from_no_lock_of_ours(broker: FakeBroker, outbox: Path) -> None:
+    """A hook and the thread that publishes may share a lock, as long as each only takes it."""
+    lock, told = threading.Lock(), []
+
+    class Links:
+        def on_connected(self, events: Sequence[LinkChanged]) -> None:
+            with lock:
+                told.append(events)
+
+    with Publisher(broker.url, outbox=outbox, hooks=[Links()]) as publisher:
+        with lock:
+            publisher.status  # noqa: B018 - which waits for nothing
+        publisher.publish(b"x", routing_key="q").result(30)
+    assert told

@@ -1,0 +1,167 @@
+"""A handler may interrupt a call anywhere, and call the publisher itself: nothing waits for ever.
+
+Python runs signal handlers in the main thread between two instructions of whatever it does. So a
+trace function that calls the handler before the nth instruction is a signal at that place; all
+places are tried, those inside of the standard library too. A deadlock is a test that times out.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+
+import pytest
+
+from reliablepub import Publisher, PublisherClosed
+from reliablepub.testing import FakeBroker
+
+AWAY = "amqp://guest:guest@127.0.0.1:1"
+INSTRUCTIONS_MAX = 20_000
+
+
+class Interruption:
+    """Calls a handler before the nth instruction of the calling thread.
+
+    Attributes:
+        is_done: whether there were so many.
+    """
+
+    def __init__(self, at: int, handler: Callable[[], object]) -> None:
+        self.is_done = False
+        self._left = at
+        self._handler = handler
+
+    def __enter__(self) -> Self:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, frame: FrameType, event: str, _arg: Any) -> Any:
+        frame.f_trace_opcodes = True
+        if event == "opcode" and not self.is_done:
+            self._left -= 1
+            if self._left == 0:
+                self.is_done = True
+                sys.settrace(None)
+                self._handler()
+        return self._trace
+
+
+def interrupted_everywhere(step: int = 1) -> Iterator[int]:
+    """Where to interrupt: until the caller breaks, because there is no such place any more."""
+    yield from range(1, INSTRUCTIONS_MAX, step)
+    pytest.fail("the call never ends")
+
+
+@pytest.fixture
+def publisher(fake_broker: FakeBroker) -> Iterator[Publisher]:
+    fake_broker.declare_queue("q")
+    with Publisher(fake_broker.url, outbox=None, close_timeout_s=5) as publisher:
+        publisher.publish(b"x", routing_key="q").result(30)
+        yield publisher
+
+
+VERBS: dict[str, Callable[[Publisher], object]] = {
+    "publish": lambda p: p.publish(b"x", routing_key="q"),
+    "flush": lambda p: p.flush(),
+}
+
+
+@pytest.mark.parametrize("inner", ["publish", "flush"])
+@pytest.mark.parametrize("outer", ["publish", "flush"])
+def test_a_handler_may_call_what_it_interrupts(
+    publisher: Publisher, outer: str, inner: str
+) -> None:
+    calls = 0
+
+    def handler() -> None:
+        nonlocal calls
+        VERBS[inner](publisher)
+        calls += 1
+
+    for at in interrupted_everywhere():
+        with Interruption(at, handler) as interruption:
+            VERBS[outer](publisher)
+        if not interruption.is_done:
+            break
+        assert calls == at
+    assert calls > 100
+    assert publisher.status.counters.stored >= calls * ((outer == "publish") + (inner == "publish"))
+
+
+@pytest.mark.parametrize("inner", ["result", "flush"])
+def test_a_handler_may_interrupt_the_wait_for_an_outcome(publisher: Publisher, inner: str) -> None:
+    calls = 0
+    for at in interrupted_everywhere():
+        receipt = publisher.publish(b"x", routing_key="q")
+        verb = receipt.result if inner == "result" else publisher.flush
+        with Interruption(at, verb) as interruption:
+            receipt.result()
+        if not interruption.is_done:
+            break
+        calls += 1
+    assert calls > 10
+
+
+@pytest.mark.parametrize("outer", ["publish", "flush", "close"])
+def test_a_handler_may_close_whatever_it_interrupts(outer: str, tmp_path: Path) -> None:
+    calls = 0
+    for at in interrupted_everywhere(3 if outer == "close" else 7):
+        publisher = Publisher(AWAY, outbox=None if at % 5 else tmp_path / "outbox.db")
+        with (
+            Interruption(at, lambda p=publisher: p.close(0)) as interruption,  # type: ignore[misc]
+            contextlib.suppress(PublisherClosed),
+        ):
+            if outer == "close":
+                publisher.close(0)
+            elif outer == "flush":
+                publisher.flush(0.001)
+            else:
+                publisher.publish(b"x")
+        assert publisher.close(0).link is not None
+        if not interruption.is_done:
+            break
+        calls += 1
+    assert calls > 30
+    assert not [t for t in threading.enumerate() if t.name == "reliablepub-relay"]
+
+
+SERVICE = """
+    import os, signal, sys
+    from reliablepub import Publisher
+
+    def stop(*_):
+        status = publisher.close(0.2)
+        print("closed by the handler", status.open, flush=True)
+
+    publisher = Publisher("amqp://guest:guest@127.0.0.1:1", outbox=sys.argv[1])
+    publisher.publish(b"x")
+    signal.signal(signal.SIGTERM, stop)
+    print("ready", flush=True)
+    status = publisher.close(60)
+    print("closed", status.open, flush=True)
+"""
+
+
+def test_sigterm_closes_a_publisher_that_is_being_closed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(SERVICE), os.fspath(tmp_path / "outbox.db")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        try:
+            said, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert said.splitlines() == ["closed by the handler 1", "closed 1"]
+    assert process.returncode == 0
