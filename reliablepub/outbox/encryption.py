@@ -189,8 +189,9 @@ def opened(
         if keys is None or keys._accepts_plaintext:  # noqa: SLF001 - same module
             return properties, body
         raise Forged(
-            "it is not encrypted, and this relay has keys: a process without the keys has stored "
-            "it, or an intruder; if it is yours, retry it with --accept-plaintext"
+            "it is not encrypted, and keys are given: a process without them has stored it, or an "
+            "intruder; if it is yours, encrypt it (`reliablepub outbox rekey --accept-plaintext`) "
+            "and retry it"
         )
     mark = json.loads(properties)
     name, version = mark["$key"], mark.get("v", 1)

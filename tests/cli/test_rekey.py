@@ -87,7 +87,7 @@ def test_a_relay_parks_what_is_not_encrypted_unless_told(path: Path, run: Run, k
         relay = ("relay", "--url", broker.url, "--drain", "--outbox-keys", keys)
         run(*relay)
         assert [bytes(m.body) for m in broker.messages("all")] == [b"one"]
-        assert Outbox(path).parked()[0].reply_text.startswith("it is not encrypted, and this relay")
+        assert Outbox(path).parked()[0].reply_text.startswith("it is not encrypted, and keys are")
         assert Outbox(path).retry() == 1
         assert run(*relay, "--accept-plaintext").exit_code == 0
         assert [bytes(m.body) for m in broker.messages("all")] == [b"one", b"two"]

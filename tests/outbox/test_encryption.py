@@ -196,8 +196,9 @@ CHANGED = (
     "is not what was accepted"
 )
 PLAIN = (
-    "it is not encrypted, and this relay has keys: a process without the keys has stored it, or an "
-    "intruder; if it is yours, retry it with --accept-plaintext"
+    "it is not encrypted, and keys are given: a process without them has stored it, or an "
+    "intruder; if it is yours, encrypt it (`reliablepub outbox rekey --accept-plaintext`) and "
+    "retry it"
 )
 
 
