@@ -27,6 +27,7 @@ from reliablepub.errors import (
     PublisherForked,
     RelayHeldUp,
 )
+from reliablepub.headers import utf8
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, Store, Waiter
@@ -47,6 +48,8 @@ from reliablepub.transport.pika import PikaTransport
 
 CHUNKS_UNDER_WAY: Final = 3
 """Chunks of ``publish_many`` handed over ahead of the one it waits for."""
+HEARTBEAT_S_MAX: Final = 65_535
+"""AMQP has 16 bits for it."""
 LOOK_S: Final = 0.05
 """How often a caller who waits for its commit looks whether it should rather not."""
 
@@ -92,6 +95,9 @@ def put_together(
         if not 0 < value < inf:  # nan compares false, and is refused as well
             msg = f"{name} is {value}; it must be more than 0, and finite"
             raise ConfigurationError(msg)
+    if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
+        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
+        raise ConfigurationError(msg)
     return Parts(
         open_store=lambda: _open_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
@@ -192,6 +198,7 @@ class Door:
         """Put messages into the relay's inbox; the arguments are `Handover`'s.
 
         Raises:
+            InvalidMessage: the source is no text that can be stored.
             OutboxFull: they never fit.
             PublisherClosed: nothing is let in any more.
             PublisherForked: this process did not open the publisher.
@@ -200,6 +207,8 @@ class Door:
         self.check_process()
         self.relay.check_thread()
         self.check_alive()
+        if source is not None:
+            utf8("source", source)  # or the store would fail, and everybody's messages with it
         handover = Handover(
             messages, done, waiter, source=source, on_stored=on_stored, stream=stream
         )

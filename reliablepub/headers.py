@@ -62,6 +62,8 @@ def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], 
 
 def utf8(name: str, value: str) -> bytes:
     """The bytes of a text; half of a surrogate pair has none."""
+    if not isinstance(value, str):
+        raise InvalidMessage(name, f"is a {type(value).__name__}, not a text")
     try:
         return value.encode()
     except UnicodeEncodeError as error:

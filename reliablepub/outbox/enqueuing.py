@@ -7,12 +7,14 @@ connection it is beyond what SQLite says of it.
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from reliablepub.errors import ConfigurationError, OutboxFull, OutboxMoved
+from reliablepub.headers import utf8
 from reliablepub.message import Message
 from reliablepub.outbox.ballast import Ballast
 from reliablepub.outbox.database import check_file
@@ -107,7 +109,12 @@ class Enqueuing:
             OutboxError: it was not stored. A transaction that was open is so still, unless SQLite
                 has ended it; none was begun.
         """
-        with GATE.use(), reported(self.path), closing(connection.cursor()) as cursor:
+        with (
+            GATE.use(),
+            _texts_as_str(connection),
+            reported(self.path),
+            closing(connection.cursor()) as cursor,
+        ):
             cursor.row_factory = None  # the caller's rows may be anything
             self._check_same_file(cursor)
             is_theirs = connection.in_transaction
@@ -147,6 +154,7 @@ class Enqueuing:
         message_id = entry.message.message_id
         assert message_id is not None
         if key is not None:
+            utf8("key", key)
             first = first_with_key(cursor, key, entry.stored_at)
             if first is not None:
                 return first
@@ -214,6 +222,16 @@ def _write_first(cursor: sqlite3.Cursor) -> None:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # that: there is no outbox yet
             raise
+
+
+@contextmanager
+def _texts_as_str(connection: sqlite3.Connection) -> Iterator[None]:
+    """What the caller's connection makes of texts is for the caller's rows."""
+    theirs, connection.text_factory = connection.text_factory, str
+    try:
+        yield
+    finally:
+        connection.text_factory = theirs
 
 
 def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12

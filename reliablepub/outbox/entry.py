@@ -212,6 +212,8 @@ class Turn:
         sent: tags about to be written to the wire.
         finished: earlier ``sent`` ranges of which no tag is outstanding any more.
         released: which of those that are `HELD` are due now.
+        stepped: seconds by which the wall clock was set forward (or back, below 0): the times of
+            retries that are in the store already are set with it.
     """
 
     new: list[Entry] = field(default_factory=list)
@@ -224,6 +226,7 @@ class Turn:
     sent: list[Sent] = field(default_factory=list)
     finished: list[Sent] = field(default_factory=list)
     released: list[Release] = field(default_factory=list)
+    stepped: float = 0.0
 
     @property
     def is_empty(self) -> bool:

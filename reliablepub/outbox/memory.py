@@ -114,6 +114,8 @@ class MemoryStore:
         parked, parked_bytes = self._take_out(given_up)
         discarded, discarded_bytes = self._take_out(gone.entry for gone in turn.discarded)
         size -= confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
+        if turn.stepped:
+            self._step(turn.stepped, {entry.id for entry in turn.rescheduled})
         for entry in (*turn.new, *turn.rescheduled):
             if entry.due_at is not None and entry.id in self._open:
                 self._waiting.add(entry.due_at, entry.id)
@@ -130,6 +132,20 @@ class MemoryStore:
         )
         self._snapshot = Snapshot(last_id, counters)
         return self._snapshot
+
+    def _step(self, by: float, stepped: Container[int]) -> None:
+        """The wall clock was set; some have their times by the new one already."""
+        for entry in self._open.values():
+            is_retry = entry.nacked or entry.returned or entry.refused
+            if (
+                is_retry
+                and entry.id not in stepped
+                and entry.due_at is not None
+                and entry.due_at != HELD
+            ):
+                entry.due_at += by
+                entry.refused_at = None if entry.refused_at is None else entry.refused_at + by
+                self._waiting.add(entry.due_at, entry.id)
 
     def _release(self, release: Release) -> None:
         """Those that were held are due; entries lie in the order of their ids."""

@@ -83,6 +83,27 @@ DELETE FROM reliablepub_keys WHERE key = ?;
 UPDATE reliablepub_messages
 SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at = ? WHERE id = ?;
 
+-- The wall clock was set: what waits for a retry waits as long as before.
+-- name: step_retries
+UPDATE reliablepub_messages
+SET due_at = max(0.0, due_at + :by), refused_at = max(0.0, refused_at + :by)
+WHERE due_at IS NOT NULL AND nacked + returned + refused > 0;
+
+-- What is due since it was stored (see the triggers) is due whatever the clock says.
+-- name: due_since_stored
+UPDATE reliablepub_messages SET due_at = 0.0
+WHERE due_at > :now AND due_at = stored_at AND nacked + returned + refused = 0;
+
+-- A retry that an earlier run scheduled when the clock was ahead of now: its wait is what it was then.
+-- name: rebase_retries
+UPDATE reliablepub_messages AS m SET
+    due_at = :now + max(0.0, m.due_at - (
+        SELECT max(a.at) FROM reliablepub_attempts AS a WHERE a.id = m.id
+    )),
+    refused_at = min(m.refused_at, :now)
+WHERE m.due_at > :now AND m.due_at < 9e999 AND m.nacked + m.returned + m.refused > 0
+AND (SELECT max(a.at) FROM reliablepub_attempts AS a WHERE a.id = m.id) > :now;
+
 -- name: park
 INSERT INTO reliablepub_parked (
     id, message_id, exchange, routing_key, properties, stored_at,

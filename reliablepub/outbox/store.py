@@ -308,6 +308,8 @@ class SqliteStore:
             judge_left_in_flight(connection, now)
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
+            for kind in ("rebase_retries", "due_since_stored"):
+                connection.execute(QUERIES[kind], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
             run, _, seen = self._owner(connection)

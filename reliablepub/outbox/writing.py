@@ -71,6 +71,9 @@ def write_turn(
         connection.executemany(QUERIES["advance_source"], turn.sources.items())
     parked, expired, parked_bytes = _park(connection, turn.parked)
     discarded, discarded_bytes = remove(connection, [gone.entry.id for gone in turn.discarded])
+    if turn.stepped:  # before those whose times are by the new clock already
+        connection.execute(QUERIES["step_retries"], {"by": turn.stepped})
+        connection.execute(QUERIES["due_since_stored"], {"now": now})
     if turn.rescheduled:
         connection.executemany(QUERIES["reschedule"], map(schedule_of, turn.rescheduled))
     for release in turn.released:

@@ -30,8 +30,8 @@ class Flush:
 
     def look(self, relay: Relay) -> bool:
         """Whether it is over; ids that are not awaited are passed over for good."""
-        if self._at is None:
-            self._at = relay.wall()
+        now = relay.wall()
+        self._at = now if self._at is None else min(self._at, now)  # it may have been set back
         if self.upto is None:
             self.upto = relay.last_id
         lowest = relay.lowest_awaited(self._since, self._at)

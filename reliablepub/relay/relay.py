@@ -60,6 +60,8 @@ LAZY_COMMIT_S: Final = 0.02
 """How long confirms may wait for a commit that carries something else too."""
 POLL_S: Final = 0.05
 """How often the store is asked whether other processes have written to it."""
+STEP_S: Final = 0.5
+"""A wall clock that is off by so much, against the monotonic one, has been set."""
 COMMIT_RETRY_S: Final = 0.25
 """How long a disk that is full or fails, or a file that somebody keeps locked, is left alone."""
 _TROUBLE: Final = {
@@ -120,6 +122,7 @@ class Relay:
         )
         self._wire = Wire(transport, session, clock.monotonic())
         self._poll_at = clock.monotonic()
+        self._wall_ahead = clock.wall() - self._poll_at
         self._commit_by: float | None = None
         self._no_commit_until: float | None = None
         self._no_room = store.relieve()
@@ -141,6 +144,7 @@ class Relay:
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         self._wire.keep(now)
+        self._look_at_clock(now, wall)
         self._judge(now, wall)
         if self._verdicts.turn.confirmed:
             self._wire.proved()
@@ -196,6 +200,18 @@ class Relay:
         """The lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
         return self._store.lowest_awaited(first_id, at)
 
+    def _look_at_clock(self, now: float, wall: float) -> None:
+        """No retry waits for longer than the policy says, however the wall clock is set."""
+        stepped = wall - now - self._wall_ahead
+        if abs(stepped) < STEP_S:
+            return
+        self._wall_ahead += stepped
+        turn = self._verdicts.turn
+        for entry in turn.rescheduled:  # by the clock as it was, and not in the store yet
+            if entry.due_at is not None:
+                entry.due_at += stepped
+        turn.stepped += stepped
+
     # ------------------------------------------------------------------ verdicts
 
     def _judge(self, now: float, wall: float) -> None:
@@ -233,7 +249,9 @@ class Relay:
         """New chunks become entries; those, and what is read, go on if memory allows."""
         if self._is_draining:
             return []
-        for entry in self._reading(self._loaded.read, wall):
+        # What the store has is by the clock as it was, until it is told that the clock was set.
+        read = [] if self._verdicts.turn.stepped else self._reading(self._loaded.read, wall)
+        for entry in read:
             if entry.is_late(wall):
                 self._verdicts.expire(entry, wall)
             elif not self._pauses.admits(entry):
@@ -298,7 +316,7 @@ class Relay:
         """Confirms alone may wait a moment: to lose one costs a duplicate, to wait nothing."""
         if turn.new or turn.sent or turn.parked or turn.discarded or turn.rescheduled:
             return True
-        if turn.released or self._verdicts.lets_others_go:
+        if turn.released or turn.stepped or self._verdicts.lets_others_go:
             return True
         if not (turn.confirmed or turn.finished):
             self._commit_by = None
@@ -315,7 +333,7 @@ class Relay:
         self._loaded.drop(*turn.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
-        if self._pauses.released(turn):
+        if self._pauses.released(turn) or turn.stepped:
             self._loaded.due_now(wall)
         self._intake.committed(taken_in)
         if self._notices:

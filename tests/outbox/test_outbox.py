@@ -14,6 +14,7 @@ import pytest
 
 from reliablepub.errors import (
     ConfigurationError,
+    InvalidMessage,
     NotAnOutbox,
     OutboxError,
     OutboxInUse,
@@ -94,6 +95,31 @@ def test_in_autocommit_mode_it_is_stored_at_once(path: Path, app: sqlite3.Connec
     app.isolation_level = None
     Outbox(path).enqueue(Message(b"x"), connection=app)
     assert not app.in_transaction
+    assert Outbox(path).status().open == 1
+
+
+def test_the_callers_text_factory_does_not_matter(path: Path, app: sqlite3.Connection) -> None:
+    app.text_factory = bytes
+    for _ in range(2):
+        with app:
+            app.execute("CREATE TABLE IF NOT EXISTS theirs (name TEXT)")
+            app.execute("INSERT INTO theirs VALUES ('x')")
+            stored = Outbox(path).enqueue(Message(b"x", message_id="m-1"), key="k", connection=app)
+            assert stored == "m-1"
+    assert app.text_factory is bytes
+    assert app.execute("SELECT name FROM theirs").fetchone() == (b"x",)
+    assert Outbox(path).status().open == 1
+
+
+@pytest.mark.parametrize("key", ["\ud800", b"k"])
+def test_a_key_that_cannot_be_stored_is_refused(
+    path: Path, app: sqlite3.Connection, key: Any
+) -> None:
+    for connection in (None, app):
+        with pytest.raises(InvalidMessage, match="key"):
+            Outbox(path).enqueue(Message(b"x"), key=key, connection=connection)
+    app.rollback()
+    Outbox(path).enqueue(Message(b"x"), key="k")
     assert Outbox(path).status().open == 1
 
 

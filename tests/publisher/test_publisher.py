@@ -18,6 +18,7 @@ from tenacity import stop_after_attempt, wait_none
 from reliablepub import (
     AsyncPublisher,
     ConfigurationError,
+    InvalidMessage,
     Message,
     Nacked,
     Outbox,
@@ -371,3 +372,31 @@ def test_a_limit_that_limits_nothing_is_refused_before_a_file_is_made(
     with pytest.raises(ConfigurationError, match=name):
         front_door(AWAY, **arguments)
     assert not outbox.exists()
+
+
+# -------------------------------------------------------------------- what is refused at once
+
+
+@pytest.mark.parametrize("source", ["\ud800", 7])
+def test_a_source_that_cannot_be_stored_is_refused_and_harms_nobody(
+    publisher: Publisher, source: Any
+) -> None:
+    with pytest.raises(InvalidMessage, match="source"):
+        publisher.publish_many(messages(3), source=source)
+    assert publisher.publish_many(messages(3), source="s").wait(30).confirmed == 3
+
+
+@pytest.mark.parametrize("heartbeat_s", [0, -1, 0.5, 10.0, 65_536, float("inf"), True])
+def test_a_heartbeat_that_pika_would_fail_over_is_refused(heartbeat_s: Any) -> None:
+    for kind in (Publisher, AsyncPublisher):
+        with pytest.raises(ConfigurationError, match="heartbeat_s"):
+            kind(AWAY, outbox=None, heartbeat_s=heartbeat_s)
+
+
+def test_a_publisher_that_nobody_keeps_gets_its_last_chance(broker: FakeBroker) -> None:
+    code = (
+        "import gc, sys; from reliablepub import Publisher;"
+        "Publisher(sys.argv[1], outbox=None).publish(b'x', routing_key='q'); gc.collect()"
+    )
+    subprocess.run([sys.executable, "-c", code, broker.url], check=True, timeout=100)
+    assert len(broker.messages("q")) == 1
