@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pika
 
-from reliablepub import Publisher, Unroutable
+from reliablepub import Publisher, RetryPolicy, Unroutable
 from reliablepub.testing import FakeBroker
 
 
@@ -30,7 +30,8 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
             queue = connection.channel().queue_declare("", exclusive=True).method.queue
-            with Publisher(url, outbox=folder / "outbox.db") as publisher:
+            prompt = RetryPolicy.prompt()  # a few tries, then parked
+            with Publisher(url, outbox=folder / "outbox.db", retry=prompt) as publisher:
                 publisher.publish(b"hello", routing_key=queue).result(timeout=30)
                 print("confirmed")
                 try:

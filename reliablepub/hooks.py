@@ -128,13 +128,15 @@ class DestinationChanged:
 
     Attributes:
         exchange: of the destination.
-        routing_key: likewise.
+        routing_key: likewise; None where it is the whole exchange.
         refusals: in a row, until now.
+        outcome: the last refusal, with the broker's words.
     """
 
     exchange: str
-    routing_key: str
+    routing_key: str | None
     refusals: int
+    outcome: Outcome
 
 
 class OnStored(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class OutcomeKind(StrEnum):
@@ -41,6 +42,21 @@ _PERSISTENCE = {
 }
 
 
+class Concern(StrEnum):
+    """What a refusal is about: what would be refused in the same way."""
+
+    MESSAGE = "message"
+    """This message, wherever it went (406: too large, a bad property)."""
+    ADDRESS = "address"
+    """Every message to this exchange with this routing key (nacked, returned)."""
+    EXCHANGE = "exchange"
+    """Every message to this exchange (404: it does not exist, 403: no permission)."""
+
+
+_OF_THE_EXCHANGE: Final = frozenset({403, 404})
+"""Reply codes of a refusal that concerns every message to its exchange."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one attempt ended, in the broker's own words where it gave any.
@@ -61,6 +77,19 @@ class Outcome:
     def persistence(self) -> Persistence:
         """Whether a queue may hold the message after this attempt."""
         return self.known or _PERSISTENCE[self.kind]
+
+    @property
+    def concern(self) -> Concern:
+        """What a refusal (nacked, returned, refused) is about.
+
+        RabbitMQ refuses a single routing key with 403 where users have topic permissions: "access
+        to topic 'x' in exchange 'y' in vhost '/' refused".
+        """
+        if self.kind is not OutcomeKind.REFUSED:
+            return Concern.ADDRESS
+        if self.reply_code not in _OF_THE_EXCHANGE:
+            return Concern.MESSAGE
+        return Concern.ADDRESS if "access to topic '" in self.reply_text else Concern.EXCHANGE
 
 
 CONFIRMED = Outcome(OutcomeKind.CONFIRMED)

@@ -3,8 +3,10 @@
 Knows: tenacity's strategies, and what a refusal is. Must never know: the clock, the outbox or the
 wire; what it says are numbers and words that others act upon.
 
-The budget counts refusals (nacked, returned, refused), never outages: an uncertain attempt is sent
-again without limit, so that a broker that is down for a week parks nothing.
+Outages spend no budget: an uncertain attempt is sent again without limit, so that a broker that is
+down for a week parks nothing. Refusals do. Those that concern a destination (nacked, returned, 403,
+404) are a state of the world that ends one day, so their budgets are times; one that concerns the
+message itself (406 and the like) ends only when a person does something, so its budget is one.
 """
 
 from __future__ import annotations
@@ -12,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from tenacity import (
     RetryCallState,
     stop_after_attempt,
+    stop_after_delay,
     wait_exponential,
     wait_random_exponential,
 )
 
 from reliablepub.errors import ConfigurationError
-from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.outcome import Concern, Outcome, OutcomeKind
 
 StopStrategy: TypeAlias = Callable[[RetryCallState], bool]
 """Of tenacity's ``stop_...``, one or several: ``stop_after_attempt(10) | stop_after_delay(60)``."""
@@ -75,7 +78,7 @@ class Retries:
     Attributes:
         stop: a tenacity stop strategy. An *attempt* is a refusal of this kind, so that
             ``stop_after_attempt(1)`` never tries again; *delay* is the time since the message was
-            refused for the first time, in whatever way.
+            refused for the first time, in whatever way, or had to wait for a paused destination.
         wait: a tenacity wait strategy (gives seconds), such as ``wait_random_exponential()``.
         then: what is done with the message when it is stopped.
     """
@@ -105,16 +108,31 @@ class Retries:
         return self.then if self.stop(state) else RetryIn(state.upcoming_sleep)
 
 
+_DAY_S: Final = 24 * 3600.0
+_DEPLOYMENT_S: Final = 15 * 60.0
+
+
+_ONCE: Final = Retries(stop_after_attempt(1), wait_random_exponential(multiplier=1, max=60))
+
+
+def _for(seconds: float) -> Retries:
+    """Patience for a time."""
+    return Retries(stop_after_delay(seconds), wait_random_exponential(multiplier=0.2, max=60))
+
+
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """When a destination (exchange and routing key) that keeps refusing is paused.
+    """When a destination that keeps refusing is paused.
 
-    What goes there then waits, and spends no budget; everything else goes on. After the pause one
-    message is sent as a probe: if it is refused too, another pause begins, and if it is confirmed,
-    whatever waits may go.
+    What goes there then waits, and everything else goes on. After the pause one message is sent as
+    a probe: if it is refused too, another pause begins; if it is confirmed, the others follow, two
+    for each that is confirmed. A destination is an exchange and a routing key, or a whole exchange
+    where it does not exist (404) or may not be written to (403); such an exchange is paused by its
+    first refusal. Only messages that are to be tried again pause anything: where the policy gives
+    messages up at once, each is tried.
 
     Attributes:
-        refusals_max: so many in a row (nacked, returned, refused) pause a destination.
+        refusals_max: so many in a row (nacked, returned) pause a destination.
         pause: how long; a tenacity wait strategy. The *attempt* is the number of the pause, since
             something was last confirmed there.
         destinations_max: so many destinations that refuse are watched at a time.
@@ -122,7 +140,7 @@ class Breaker:
 
     refusals_max: int = 5
     pause: WaitStrategy = field(default_factory=lambda: wait_exponential(multiplier=1, max=60))
-    destinations_max: int = 1_000
+    destinations_max: int = 10_000
 
     def __post_init__(self) -> None:
         """Refuse numbers that would pause everything, or nothing."""
@@ -143,8 +161,10 @@ class Refusal:
         exchange: where it was published to.
         routing_key: with which routing key.
         outcome: nacked, returned or refused, with the broker's words.
-        refusals: how often that has happened to it, this time included.
-        age_s: seconds since it was refused for the first time, in whatever way.
+        refusals: how often that has happened to it, this time included; one that only waited for a
+            paused destination may not have been refused itself.
+        age_s: seconds since it was refused for the first time, in whatever way, or had to wait for
+            a paused destination.
         verdict: what the policy would do.
     """
 
@@ -162,43 +182,53 @@ class RetryPolicy:
     """What to do with messages that the broker will not take.
 
     Attributes:
-        nacked: a queue was full, or failed: it may well recover, so patience.
-        returned: no queue is bound: a binding may be on its way, so a few tries.
-        refused: the broker closed the channel, or the connection, because of it (404, 403, 406): it
-            will not change by itself.
-        decide: called with every refusal; what it returns is done, and None means as the policy
-            says. It is called on the relay's thread, so it must be quick. One that raises changes
-            nothing: it is logged and counted (``Status.callback_errors``).
+        nacked: a queue is full, or has failed: tried for 24 hours.
+        returned: no queue is bound. A binding may be missing for the time of a deployment, or the
+            routing key is wrong: tried for 15 minutes.
+        refused: the broker closed the channel, or the connection, because of the message itself
+            (406 and the like): it will not change by itself, so by default (None) it is not tried
+            again.
+        decide: called with every refusal, and when the budget of a message runs out that waits for
+            a paused destination; what it returns is done, and None means as the policy says. It is
+            called on the relay's thread, so it must be quick. One that raises changes nothing: it
+            is logged and counted (``Status.callback_errors``).
         breaker: pauses destinations that keep refusing; None pauses none.
+        unavailable: the exchange does not exist (404), or this user may not write to it (403): a
+            state of the broker and not of the message. By default (None) it is tried for 24 hours,
+            or as ``refused`` says where that is given.
     """
 
-    nacked: Retries = field(
-        default_factory=lambda: Retries(
-            stop_after_attempt(10), wait_random_exponential(multiplier=0.2, max=60)
-        )
-    )
-    returned: Retries = field(
-        default_factory=lambda: Retries(
-            stop_after_attempt(3), wait_random_exponential(multiplier=0.2, max=5)
-        )
-    )
-    refused: Retries = field(
-        default_factory=lambda: Retries(
-            stop_after_attempt(1), wait_random_exponential(multiplier=1, max=60)
-        )
-    )
+    nacked: Retries = field(default_factory=lambda: _for(_DAY_S))
+    returned: Retries = field(default_factory=lambda: _for(_DEPLOYMENT_S))
+    refused: Retries | None = None
     decide: Callable[[Refusal], Verdict | None] | None = None
-    breaker: Breaker | None = None
+    breaker: Breaker | None = field(default_factory=Breaker)
+    unavailable: Retries | None = None
 
-    def retries(self, kind: OutcomeKind) -> Retries:
-        """The budget for ``nacked``, ``returned`` or ``refused``."""
-        match kind:
+    @classmethod
+    def prompt(cls) -> RetryPolicy:
+        """A few seconds of patience, and no pauses: where somebody waits for each outcome.
+
+        A nacked message is tried ten times, a returned one three times, any other once.
+        """
+        return cls(
+            nacked=Retries(stop_after_attempt(10), wait_random_exponential(multiplier=0.2, max=60)),
+            returned=Retries(stop_after_attempt(3), wait_random_exponential(multiplier=0.2, max=5)),
+            refused=_ONCE,
+            breaker=None,
+        )
+
+    def retries(self, outcome: Outcome) -> Retries:
+        """The budget for an outcome that is ``nacked``, ``returned`` or ``refused``."""
+        match outcome.kind:
             case OutcomeKind.NACKED:
                 return self.nacked
             case OutcomeKind.RETURNED:
                 return self.returned
             case OutcomeKind.REFUSED:
-                return self.refused
+                if outcome.concern is Concern.MESSAGE:
+                    return self.refused or _ONCE
+                return self.unavailable or self.refused or _for(_DAY_S)
             case _:
-                msg = f"{kind} is no refusal and has no budget"
+                msg = f"{outcome.kind} is no refusal and has no budget"
                 raise ValueError(msg)

@@ -145,10 +145,9 @@ class Aftermath(Generic[K]):
     def overdue(self, lane: Lane[K], reason: str) -> None:
         """A lane is at an end because it owes verdicts for too long.
 
-        What closes a connection does so at once, so suspects of that are suspects no more.
+        What closes a channel or a connection does so at once, so suspects are suspects no more.
         """
-        is_acquitted = lane is self._quarantine and self._quarantine.is_alone
-        self.send_again(lane, reason, by=self._main if is_acquitted else lane)
+        self.send_again(lane, reason, by=self._main)
 
     def send_again(self, lane: Lane[K], reason: str, *, by: Lane[K] | None = None) -> None:
         """Everything in flight is uncertain and goes first on the next epoch, here or elsewhere."""

@@ -57,6 +57,13 @@ class ChannelOpened:
 
 
 @dataclass(frozen=True, slots=True)
+class NoChannel:
+    """The channel was not opened, because the connection has no number left for one more."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChannelClosed:
     """The broker closed one channel (``channel.close``).
 
@@ -147,7 +154,7 @@ class Leaving:
 
 
 ChannelEvent: TypeAlias = (
-    Acked | AckedEach | Nacked | Returned | ChannelOpened | ChannelClosed | Leaving
+    Acked | AckedEach | Nacked | Returned | ChannelOpened | NoChannel | ChannelClosed | Leaving
 )
 Event: TypeAlias = ChannelEvent | Connected | ConnectionLost | Blocked | Unblocked
 

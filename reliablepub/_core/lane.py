@@ -119,6 +119,24 @@ class Lane(Generic[K]):
         """The channel is there."""
         self.state = ChannelState.OPEN
 
+    def take_over(self, other: Lane[K]) -> None:
+        """The open channel of another lane is this one's from now on; nothing is in flight on it.
+
+        The epoch goes on, and with it the tags.
+        """
+        self.ledger = other.hand_over()
+        self.state = ChannelState.OPEN
+        self._advanced = (self.ledger.lowest_tag, -inf)
+
+    def hand_over(self) -> ConfirmLedger[tuple[K, int]]:
+        """Give the channel away, with what it has counted."""
+        ledger, self.ledger = self.ledger, None
+        assert ledger is not None
+        assert not ledger.outstanding
+        self.state = ChannelState.CLOSED
+        self._forget_times()
+        return ledger
+
     def still_leaving(self, tag: int, now: float) -> None:
         """Bytes leave, and this publish and those behind it have not left entirely."""
         if self.state is ChannelState.OPENING:
@@ -235,10 +253,13 @@ class Lane(Generic[K]):
         self.ledger = None
         self.state = ChannelState.CLOSED
         self.in_flight_bytes = 0
+        self._forget_times()
+        return settlements, uncertain
+
+    def _forget_times(self) -> None:
         self._opening_since = None
         self._sent.clear()
         self._leaving.clear()
-        return settlements, uncertain
 
 
 def without(keys: Collection[K], items: deque[tuple[K, int]]) -> deque[tuple[K, int]]:

@@ -94,8 +94,9 @@ class Quarantine(Lane[K]):
     ) -> None:
         """One of these made the broker close their channel, or the connection: try them next.
 
-        All together would surely close the next one too, and so would all that are named; so they
-        go in halves. What is in the buffer was not written yet and is innocent of this close, so it
+        All together would surely close the next one too, so they go in halves; and of those that
+        are named one goes before, alone: where the words are true of all of them, it is the proof.
+        What is in the buffer was not written yet and is innocent of this close, so it
         waits behind them.
 
         Args:
@@ -106,10 +107,14 @@ class Quarantine(Lane[K]):
         if self.buffer:
             self._groups.appendleft(_Group(self.buffer, self.is_alone))
             self.buffer = deque()
-        groups = [*_halves(named), others] if named else _halves(others)
+        groups = [named[:1], *_halves(named[1:]), others] if named else _halves(others)
         self._groups.extendleft(
             _Group(deque(group), is_alone) for group in reversed(groups) if group
         )
+
+    def expect(self, item: Item[K]) -> None:
+        """This one is likely to make the broker close its channel: try it alone, after others."""
+        self._groups.append(_Group(deque([item])))
 
     def set_aside(self, item: Item[K], now: float, *, losses: int) -> None:
         """The connection was lost while this one was alone in flight, and nobody is blamed."""

@@ -19,6 +19,10 @@ channel (`reliablepub._core.quarantine`), and the main channel reopens at once a
 messages meanwhile. When it was the whole connection that was closed, they wait: a suspect is then
 tried with nothing beside it. `reliablepub._core.aftermath` has the table of what becomes of whom.
 
+**One channel.** A user may be limited to one, or the connection may have a number for one only. The
+broker says so to the second one, once, and then the lanes share a channel: as soon as nothing is in
+flight on it, it goes to the suspects, if there are any to be tried, and then back.
+
 **Blocked.** Nothing is sent into an alarm, and nothing times out: the clock for it stands still.
 
 **A slow link.** The time for a confirm begins when the publish has left this host (the transport
@@ -31,7 +35,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, ClassVar, Generic
+from typing import Any, ClassVar, Final, Generic
 
 from reliablepub._core.aftermath import Aftermath
 from reliablepub._core.clock import StoppableClock
@@ -54,6 +58,7 @@ from reliablepub._core.events import (
     K,
     Leaving,
     Nacked,
+    NoChannel,
     OpenChannel,
     Returned,
     Unblocked,
@@ -62,6 +67,10 @@ from reliablepub._core.lane import ChannelState, Lane
 from reliablepub._core.quarantine import Quarantine
 from reliablepub._core.window import Window
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+
+_NOT_ALLOWED: Final = 530
+COUNTED_OUT_S: Final = 0.1
+"""How long RabbitMQ may go on counting a channel that it has closed, where it limits channels."""
 
 
 class Session(Generic[K]):
@@ -99,6 +108,8 @@ class Session(Generic[K]):
         self._confirm_timeout_s = confirm_timeout_s
         self._is_connected = False
         self._is_draining = False
+        self._is_sharing = False  # both lanes have one channel
+        self._may_open_at: float | None = None  # while they have none
         self._last_epoch = 0
         self._main: Lane[K] = Lane()
         self._quarantine: Quarantine[K] = Quarantine()
@@ -188,12 +199,17 @@ class Session(Generic[K]):
 
     def _connected(self, event: Connected, now: float) -> None:
         self._is_connected = True
+        self._may_open_at = None
         self.window.reset()
         self._aftermath.connected()
         self._unblocked(event, now)
         self._open_lanes(now)
 
     def _connection_lost(self, event: ConnectionLost, now: float) -> None:
+        states = {self._main.state, self._quarantine.state}
+        if event.close is not None and event.close.reply_code == _NOT_ALLOWED:
+            is_second = ChannelState.OPENING in states and ChannelState.CLOSED not in states
+            self._is_sharing = self._is_sharing or is_second
         self._is_connected = False
         self._commands.clear()  # they were for the connection that is gone
         self._unblocked(event, now)
@@ -205,9 +221,19 @@ class Session(Generic[K]):
         else:
             self.stale += 1
 
+    def _no_channel(self, lane: Lane[K], _event: NoChannel, now: float) -> None:
+        other = self._main if lane is self._quarantine else self._quarantine
+        if other.state is ChannelState.CLOSED:
+            self._disconnect("the connection has no number left for a channel")
+            return
+        self._is_sharing = True
+        self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
+        self._open_lanes(now)
+
     def _channel_closed(self, lane: Lane[K], event: ChannelClosed, now: float) -> None:
         if event.by_publish:
             self._aftermath.channel_closed(lane, event)
+            self._may_open_at = now + COUNTED_OUT_S if self._is_sharing else None
             self._open_lanes(now)
         else:
             self._begin_anew(lane, f"channel closed: {event.reply_code} {event.reply_text}")
@@ -256,6 +282,22 @@ class Session(Generic[K]):
             raise RuntimeError("a draining session takes no more messages")
         self._main.buffer.append((key, size))
 
+    def submit_alone(self, key: K, size: int, now: float) -> None:
+        """Buffer a message that is likely to cost its channel: it goes by the quarantine, alone.
+
+        Args:
+            key: what the caller names it by.
+            size: in bytes.
+            now: monotonic seconds.
+
+        Raises:
+            RuntimeError: the session is draining.
+        """
+        if self._is_draining:
+            raise RuntimeError("a draining session takes no more messages")
+        self._quarantine.expect((key, size))
+        self._open_lanes(now)
+
     def take_back(self, batches: Sequence[Batch[K]]) -> None:
         """Undo `poll_transmit`: nothing of these batches was written. Call it before anything else.
 
@@ -297,9 +339,14 @@ class Session(Generic[K]):
         if not self._can_write or self._is_draining:
             self.window.forget_round()
             return []
+        lanes: tuple[Lane[K], ...] = (self._quarantine, self._main)
+        if self._is_sharing:
+            self._open_lanes(now)
+            lanes = self._sharing[:1]
+            if self._quarantine in lanes:
+                self.window.forget_round()
         now = self._clock.reading(now)
         self.window.heard(self._main.progress, now)
-        lanes: tuple[Lane[K], ...] = (self._quarantine, self._main)
         if self._quarantine.is_alone:
             lanes = () if self._main.in_flight else (self._quarantine,)
             if not self.in_flight:
@@ -331,7 +378,10 @@ class Session(Generic[K]):
 
     def poll_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (monotonic), or None."""
-        dues = (self._due(self._main), self._due(self._quarantine), self._due_aside())
+        dues = (
+            *(self._due(self._main), self._due(self._quarantine)),
+            *(self._due_aside(), self._may_open_at if self._is_connected else None),
+        )
         return min((due for due in dues if due is not None), default=None)
 
     # ------------------------------------------------------------------ inside
@@ -362,11 +412,30 @@ class Session(Generic[K]):
         if not self._is_connected:
             return
         self._next_suspects()
-        for lane in (self._main, self._quarantine):
-            if (lane is self._main or lane.buffer) and lane.state is ChannelState.CLOSED:
-                self._last_epoch += 1
-                lane.opening(self._last_epoch, self._clock.reading(now))
-                self._order(OpenChannel(self._last_epoch))
+        if self._is_sharing:
+            lane, other = self._sharing
+            if other.state is ChannelState.OPEN and not other.in_flight:
+                lane.take_over(other)
+            elif other.state is ChannelState.CLOSED and now >= (self._may_open_at or now):
+                self._may_open_at = None
+                self._open(lane, now)
+            return
+        self._open(self._main, now)
+        if self._quarantine.buffer:
+            self._open(self._quarantine, now)
+
+    @property
+    def _sharing(self) -> tuple[Lane[K], Lane[K]]:
+        """Of two lanes with one channel: the one whose turn it is, and the other."""
+        is_trying = self._quarantine.buffer or self._quarantine.in_flight
+        lanes: tuple[Lane[K], Lane[K]] = (self._quarantine, self._main)
+        return lanes if is_trying else (lanes[1], lanes[0])
+
+    def _open(self, lane: Lane[K], now: float) -> None:
+        if lane.state is ChannelState.CLOSED:
+            self._last_epoch += 1
+            lane.opening(self._last_epoch, self._clock.reading(now))
+            self._order(OpenChannel(self._last_epoch))
 
     def _order(self, command: Command) -> None:
         """Tell the transport; of a connection that is given up nothing more is asked."""
@@ -381,7 +450,7 @@ class Session(Generic[K]):
     def _next_suspects(self) -> None:
         """When a group is through: the next one, or no more need for the quarantine channel."""
         lane = self._quarantine
-        if not lane.advance() and lane.state is not ChannelState.CLOSED:
+        if not lane.advance() and lane.state is not ChannelState.CLOSED and not self._is_sharing:
             self._order(CloseChannel(lane.epoch, "quarantine is empty"))
             self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
@@ -390,6 +459,8 @@ class Session(Generic[K]):
         self._order(CloseChannel(lane.epoch, reason))
         self.window.reset()
         self._aftermath.overdue(lane, reason)
+        if self._is_sharing:  # the next one may come before the broker has counted this one out
+            self._disconnect(reason)
         self._open_lanes(now)
 
     def _begin_anew(self, lane: Lane[K], reason: str) -> None:
@@ -405,6 +476,7 @@ class Session(Generic[K]):
     }
     _OF_A_CHANNEL: ClassVar[dict[type[Any], Callable[[Any, Lane[Any], Any, float], None]]] = {
         ChannelOpened: _channel_opened,
+        NoChannel: _no_channel,
         ChannelClosed: _channel_closed,
         Acked: _confirmed,
         AckedEach: _acked_each,

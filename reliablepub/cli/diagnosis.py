@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from reliablepub.cli.output import age, count_of, size_of
+from reliablepub.cli.output import age, count_of, paused_words, size_of
 from reliablepub.outbox.audit import Audit
 from reliablepub.outbox.checkup import Checkup
 from reliablepub.outbox.inspection import OutboxStatus
@@ -65,11 +65,19 @@ class Finding:
 
 
 def of_outbox(
-    status: OutboxStatus, around: Surroundings, now: float, failed: str = ""
+    status: OutboxStatus,
+    around: Surroundings,
+    now: float,
+    picture: Mapping[str, Any],
+    failed: str = "",
 ) -> Iterator[Finding]:
-    """What an outbox's figures and its surroundings mean; and why its last relay has failed."""
+    """What an outbox's figures, its surroundings, and the picture that its relay shows, mean.
+
+    And why its last relay has failed.
+    """
     yield _relay(status, failed)
     yield _backlog(status, now)
+    yield _paused(picture, now)
     parked = status.parked + status.expired
     yield Finding(
         "outbox",
@@ -89,6 +97,24 @@ def of_outbox(
         if around.ahead_s < AHEAD_S
         else f"the newest message was stored {age(around.ahead_s)} from now",
         "the clock was set back; delays and deadlines are counted by it: look at NTP",
+    )
+
+
+def _paused(picture: Mapping[str, Any], now: float) -> Finding:
+    rows = picture.get("paused") or []
+    count = picture.get("paused_destinations") or len(rows)
+    words = [paused_words(row, picture["at"], now) for row in rows[:_SHOWN]]
+    left = f" (and {count - len(words)} more)" if count > len(words) else ""
+    paused = f"{count_of(count, 'destination')} paused"
+    return Finding(
+        "outbox",
+        "paused",
+        Level.WARNING if rows else Level.OK,
+        f"{paused}: {'; '.join(words)}{left}" if rows else "no destination is paused",
+        "mend what they refuse for (the exchange, the permission, the binding, room in the queue): "
+        "messages wait, and go by themselves; or `reliablepub outbox reroute` them"
+        if rows
+        else "",
     )
 
 

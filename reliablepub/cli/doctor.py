@@ -68,7 +68,8 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
         around = look_around(outbox_path)
         relay = read_picture(outbox_path) or {}
         failed = relay["reason"] if relay.get("link") == Link.FAILED else ""
-        found = list(of_outbox(Outbox(outbox_path).status(), around, time.time(), failed))
+        status = Outbox(outbox_path).status()
+        found = list(of_outbox(status, around, time.time(), relay, failed))
     found.append(of_client(relay.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS))
     for address in addresses:
         with patiently(f"asking {address}"):

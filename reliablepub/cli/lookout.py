@@ -82,6 +82,8 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         "link_since": picture.get("since"),
         "window": picture.get("window"),
         "hooks_off": picture.get("hooks_off"),
+        "paused": picture.get("paused"),
+        "paused_destinations": picture.get("paused_destinations"),
         "bytes_on_disk": found.bytes_on_disk,
         "log_bytes": found.log_bytes,
         "is_disk_full": found.is_disk_full,
@@ -95,7 +97,7 @@ def look_closely(outbox: Path, before: Look | None = None) -> Look:
     seen = look(outbox, before)
     picture = read_picture(outbox) or {}
     failures, reasons = read_failures(outbox, failures=FAILURES, reasons=REASONS)
-    names = ("buffered", "aside", "connects", "violations", "latency", "paused")
+    names = ("buffered", "aside", "connects", "violations", "latency")
     relay = {name: picture.get(name) for name in names}
     more = {"at": seen.now, **relay, "reasons": reasons, "failures": failures}
     return Look(seen.at, seen.now, seen.counts, {**seen.more, **more})

@@ -174,3 +174,20 @@ def size_of(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
+    """A destination that is paused: which, what it said, since when, how many wait, and until when.
+
+    Args:
+        row: as the relay shows it.
+        at: when it did.
+        now: wall clock, seconds.
+    """
+    key = row["routing_key"]
+    where = f"{row['exchange'] or '(default)'} / {'every routing key' if key is None else key}"
+    since = age(max(0.0, now - row["since"]))
+    wait = f"{count_of(row['waiting'], 'message')} wait{'s' if row['waiting'] == 1 else ''}"
+    probe_in_s = at + row["probe_in_s"] - now
+    probe = f"probed in {age(probe_in_s)}" if probe_in_s >= 1 else "probed now"
+    return one_line(f"{where}: {row['reason']}; since {since}; {wait}; {probe}")

@@ -41,6 +41,7 @@ from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import OutboxError
 from reliablepub.outbox import Outbox, OutboxKeys
+from reliablepub.policy import RetryPolicy
 from reliablepub.publisher import Publisher
 
 _FORMATS = {"auto": None, "ndjson": True, "lines": False}
@@ -263,6 +264,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         outbox_keys=settings.outbox_keys,
         window_min=settings.window_min,
         window_max=settings.window_max,
+        retry=RetryPolicy.prompt(),  # somebody waits for the result
         # Room in memory is waited for here, where signals and the timeout are seen to.
         open_messages_max=open_messages_max,
         open_bytes_max=None if settings.outbox is not None else 1 << 30,

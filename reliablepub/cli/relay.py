@@ -37,6 +37,7 @@ from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox import OutboxKeys
+from reliablepub.policy import RetryPolicy
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password
 
@@ -130,6 +131,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         window_min,
         window_max,
         tls_context(ctx),
+        RetryPolicy.prompt() if drain else None,  # somebody waits for the end
     )
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
@@ -180,6 +182,7 @@ def _reread(ctx: click.Context) -> Settings:
             values["window_min"],
             values["window_max"],
             tls_context(again),
+            RetryPolicy.prompt() if values["drain"] else None,
         )
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reliablepub.cli.lookout import Look, disk_words, link_words
-from reliablepub.cli.output import age, count_of
+from reliablepub.cli.output import age, count_of, paused_words
 from reliablepub.printable import one_line, printable
 
 WIDE: Final = 80
@@ -77,7 +77,10 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
         parts += [counts, flow]
         used = _ABOVE + 2 * _PANEL + _COUNTS_LINES + _FLOW_LINES
     paused, reasons = seen.more["paused"] or [], seen.more["reasons"]
-    for title, rows in (("paused destinations", _paused(paused)), ("why", _reasons(reasons, seen))):
+    for title, rows in (
+        ("paused destinations", _paused(paused, seen)),
+        ("why", _reasons(reasons, seen)),
+    ):
         room = height - used - _PANEL - 1
         if rows and room > 0:
             parts.append(_panel(title, _lines(rows[:room])))
@@ -98,6 +101,12 @@ def advice(seen: Look) -> Text:
         words, style = "the relay has no broker; messages are safe, and wait", "bold red"
     elif more["link"] == "blocked":
         words, style = "the broker takes nothing: look at its memory and disk", "bold yellow"
+    elif more["paused"]:
+        count = more["paused_destinations"] or len(more["paused"])
+        words = (
+            f"{count_of(count, 'destination')} paused: mend what they refuse for, and all goes on"
+        )
+        style = "bold yellow"
     elif counts["held_keys"]:
         held = count_of(counts["held_keys"], "ordering key")
         words, style = f"{held} held: see `reliablepub outbox keys`", "bold yellow"
@@ -183,14 +192,8 @@ def _rate(rate: float | None) -> str:
     return "" if rate is None else f"{rate:,.0f}/s"
 
 
-def _paused(paused: list[Mapping[str, Any]]) -> list[Text]:
-    return [
-        _line(
-            f"{_address(row['exchange'], row['routing_key'])}: {row['refusals']} refusals in a row",
-            "yellow",
-        )
-        for row in paused
-    ]
+def _paused(paused: list[Mapping[str, Any]], seen: Look) -> list[Text]:
+    return [_line(paused_words(row, seen.now, seen.now), "yellow") for row in paused]
 
 
 def _reasons(reasons: list[Mapping[str, Any]], seen: Look) -> list[Text]:

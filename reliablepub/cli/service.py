@@ -25,6 +25,7 @@ from reliablepub.cli.output import print_note
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import ConfigurationError, ReliablePubError
 from reliablepub.outbox import OutboxKeys
+from reliablepub.policy import RetryPolicy
 from reliablepub.printable import one_line
 from reliablepub.publisher import Publisher
 from reliablepub.relay.status import Status
@@ -46,6 +47,7 @@ class Settings:
         window_min: most messages in flight at first.
         window_max: most messages in flight ever.
         ssl_context: for ``amqps``; None: the system's authorities.
+        retry: how long refusals are tried again.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -55,6 +57,7 @@ class Settings:
     window_min: int
     window_max: int
     ssl_context: ssl.SSLContext | None = None
+    retry: RetryPolicy | None = None
 
     def open(self, hooks: Sequence[object]) -> Publisher:
         """A publisher that relays."""
@@ -67,6 +70,7 @@ class Settings:
             window_max=self.window_max,
             ssl_context=self.ssl_context,
             close_timeout_s=0,
+            retry=self.retry,
             hooks=hooks,
         )
 

@@ -139,7 +139,12 @@ STATUS_METRICS: Final = (
     Metric(
         "reliablepub_paused_destinations",
         Type.GAUGE,
-        "Destinations to which nothing is sent for now (Breaker); 100 stands for more, too.",
+        "Destinations to which nothing is sent for now, because they refuse (Breaker).",
+    ),
+    Metric(
+        "reliablepub_paused_messages",
+        Type.GAUGE,
+        "Messages that wait for these, of the 100 that were paused first.",
     ),
     Metric(
         "reliablepub_contradictions_total",

@@ -238,7 +238,8 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_window_messages", "", status.window
     yield "reliablepub_buffered_messages", "", status.buffered
     yield "reliablepub_aside_messages", "", status.aside
-    yield "reliablepub_paused_destinations", "", len(status.paused)
+    yield "reliablepub_paused_destinations", "", status.paused_destinations
+    yield "reliablepub_paused_messages", "", sum(one.waiting for one in status.paused)
 
 
 def _of_file(path: Path) -> Iterator[Sample]:

@@ -51,7 +51,8 @@ class Entry:
         refused: how often the broker closed a channel because of it.
         uncertain: how often its fate was unknowable.
         expires_at: wall clock time after which nobody wants it any more, or None.
-        refused_at: wall clock time when it was nacked, returned or refused first, or None.
+        refused_at: wall clock time when it was nacked, returned or refused first, or had to wait
+            for a paused destination; or None.
         is_discarded: in memory only: it is given up, and not parked.
         waiter: in memory only.
     """
@@ -185,16 +186,41 @@ class Release:
     """Entries that wait until their destination is well, and need wait no longer.
 
     Attributes:
-        destination: exchange and routing key; None for every one.
-        limit: how many may go, lowest ids first.
+        exchange: of the destination; None for every one.
+        routing_key: likewise; None for all of the exchange.
+        limit: how many may go, lowest ids of a routing key first.
         at: their due time from now on.
-        count: how many there were; the commit fills it in.
+        after: the `last` one that went before; None for none.
+        is_counted: whether to count those that still wait.
+        count: how many there were; the commit fills it in, like the two that follow.
+        last: exchange, routing key and id of the last of them.
+        left: how many still wait there, if they were to be counted.
     """
 
-    destination: tuple[str, str] | None
+    exchange: str | None
+    routing_key: str | None
     limit: int
     at: float
+    after: tuple[bytes, bytes, int] | None = None
+    is_counted: bool = False
     count: int = 0
+    last: tuple[bytes, bytes, int] | None = None
+    left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldExchange:
+    """An exchange for which entries wait until it, or one of its routing keys, is well.
+
+    Attributes:
+        exchange: its name; None where it is no text: the row is damaged.
+        count: how many.
+        since: wall clock time since which the first of them has waited, or None.
+    """
+
+    exchange: str | None
+    count: int
+    since: float | None
 
 
 @dataclass(slots=True)
@@ -343,11 +369,11 @@ class Store(Protocol):
         """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None.
 
         A message that its sender put off until later than ``at`` is not awaited, nor one that a
-        parked message of its key holds back; a retry is.
+        parked message of its key holds back; a retry is, or one that waits for its destination.
         """
 
-    def has_held(self) -> bool:
-        """Whether any entry is `HELD`."""
+    def held_exchanges(self, limit: int) -> Sequence[HeldExchange]:
+        """Exchanges of entries that are `HELD`, as many as that."""
 
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress, islice
+from itertools import compress
 from typing import Final
 
 from reliablepub.outbox.entry import (
@@ -19,6 +19,7 @@ from reliablepub.outbox.entry import (
     Counters,
     DamagedRow,
     Entry,
+    HeldExchange,
     Release,
     Snapshot,
     Touched,
@@ -79,6 +80,7 @@ class MemoryStore:
         self._waiting = _Times(self._due_at)
         self._expiring = _Times(self._expires_at)
         self._by_key: dict[str, deque[int]] = {}
+        self._held: dict[str, dict[str, dict[int, None]]] = {}  # by exchange and routing key
         self._positions: dict[str, int] = {}
         self._snapshot = Snapshot(0, Counters())
         self._lowest_id = 1
@@ -118,7 +120,10 @@ class MemoryStore:
             self._step(turn.stepped, {entry.id for entry in turn.rescheduled})
         for entry in (*turn.new, *turn.rescheduled):
             if entry.due_at is not None and entry.id in self._open:
-                self._waiting.add(entry.due_at, entry.id)
+                if entry.due_at == HELD:
+                    self._remember_held(entry)
+                else:
+                    self._waiting.add(entry.due_at, entry.id)
         for release in turn.released:
             self._release(release)
         counters = replace(
@@ -148,22 +153,54 @@ class MemoryStore:
                 self._waiting.add(entry.due_at, entry.id)
 
     def _release(self, release: Release) -> None:
-        """Those that were held are due; entries lie in the order of their ids."""
-        held = (
-            entry
-            for entry in self._open.values()
-            if entry.due_at == HELD
-            and release.destination in {None, (entry.message.exchange, entry.message.routing_key)}
+        """Those that were held are due, lowest ids first."""
+        exchanges = (
+            [self._held.get(release.exchange, {})]
+            if release.exchange is not None
+            else (self._held.values())
         )
-        chosen = list(islice(held, release.limit))
-        for entry in chosen:
+        held = [
+            id_
+            for exchange in exchanges
+            for routing_key, ids in exchange.items()
+            if release.routing_key in {None, routing_key}
+            for id_ in ids
+        ]
+        after = 0 if release.after is None else release.after[2]
+        chosen = heapq.nsmallest(release.limit, (id_ for id_ in held if id_ > after))
+        for id_ in chosen:
+            entry = self._open[id_]
+            self._forget_held(entry)
             entry.due_at = release.at
-            self._waiting.add(release.at, entry.id)
+            self._waiting.add(release.at, id_)
         release.count = len(chosen)
+        if chosen:
+            release.last = b"", b"", chosen[-1]
+        if release.is_counted:
+            release.left = len(held) - len(chosen)
+
+    def _remember_held(self, entry: Entry) -> None:
+        message = entry.message
+        routing_keys = self._held.setdefault(message.exchange, {})
+        routing_keys.setdefault(message.routing_key, {})[entry.id] = None
+
+    def _forget_held(self, entry: Entry) -> None:
+        message = entry.message
+        routing_keys = self._held.get(message.exchange, {})
+        ids = routing_keys.get(message.routing_key, {})
+        ids.pop(entry.id, None)
+        if not ids:
+            routing_keys.pop(message.routing_key, None)
+        if not routing_keys:
+            self._held.pop(message.exchange, None)
 
     def _take_out(self, entries: Iterable[Entry]) -> tuple[int, int]:
         """How many of these were open until now, and their bytes."""
         gone = [self._open.pop(entry.id, None) for entry in entries]
+        if self._held:
+            for entry in gone:
+                if entry is not None:
+                    self._forget_held(entry)
         sizes = [entry.message.size for entry in gone if entry is not None]
         return len(sizes), sum(sizes)
 
@@ -225,7 +262,7 @@ class MemoryStore:
                 continue
             if entry.due_at is None or entry.due_at <= at or entry.due_at == HELD:
                 return id_
-            if entry.nacked or entry.returned or entry.refused:
+            if entry.nacked or entry.returned or entry.refused or entry.refused_at is not None:
                 return id_
         return None
 
@@ -279,9 +316,9 @@ class MemoryStore:
             self._lowest_id += 1  # ids only grow, so this never looks back
         return self._lowest_id
 
-    def has_held(self) -> bool:
-        """Whether any entry is `HELD`."""
-        return any(entry.due_at == HELD for entry in self._open.values())
+    def held_exchanges(self, limit: int) -> list[HeldExchange]:  # noqa: ARG002 - as the others
+        """None: an earlier time there was not."""
+        return []
 
     def changed_elsewhere(self) -> bool:
         """Never: nobody else can see it."""

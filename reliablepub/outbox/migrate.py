@@ -25,6 +25,7 @@ MIGRATIONS: Final = (
     "0005_retention.sql",
     "0006_skipped_keys.sql",
     "0007_held_keys.sql",
+    "0008_paused_destinations.sql",
 )
 """The files in ``migrations``: the first leads to version 1."""
 

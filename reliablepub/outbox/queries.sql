@@ -19,8 +19,8 @@ SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_mess
 -- name: insert_message
 INSERT INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
-    due_at, nacked, returned, refused, uncertain, expires_at, ordering_key
-) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+    due_at, nacked, returned, refused, uncertain, expires_at, ordering_key, refused_at
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- Most messages have nothing else, and are stored many at once. If one is refused, those before it
 -- stay until the turn is rolled back; to take them back by itself, as by default, the statement
@@ -116,21 +116,46 @@ SELECT
     size, checksum, body, expires_at, ordering_key
 FROM reliablepub_messages WHERE id = :id;
 
--- Those that wait until their destination is well have an infinite due time.
+-- Those that wait until their destination is well have an infinite due time; an index has them by
+-- exchange, routing key and id. Pages of them follow each other by the last row of the page before.
+-- name: held
+SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
+WHERE due_at = 9e999
+AND (exchange, routing_key, id) > (CAST(:exchange AS TEXT), CAST(:routing_key AS TEXT), :id)
+ORDER BY exchange, routing_key, id LIMIT :limit;
+
+-- name: held_of_exchange
+SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
+WHERE due_at = 9e999 AND exchange = CAST(:exchange AS TEXT)
+AND (routing_key, id) > (CAST(:routing_key AS TEXT), :id)
+ORDER BY routing_key, id LIMIT :limit;
+
+-- name: held_of_address
+SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
+WHERE due_at = 9e999 AND exchange = CAST(:exchange AS TEXT)
+AND routing_key = CAST(:routing_key AS TEXT) AND id > :id
+ORDER BY id LIMIT :limit;
+
 -- name: release
-UPDATE reliablepub_messages SET due_at = :at WHERE id IN (
-    SELECT id FROM reliablepub_messages
-    WHERE due_at = 9e999
-    AND (:exchange IS NULL OR (exchange = :exchange AND routing_key = :routing_key))
-    ORDER BY id LIMIT :limit
-);
+UPDATE reliablepub_messages SET due_at = ? WHERE id = ?;
+
+-- name: count_held_of_exchange
+SELECT count(*) FROM reliablepub_messages INDEXED BY reliablepub_messages_held WHERE due_at = 9e999 AND exchange = :exchange;
+
+-- name: count_held_of_address
+SELECT count(*) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
+WHERE due_at = 9e999 AND exchange = :exchange AND routing_key = :routing_key;
+
+-- name: held_exchanges
+SELECT CAST(exchange AS BLOB), count(*), min(id) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
+WHERE due_at = 9e999 GROUP BY exchange LIMIT ?;
+
+-- name: refused_at
+SELECT refused_at FROM reliablepub_messages WHERE id = ?;
 
 -- name: parked_address
 SELECT CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB)
 FROM reliablepub_parked WHERE id = ?;
-
--- name: held
-SELECT 1 FROM reliablepub_messages WHERE due_at = 9e999 LIMIT 1;
 
 -- name: insert_attempt
 INSERT INTO reliablepub_attempts (
@@ -245,7 +270,7 @@ SELECT m.id FROM reliablepub_messages AS m
 WHERE m.id >= :first_id
 AND (
     m.due_at IS NULL OR m.due_at <= :at OR m.due_at = 9e999
-    OR m.nacked + m.returned + m.refused > 0
+    OR m.nacked + m.returned + m.refused > 0 OR m.refused_at IS NOT NULL
 )
 AND (m.ordering_key IS NULL OR NOT EXISTS (
     SELECT 1 FROM reliablepub_parked AS p

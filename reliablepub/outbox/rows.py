@@ -29,7 +29,7 @@ def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
     """Parameters of ``insert_message``; with keys, the entry has its id already."""
     counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
     times = (entry.due_at, *counts, entry.expires_at)
-    return *plain_row_of(entry, keys), *times, entry.message.ordering_key
+    return *plain_row_of(entry, keys), *times, entry.message.ordering_key, entry.refused_at
 
 
 def is_plain(entry: Entry) -> bool:

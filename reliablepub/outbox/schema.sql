@@ -44,6 +44,10 @@ WHERE due_at IS NOT NULL;
 CREATE INDEX reliablepub_messages_expiring ON reliablepub_messages (expires_at)
 WHERE expires_at IS NOT NULL;
 
+-- What waits until its destination is well: an infinite due time.
+CREATE INDEX reliablepub_messages_held ON reliablepub_messages (exchange, routing_key)
+WHERE due_at = 9e999;
+
 -- With the id, which every index ends with: in the order of their commits.
 CREATE INDEX reliablepub_messages_of_key ON reliablepub_messages (ordering_key)
 WHERE ordering_key IS NOT NULL;

@@ -34,6 +34,7 @@ from reliablepub.outbox.entry import (
     Counters,
     DamagedRow,
     Entry,
+    HeldExchange,
     Intervened,
     Snapshot,
     Touched,
@@ -234,10 +235,16 @@ class SqliteStore:
             row = connection.execute(QUERIES["lowest_awaited"], limits).fetchone()
             return None if row is None else int(row[0])
 
-    def has_held(self) -> bool:
-        """Whether any entry is `HELD`."""
+    def held_exchanges(self, limit: int) -> list[HeldExchange]:
+        """Exchanges of entries that are `HELD`, as many as that."""
+        found: list[HeldExchange] = []
         with self._reading() as connection:
-            return connection.execute(QUERIES["held"]).fetchone() is not None
+            for name, count, first in connection.execute(QUERIES["held_exchanges"], (limit,)):
+                (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone()
+                with suppress(UnicodeDecodeError):
+                    name = name.decode()  # noqa: PLW2901 - what it was read for
+                found.append(HeldExchange(name if isinstance(name, str) else None, count, since))
+        return found
 
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call.

@@ -51,6 +51,9 @@ ROWS_AT_ONCE: Final = 50
 _VALUES: Final = ", (" + ", ".join("?" * 9) + ")"
 _INSERT_MANY: Final = QUERIES["insert_plain_message"].rstrip(";") + _VALUES * (ROWS_AT_ONCE - 1)
 
+_SCOPES: Final = ("held", "held_of_exchange", "held_of_address")
+"""Statements that find what is held: for every destination, an exchange, one routing key of it."""
+
 
 def write_turn(
     connection: sqlite3.Connection,
@@ -192,10 +195,18 @@ def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int,
 
 def _release(connection: sqlite3.Connection, release: Release) -> None:
     """Make due what was held, as much as is asked for."""
-    exchange, routing_key = release.destination or (None, None)
-    where = {"exchange": exchange, "routing_key": routing_key}
-    row = {"limit": release.limit, "at": release.at, **where}
-    release.count = connection.execute(QUERIES["release"], row).rowcount
+    scope = _SCOPES[(release.exchange is not None) + (release.routing_key is not None)]
+    exchange, routing_key, id_ = release.after or (release.exchange, release.routing_key, 0)
+    after = {"exchange": exchange or "", "routing_key": routing_key or "", "id": id_}
+    rows = connection.execute(QUERIES[scope], after | {"limit": release.limit}).fetchall()
+    connection.executemany(QUERIES["release"], ((release.at, row[0]) for row in rows))
+    release.count = len(rows)
+    if rows:
+        id_, exchange, routing_key = rows[-1]
+        release.last = exchange, routing_key, id_
+    if release.is_counted:
+        where = {"exchange": release.exchange, "routing_key": release.routing_key}
+        (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
 
 
 def _write_in_flight(connection: sqlite3.Connection, ranges: list[Sent], now: float) -> None:

@@ -88,4 +88,5 @@ def _picture(
         "stale": status.stale,
         "latency": None if latency is None else asdict(latency),
         "paused": [asdict(paused) for paused in status.paused[:PAUSED_SHOWN]],
+        "paused_destinations": status.paused_destinations,
     }

@@ -103,8 +103,9 @@ class Intake:
             entries = [Entry.accepted(message, wall) for message in chunk.messages]
             if self._pauses:
                 for entry in entries:
-                    if entry.is_for_now and self._pauses.is_paused(entry):
-                        entry.due_at = HELD
+                    if entry.is_for_now and self._pauses.holds(entry) is not None:
+                        entry.due_at, entry.refused_at = HELD, wall
+                        self._pauses.waits(entry)
             turn.new += entries
             if chunk.source is not None:
                 turn.sources[chunk.source] = turn.sources.get(chunk.source, 0) + len(entries)

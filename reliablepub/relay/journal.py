@@ -27,7 +27,7 @@ _ADDRESS: Final = ("message_id", "exchange", "routing_key")
 _SAID: Final = ("reply_code", "reply_text", "attempts")
 _ATTEMPT: Final = (*_ADDRESS, *_SAID, "epoch", "tag")
 _GIVEN_UP: Final = (*_ADDRESS, "outcome", *_SAID)
-_PAUSE: Final = ("exchange", "routing_key", "refusals")
+_PAUSE: Final = ("exchange", "routing_key", "refusals", "reply_code", "reply_text")
 _LINK: Final = ("reason", "connects", "open")
 
 EVENTS: Final[Mapping[str, tuple[logging.Logger, int, tuple[str, ...]]]] = {
@@ -148,10 +148,14 @@ class Journal:
     def _destination(self, name: str, events: Sequence[DestinationChanged]) -> None:
         for event in events:
             if self._is_said(name, event.exchange, 0):
-                values = (event.exchange, event.routing_key, event.refusals)
+                outcome = event.outcome
+                said = (outcome.reply_code, one_line(outcome.reply_text))
+                values = (event.exchange, event.routing_key, event.refusals, *said)
+                after = f" after {event.refusals} in a row" if event.refusals > 1 else ""
+                code = f"{outcome.reply_code} " if outcome.reply_code else ""
                 where = _where(event.exchange, event.routing_key)
-                refusals = f" after {event.refusals} refusals in a row" if event.refusals else ""
-                self._write(name, f"{where}: {name}{refusals}", values)
+                words = f"{where}: {name}{after}: {outcome.kind}: {code}{said[1]}"
+                self._write(name, words, values)
 
     def _attempts(self, name: str, events: Sequence[AttemptEnded]) -> None:
         for event in events:
@@ -210,5 +214,6 @@ def _about(event: AttemptEnded | MessageGivenUp) -> str:
     return f"message {printable(event.message_id)} to {_where(event.exchange, event.routing_key)}"
 
 
-def _where(exchange: str, routing_key: str) -> str:
-    return f"exchange {exchange!r} with routing key {routing_key!r}"
+def _where(exchange: str, routing_key: str | None) -> str:
+    routing = "every routing key" if routing_key is None else f"routing key {routing_key!r}"
+    return f"exchange {exchange!r} with {routing}"

@@ -14,6 +14,7 @@ def names(entry: Entry, words: str) -> bool:
     """Whether the words hold "exchange 'x' in vhost", and x is where the message goes.
 
     So it is in 404 (no such exchange) and 403 (no permission, or an internal one); see
-    rabbit_misc:rs in RabbitMQ's source. A text cut at 255 bytes may name nobody.
+    rabbit_misc:rs in RabbitMQ's source. A text cut at 255 bytes may name nobody. Permissions on the
+    default exchange are those on "amq.default".
     """
-    return f"exchange '{entry.message.exchange}' in vhost" in words
+    return f"exchange '{entry.message.exchange or 'amq.default'}' in vhost" in words

@@ -135,11 +135,13 @@ class Notices:
             entry = attempt.entry
             events.append(MessageGivenUp(*_facts(entry), attempt.outcome, entry.attempts))
 
-    def destination(self, name: str, destination: tuple[str, str], refusals: int) -> None:
+    def destination(
+        self, name: str, destination: tuple[str, str | None], refusals: int, outcome: Outcome
+    ) -> None:
         """A destination is ``paused`` or ``resumed``."""
         events = self._events.get(name)
         if events is not None:
-            events.append(DestinationChanged(*destination, refusals))
+            events.append(DestinationChanged(*destination, refusals, outcome))
 
     def deliver(self, status: Status) -> None:
         """The turn is over: tell all that was gathered, and how the connection has changed."""

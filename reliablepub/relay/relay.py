@@ -115,7 +115,9 @@ class Relay:
         )
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
-        self._pauses = Pauses(policy.breaker, self._guard, self._notices, has_held=store.has_held())
+        self._pauses = Pauses(policy.breaker, self._guard, self._notices)
+        held = store.held_exchanges(self._pauses.exchanges_max + 1)
+        self._pauses.found(held, clock.monotonic(), clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
         self._verdicts = Verdicts(
             Ruling(policy, self._guard), self._pauses, self._notices, store.run
@@ -220,7 +222,7 @@ class Relay:
         if late:
             self._session.withdraw(late)
         for entry in self._pauses.withdrawn_from(self._session):
-            self._verdicts.hold(entry)
+            self._verdicts.hold(entry, wall)
 
     def _give_up_late(self, wall: float) -> None:
         """What is too late expires, unless it is on the wire: then its attempt decides."""
@@ -255,7 +257,9 @@ class Relay:
             if entry.is_late(wall):
                 self._verdicts.expire(entry, wall)
             elif not self._pauses.admits(entry):
-                self._verdicts.hold(entry)
+                self._verdicts.hold(entry, wall)
+            elif self._pauses.is_probe(entry):
+                self._session.submit_alone(entry, entry.message.size, now)
             else:
                 self._session.submit(entry, entry.message.size)
         return self._intake.take(self._verdicts.turn, self._snapshot.counters, now, wall)
@@ -386,6 +390,7 @@ class Relay:
             callback_errors=self._guard.errors,
             turns=self._turns,
             paused=self._pauses.shown(self._clock.monotonic()),
+            paused_destinations=self._pauses.count,
         )
 
     def _wait_s(self) -> float | None:

@@ -29,15 +29,32 @@ class Ruling:
 
     def verdict(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
         """What is to be done after a refusal, which the entry has counted already."""
-        refusals = getattr(entry, outcome.kind.value)
-        age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
-        verdict: Verdict | None = None
+        return self._decided(entry, outcome, wall, self._by_budget(entry, outcome, wall))
+
+    def end_of_wait(self, entry: Entry, outcome: Outcome, wall: float) -> GiveUp | None:
+        """What becomes of an entry that waits, where its budget is spent; None: it may go on.
+
+        Args:
+            entry: it waits for its destination.
+            outcome: what that destination refused last.
+            wall: seconds since 1970.
+        """
+        verdict = self._by_budget(entry, outcome, wall)
+        if isinstance(verdict, GiveUp):
+            verdict = self._decided(entry, outcome, wall, verdict)
+        return verdict if isinstance(verdict, GiveUp) else None
+
+    def _by_budget(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
+        refusals, age_s = _spent(entry, outcome, wall)
         with self._guard.calling("a strategy of RetryPolicy"):
-            verdict = self._policy.retries(outcome.kind).verdict(refusals, age_s)
-        if verdict is None:
-            verdict = _DEFAULT.retries(outcome.kind).verdict(refusals, age_s)
+            return self._policy.retries(outcome).verdict(refusals, age_s)
+        return _DEFAULT.retries(outcome).verdict(refusals, age_s)
+
+    def _decided(self, entry: Entry, outcome: Outcome, wall: float, verdict: Verdict) -> Verdict:
+        """What the application's callback says, or the verdict."""
         if self._policy.decide is None:
             return verdict
+        refusals, age_s = _spent(entry, outcome, wall)
         with self._guard.calling("RetryPolicy.decide"):
             message = entry.message
             said = self._policy.decide(
@@ -57,3 +74,9 @@ class Ruling:
                 msg = f"it returned {said!r}: not RetryIn, GiveUp or None"
                 raise TypeError(msg)
         return verdict
+
+
+def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
+    """Refusals of this kind, and seconds since the first one of any."""
+    age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
+    return getattr(entry, outcome.kind.value), age_s

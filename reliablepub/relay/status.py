@@ -25,19 +25,26 @@ class Link(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A destination that is paused.
+    """A destination that is paused (`Breaker`).
 
     Attributes:
-        exchange: of messages that wait.
-        routing_key: likewise.
-        refusals: so many in a row have paused it.
+        exchange: to which nothing is sent for now.
+        routing_key: with which nothing is sent there; None where it is the whole exchange.
+        refusals: so many in a row; 0 once one was confirmed, or when an earlier run has paused it.
         probe_in_s: seconds until the next message is tried there.
+        since: wall clock, seconds since 1970.
+        reason: the last refusal, with the broker's words.
+        waiting: messages that wait for it; those that expire or that a person takes are counted
+            until the next probe.
     """
 
     exchange: str
-    routing_key: str
+    routing_key: str | None
     refusals: int
     probe_in_s: float
+    since: float
+    reason: str
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +65,9 @@ class Status:
         aside: messages set aside: every connection was lost while one of them was alone in flight,
             and the broker blames none. They are tried again, alone, after waits up to a minute.
         is_flushed: of a status that ``flush`` gives: whether all that it waits for is settled.
-        paused: destinations to which nothing is sent for now (`Breaker`); at most 100 of them.
+        paused: destinations to which nothing is sent for now (`Breaker`), those first that were
+            paused first; at most 100 of them.
+        paused_destinations: how many there are.
         hooks_off: why pika is used by its public interface alone, which is slower and just as safe:
             another version than those tested, or a hook that has failed. Empty while all is well.
         callback_errors: how often a callback of the application's has raised.
@@ -80,6 +89,7 @@ class Status:
     aside: int = 0
     is_flushed: bool = False
     paused: tuple[Paused, ...] = ()
+    paused_destinations: int = 0
     hooks_off: str = ""
     callback_errors: int = 0
     trouble: str = ""

@@ -10,7 +10,7 @@ waiter at once: should the process die before its row is deleted, the message is
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
@@ -30,7 +30,7 @@ from reliablepub.policy import GiveUp, RetryIn, Verdict
 from reliablepub.relay.in_flight import InFlightRanges, Settled
 from reliablepub.relay.latency import Latencies
 from reliablepub.relay.notices import Notices
-from reliablepub.relay.pauses import Pauses
+from reliablepub.relay.pauses import UNKNOWN, Pauses
 from reliablepub.relay.ruling import Ruling
 
 _key_of: Final = attrgetter("message.ordering_key")
@@ -116,9 +116,10 @@ class Verdicts:
         setattr(entry, outcome.kind.value, getattr(entry, outcome.kind.value) + 1)
         verdict: Verdict = RetryIn(0.0)
         if outcome.kind in REFUSALS:
-            self.pauses.refused(entry, now)
             entry.refused_at = wall if entry.refused_at is None else entry.refused_at
             verdict = self.ruling.verdict(entry, outcome, wall)
+            is_given_up = isinstance(verdict, GiveUp)
+            self.pauses.refused(entry, outcome, now, wall, is_given_up=is_given_up)
         decision = decide(
             outcome.kind,
             is_spent=isinstance(verdict, GiveUp),
@@ -136,9 +137,7 @@ class Verdicts:
                 entry.is_discarded = True
                 self.turn.discarded.append(attempt)
             case RetryAt(at):
-                entry.due_at = HELD if self.pauses.is_paused(entry) else at
-                self.turn.rescheduled.append(entry)
-                self.postponed.append(entry)
+                self._postpone(entry, at)
             case _:
                 self.turn.rescheduled.append(entry)
         return decision
@@ -161,9 +160,34 @@ class Verdicts:
             turn.attempts = [a for a in turn.attempts if a not in given_up]
         return [*taken, *(attempt.entry for attempt in given_up)]
 
-    def hold(self, entry: Entry) -> None:
-        """Have an entry that is in memory wait until its destination is well."""
-        entry.due_at = HELD
+    def hold(self, entry: Entry, wall: float) -> None:
+        """Have an entry that is in memory wait until its destination is well.
+
+        If it has waited for so long that its budget is spent, it is given up with what was last
+        said of its destination.
+        """
+        pause = self.pauses.holds(entry)
+        assert pause is not None
+        said = pause.why
+        if entry.refused_at is None:
+            entry.refused_at = wall
+        end = None if said is UNKNOWN else self.ruling.end_of_wait(entry, said, wall)
+        if end is None:
+            self._postpone(entry, wall)
+            return
+        self.pauses.given_up(entry)
+        text = f"{said.reply_text} (said of its destination, for which it has waited since)"
+        outcome = replace(said, reply_text=text, known=entry.persistence)
+        attempt = Attempt(entry, "", 0, outcome, wall)
+        entry.is_discarded = end is GiveUp.DISCARD
+        (self.turn.discarded if entry.is_discarded else self.turn.parked).append(attempt)
+
+    def _postpone(self, entry: Entry, at: float) -> None:
+        """An entry leaves memory until then, or until its destination is well."""
+        entry.due_at = at
+        if self.pauses.holds(entry) is not None:
+            entry.due_at = HELD
+            self.pauses.waits(entry)
         self.turn.rescheduled.append(entry)
         self.postponed.append(entry)
 
@@ -187,7 +211,7 @@ class Verdicts:
         entries, settled = run.keys, self._settle(run.epoch, run.tags)
         for part in settled:
             self.latencies.took(now - part.at, part.tags)
-        self.pauses.confirmed(entries)
+        self.pauses.confirmed(entries, now)
         self.turn.confirmed += entries
         if any(map(_key_of, entries)):
             self.lets_others_go = True

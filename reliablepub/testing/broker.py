@@ -17,7 +17,7 @@ from reliablepub.testing.declaring import frozen_arguments
 from reliablepub.testing.faults import Crash, Freeze
 from reliablepub.testing.history import Published, StoredMessage
 from reliablepub.testing.node import Node
-from reliablepub.testing.options import NodeOptions
+from reliablepub.testing.options import NodeOptions, Permissions
 from reliablepub.testing.queues import Queue
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange, VirtualHost
 from reliablepub.testing.server import Server
@@ -244,6 +244,13 @@ class FakeBroker:
             self._vhost(virtual_host).remove_exchange(name)
 
     # ------------------------------------------------------------------ looking
+
+    def set_permissions(
+        self, user: str, permissions: Permissions, *, virtual_host: str | None = None
+    ) -> None:
+        """What a user may do from now on, on open connections too."""
+        name = virtual_host or self._options.virtual_hosts[0]
+        self._act(lambda: self._node.set_permissions(user, name, permissions))
 
     def messages(self, queue: str, *, virtual_host: str | None = None) -> tuple[StoredMessage, ...]:
         """What is ready in a queue, the head first."""

@@ -82,6 +82,11 @@ class Connection:
         return self._handshake.frame_max
 
     @property
+    def channels(self) -> int:
+        """How many there are."""
+        return len(self._channels)
+
+    @property
     def is_open(self) -> bool:
         """Whether the handshake is done and nobody has closed."""
         return self._handshake.is_open and not self._is_released
@@ -352,6 +357,11 @@ class Connection:
         if count_max and count >= count_max:
             explanation = f"number of channels opened ({count}) has reached the negotiated "
             raise AmqpError(530, f"{explanation}channel_max ({count_max})")
+        user, limits = self._handshake.user, self.node.options.user_channel_max
+        if user in limits and self.node.channels_of(user) >= limits[user]:
+            explanation = f"number of channels opened for user '{user}' has reached the maximum "
+            explanation += f"allowed user limit of ({limits[user]})"
+            raise AmqpError(530, explanation)
         channel = self._channels[number] = Channel(self, number)
         channel.send_method(encoding.CHANNEL_OPEN_OK)
 

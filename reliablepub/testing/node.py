@@ -9,6 +9,7 @@ carry out.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from random import Random
 from time import time
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from reliablepub.testing.consuming import deliver
 from reliablepub.testing.dead_letters import destinations, died
 from reliablepub.testing.faults import Block, Crash, FaultScript, Freeze, HoldConfirms
 from reliablepub.testing.history import History
+from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.routing import VirtualHost
 from reliablepub.testing.timers import Timers
 
 if TYPE_CHECKING:
     from reliablepub.testing.connection import Connection
     from reliablepub.testing.history import Publish
-    from reliablepub.testing.options import NodeOptions
+    from reliablepub.testing.options import NodeOptions, Permissions
     from reliablepub.testing.publishing import Publishing
     from reliablepub.testing.queues import Buried, Entry, Queue
 
@@ -53,6 +55,21 @@ class Node:
     def vhost(self) -> VirtualHost:
         """The first virtual host."""
         return self.vhosts[self.options.virtual_hosts[0]]
+
+    def channels_of(self, user: str) -> int:
+        """How many channels a user has open, on all connections."""
+        return sum(one.channels for one in self.connections.values() if one.user == user)
+
+    def set_permissions(self, user: str, virtual_host: str, permissions: Permissions) -> None:
+        """`rabbitmqctl set_permissions`; who is connected feels it at the next method."""
+        of_user = {**self.options.permissions.get(user, {}), virtual_host: permissions}
+        if user not in self.options.permissions:
+            of_user = dict.fromkeys(self.options.virtual_hosts, EVERYTHING) | of_user
+        granted = {**self.options.permissions, user: of_user}
+        self.options = replace(self.options, permissions=granted)
+        for connection in self.connections.values():
+            if connection.user == user and connection.vhost is self.vhosts[virtual_host]:
+                connection.permissions = permissions
 
     def handle_timeout(self) -> None:
         """Do what is due by now."""

@@ -42,6 +42,8 @@ class NodeOptions:
             there; who is not may do everything.
         heartbeat_s: Proposed in connection.tune; 0 is none.
         channel_max: Channels a connection may have open.
+        user_channel_max: Channels a user may have open, on all connections together; who is not in
+            it is not limited.
         frame_max: Proposed in connection.tune.
         max_message_size: Bytes a body may have; above it is 406.
         flush_delay_s: How long persistent messages gather before they are written together.
@@ -55,6 +57,7 @@ class NodeOptions:
     permissions: Mapping[str, Mapping[str, Permissions]] = field(default_factory=dict)
     heartbeat_s: int = 60
     channel_max: int = 2047
+    user_channel_max: Mapping[str, int] = field(default_factory=dict)
     frame_max: int = 131_072
     max_message_size: int = 128 * 1024 * 1024
     flush_delay_s: float = 0.002

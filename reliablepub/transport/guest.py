@@ -17,7 +17,15 @@ from typing import Final
 from aio_pika import Connection
 from aiormq.abc import AbstractConnection
 
-from reliablepub._core.events import Blocked, Connected, ConnectionLost, Event, Unblocked
+from reliablepub._core.events import (
+    Blocked,
+    Connected,
+    ConnectionClose,
+    ConnectionLost,
+    Event,
+    NoChannel,
+    Unblocked,
+)
 from reliablepub.transport.aiormq_hooks import (
     GuestChannel,
     GuestChannels,
@@ -28,6 +36,8 @@ from reliablepub.transport.aiormq_hooks import (
 from reliablepub.transport.departures import LOOK_S
 
 _LOOK_S: Final = 0.02
+_NOT_ALLOWED: Final = 530
+_CHANNEL_OPEN: Final = (20, 10)
 
 
 class Guest:
@@ -74,7 +84,9 @@ class Guest:
         channel = self._home.open(epoch)
         if channel is not None:
             self.channels[epoch] = channel
-        elif not self.channels:
+        elif self.channels:
+            self._tell(NoChannel(epoch))
+        else:
             self._lose("the application's connection has no free channel number; close some there")
 
     def close_channel(self, epoch: int) -> None:
@@ -110,7 +122,7 @@ class Guest:
     def _look_around(self, timer: asyncio.TimerHandle) -> None:
         connection = self._open_connection()
         if self._home is not None and connection is not self._home.connection:
-            self._lose(_why_closed(self._home.connection))
+            self._lose(*_why_closed(self._home.connection))
             self._home = None
         if self._is_connected:
             self._look_whether_blocked()
@@ -157,19 +169,26 @@ class Guest:
             self._is_blocked = not self._is_blocked
             self._tell(Blocked("the broker blocks it") if self._is_blocked else Unblocked())
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, close: ConnectionClose | None = None) -> None:
         self.channels.clear()
         if self._is_connected:
             self._is_connected = False
-            self._tell(ConnectionLost(reason))
+            self._tell(ConnectionLost(reason, close))
 
 
-def _why_closed(connection: AbstractConnection) -> str:
-    """What aiormq says of it; nothing secret."""
+def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | None]:
+    """What aiormq says of it; nothing secret.
+
+    It says nothing of the method at fault; but where the broker refuses one more channel, no
+    publish is to blame.
+    """
     url = getattr(connection, "url", None)
     where = f"{url.host}:{url.port}: " if url is not None else ""
     why = f"{where}the application's connection is lost"
     if not connection.is_closed or connection.closing.cancelled():
-        return why
+        return why, None
     error = connection.closing.exception()
-    return f"{why}: {str(error) or type(error).__name__}"
+    text = str(error) or type(error).__name__
+    is_channel = "number of channels opened" in text
+    close = ConnectionClose(_NOT_ALLOWED, text, _CHANNEL_OPEN) if is_channel else None
+    return f"{why}: {text}", close

@@ -37,6 +37,7 @@ from reliablepub._core.events import (
     ConnectionLost,
     Event,
     Nacked,
+    NoChannel,
     Returned,
     Unblocked,
 )
@@ -203,7 +204,8 @@ class PikaTransport:
         try:
             channel = self._connection.channel(on_open_callback=opened)
         except exceptions.NoFreeChannels:
-            return  # the session gives up on it when its time is up; the other channel goes on
+            self._events.append(NoChannel(epoch))
+            return
         channel.add_on_close_callback(partial(self._on_channel_close, epoch))
         self._channels[epoch] = channel
         self._departs(self._connection, epoch, 0)

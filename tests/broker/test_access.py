@@ -174,3 +174,39 @@ def test_exclusive_queues_go_from_their_own_virtual_host() -> None:
     assert "mine" in node.vhosts["shop"].queues
     client.connection.handle_lost()
     assert "mine" not in node.vhosts["shop"].queues
+
+
+def test_permissions_may_change_while_who_has_them_is_connected() -> None:
+    with FakeBroker(options=OPTIONS) as broker:
+        for user, virtual_host in (("guest", "/"), ("ann", "shop")):
+            url = pika.URLParameters(broker.url_of(user, virtual_host))
+            with pika.BlockingConnection(url) as connection:
+                channel = connection.channel()
+                channel.confirm_delivery()
+                nothing = Permissions(configure="", write="", read="")
+                broker.set_permissions(user, nothing, virtual_host=virtual_host)
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="refused for"):
+                    channel.basic_publish("amq.fanout", "", b"")
+                broker.set_permissions(user, Permissions(), virtual_host=virtual_host)
+                channel = connection.channel()
+                channel.confirm_delivery()
+                channel.basic_publish("amq.fanout", "", b"")
+        with pika.BlockingConnection(pika.URLParameters(broker.url_of("guest", "shop"))):
+            pass  # elsewhere nothing has changed
+
+
+def test_a_user_may_have_so_many_channels_on_all_connections() -> None:
+    with FakeBroker(options=NodeOptions(user_channel_max={"guest": 2})) as broker:
+        first, second, third = (
+            pika.BlockingConnection(pika.URLParameters(broker.url)) for _ in range(3)
+        )
+        first.channel()
+        channel = second.channel()
+        text = "number of channels opened for user 'guest' has reached the maximum allowed user"
+        with pytest.raises(pika.exceptions.ConnectionClosedByBroker, match=text) as caught:
+            third.channel()
+        assert caught.value.reply_code == 530
+        channel.close()
+        first.channel()
+        first.close()
+        second.close()

@@ -127,7 +127,7 @@ def test_surroundings_are_judged(
     path: Path, change: dict[str, Any], check: str, level: Level
 ) -> None:
     status = Outbox(path).status()
-    found = {f.check: f for f in of_outbox(status, replace(GOOD, **change), status.stored)}
+    found = {f.check: f for f in of_outbox(status, replace(GOOD, **change), status.stored, {})}
     assert found[check].level is level
     assert (found[check].remedy == "") == (level is Level.OK)
 
@@ -142,7 +142,7 @@ def test_surroundings_are_judged(
 )
 def test_the_outbox_is_judged(path: Path, change: dict[str, Any], check: str, level: Level) -> None:
     status = replace(Outbox(path).status(), **change)
-    found = {f.check: f for f in of_outbox(status, GOOD, status.stored)}
+    found = {f.check: f for f in of_outbox(status, GOOD, status.stored, {})}
     assert found[check].level is level
     assert (found[check].remedy == "") == (level is Level.OK)
 
@@ -159,7 +159,7 @@ def test_an_old_sqlite_is_told(
     path: Path, version: str, *, is_shared: bool, words: list[str]
 ) -> None:
     around = replace(GOOD, sqlite=version, is_shared=is_shared)
-    (row,) = (f for f in of_outbox(Outbox(path).status(), around, 0.0) if f.check == "sqlite")
+    (row,) = (f for f in of_outbox(Outbox(path).status(), around, 0.0, {}) if f.check == "sqlite")
     assert row.found.startswith(f"version {version}, journal mode wal")
     assert [one for one in ("WAL-reset", "wal_autocheckpoint = 0") if one in row.found] == words
 
@@ -167,8 +167,30 @@ def test_an_old_sqlite_is_told(
 def test_an_old_backlog_is_a_warning(path: Path) -> None:
     status = Outbox(path).status()
     assert status.oldest_open_at is not None
-    found = of_outbox(status, look_around(path), status.oldest_open_at + 7_200)
+    found = of_outbox(status, look_around(path), status.oldest_open_at + 7_200, {})
     assert {f.check: f.level for f in found}["backlog"] is Level.WARNING
+
+
+def test_paused_destinations_are_a_warning_with_all_that_is_known(path: Path) -> None:
+    row = {
+        "exchange": "orders",
+        "routing_key": None,
+        "refusals": 3,
+        "waiting": 4645,
+        "reason": "refused: 404 NOT_FOUND - no exchange 'orders' in vhost '/'",
+        "since": 1_000.0,
+        "probe_in_s": 12.0,
+    }
+    picture = {"at": 1_060.0, "paused": [row], "paused_destinations": 3}
+    found = {f.check: f for f in of_outbox(Outbox(path).status(), GOOD, 1_061.0, picture)}
+    assert found["paused"].level is Level.WARNING
+    assert found["paused"].found == (
+        "3 destinations paused: orders / every routing key: refused: 404 NOT_FOUND - no exchange "
+        "'orders' in vhost '/'; since 1 min 1 s; 4645 messages wait; probed in 11 s (and 2 more)"
+    )
+    assert "the permission" in found["paused"].remedy
+    found = {f.check: f for f in of_outbox(Outbox(path).status(), GOOD, 1_061.0, {})}
+    assert (found["paused"].level, found["paused"].remedy) == (Level.OK, "")
 
 
 @pytest.mark.parametrize(
@@ -188,6 +210,8 @@ def test_a_broker_is_judged(url: str, probe: Probe, check: str) -> None:
 
 def test_a_relay_that_has_failed_is_a_problem_with_its_reason(path: Path) -> None:
     said = "the relay has failed: ZeroDivisionError: a bug"
-    (row,) = (f for f in of_outbox(Outbox(path).status(), GOOD, 0.0, said) if f.check == "relay")
+    (row,) = (
+        f for f in of_outbox(Outbox(path).status(), GOOD, 0.0, {}, said) if f.check == "relay"
+    )
     assert (row.level, row.found) == (Level.PROBLEM, f"none: {said}")
     assert "reliablepub relay" in row.remedy

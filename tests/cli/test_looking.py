@@ -5,6 +5,7 @@ import io
 import json
 import re
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -255,8 +256,25 @@ def test_the_status_tells_the_window(run: Run, relay: SqliteStore) -> None:
 def test_a_message_whose_destination_is_paused_says_so(run: Run, alone: Path) -> None:
     with closing(sqlite3.connect(alone)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET due_at = 9e999 WHERE id = 7")
-    with closing(SqliteStore(alone)):
-        assert "are paused, because they kept refusing" in run("explain", 7).stdout
+        (address,) = connection.execute(
+            "SELECT exchange, routing_key FROM reliablepub_messages WHERE id = 7"
+        )
+    row = {"exchange": address[0], "routing_key": address[1], "refusals": 5, "probe_in_s": 30.0}
+    more = {"since": time.time() - 5, "reason": "nacked: basic.nack", "waiting": 3}
+    with closing(SqliteStore(alone)) as relay:
+        assert "its destination is paused, because it kept refusing" in run("explain", 7).stdout
+        elsewhere = row | more | {"exchange": "elsewhere"}
+        shown = {"at": time.time(), "link": "connected", "reason": "", "since": 0.0}
+        for routing_key in (None, address[1]):
+            here = row | more | {"routing_key": routing_key}
+            relay.show({**shown, "paused": [elsewhere, here], "paused_destinations": 12})
+            told = run("explain", 7).stdout
+            assert "Why: nacked: basic.nack" in told
+            assert "3 messages wait; probed in" in told
+        status = run("status", "--over", 0).stdout
+        assert "3 messages wait; probed in" in status
+        assert "10 destinations" in status
+        assert parsed(run("status", "--json", "--over", 0))["paused_destinations"] == 12
     for command in (("explain", 7, "--json"), ("show", 7, "--json"), ("list", "--json")):
         assert "Infinity" not in run(*command).stdout
     assert run("list").exit_code == run("show", 7).exit_code == 0

@@ -105,9 +105,13 @@ def test_it_shows_what_the_relay_shows_of_itself(path: Path, relay: SqliteStore)
 
 
 def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
-    paused = {"exchange": "", "routing_key": "q", "refusals": 5, "probe_in_s": 1.0}
-    relay.show({**LINK, "paused": [paused]})
-    assert any("(default) / q: 5 refusals in a row" in line for line in drawn(look_closely(path)))
+    paused = {"exchange": "", "routing_key": "q", "refusals": 5, "probe_in_s": 10.0}
+    more = {"since": time.time() - 60.5, "reason": "nacked: basic.nack", "waiting": 1}
+    relay.show({**LINK, "paused": [paused | more], "paused_destinations": 1})
+    lines = drawn(look_closely(path))
+    assert "1 destination paused: mend what they refuse for, and all goes on" in lines
+    words = "(default) / q: nacked: basic.nack; since 1 min 0 s; 1 message waits; probed in"
+    assert any(words in line for line in lines)
 
 
 def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None:

@@ -4,11 +4,14 @@ It knows how each of the two is cut off, alarmed, killed and revived. It must ne
 publisher.
 """
 
-from typing import Protocol
+from typing import Final, Protocol, cast
 
-from reliablepub.testing import FakeBroker
+from reliablepub.testing import FakeBroker, Permissions
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode
+
+OTHER: Final = "shop"
+PASSWORD: Final = "secret"
 
 
 class Rig(Protocol):
@@ -41,6 +44,18 @@ class Rig(Protocol):
     def start(self) -> None:
         """Bring it back, with what it had confirmed."""
 
+    def url_of_other_user(self, *, channel_max: int | None = None) -> str:
+        """For a user with all permissions, and perhaps with so many channels at most."""
+
+    def may_write(self, pattern: str) -> None:
+        """What that user may publish to from now on; its connections end."""
+
+    def change_password(self) -> None:
+        """That user cannot log in any more; its connections end."""
+
+    def change_password_back(self) -> None:
+        """It can again."""
+
 
 class FakeRig:
     """The bundled broker."""
@@ -70,6 +85,24 @@ class FakeRig:
 
     def start(self) -> None:
         self._broker.start()
+
+    def url_of_other_user(self, *, channel_max: int | None = None) -> str:
+        options = self._broker._options
+        cast("dict[str, str]", options.users)[OTHER] = PASSWORD
+        if channel_max is not None:
+            cast("dict[str, int]", options.user_channel_max)[OTHER] = channel_max
+        return self._broker.url_of(OTHER)
+
+    def may_write(self, pattern: str) -> None:
+        self._broker.set_permissions(OTHER, Permissions(write=pattern))
+        self.drop_connections()
+
+    def change_password(self) -> None:
+        cast("dict[str, str]", self._broker._options.users)[OTHER] = "another"
+        self.drop_connections()
+
+    def change_password_back(self) -> None:
+        self.url_of_other_user()
 
 
 class RealRig:
@@ -103,3 +136,23 @@ class RealRig:
 
     def start(self) -> None:
         self._node.start()
+
+    def url_of_other_user(self, *, channel_max: int | None = None) -> str:
+        if OTHER in self._node.ctl("list_users"):
+            self._node.ctl("delete_user", OTHER)
+        self._node.ctl("add_user", OTHER, PASSWORD)
+        self._node.ctl("set_permissions", OTHER, ".*", ".*", ".*")
+        if channel_max is not None:
+            self._node.ctl("set_user_limits", OTHER, f'{{"max-channels": {channel_max}}}')
+        return self.url.replace("guest:guest", f"{OTHER}:{PASSWORD}")
+
+    def may_write(self, pattern: str) -> None:
+        self._node.ctl("set_permissions", OTHER, ".*", pattern, ".*")
+        self.drop_connections()
+
+    def change_password(self) -> None:
+        self._node.ctl("change_password", OTHER, "another")
+        self.drop_connections()
+
+    def change_password_back(self) -> None:
+        self._node.ctl("change_password", OTHER, PASSWORD)

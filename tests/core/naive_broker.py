@@ -25,6 +25,7 @@ from reliablepub._core.events import (
     Event,
     Leaving,
     Nacked,
+    NoChannel,
     OpenChannel,
     Returned,
     Settlement,
@@ -36,7 +37,8 @@ from tests.acks import in_runs, singly
 
 CONFIRM_TIMEOUT_S: Final = 30.0
 IMMEDIATE: Final = ConnectionClose(540, "NOT_IMPLEMENTED - immediate=true", (60, 40))
-OF_A_CHANNEL = (Acked, Nacked, Returned, ChannelClosed, ChannelOpened)
+ONE_CHANNEL: Final = ConnectionClose(530, "NOT_ALLOWED - number of channels opened", (0, 0))
+OF_A_CHANNEL = (Acked, Nacked, Returned, ChannelClosed, ChannelOpened, NoChannel)
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class NaiveBroker:
         self.is_connected = False
         self.is_blocked = False
         self.is_deaf_to_opening = False
+        self.has_one_channel = False  # and closes the connection over a second one
+        self.has_one_number = False  # the client library knows, and does not ask for a second one
         self.arrivals: Counter[int] = Counter()
         self.acked: set[tuple[int, int]] = set()
         self.nacked: set[tuple[int, int]] = set()
@@ -90,7 +94,11 @@ class NaiveBroker:
         """Read one thing off the wire."""
         match self.inbox.popleft():
             case OpenChannel(epoch):
-                if not self.is_deaf_to_opening:
+                if self.channels and self.has_one_channel:
+                    self.close_connection(ONE_CHANNEL)
+                elif self.channels and self.has_one_number:
+                    self._say(NoChannel(epoch))
+                elif not self.is_deaf_to_opening:
                     self.channels[epoch] = Channel()
                     self.channels_opened += 1
                     self._say(ChannelOpened(epoch))
@@ -227,14 +235,18 @@ class Rig:
 
     # ---------------------------------------------------------------- what the relay would do
 
-    def submit(self, size: int = 1, *, kind: str = "good") -> int:
-        """Hand over the next message: good, unroutable, poison, fatal or deadly."""
+    def submit(self, size: int = 1, *, kind: str = "good", is_alone: bool = False) -> int:
+        """Hand over the next message: good, unroutable, poison, fatal or deadly; perhaps alone."""
         key = len(self.sizes)
         self.sizes[key] = size
         if kind != "good":
             getattr(self.broker, kind).add(key)
         self.waiting.add(key)
-        self.session.submit(key, size)
+        if is_alone:
+            self.session.submit_alone(key, size, self.now)
+            self._settle_and_obey()
+        else:
+            self.session.submit(key, size)
         return key
 
     def submit_many(

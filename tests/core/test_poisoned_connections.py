@@ -280,7 +280,8 @@ def test_who_was_alone_behind_an_ended_channel_is_not_refused() -> None:
     session.handle(ChannelOpened(2), 0)
     session.handle(ChannelOpened(3), 0)
     assert [batch.keys for batch in session.poll_transmit(1)] == [["fatal"]]
-    session.handle_timeout(1 + CONFIRM_TIMEOUT_S)  # no answer: it is sent again some time
+    session.handle_timeout(1 + CONFIRM_TIMEOUT_S)  # no answer, and then a person takes it
+    session.withdraw({"fatal"})
     session.submit("fresh", 1)
     assert [batch.keys for batch in session.poll_transmit(40)] == [["fresh"]]
     session.poll_settlements()

@@ -38,11 +38,17 @@ def has_channel(machine: SessionMachine) -> bool:
 class SessionMachine(RuleBasedStateMachine):
     """Everything that may happen, one rule each."""
 
-    @initialize(window_max=st.integers(1, 8), window_min=st.none() | st.integers(1, 2))
-    def start(self, window_max: int, window_min: int | None) -> None:
+    @initialize(
+        window_max=st.integers(1, 8),
+        window_min=st.none() | st.integers(1, 2),
+        limit=st.sampled_from(["", "", "has_one_channel", "has_one_number"]),
+    )
+    def start(self, window_max: int, window_min: int | None, limit: str) -> None:
         self.rig = Rig(
             window_max=window_max, window_min=window_min, window_bytes_max=WINDOW_BYTES_MAX
         )
+        if limit:
+            setattr(self.rig.broker, limit, True)
         self.rig.broker.connect()
 
     # the client
@@ -51,6 +57,10 @@ class SessionMachine(RuleBasedStateMachine):
     def submit(self, kinds: list[str], size: int) -> None:
         for kind in kinds:
             self.rig.submit(size, kind=kind)
+
+    @rule(kind=KINDS, size=st.integers(1, 120))
+    def submit_alone(self, kind: str, size: int) -> None:
+        self.rig.submit(size, kind=kind, is_alone=True)
 
     @rule(
         count=st.integers(2, 8),

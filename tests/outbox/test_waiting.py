@@ -1,11 +1,24 @@
 """What waits in a store: for its turn, its time, its end, its destination."""
 
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.entry import HELD, Attempt, Entry, Intervened, Release, Store, Turn
+from reliablepub.outbox.entry import (
+    HELD,
+    Attempt,
+    Entry,
+    HeldExchange,
+    Intervened,
+    Release,
+    Store,
+    Turn,
+)
 from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
@@ -145,24 +158,88 @@ def test_what_its_sender_put_off_is_not_awaited_and_a_retry_is(
 # ------------------------------------------------------------------------------ its destination
 
 
-def test_what_is_held_is_released_by_destination_the_lowest_ids_first(
+def held(entries: Iterable[Entry]) -> list[Entry]:
+    """They wait for their destination, since 100, 101 and so on."""
+    all_ = list(entries)
+    for number, one in enumerate(all_):
+        one.due_at, one.refused_at = HELD, 100.0 + number
+    return all_
+
+
+def test_what_is_held_is_released_by_address_the_lowest_ids_first(
     any_store: Store, entry: Make
 ) -> None:
     new = [entry(routing_key=key) for key in "aabab"]
     for one in new[:4]:
         one.due_at = HELD
     any_store.commit(Turn(new=new))
-    assert any_store.has_held()
-    probe = Release(("orders", "a"), 1, at=50.0)
-    none = Release(("elsewhere", "a"), 9, at=50.0)
+    probe = Release("orders", "a", 1, at=50.0, is_counted=True)
+    none = Release("elsewhere", "a", 9, at=50.0, is_counted=True)
     any_store.commit(Turn(released=[probe, none]))
-    assert (probe.count, none.count) == (1, 0)
-    assert any_store.read_due(49.9, loaded=(), **ALL) == ([], 50.0)
+    assert (probe.count, probe.left, none.count, none.left) == (1, 2, 0, 0)
+    assert any_store.read_due(49.9, loaded=(), **ALL)[0] == []
     assert ids(any_store.read_due(50.0, loaded=(), **ALL)[0]) == [1]
-    rest = Release(("orders", "a"), 9, at=51.0)
+    rest = Release("orders", "a", 9, at=51.0)
     any_store.commit(Turn(released=[rest]))
-    assert (rest.count, any_store.has_held()) == (2, True)
-    everybody = Release(None, 9, at=52.0)
-    any_store.commit(Turn(released=[everybody]))
-    assert (everybody.count, any_store.has_held()) == (1, False)
+    assert (rest.count, rest.left) == (2, 0)
+    others = Release(None, None, 9, at=52.0)
+    any_store.commit(Turn(released=[others]))
+    assert others.count == 1
     assert ids(any_store.read_due(60.0, loaded=(), **ALL)[0]) == [1, 2, 4, 3]
+
+
+@pytest.mark.parametrize("exchange", ["orders", None])
+def test_what_is_held_is_released_page_by_page(
+    any_store: Store, entry: Make, exchange: str | None
+) -> None:
+    """What is held again meanwhile is not found a second time."""
+    new = held(entry(routing_key=key) for key in "cbabac")
+    any_store.commit(Turn(new=new))
+    after: tuple[bytes, bytes, int] | None = None
+    found: list[int] = []
+    for at in (50.0, 51.0, 52.0, 53.0):
+        page = Release(exchange, None, 2, at=at, after=after, is_counted=exchange is not None)
+        any_store.commit(Turn(released=[page]))
+        entries, _ = any_store.read_due(at, loaded=set(found), **ALL)
+        after = page.last
+        found += ids(entries)
+        assert len(entries) == page.count
+        for one in entries:
+            one.due_at = HELD
+        any_store.commit(Turn(rescheduled=entries))
+    assert sorted(found) == [1, 2, 3, 4, 5, 6]
+    assert after is None
+
+
+def test_what_is_held_and_leaves_is_not_counted(any_store: Store, entry: Make) -> None:
+    new = held(entry(routing_key="a") for _ in range(4))
+    any_store.commit(Turn(new=new))
+    any_store.commit(Turn(confirmed=new[:2]))
+    probe = Release("orders", "a", 1, at=50.0, is_counted=True)
+    any_store.commit(Turn(released=[probe]))
+    assert (probe.count, probe.left) == (1, 1)
+
+
+def test_exchanges_for_which_messages_wait_are_found_on_disk(
+    store: SqliteStore, path: Path, entry: Make
+) -> None:
+    new = held(entry(exchange=exchange, routing_key=str(n)) for n, exchange in enumerate("baba"))
+    store.commit(Turn(new=[*new, entry(exchange="c")]))
+    expected = [HeldExchange("a", 2, 101.0), HeldExchange("b", 2, 100.0)]
+    assert store.held_exchanges(9) == expected
+    assert store.held_exchanges(1) == expected[:1]
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE reliablepub_messages SET exchange = CAST(x'ff' AS TEXT) WHERE id = 1")
+    assert [one.exchange for one in store.held_exchanges(9)] == ["a", "b", None]
+
+
+def test_what_is_held_is_found_by_an_index(store: SqliteStore, path: Path) -> None:
+    names = ("held", "held_of_exchange", "held_of_address", "held_exchanges")
+    counts = ("count_held_of_exchange", "count_held_of_address")
+    values = {"exchange": "", "routing_key": "", "id": 0, "limit": 1}
+    with closing(sqlite3.connect(path)) as db:
+        for name in (*names, *counts):
+            sql = QUERIES[name]
+            given = (1,) if name == "held_exchanges" else values
+            [*plan] = db.execute(f"EXPLAIN QUERY PLAN {sql}", given)
+            assert all("reliablepub_messages_held" in row[3] for row in plan), (name, plan)

@@ -25,13 +25,8 @@ from reliablepub.relay.notices import calls_of
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.base import CannotEncode
 
-PARK_AT_ONCE = RetryPolicy(
-    *(
-        Retries(stop_after_attempt(1), lambda _: 0.0),
-        Retries(stop_after_attempt(1), lambda _: 0.0),
-        Retries(stop_after_attempt(1), lambda _: 0.0),
-    )
-)
+ONCE = Retries(stop_after_attempt(1), lambda _: 0.0)
+PARK_AT_ONCE = RetryPolicy(ONCE, ONCE, ONCE)
 """Every budget is one refusal."""
 
 

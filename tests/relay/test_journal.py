@@ -55,7 +55,7 @@ def attempt(name: str, exchange: str = "orders") -> AttemptEnded:
 GIVEN_UP = MessageGivenUp("m-1", "orders", "key", None, 3, NO_ROUTE, 3)
 SAMPLES: dict[str, object] = {
     **dict.fromkeys(("connected", "disconnected", "blocked", "unblocked"), LinkChanged("", 1, 2)),
-    **dict.fromkeys(("paused", "resumed"), DestinationChanged("orders", "key", 5)),
+    **dict.fromkeys(("paused", "resumed"), DestinationChanged("orders", "key", 5, NO_ROUTE)),
     **{name: attempt(name) for name in ("returned", "nacked", "refused", "uncertain")},
     **dict.fromkeys(("parked", "expired", "discarded"), GIVEN_UP),
 }

@@ -193,7 +193,7 @@ def test_a_message_is_parked_when_its_budget_is_spent(world: Build, kind: str) -
             w.relay.handle([Returned(w.epoch, tag, 312, "NO_ROUTE")])
             w.ack(tag)
         else:
-            w.relay.handle([ChannelClosed(w.epoch, 404, "NOT_FOUND", by_publish=True)])
+            w.relay.handle([ChannelClosed(w.epoch, 406, "TOO LARGE", by_publish=True)])
             w.open_channel()
         w.turn()
     assert w.sent == ["a"] * 3

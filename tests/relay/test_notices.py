@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from tenacity import stop_after_attempt, wait_fixed
 from reliablepub import hooks
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.entry import Store
-from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
 from reliablepub.relay.guard import LOGGER
 from reliablepub.relay.notices import calls_of
@@ -149,8 +150,10 @@ def test_pauses_are_told(store: Store) -> None:
     w.turn()
     w.ack(2)
     w.turn()
-    changed = hooks.DestinationChanged("", "q", 1)
-    assert (listener.told("paused"), listener.told("resumed")) == ([changed], [changed])
+    w.turn()
+    changed = hooks.DestinationChanged("", "q", 1, NACKED)
+    assert listener.told("paused") == [changed]
+    assert listener.told("resumed") == [replace(changed, refusals=0)]
 
 
 def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(

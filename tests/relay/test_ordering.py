@@ -142,7 +142,7 @@ def test_a_retry_keeps_its_place(world: Build, kind: str) -> None:
         w.relay.handle([Returned(w.epoch, 1, 312, "NO_ROUTE")])
         w.ack(1)
     else:
-        w.relay.handle([ChannelClosed(w.epoch, 404, "NOT_FOUND", by_publish=True)])
+        w.relay.handle([ChannelClosed(w.epoch, 406, "TOO LARGE", by_publish=True)])
         w.open_channel()
     w.hand_over("c", ordering_key="k")
     for _ in range(3):

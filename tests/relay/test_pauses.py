@@ -5,17 +5,19 @@ With ordering keys too: who is paused holds those behind it in its key, wherever
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from tenacity import stop_after_attempt, wait_fixed
+from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 
+from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Nacked
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
-from reliablepub.policy import Breaker, Retries, RetryPolicy
+from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.status import Paused
 from tests.relay.scripted import Told, World
@@ -60,6 +62,17 @@ def paused(store: Store) -> tuple[World, Told]:
     return w, told
 
 
+def open_quarantine(w: World) -> int:
+    """The channel on which a probe of an exchange goes; its epoch."""
+    for _ in range(3):
+        w.turn()
+    epoch = w.asked_epochs[-1]
+    assert epoch != w.epoch
+    w.relay.handle([ChannelOpened(epoch)])
+    w.turn()
+    return epoch
+
+
 def settle_held(w: World) -> None:
     """What was in flight when the pause began is refused too."""
     w.nack(4)
@@ -75,8 +88,10 @@ def test_what_waits_to_be_sent_there_is_taken_out_of_memory(store: Store) -> Non
     w.turn(after_s=5)
     assert len(w.sent) == 4, "their own waits are over, the pause is not"
     [found] = w.relay.status.paused
-    assert found == Paused("", "a", 3, found.probe_in_s)
+    reason, since = "nacked: basic.nack", w.time.wall - 5
+    assert found == Paused("", "a", 3, found.probe_in_s, since, reason, waiting=4)
     assert found.probe_in_s == pytest.approx(5)
+    assert w.relay.status.paused_destinations == 1
 
 
 def test_new_messages_for_it_wait_on_disk_and_others_flow(store: Store) -> None:
@@ -99,6 +114,11 @@ def test_after_the_pause_one_goes_and_the_others_when_it_is_confirmed(store: Sto
     w.turn(after_s=1)
     assert w.sent[4:] == ["a1"]
     w.ack(5)
+    w.turn(is_flushing=True)
+    w.turn()
+    w.turn()
+    assert w.sent[4:] == ["a1", "a2", "a3"], "two for each confirm"
+    w.ack(7, multiple=True)
     w.turn(is_flushing=True)
     w.turn()
     w.turn()
@@ -155,19 +175,35 @@ def test_without_a_connection_nothing_is_probed(store: Store) -> None:
 
 
 def test_when_nobody_waits_there_the_pause_is_forgotten(store: Store) -> None:
-    once = Retries(stop_after_attempt(1), wait_fixed(1))
-    w = World(store, policy=RetryPolicy(nacked=once, breaker=POLICY.breaker))
+    w = World(store, policy=RetryPolicy(nacked=FEW, breaker=Breaker(1, wait_fixed(10))))
     w.connect()
-    hand_over(w, "a1", "a2")
-    w.turn()
-    w.nack(2, multiple=True)
-    w.turn()
+    told = hand_over(w, "a1")
+    for tag in (1, 2, 3):
+        w.turn(after_s=10)
+        w.turn()
+        assert w.relay.status.paused == () or tag > 1
+        w.nack(tag)
+        w.turn()
+    assert told.kinds == {"a1": OutcomeKind.NACKED}
     assert w.relay.status.paused
     w.turn(after_s=10)
+    w.turn()
     assert w.relay.status.paused == ()
     hand_over(w, "a3")
     w.turn()
     assert w.sent[-1] == "a3"
+
+
+def test_where_the_policy_gives_up_at_once_nothing_is_paused(store: Store) -> None:
+    once = Retries(stop_after_attempt(1), wait_fixed(1))
+    w = World(store, policy=RetryPolicy(nacked=once, unavailable=once, breaker=Breaker(1)))
+    w.connect()
+    told = hand_over(w, "a1", "a2", "a3")
+    w.turn()
+    w.nack(3, multiple=True)
+    w.turn()
+    assert set(told.kinds) == {"a1", "a2", "a3"}
+    assert w.relay.status.paused == ()
 
 
 def test_what_a_sender_has_put_off_is_not_sent_earlier(store: Store) -> None:
@@ -182,15 +218,43 @@ def test_what_a_sender_has_put_off_is_not_sent_earlier(store: Store) -> None:
     assert entry.due_at == w.time.wall + 100
 
 
-def test_a_next_run_lets_go_of_all_that_waits(path: Path) -> None:
+def left_by_an_earlier_run(path: Path) -> float:
+    """Three wait for "a", one was refused before the pause; when that was."""
     with closing(SqliteStore(path)) as store:
         w, _ = paused(store)
         settle_held(w)
+        since = w.time.wall
     with closing(sqlite3.connect(path)) as db:
         held = db.execute("SELECT count(*) FROM reliablepub_messages WHERE due_at = 9e999")
         assert held.fetchone() == (3,)  # "a1" was refused before the pause, and waits by itself
+    return since
+
+
+def test_a_next_run_probes_before_all_go(path: Path) -> None:
+    since = left_by_an_earlier_run(path)
     with closing(SqliteStore(path)) as store:
-        w = World(store, policy=RetryPolicy(FEW, FEW, FEW))
+        w = World(store, policy=POLICY)
+        w.time.now += 50
+        w.connect()
+        w.turn()
+        [found] = w.relay.status.paused
+        unknown = "refused: refused in an earlier run; not probed yet"
+        assert found == Paused("", None, 0, found.probe_in_s, since, unknown, waiting=3)
+        hand_over(w, "b7")
+        w.turn()
+        epoch = open_quarantine(w)
+        assert w.sent == ["a1"], "alone: it may cost the channel"
+        w.relay.handle([Acked(epoch, 1, multiple=False)])
+        for _ in range(4):
+            w.turn(is_flushing=True)
+        assert sorted(w.sent) == ["a1", "a2", "a3", "a4", "b7"]
+        assert w.relay.status.paused == ()
+
+
+def test_a_next_run_without_a_breaker_lets_go_of_all_that_waits(path: Path) -> None:
+    left_by_an_earlier_run(path)
+    with closing(SqliteStore(path)) as store:
+        w = World(store, policy=RetryPolicy(FEW, FEW, FEW, breaker=None))
         w.connect()
         for _ in range(3):
             w.turn(after_s=2)
@@ -315,6 +379,206 @@ def test_a_key_is_still_in_order_when_a_next_run_lets_go_of_it(path: Path) -> No
         again = World(store, policy=POLICY, time=w.time)
         again.connect()
         again.turn(after_s=2)
+        again.turn()
+        epoch = open_quarantine(again)
+        again.relay.handle([Acked(epoch, 1, multiple=False)])
         confirm_all(again)
         for key, expected in {"1": ["a1x", "b1y", "a1z"], "2": ["a2x", "a2y"]}.items():
             assert [id_ for id_ in again.sent if id_[1] == key] == expected
+
+
+# -------------------------------------------------------------------- whole exchanges
+
+NOT_FOUND = "NOT_FOUND - no exchange 'x' in vhost '/'"
+HOUR = Retries(stop_after_delay(3_600), wait_fixed(10))
+PATIENT = RetryPolicy(HOUR, HOUR, unavailable=HOUR, breaker=Breaker(2, wait_fixed(10)))
+
+
+def to_exchange(w: World, *ids: str, exchange: str = "x") -> Told:
+    """Messages to an exchange, each with a routing key of its own."""
+    told = Told(w.log)
+    messages = [Message(b"x", exchange=exchange, routing_key=id_, message_id=id_) for id_ in ids]
+    w.inbox.put(Chunk(messages, told, told))
+    return told
+
+
+def missing(store: Store, policy: RetryPolicy = PATIENT) -> tuple[World, Told]:
+    """Exchange "x" does not exist: "a" has cost the channel, "b" and "c" wait."""
+    w = World(store, policy=policy)
+    w.connect()
+    told = to_exchange(w, "a")
+    w.turn()
+    w.relay.handle([ChannelClosed(w.epoch, 404, NOT_FOUND, by_publish=True)])
+    w.open_channel()
+    w.turn()
+    more = to_exchange(w, "b", "c")
+    w.turn()
+    assert w.sent == ["a"]
+    assert told.outcomes == more.outcomes == {}
+    return w, more
+
+
+def refuse_probe(w: World) -> None:
+    """Its turn comes, and the exchange is still missing."""
+    w.turn(after_s=10)
+    epoch = open_quarantine(w)
+    w.relay.handle([ChannelClosed(epoch, 404, NOT_FOUND, by_publish=True)])
+    for _ in range(4):
+        w.turn()
+
+
+def test_one_refusal_of_an_exchange_pauses_it_for_every_routing_key(store: Store) -> None:
+    w, _ = missing(store)
+    [found] = w.relay.status.paused
+    assert (found.exchange, found.routing_key, found.waiting) == ("x", None, 3)
+    assert found.reason == f"refused: 404 {NOT_FOUND}"
+    to_exchange(w, "y1", exchange="y")
+    w.turn()
+    assert w.sent == ["a", "y1"], "others flow"
+    assert w.in_memory[0] == 1
+
+
+def test_its_probe_goes_alone_and_costs_no_other_channel(store: Store) -> None:
+    w, _ = missing(store)
+    main = w.epoch
+    refuse_probe(w)
+    assert w.sent == ["a", "a"]
+    assert w.transport.sendings[-1].epoch != main
+    to_exchange(w, "y1", exchange="y")
+    w.turn()
+    assert (w.transport.sendings[-1].epoch, w.sent[-1]) == (main, "y1")
+    assert w.relay.status.paused[0].refusals == 2
+
+
+def test_when_the_exchange_is_there_again_all_go(store: Store) -> None:
+    w, more = missing(store)
+    w.turn(after_s=10)
+    epoch = open_quarantine(w)
+    w.relay.handle([Acked(epoch, 1, multiple=False)])
+    for _ in range(4):
+        w.turn(is_flushing=True)
+    assert sorted(w.sent[2:]) == ["b", "c"]
+    assert w.relay.status.paused == ()
+    w.ack_all()
+    w.turn(is_flushing=True)
+    assert set(more.kinds) == {"b", "c"}
+    assert w.in_memory == (0, 0)
+
+
+@pytest.mark.parametrize("end", ["nacked", "too large"])
+def test_an_exchange_that_refuses_a_message_for_another_reason_is_there(
+    store: Store, end: str
+) -> None:
+    w, _ = missing(store)
+    w.turn(after_s=10)
+    epoch = open_quarantine(w)
+    large = ChannelClosed(epoch, 406, "PRECONDITION_FAILED - message size", by_publish=True)
+    w.relay.handle([Nacked(epoch, 1, multiple=False) if end == "nacked" else large])
+    for _ in range(4):
+        w.turn(is_flushing=True)
+    assert sorted(w.sent[2:]) == ["b", "c"]
+    assert w.relay.status.counters.parked == (end != "nacked")
+
+
+def test_probes_of_an_exchange_without_an_answer_let_the_others_go(store: Store) -> None:
+    """A queue that does not confirm is no reason to hold back what goes to other queues."""
+    w, _ = missing(store)
+    w.turn(after_s=10)
+    open_quarantine(w)
+    for _ in range(4):
+        w.turn(after_s=9)
+        w.turn(after_s=1)
+    assert w.relay.status.paused == ()
+    w.relay.handle([ChannelOpened(w.asked_epochs[-1])])
+    for _ in range(3):
+        w.turn()
+    assert "b" in w.sent, "and c, as soon as b is answered"
+
+
+@pytest.mark.parametrize("then", list(GiveUp))
+def test_after_its_time_everything_that_waits_is_given_up_with_the_brokers_words(
+    store: Store, then: GiveUp
+) -> None:
+    patience = replace(HOUR, then=then)
+    w, more = missing(store, replace(PATIENT, unavailable=patience))
+    w.time.now += 3_600
+    late = to_exchange(w, "d")
+    refuse_probe(w)
+    for _ in range(3):
+        w.turn()
+    assert set(more.kinds) == {"b", "c"}
+    assert w.sent == ["a", "a"], "they were not sent for it"
+    assert NOT_FOUND in more.outcomes["b"].reply_text
+    assert "for which it has waited" in more.outcomes["b"].reply_text
+    counters = w.relay.status.counters
+    assert (counters.parked, counters.discarded) == ((3, 0) if then is GiveUp.PARK else (0, 3))
+    assert late.outcomes == {}, "its time has just begun"
+    assert counters.open == 1
+    assert w.relay.status.paused[0].waiting == 1
+
+
+def test_who_waits_may_be_kept_by_the_callback(store: Store) -> None:
+    asked: list[str] = []
+
+    def decide(refusal: Refusal) -> RetryIn | None:
+        asked.append(refusal.message_id)
+        return RetryIn(5) if refusal.message_id == "b" else None
+
+    w, more = missing(store, replace(PATIENT, decide=decide))
+    w.time.now += 3_600
+    refuse_probe(w)
+    for _ in range(3):
+        w.turn()
+    assert set(more.kinds) == {"c"}
+    assert asked[:2] == ["a", "a"]
+    assert set(asked[2:]) == {"b", "c"}, "and only when their time is over"
+    assert w.relay.status.counters.open == 1
+
+
+def test_the_time_of_what_waits_goes_on_in_the_next_run(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        w, _ = missing(store)
+    with closing(SqliteStore(path)) as store:
+        again = World(store, policy=PATIENT, time=w.time)
+        again.time.now += 3_600
+        again.connect()
+        epoch = open_quarantine(again)
+        assert again.relay.status.counters.parked == 0, "nothing is known yet"
+        again.relay.handle([ChannelClosed(epoch, 404, NOT_FOUND, by_publish=True)])
+        for _ in range(6):
+            again.turn()
+        assert len(again.sent) == 1
+        assert again.relay.status.counters.parked == 3
+
+
+def test_more_exchanges_than_are_remembered_are_let_go(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        w, _ = missing(store)
+    few = replace(PATIENT, breaker=Breaker(2, wait_fixed(10), destinations_max=1))
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE reliablepub_messages SET exchange = 'z', due_at = 9e999 WHERE id = 3")
+    with closing(SqliteStore(path)) as store:
+        again = World(store, policy=few, time=w.time)
+        again.connect()
+        for _ in range(4):
+            again.turn()
+        assert again.relay.status.paused_destinations == 1
+        again.relay.handle([])
+        counters = again.relay.status.counters
+        assert (counters.open, counters.parked) == (2, 1), "the row is not what was stored"
+
+
+def test_a_page_after_the_other_goes_and_what_is_paused_again_waits(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.relay.pauses.PAGE", 2)
+    w, _ = missing(store)
+    to_exchange(w, *(f"n{n}" for n in range(7)))
+    w.turn()
+    w.turn(after_s=10)
+    epoch = open_quarantine(w)
+    w.relay.handle([Acked(epoch, 1, multiple=False)])
+    for _ in range(12):
+        w.turn(is_flushing=True)
+    assert len(set(w.sent)) == 10
+    assert w.relay.status.paused == ()

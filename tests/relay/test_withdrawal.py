@@ -10,7 +10,7 @@ import pytest
 from reliablepub.hooks import MessageGivenUp
 from reliablepub.message import Message
 from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Intervened, Turn
+from reliablepub.outbox.entry import HELD, Intervened, Turn
 from reliablepub.outbox.interventions import Action, Effect, Intervention, intervene
 from reliablepub.outbox.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
@@ -243,7 +243,7 @@ def test_a_new_address_is_not_paused_for_the_old_one(
     full.turn()
     (entry,) = full.session.waiting()
     full.session.withdraw({entry})
-    full.relay._verdicts.hold(entry)
+    full.relay._verdicts._postpone(entry, HELD)
     step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
     full.ack_all()
     full.turn()  # no time has passed, so only the commit can tell

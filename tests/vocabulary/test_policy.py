@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import tenacity
 from hypothesis import given
@@ -17,10 +19,15 @@ from tenacity import (
 )
 
 from reliablepub.errors import ConfigurationError
-from reliablepub.outcome import OutcomeKind
+from reliablepub.outcome import Concern, Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Retries, RetryIn, RetryPolicy
 
-REFUSALS = [OutcomeKind.NACKED, OutcomeKind.RETURNED, OutcomeKind.REFUSED]
+REFUSED = [
+    Outcome(OutcomeKind.NACKED),
+    Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE"),
+    Outcome(OutcomeKind.REFUSED, 406, "PRECONDITION_FAILED - message size"),
+    Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND - no exchange 'x' in vhost '/'"),
+]
 NOW = RetryIn(0.0)
 
 
@@ -65,18 +72,17 @@ def test_what_is_given_up_may_be_discarded() -> None:
     assert Retries(stop_after_attempt(1), wait_none(), GiveUp.DISCARD).verdict(1, 0) == "discard"
 
 
-@given(refusals=st.integers(1, 10_000), kind=st.sampled_from(REFUSALS))
-def test_default_waits_grow_at_most_exponentially_and_have_a_ceiling(
-    refusals: int, kind: OutcomeKind
+@given(
+    refusals=st.integers(1, 10_000),
+    outcome=st.sampled_from(REFUSED),
+    policy=st.sampled_from([RetryPolicy(), RetryPolicy.prompt()]),
+)
+def test_waits_grow_at_most_exponentially_and_have_a_ceiling(
+    refusals: int, outcome: Outcome, policy: RetryPolicy
 ) -> None:
-    verdict = Retries(stop_never, RetryPolicy().retries(kind).wait).verdict(refusals, 0)
-    multiplier, ceiling = {
-        OutcomeKind.NACKED: (0.2, 60.0),
-        OutcomeKind.RETURNED: (0.2, 5.0),
-        OutcomeKind.REFUSED: (1.0, 60.0),
-    }[kind]
+    verdict = Retries(stop_never, policy.retries(outcome).wait).verdict(refusals, 0)
     assert isinstance(verdict, RetryIn)
-    assert 0.0 <= verdict.seconds <= min(ceiling, multiplier * 2.0 ** min(refusals - 1, 100))
+    assert 0.0 <= verdict.seconds <= min(60.0, 2.0 ** min(refusals - 1, 100))
 
 
 def test_waits_are_jittered() -> None:
@@ -84,18 +90,63 @@ def test_waits_are_jittered() -> None:
     assert len({retries.verdict(8, 0) for _ in range(10)}) > 1
 
 
+@pytest.mark.parametrize(
+    ("code", "text", "concern"),
+    [
+        (404, "NOT_FOUND - no exchange 'x' in vhost '/'", Concern.EXCHANGE),
+        (403, "ACCESS_REFUSED - access to exchange 'x' in vhost '/' refused", Concern.EXCHANGE),
+        (403, "ACCESS_REFUSED - access to topic 'k' in exchange 'x' refused", Concern.ADDRESS),
+        (406, "PRECONDITION_FAILED - invalid expiration", Concern.MESSAGE),
+        (540, "NOT_IMPLEMENTED - immediate=true", Concern.MESSAGE),
+        (0, "it does not fit into a frame", Concern.MESSAGE),
+    ],
+)
+def test_what_a_refusal_is_about(code: int, text: str, concern: Concern) -> None:
+    outcome = Outcome(OutcomeKind.REFUSED, code, text)
+    assert outcome.concern is concern
+    refused, unavailable = (Retries(stop_never, wait_fixed(n)) for n in (1, 2))
+    is_own = concern is Concern.MESSAGE
+    policy = RetryPolicy(refused=refused, unavailable=unavailable)
+    assert policy.retries(outcome) is (refused if is_own else unavailable)
+    assert RetryPolicy(refused=refused).retries(outcome) is refused, "both, if one is given"
+    if not is_own:
+        assert RetryPolicy(unavailable=unavailable).retries(outcome) is unavailable
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.NACKED, OutcomeKind.RETURNED])
+def test_a_nack_or_a_return_is_about_its_address(kind: OutcomeKind) -> None:
+    assert Outcome(kind).concern is Concern.ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("outcome", "patience_s"),
+    list(zip(REFUSED, [86_400.0, 900.0, 0.0, 86_400.0], strict=True)),
+)
+def test_what_passes_by_itself_is_given_time(outcome: Outcome, patience_s: float) -> None:
+    retries = RetryPolicy().retries(outcome)
+    assert retries.verdict(1_000 if patience_s else 1, patience_s) is GiveUp.PARK
+    if patience_s:
+        assert isinstance(retries.verdict(1_000, patience_s - 1), RetryIn)
+
+
 def test_each_refusal_has_its_own_budget() -> None:
+    policy = RetryPolicy.prompt()
     budgets = []
-    for kind in REFUSALS:
-        retries = RetryPolicy(refused=Retries(stop_after_attempt(7), wait_none())).retries(kind)
+    for outcome in REFUSED:
+        retries = replace(policy, refused=Retries(stop_after_attempt(7), wait_none())).retries(
+            outcome
+        )
         budgets.append(next(n for n in range(1, 99) if retries.verdict(n, 0) is GiveUp.PARK))
-    assert budgets == [10, 3, 7]
+    assert budgets == [10, 3, 7, 7]
+    assert policy.breaker is None
 
 
-@pytest.mark.parametrize("kind", sorted(set(OutcomeKind) - set(REFUSALS)))
+@pytest.mark.parametrize(
+    "kind", [OutcomeKind.CONFIRMED, OutcomeKind.UNCERTAIN, OutcomeKind.EXPIRED]
+)
 def test_what_is_no_refusal_has_no_budget(kind: OutcomeKind) -> None:
     with pytest.raises(ValueError, match="is no refusal"):
-        RetryPolicy().retries(kind)
+        RetryPolicy().retries(Outcome(kind))
 
 
 def test_numbers_are_no_strategies() -> None:

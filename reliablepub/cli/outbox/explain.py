@@ -15,7 +15,7 @@ import click
 from reliablepub.cli.choosing import rows_named
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import age, ago, count_of, print_json, print_result
+from reliablepub.cli.output import age, ago, count_of, paused_words, print_json, print_result
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
 from reliablepub.outbox.story import Next, Story, tell
@@ -107,6 +107,22 @@ def told(story: Story, outbox: Path, now: float) -> list[str]:
 
 def _why(story: Story) -> list[str]:
     """The last words about it, and what to do about such words."""
+    if story.next is Next.PAUSED:
+        pause = pause_of(story)
+        return [f"Why: {one_line(pause['reason'])}"] if pause is not None else _last_words(story)
+    return _last_words(story)
+
+
+def pause_of(story: Story) -> dict[str, Any] | None:
+    """The pause that a message waits for, if the relay shows it."""
+    address = (story.message["exchange"], story.message["routing_key"])
+    for row in story.relay.get("paused") or ():
+        if row["exchange"] == address[0] and row["routing_key"] in (None, address[1]):
+            return dict(row)
+    return None
+
+
+def _last_words(story: Story) -> list[str]:
     last = story.message if story.message.get("outcome") else None
     if last is None and story.message and story.attempts:
         last = story.attempts[-1]
@@ -131,8 +147,7 @@ def next_words(story: Story, outbox: Path, now: float) -> str:
         f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now",
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
         f"goes first; see `reliablepub outbox explain {story.held_by}`",
-        Next.PAUSED: "its exchange and routing key are paused, because they kept refusing; a probe "
-        "goes there now and then, and the others follow when it is confirmed",
+        Next.PAUSED: _paused_words(story, now),
         Next.CONNECTED: f"nothing until the relay (process {story.relay_pid}) is connected; it is "
         f"not, since {since}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
@@ -143,6 +158,15 @@ def next_words(story: Story, outbox: Path, now: float) -> str:
         Next.NOTHING: "nothing; if it did not arrive, look at the queue and its consumers",
     }
     return words[story.next]
+
+
+def _paused_words(story: Story, now: float) -> str:
+    row = pause_of(story) if story.next is Next.PAUSED else None
+    pause = f" ({paused_words(row, story.relay['at'], now)})" if row is not None else ""
+    return (
+        f"its destination is paused, because it kept refusing{pause}; a probe goes there now and "
+        "then, and the others follow when it is confirmed"
+    )
 
 
 def _history(story: Story, now: float) -> list[str]:

@@ -16,7 +16,7 @@ from reliablepub.cli.choosing import Duration
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.lookout import disk_words, link_words, look
 from reliablepub.cli.options import inspected_option, json_option
-from reliablepub.cli.output import age, print_json, print_table
+from reliablepub.cli.output import age, count_of, paused_words, print_json, print_table
 
 
 @click.command()
@@ -67,5 +67,16 @@ def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
         "broker": link_words(more, now),
         "window": "nobody knows" if more["window"] is None else f"{more['window']} messages",
         **slow,
+        **_paused(more, now),
         "on disk": disk_words(more),
     }
+
+
+def _paused(more: Mapping[str, Any], now: float) -> dict[str, object]:
+    """Destinations to which nothing is sent, where a relay shows any."""
+    rows = more["paused"] or []
+    words: dict[str, object] = {
+        f"paused {n}": paused_words(row, now, now) for n, row in enumerate(rows, 1)
+    }
+    left = (more["paused_destinations"] or 0) - len(rows)
+    return words | ({"paused too": count_of(left, "destination")} if left > 0 else {})

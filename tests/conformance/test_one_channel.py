@@ -1,0 +1,86 @@
+"""A user, or a connection, that may have one channel: the quarantine shares it with the others."""
+
+from collections import Counter
+from pathlib import Path
+
+from tenacity import wait_fixed
+
+from reliablepub import Breaker, Message, RetryPolicy
+from reliablepub.testing import FakeBroker, NodeOptions
+from tests.amqp_probe import AmqpProbe, unique
+from tests.conformance.conftest import FrontDoor
+from tests.conformance.rig import Rig
+from tests.conformance.test_states_of_the_world import until
+
+CONNECTS_MAX = 6
+"""RabbitMQ counts a channel for a moment longer than there is one."""
+
+
+def bad_among(queue: str, good: int) -> list[Message]:
+    """Two messages that cost a channel each, among good ones."""
+    messages = [Message(b"x", routing_key=queue, message_id=f"good-{n}") for n in range(good)]
+    for place in (good // 3, good // 2):
+        id_ = f"bad-{place}"
+        messages.insert(place, Message(b"x", routing_key=queue, message_id=id_, user_id="nobody"))
+    return messages
+
+
+def assert_all_good_arrived(probe: AmqpProbe, queue: str, count: int) -> None:
+    arrived = Counter(properties.message_id for _, properties in probe.drain(queue, count))
+    assert set(arrived) == {f"good-{n}" for n in range(count)}
+
+
+def test_a_message_that_is_refused_among_good_ones(
+    rig: Rig, outbox: Path, front_door: FrontDoor
+) -> None:
+    queue = rig.probe.declare_queue()
+    with front_door(rig.url_of_other_user(channel_max=1), outbox=outbox) as publisher:
+        receipt = publisher.publish_many(bad_among(queue, 200)).wait(60)
+        assert (receipt.confirmed, receipt.failed) == (200, 2)
+        assert {error.reply_code for error in receipt.failures} == {406}
+        assert publisher.status.connects <= CONNECTS_MAX
+        publisher.publish(b"x", routing_key=queue, message_id="good-200").result(30)
+    assert_all_good_arrived(rig.probe, queue, 201)
+
+
+def test_a_missing_exchange_among_good_ones(rig: Rig, outbox: Path, front_door: FrontDoor) -> None:
+    """The quarantine, and then probes, by turns with fresh messages."""
+    queue, exchange = rig.probe.declare_queue(), unique("late")
+    retry = RetryPolicy(breaker=Breaker(pause=wait_fixed(0.1)))
+    url = rig.url_of_other_user(channel_max=1)
+    with front_door(url, outbox=outbox, retry=retry, close_timeout_s=0.2) as publisher:
+        waiting = publisher.publish_many(
+            Message(b"x", exchange=exchange, routing_key="k", message_id=f"late-{n}")
+            for n in range(100)
+        )
+        good = publisher.publish_many(
+            Message(b"x", routing_key=queue, message_id=f"good-{n}") for n in range(500)
+        )
+        assert good.wait(60).confirmed == 500
+        until(lambda: bool(publisher.status.paused))
+        assert waiting.confirmed == 0
+        more = publisher.publish_many(
+            Message(b"x", routing_key=queue, message_id=f"good-{n}") for n in range(500, 1_000)
+        )
+        assert more.wait(60).confirmed == 500
+        rig.probe.declare_exchange(exchange, kind="fanout")
+        rig.probe.bind(queue, exchange)
+        assert waiting.wait(60).confirmed == 100
+        assert publisher.status.connects <= CONNECTS_MAX
+        assert publisher.status.counters.parked == 0
+    arrived = {properties.message_id for _, properties in rig.probe.drain(queue, 1_100)}
+    assert arrived == {f"good-{n}" for n in range(1_000)} | {f"late-{n}" for n in range(100)}
+
+
+def test_a_connection_that_has_a_number_for_one_channel(
+    outbox: Path, front_door: FrontDoor
+) -> None:
+    """channel_max 1, as the broker proposes it; nothing is lost for finding that out."""
+    with FakeBroker(options=NodeOptions(channel_max=1)) as broker:
+        broker.declare_queue("q")
+        with front_door(broker.url, outbox=outbox) as publisher:
+            receipt = publisher.publish_many(bad_among("q", 100)).wait(60)
+            assert (receipt.confirmed, receipt.failed) == (100, 2)
+            assert publisher.status.connects == 1
+        ids = {stored.properties.message_id for stored in broker.messages("q")}
+        assert ids == {f"good-{n}" for n in range(100)}
