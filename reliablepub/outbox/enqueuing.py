@@ -186,7 +186,7 @@ class Enqueuing:
                 f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
                 "be the same database, or the message would not be part of your transaction"
             )
-        check_side_files(self.path.resolve(), OF_SQLITE)
+        check_side_files(self.path, OF_SQLITE)
 
     def _check_place(self) -> None:
         """Whether the caller's connection has the files open that are at the path.
