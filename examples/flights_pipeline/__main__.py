@@ -136,7 +136,12 @@ class Pipeline:
 
     @property
     def _options(self) -> dict[str, str]:
-        return {"url": self._url, "exchange": EXCHANGE, "content_type": "application/json"}
+        return {
+            "url": self._url,
+            "exchange": EXCHANGE,
+            "content_type": "application/json",
+            "idColumns": "routing_key,value",  # no two flights are equal, no two hours
+        }
 
     @contextmanager
     def _watched(self, name: str) -> Iterator[None]:
