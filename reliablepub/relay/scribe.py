@@ -20,6 +20,8 @@ from typing import Final
 
 LINES_MAX: Final = 1_000
 """Lines that wait to be written; what is more is only counted."""
+BELOW: Final = ("reliablepub.outbox", "reliablepub.link")
+"""Loggers of the outbox and the transport, which know of no scribe."""
 LAST_LINES_S: Final = 2.0
 """How long the end of the relay waits for them."""
 
@@ -37,7 +39,7 @@ class Scribe:
     """Takes lines from the relay's thread, and never keeps it waiting."""
 
     def __init__(self) -> None:
-        self._lines: SimpleQueue[_Line | None] = SimpleQueue()
+        self._lines: SimpleQueue[_Line | logging.LogRecord | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._dropped = 0
 
@@ -63,8 +65,24 @@ class Scribe:
         if self._thread is None:
             self._begin()
 
+    def attend(self) -> None:
+        """Take over what rooms below the relay log on the calling thread, until `close`."""
+        _attending[threading.get_ident()] = self
+        for name in BELOW:
+            logger = logging.getLogger(name)
+            if _is_not_taken not in logger.filters:
+                logger.addFilter(_is_not_taken)
+
+    def take(self, record: logging.LogRecord) -> None:
+        """Have a finished record handled."""
+        if self._lines.qsize() < LINES_MAX:
+            self._lines.put(record)
+            if self._thread is None:
+                self._begin()
+
     def close(self) -> None:
         """Wait a moment for the last lines; a handler that hangs is left behind."""
+        _attending.pop(threading.get_ident(), None)
         if self._thread is not None:
             self._lines.put(None)
             self._thread.join(LAST_LINES_S)
@@ -74,6 +92,7 @@ class Scribe:
         try:
             thread.start()
         except RuntimeError:  # the interpreter ends, and begins no thread any more
+            _attending.pop(threading.get_ident(), None)
             self._lines.put(None)
             self._main()
         else:
@@ -81,7 +100,22 @@ class Scribe:
 
     def _main(self) -> None:
         while (line := self._lines.get()) is not None:
-            write(line.logger, line.level, line.text, line.fields, line.error)
+            if isinstance(line, logging.LogRecord):
+                with suppress(BaseException):
+                    logging.getLogger(line.name).callHandlers(line)
+            else:
+                write(line.logger, line.level, line.text, line.fields, line.error)
+
+
+_attending: Final[dict[int, Scribe]] = {}
+
+
+def _is_not_taken(record: logging.LogRecord) -> bool:
+    """A filter: what is logged on a thread that a scribe attends is the scribe's."""
+    scribe = _attending.get(record.thread or 0)
+    if scribe is not None:
+        scribe.take(record)
+    return scribe is None
 
 
 def is_on(logger: logging.Logger, level: int) -> bool:

@@ -258,6 +258,7 @@ class RelayThread:
     def _main(self) -> None:
         try:
             with contextlib.ExitStack() as stack:
+                self._scribe.attend()
                 stack.callback(self._scribe.close)
                 store = self._parts.open_store()
                 stack.callback(self._close_store, store)

@@ -245,6 +245,31 @@ def test_a_log_handler_that_raises_or_hangs_is_no_affair_of_the_relay(
         root.removeHandler(bad)
 
 
+def test_what_the_rooms_below_log_on_the_relays_thread_waits_for_no_handler_either(
+    outbox: Path, root: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger, said = logging.getLogger("reliablepub.outbox"), list[str]()
+    monkeypatch.setattr(logger, "disabled", False)
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(f"{threading.current_thread().name}: {record.getMessage()}")
+
+    handler, hook = Handler(), Hook(lambda: logger.warning("said %s", "below"))
+    root.addHandler(handler)
+    with Publisher(AWAY, outbox=outbox, hooks=[hook], close_timeout_s=0) as publisher:
+        handler.acquire()
+        try:
+            publisher.publish(b"x")
+            publisher.publish(b"x")
+        finally:
+            handler.release()
+        until(lambda: said.count("reliablepub-log: said below") == 2)
+    logger.warning("on the caller's own")
+    assert f"{threading.current_thread().name}: on the caller's own" in said
+    root.removeHandler(handler)
+
+
 # -------------------------------------------------------------------- a relay that fails
 
 
