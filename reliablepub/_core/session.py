@@ -28,7 +28,10 @@ flight on it, it goes to the suspects, if there are any to be tried, and then ba
 **A slow link.** The time for a confirm begins when the publish has left this host (the transport
 reports with `Leaving` what has not), and begins anew when an older one is confirmed. So a message
 may be under way for as long as its bytes move, and a broker that accepts no bytes, or confirms
-nothing of what it has, is still given up within ``confirm_timeout_s``.
+nothing of what it has, is still given up within ``confirm_timeout_s``. What a proxy on the way
+holds nobody sees. So the time is doubled whenever it was not enough, up to `PATIENCE_MAX` times,
+until a confirm comes within the time that was asked for: a message is sent a few times, and not for
+ever.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 _NOT_ALLOWED: Final = 530
 COUNTED_OUT_S: Final = 0.1
 """How long RabbitMQ may go on counting a channel that it has closed, where it limits channels."""
+PATIENCE_MAX: Final = 16
+"""So many times ``confirm_timeout_s`` may be waited for a confirm, after it was too short."""
 
 
 class Session(Generic[K]):
@@ -106,6 +111,7 @@ class Session(Generic[K]):
         self.window = Window(window_min or window_max, window_max)
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
+        self._patience = 1
         self._is_connected = False
         self._is_draining = False
         self._is_sharing = False  # both lanes have one channel
@@ -191,7 +197,7 @@ class Session(Generic[K]):
             due = self._due(lane)
             if due is None or due > now:
                 continue
-            within = f"within {self._confirm_timeout_s:g} s"
+            within = f"within {self._confirm_timeout_s * self._patience:g} s"
             if lane.state is ChannelState.OPENING:
                 self._disconnect(f"no channel {within}")
             else:
@@ -240,6 +246,7 @@ class Session(Generic[K]):
 
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
+        self._be_less_patient(lane, now)
         self._aftermath.heard()
         for one in lane.confirm(event.tag, verdict, multiple=event.multiple):
             self._aftermath.ended(one)
@@ -248,6 +255,7 @@ class Session(Generic[K]):
             self._next_suspects()
 
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
+        self._be_less_patient(lane, now)
         run = lane.confirm_each(event.tags) if lane is self._main else None
         if run is not None:
             self._aftermath.heard()
@@ -393,7 +401,16 @@ class Session(Generic[K]):
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer is overdue, should the broker not block us before."""
         since = lane.waiting_since if self._can_write else None
-        return None if since is None else self._clock.due_at(since + self._confirm_timeout_s)
+        patience_s = self._confirm_timeout_s * self._patience
+        return None if since is None else self._clock.due_at(since + patience_s)
+
+    def _be_less_patient(self, lane: Lane[K], now: float) -> None:
+        """A confirm has come: maybe so soon that the time asked for is enough again."""
+        if self._patience > 1:
+            since = lane.waiting_since
+            waited_s = 0.0 if since is None else self._clock.reading(now) - since
+            if waited_s < self._confirm_timeout_s:
+                self._patience = 1
 
     def _due_aside(self) -> float | None:
         """When somebody who was set aside is due; without a connection that changes nothing."""
@@ -457,6 +474,7 @@ class Session(Generic[K]):
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
         """Leave a channel whose verdicts are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
+        self._patience = min(2 * self._patience, PATIENCE_MAX)
         self.window.reset()
         self._aftermath.overdue(lane, reason)
         if self._is_sharing:  # the next one may come before the broker has counted this one out

@@ -55,6 +55,18 @@ def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
     assert arrived == body
 
 
+def test_what_a_proxy_holds_unseen_is_sent_a_few_times_and_not_for_ever(
+    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+) -> None:
+    """It takes in all of it at once: bytes that have left, as far as can be seen."""
+    fake.declare_queue("q")
+    with Proxy(fake.port) as proxy:
+        proxy.bytes_per_s = 200_000
+        with front_door(proxy.url, outbox=outbox, confirm_timeout_s=1.0) as publisher:
+            publisher.publish(bytes(500_000), routing_key="q").result(60)
+    assert len(fake.messages("q")) <= 4
+
+
 def test_a_batch_of_large_messages_is_sent_once(
     rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
 ) -> None:

@@ -562,6 +562,29 @@ def test_a_return_of_more_than_was_sent_ends_the_epoch() -> None:
 # ------------------------------------------------------------------------------------ slow links
 
 
+def test_time_that_is_not_enough_is_doubled_until_a_confirm_comes_in_time() -> None:
+    """What a proxy holds has left, as far as can be seen."""
+    client = connected()
+    client.submits("a")
+    for epoch, seconds in enumerate([30, 60, 120, 240, 480, 480], 1):
+        client.writes()
+        assert client.session.poll_timeout() == client.now + seconds
+        client.waits(seconds)
+        assert client.kinds() == "a:uncertain"
+        said = f"no confirm within {seconds} s"
+        assert client.took() == [CloseChannel(epoch, said), OpenChannel(epoch + 1)]
+        client.hears(ChannelOpened(epoch + 1))
+    client.submits("bc")
+    client.writes()
+    client.hears(Acked(7, 1, multiple=False), after=31)
+    client.hears(AckedEach(7, [2]), after=31)
+    assert client.session.poll_timeout() == client.now + 480, "neither came in time"
+    client.hears(AckedEach(7, [3]), after=29)
+    client.submits("d")
+    client.writes()
+    assert client.session.poll_timeout() == client.now + 30
+
+
 def test_the_deadline_of_what_leaves_begins_when_it_has_left() -> None:
     client = connected()
     client.submits("ab")
