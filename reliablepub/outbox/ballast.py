@@ -49,7 +49,7 @@ class Ballast:
 
     def __init__(self, outbox: Path, *, size: int = BALLAST_BYTES) -> None:
         self._outbox = outbox
-        self._path = outbox.with_name(outbox.name + ".ballast")
+        self._path = os.fspath(outbox) + ".ballast"
         self._size = size
         self._plenty_until = 0.0
 
@@ -57,7 +57,7 @@ class Ballast:
     def is_whole(self) -> bool:
         """Whether the space is kept, but for what looks have borrowed of it."""
         try:
-            found = self._path.lstat()
+            found = os.lstat(self._path)
         except OSError:
             return False
         kept = min(found.st_size, found.st_blocks * _BLOCK_BYTES)
@@ -74,7 +74,7 @@ class Ballast:
     def lend(self) -> bool:
         """Give back a little, for a look at the outbox; False when there is no more to lend."""
         with suppress(OSError):
-            size = self._path.lstat().st_size
+            size = os.lstat(self._path).st_size
             if self.is_whole and size - LENT_BYTES >= self._least:
                 return self._cut(size - LENT_BYTES) > 0
         return False
@@ -146,7 +146,7 @@ class Ballast:
 
     def _is_complete(self) -> bool:
         try:
-            return self._path.lstat().st_size >= self._size
+            return os.lstat(self._path).st_size >= self._size
         except OSError:
             return False
 

@@ -229,6 +229,7 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
     )
     retry_while_locked(_write_ahead, connection, path)
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
+    connection.execute("PRAGMA mmap_size = 0")  # or a stray pointer could write into the file
     connection.execute("PRAGMA secure_delete = ON")  # what is confirmed is in no free page either
     connection.execute(f"PRAGMA journal_size_limit = {checkpoints.LOG_BYTES_KEPT:d}")
     checkpoints.begin(connection, is_relay=is_relay)

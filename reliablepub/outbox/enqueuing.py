@@ -6,12 +6,13 @@ connection it is beyond what SQLite says of it.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxFull, OutboxMoved
 from reliablepub.headers import utf8
@@ -30,6 +31,9 @@ from reliablepub.outbox.side_files import OF_SQLITE, check_side_files
 from reliablepub.outbox.sql import QUERIES
 from reliablepub.outbox.transactions import transaction
 from reliablepub.outbox.writing import NO_CHANGE
+
+LOGGER: Final = logging.getLogger("reliablepub.outbox")
+_SYNCHRONOUS_FULL: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,8 @@ class Enqueuing:
                 "be the same database, or the message would not be part of your transaction"
             )
         check_side_files(self.path, OF_SQLITE)
+        if self._place is None:
+            _warn_of_unsynced(cursor, self.path)
 
     def _check_place(self) -> None:
         """Whether the caller's connection has the files open that are at the path.
@@ -204,6 +210,18 @@ class Enqueuing:
             if self._place.is_left_open(place):
                 raise
             self._place = place
+
+
+def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
+    """The caller's connection decides whether its commits survive a loss of power."""
+    (synchronous,) = cursor.execute("PRAGMA synchronous").fetchone()
+    if synchronous < _SYNCHRONOUS_FULL:
+        LOGGER.warning(
+            "the application's connection to outbox %s has PRAGMA synchronous = %s: a power cut "
+            "can take its last commits, with messages that were stored in them; set it to FULL",
+            path,
+            ("OFF", "NORMAL")[synchronous],
+        )
 
 
 def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:

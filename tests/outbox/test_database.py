@@ -48,6 +48,10 @@ def test_it_is_written_ahead_and_synced(store: SqliteStore) -> None:
     assert pragma("wal_autocheckpoint") == checkpoints.CHECKPOINT_BYTES // PAGE_BYTES
 
 
+def test_it_is_not_mapped_into_memory(store: SqliteStore) -> None:
+    assert store._writer.opened().execute("PRAGMA mmap_size").fetchone() in (None, (0,))
+
+
 def test_who_finds_it_current_waits_for_no_writer(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,7 +129,7 @@ def test_without_its_ballast_it_would_not(disk: Path, entry: Make) -> None:
     path = disk / "outbox.db"
     with closing(SqliteStore(path)) as store:
         accepted = accept_until_full(store, entry)
-        store._ballast._path = disk / "another"
+        store._ballast._path = str(disk / "another")
         fill(disk)
         with pytest.raises(OutboxDiskFull):
             store.commit(Turn(confirmed=accepted))

@@ -21,7 +21,7 @@ from reliablepub.errors import (
     OutboxLocked,
 )
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, OutboxStatus
+from reliablepub.outbox import Outbox, OutboxStatus, enqueuing
 from reliablepub.outbox.enqueuing import _is_autocommit, is_stored
 from reliablepub.outbox.entry import Attempt, Entry, Intervened, Sent, Turn
 from reliablepub.outbox.store import SqliteStore
@@ -78,6 +78,21 @@ def test_it_is_part_of_the_callers_transaction(path: Path, app: sqlite3.Connecti
     assert app.execute("SELECT id FROM orders").fetchall() == [(1,), (3,)]
     app.close()
     assert [m.message_id for m in open_messages(path)] == ["1", "3"]
+
+
+@pytest.mark.parametrize("mode", ["OFF", "NORMAL", "FULL", "EXTRA"])
+def test_a_connection_whose_commits_a_power_cut_can_take_is_warned_of_once(
+    path: Path, app: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(enqueuing.LOGGER, "warning", lambda text, *words: said.append(text % words))
+    app.execute(f"PRAGMA synchronous = {mode}")
+    outbox = Outbox(path)
+    for _ in range(3):
+        outbox.enqueue(Message(b"body"), connection=app)
+        app.commit()
+    assert len(said) == (mode in ("OFF", "NORMAL"))
+    assert all(f"synchronous = {mode}" in words for words in said)
 
 
 def test_a_rollback_leaves_no_trace_of_the_first_message(

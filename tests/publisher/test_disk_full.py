@@ -1,0 +1,91 @@
+"""A small disk, enqueuers in other processes, and a relay that keeps what is confirmed."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Outbox, Publisher
+from reliablepub.outbox.ballast import Ballast
+from reliablepub.testing import FakeBroker
+from tests.disks import KINDS, fill, give_back, small_disk
+
+ENQUEUE = """
+import sys, time
+from reliablepub import Message, Outbox, OutboxDiskFull, OutboxLocked
+
+count, refused = int(sys.argv[2]), 0
+with Outbox(sys.argv[1]) as outbox:
+    while count:
+        try:
+            outbox.enqueue(Message(bytes(16 * 1024), routing_key="q"))
+        except (OutboxDiskFull, OutboxLocked):  # both may be tried again
+            refused += 1
+            time.sleep(0.01)
+        else:
+            count -= 1
+print(refused)
+"""
+EACH = 1_200
+"""Of two enqueuers: together 38 MiB, for a disk of 24."""
+TIMEOUT_S = 120
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_goes_through_a_disk_than_fits_on_it(tmp_path: Path, kind: str) -> None:
+    """What is kept of confirmed messages gives way, and nothing comes to a standstill."""
+    with small_disk(tmp_path, kind, 24) as disk, FakeBroker() as broker:
+        broker.declare_queue("q", durable=True)
+        path = disk / "outbox.db"
+        with Publisher(broker.url, outbox=path, keep_confirmed_s=1e6) as publisher:
+            command = [sys.executable, "-c", ENQUEUE, str(path), str(EACH)]
+            enqueuers = [subprocess.Popen(command) for _ in range(2)]
+            try:
+                for enqueuer in enqueuers:
+                    assert enqueuer.wait(TIMEOUT_S) == 0
+            finally:
+                for enqueuer in enqueuers:
+                    enqueuer.kill()
+            counters = publisher.flush(TIMEOUT_S).counters
+        assert (counters.stored, counters.confirmed) == (2 * EACH, 2 * EACH)
+        assert len(broker.messages("q")) >= 2 * EACH
+        kept = sum(1 for _ in Outbox(path).rows("confirmed"))
+        assert kept < 2 * EACH
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disk_that_somebody_else_has_filled_is_told_and_drains(tmp_path: Path, kind: str) -> None:
+    """With enqueuers that press on; a little that is freed goes to the relay, and more to them."""
+    with small_disk(tmp_path, kind, 24) as disk, FakeBroker() as broker:
+        path = disk / "outbox.db"
+        with Publisher(broker.url, outbox=path, keep_confirmed_s=1e6) as publisher:
+            broker.declare_queue("q", durable=True)
+            command = [sys.executable, "-c", ENQUEUE, str(path), "200"]
+            enqueuers = [subprocess.Popen(command) for _ in range(2)]
+            try:
+                until = time.monotonic() + TIMEOUT_S
+                while publisher.status.counters.stored < 20:
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+                filler = fill(disk)
+                while not publisher.status.reason.startswith("disk full"):
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+                give_back(filler, min(3 * 1024 * 1024, filler.stat().st_size))
+                while publisher.status.open:  # what is there drains, whatever it takes for more
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+                filler.unlink()
+                for enqueuer in enqueuers:
+                    assert enqueuer.wait(TIMEOUT_S) == 0
+            finally:
+                for enqueuer in enqueuers:
+                    enqueuer.kill()
+            counters = publisher.flush(TIMEOUT_S).counters
+            assert (counters.stored, counters.confirmed) == (400, 400)
+            while publisher.status.reason:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+        assert Ballast(path).is_whole
