@@ -83,9 +83,10 @@ class Gate:
 
     def _end_use(self, thread: int) -> None:
         with self._changed:
-            self._using[thread] -= 1
-            if not self._using[thread]:
-                del self._using[thread]
+            uses = self._using.get(thread, 1) - 1
+            self._using[thread] = uses
+            if not uses:  # a signal handler may have used it in between, and removed this
+                self._using.pop(thread, None)
             if self._forker is not None:
                 self._changed.notify_all()
 
