@@ -38,6 +38,6 @@ def rescued(
     except (OSError, sqlite3.Error) as failure:
         return OutboxMoved(f"{error}. What it held could not be copied to {copy} ({failure})")
     return OutboxMoved(
-        f"{error}. What it held is in {copy}: `reliablepub outbox export` from there, and `import` "
-        "what is not in the outbox that is used now"
+        f"{error}. What it held is in {copy}: `reliablepub outbox export` from there and `import`, "
+        "which leaves out what the outbox has; or, if it is encrypted, `reliablepub relay --drain`"
     )

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pytest
 
-from reliablepub import Publisher, PublisherClosed
+from reliablepub import Message, Outbox, OutboxError, Publisher, PublisherClosed
 from reliablepub.testing import FakeBroker
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
@@ -134,6 +134,30 @@ def test_a_handler_may_close_whatever_it_interrupts(outer: str, tmp_path: Path) 
         calls += 1
     assert calls > 30
     assert not [t for t in threading.enumerate() if t.name == "reliablepub-relay"]
+
+
+def test_a_handler_may_interrupt_an_enqueue(tmp_path: Path) -> None:
+    stored = refused = 0
+    with Outbox(tmp_path / "outbox.db") as outbox:
+        outbox.enqueue(Message(b""))
+
+        def handler() -> None:
+            nonlocal stored, refused
+            try:
+                outbox.enqueue(Message(b"handler"))
+            except OutboxError as error:
+                refused += "signal handler" in str(error)
+            else:
+                stored += 1
+
+        for at in interrupted_everywhere(3):
+            with Interruption(at, handler) as interruption:
+                outbox.enqueue(Message(b"interrupted"))
+            if not interruption.is_done:
+                break
+        assert refused > 10
+        assert stored > 10
+        assert outbox.status().open == 2 + refused + 2 * stored
 
 
 SERVICE = """
