@@ -25,7 +25,7 @@ import pika
 import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
-from reliablepub import Outbox, Publisher
+from reliablepub import Outbox, Publisher, RetryPolicy
 from reliablepub.testing import FakeBroker
 
 NOBODY, NOWHERE = 2, 6  # the orders that go wrong
@@ -56,7 +56,8 @@ def before(url: str, queue: str) -> None:
 
 def after(url: str, queue: str, outbox: Path) -> None:
     """The same arguments; stored when `publish` returns, and published whatever happens."""
-    with Publisher(url, outbox=outbox) as publisher:
+    # By default a missing exchange is waited for; here, as with pika, it is told at once.
+    with Publisher(url, outbox=outbox, retry=RetryPolicy.prompt()) as publisher:
         for exchange, routing_key, text in orders(queue):
             publisher.publish(
                 text.encode(), exchange=exchange, routing_key=routing_key, message_id=text
