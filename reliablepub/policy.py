@@ -107,7 +107,13 @@ class Retries:
         state.upcoming_sleep = max(0.0, self.wait(state))  # for `stop_before_delay`
         return self.then if self.stop(state) else RetryIn(state.upcoming_sleep)
 
+    @property
+    def is_patient(self) -> bool:
+        """Whether the budget is a time; False if it counts attempts."""
+        return not self.stop(_state(_MANY_ATTEMPTS, 0.0))
 
+
+_MANY_ATTEMPTS: Final = 1_000_000
 _DAY_S: Final = 24 * 3600.0
 _DEPLOYMENT_S: Final = 15 * 60.0
 
@@ -152,6 +158,10 @@ class Breaker:
             raise ConfigurationError(msg)
 
 
+_OF_THE_PATIENT: Final = Breaker()
+"""The default, told from one that is given by its identity."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A message that the broker refused, as `RetryPolicy.decide` sees it: its address, no body.
@@ -192,7 +202,9 @@ class RetryPolicy:
             a paused destination; what it returns is done, and None means as the policy says. It is
             called on the relay's thread, so it must be quick. One that raises changes nothing: it
             is logged and counted (``Status.callback_errors``).
-        breaker: pauses destinations that keep refusing; None pauses none.
+        breaker: pauses destinations that keep refusing; None pauses none. By default a refusal
+            pauses its destination where its budget is a time, and not where it counts attempts,
+            since a message that waits makes none. A breaker that is given pauses either way.
         unavailable: the exchange does not exist (404), or this user may not write to it (403): a
             state of the broker and not of the message. By default (None) it is tried for 24 hours,
             or as ``refused`` says where that is given.
@@ -202,7 +214,7 @@ class RetryPolicy:
     returned: Retries = field(default_factory=lambda: _for(_DEPLOYMENT_S))
     refused: Retries | None = None
     decide: Callable[[Refusal], Verdict | None] | None = None
-    breaker: Breaker | None = field(default_factory=Breaker)
+    breaker: Breaker | None = _OF_THE_PATIENT
     unavailable: Retries | None = None
 
     @classmethod
@@ -217,6 +229,12 @@ class RetryPolicy:
             refused=_ONCE,
             breaker=None,
         )
+
+    def pauses(self, outcome: Outcome) -> bool:
+        """Whether this refusal may pause the destination of its message."""
+        if self.breaker is _OF_THE_PATIENT:
+            return self.retries(outcome).is_patient
+        return self.breaker is not None
 
     def retries(self, outcome: Outcome) -> Retries:
         """The budget for an outcome that is ``nacked``, ``returned`` or ``refused``."""

@@ -21,7 +21,7 @@ from reliablepub._core.breaker import Breakers, Pause
 from reliablepub._core.session import Session
 from reliablepub.outbox.entry import Entry, HeldExchange, Release, Turn
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
-from reliablepub.policy import Breaker, wait_s
+from reliablepub.policy import Breaker, RetryPolicy, wait_s
 from reliablepub.relay.guard import Guard
 from reliablepub.relay.notices import Notices
 from reliablepub.relay.status import Paused
@@ -32,6 +32,7 @@ PAGE: Final = 2_000
 SHOWN_MAX: Final = 100
 UNHEARD_MAX: Final = 3
 """So many probes of an exchange without an answer are no reason to hold back the others."""
+MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
 
 
@@ -49,14 +50,14 @@ class Pauses:
     """The breakers, and what follows from them in one turn.
 
     Args:
-        breaker: when destinations are paused; None never.
+        policy: when destinations are paused.
         guard: keeps a failing strategy off us.
         notices: what hooks are told.
     """
 
-    def __init__(self, breaker: Breaker | None, guard: Guard, notices: Notices) -> None:
-        self._breaker = breaker or Breaker()
-        self._is_on = breaker is not None
+    def __init__(self, policy: RetryPolicy, guard: Guard, notices: Notices) -> None:
+        self._policy = policy
+        self._breaker = policy.breaker or Breaker()
         self._guard = guard
         self._notices = notices
         self._breakers: Breakers[Destination, Outcome] = Breakers(
@@ -85,12 +86,17 @@ class Pauses:
         """An earlier run has left some waiting; why they do is not known any more."""
         for one in held:
             destination = (one.exchange or "", None)
-            is_known = self._is_on and one.exchange is not None
+            is_known = self._pauses(MISSING) and one.exchange is not None
             if is_known and self._breakers.suspect(destination, now, why=UNKNOWN):
                 self._waiting[destination] = one.count
                 self._since[destination] = wall if one.since is None else one.since
             else:
                 self._letting_go[None] = None
+
+    def _pauses(self, outcome: Outcome) -> bool:
+        with self._guard.calling("a strategy of RetryPolicy"):
+            return self._policy.pauses(outcome)
+        return True
 
     # ------------------------------------------------------------------ who may go
 
@@ -127,7 +133,7 @@ class Pauses:
         self, entry: Entry, outcome: Outcome, now: float, wall: float, *, is_given_up: bool
     ) -> None:
         """An attempt has ended in a refusal."""
-        if not self._is_on:
+        if not self._pauses(outcome):
             return
         is_of_exchange = outcome.concern is Concern.EXCHANGE
         if self._breakers and not is_of_exchange:

@@ -115,7 +115,7 @@ class Relay:
         )
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
-        self._pauses = Pauses(policy.breaker, self._guard, self._notices)
+        self._pauses = Pauses(policy, self._guard, self._notices)
         held = store.held_exchanges(self._pauses.exchanges_max + 1)
         self._pauses.found(held, clock.monotonic(), clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
