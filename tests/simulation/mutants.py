@@ -504,10 +504,10 @@ def what_a_caller_took_back_is_stored(patch: pytest.MonkeyPatch) -> None:
     real: Any = Inbox.withdraw
 
     def withdraw(self: Any, chunk: Any) -> None:
+        kept = replace(chunk, on_stored=_Deaf())
         try:
             real(self, chunk)
         finally:
-            chunk.on_stored = _Deaf()
-            self._chunks.append(chunk)
+            self._chunks.append(kept)
 
     patch.setattr(Inbox, "withdraw", withdraw)
