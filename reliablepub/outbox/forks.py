@@ -12,8 +12,8 @@ which the child goes on committing, without an error. So there are two rules:
   connection of ours is closed. With no connection left, SQLite removes the file from its table.
   Parent and child open it again when they need it.
 - In the child, a database file that was open at the fork is never opened again: a connection of the
-  application's, a read that did not end in time, or a fork that Python's hooks do not see. Whether
-  SQLite's lock on a file is real is looked at by `place`, too, whenever one is opened.
+  application's, a read that did not end in time, or a fork that Python's hooks do not see. Of a
+  file that was open before this module was imported, `place` looks whether its lock is real.
 """
 
 from __future__ import annotations
@@ -49,11 +49,17 @@ class Keeper(Protocol):
 
 
 class Gate:
-    """Every use of SQLite passes it; a fork shuts it. Reentrant, also from signal handlers."""
+    """Every use of SQLite passes it; a fork shuts it. Reentrant, also from signal handlers.
+
+    Attributes:
+        open_before: databases that the process had open before it knew of this module. Whether it
+            was forked with them open is not known; see `place`.
+    """
 
     def __init__(self) -> None:
         self._keepers: weakref.WeakSet[Keeper] = weakref.WeakSet()
         self._torn: set[Inode] = set()
+        self.open_before = _open_databases()
         self._reset()
 
     def _reset(self) -> None:
@@ -127,7 +133,7 @@ class Gate:
 
     def _after_in_child(self) -> None:
         self._reset()
-        self._torn |= {inode for inode, fds in open_files().items() if _is_database(fds[0])}
+        self._torn |= _open_databases()
         for keeper in list(self._keepers):
             keeper.rest()
 
@@ -168,6 +174,10 @@ def abandon(connection: sqlite3.Connection) -> None:
     import ctypes  # noqa: PLC0415 - 3 ms, for what hardly ever happens
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+
+
+def _open_databases() -> set[Inode]:
+    return {inode for inode, fds in open_files().items() if _is_database(fds[0])}
 
 
 def _is_database(fd: int) -> bool:

@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from reliablepub.errors import OutboxError, OutboxMoved
-from reliablepub.outbox.forks import Inode, forked, open_files
+from reliablepub.outbox.forks import GATE, Inode, forked, open_files
 
 _LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _FRAMES_AT: Final = 16
@@ -108,11 +108,9 @@ class Place:
                 "them again"
             )
         self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
-        if index is not None and self._locked_fd < 0 and _locks_are_listed():
-            raise forked(
-                self._path,
-                "is open already in a process that was forked, or that has copied it since",
-            )
+        is_suspect = index is not None and self.file in GATE.open_before
+        if is_suspect and self._locked_fd < 0 and _locks_are_listed():
+            raise forked(self._path, "was open when this process was forked")
 
     def _moved(self) -> OutboxMoved:
         now = self._now()

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from reliablepub import Message, Outbox, Publisher, PublishError
+from reliablepub import Message, Outbox, Publisher, PublishError, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.cli.lookout import look_closely
 from reliablepub.cli.screen import Trail, draw
@@ -164,7 +164,8 @@ def test_no_line_of_the_log_is_forged(
     caplog.set_level(logging.DEBUG, "reliablepub")
     with FakeBroker() as broker:
         broker.declare_queue("all")
-        with Publisher(broker.url, outbox=tmp_path / "log.db") as publisher:
+        path, prompt = tmp_path / "log.db", RetryPolicy.prompt()
+        with Publisher(broker.url, outbox=path, retry=prompt) as publisher:
             forged = f"m\n2026 INFO forged{EVIL}"
             for exchange in ("", f"e{EVIL}"):
                 receipt = publisher.publish(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from reliablepub import Message, Outbox, Publisher, Unroutable
+from reliablepub import Message, Outbox, Publisher, RetryPolicy, Unroutable
 from reliablepub.cli import main
 from reliablepub.outbox.database import PAGE_BYTES
 from reliablepub.testing import FakeBroker
@@ -41,7 +41,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 def outbox(tmp_path: Path, fake: FakeBroker) -> Path:
     """Two confirmed, two parked, one open."""
     path = tmp_path / "o.db"
-    with Publisher(fake.url, outbox=path) as publisher:
+    with Publisher(fake.url, outbox=path, retry=RetryPolicy.prompt()) as publisher:
         for _ in range(2):
             publisher.publish(b"secret", routing_key="all").result(60)
         for _ in range(2):
@@ -161,7 +161,7 @@ def test_what_cannot_be_rescued_is_listed(run: Run, outbox: Path, tmp_path: Path
 
 def test_a_held_key_is_listed_and_let_go(run: Run, tmp_path: Path, fake: FakeBroker) -> None:
     path = tmp_path / "o.db"
-    with Publisher(fake.url, outbox=path) as publisher:
+    with Publisher(fake.url, outbox=path, retry=RetryPolicy.prompt()) as publisher:
         first = publisher.publish(b"", routing_key="nowhere", ordering_key="k", message_id="m-1")
         publisher.publish(b"", routing_key="all", ordering_key="k")
         with pytest.raises(Unroutable):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reliablepub import ConfigurationError, Publisher
+from reliablepub import ConfigurationError, Publisher, RetryPolicy
 from reliablepub.testing import FakeBroker
 from reliablepub.transport.pika_hooks import hooks
 from tests.certificates import broker_with, signed
@@ -135,8 +135,8 @@ def test_rabbitmq_takes_who_shows_a_certificate_and_nobody_else(
     certificate: Path, tmp_path: Path
 ) -> None:
     with RabbitMQNode(tls=certificate) as node:
-        context = trusting(certificate, shown=certificate)
-        with Publisher(node.amqps_url, outbox=tmp_path / "o.db", ssl_context=context) as publisher:
+        context, prompt = trusting(certificate, shown=certificate), RetryPolicy.prompt()
+        with Publisher(node.amqps_url, outbox=None, ssl_context=context, retry=prompt) as publisher:
             receipt = publisher.publish(b"x", routing_key="nobody-is-bound-here")
             wait_until(lambda: publisher.status.connects == 1)
             wait_until(lambda: receipt.is_settled)

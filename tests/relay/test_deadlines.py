@@ -420,6 +420,7 @@ def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
     w.turn(after_s=3_600.0)
     assert w.sent == []
     wall += 3 * 3_600.0
+    w.turn(after_s=POLL_S)  # notices the step, and moves what waits for a retry first
     w.turn(after_s=POLL_S)
     assert w.sent == ["a", "b"]
 

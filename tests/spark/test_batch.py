@@ -267,7 +267,8 @@ def test_ids_by_position_lose_rows_when_the_order_changes(
     for message in fake.messages("q"):
         first_by_id.setdefault(str(message.properties.message_id), message.body)
     assert len(first_by_id) == 2_000
-    assert len(bodies(2_000) - Counter(first_by_id.values())) > 500
+    missed = len(bodies(2_000) - Counter(first_by_id.values()))
+    assert missed > 100, "how many depends on how far the first attempt came"
 
 
 def test_ids_by_position_hold_when_the_order_does(
