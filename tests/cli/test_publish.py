@@ -438,7 +438,7 @@ def test_a_full_disk_keeps_what_was_accepted(cli: Cli, flights: Flights) -> None
     disk = cli.folder / "disk"
     disk.mkdir()
     own = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    mount = f"mount -t tmpfs -o size=3m tmpfs {disk}"
+    mount = f"mount -t tmpfs -o size=9m tmpfs {disk}"  # 5 MiB of it are the reserve
     if subprocess.run([*own, mount], check=False, capture_output=True).returncode != 0:
         pytest.skip("no mount namespaces here")
     program = f"{sys.executable} -m reliablepub"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from reliablepub import Message
+from reliablepub import Message, RetryPolicy
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import DropConfirm, HoldConfirms
 from tests.chaos.proxy import Proxy
@@ -87,7 +87,8 @@ def test_a_channel_opens_however_much_is_on_its_way_before_it(
     queue = rig.probe.declare_queue()
     messages = [Message(bytes(120_000), routing_key=queue) for _ in range(5)]
     messages.insert(0, Message(b"", exchange="missing"))
-    with front_door(slow(rig.url), outbox=outbox, confirm_timeout_s=TIMEOUT_S) as publisher:
+    options = {"confirm_timeout_s": TIMEOUT_S, "retry": RetryPolicy.prompt()}
+    with front_door(slow(rig.url), outbox=outbox, **options) as publisher:
         receipt = publisher.publish_many(messages)
         receipt.wait(120)
         assert (receipt.confirmed, publisher.status.connects) == (5, 1)

@@ -9,6 +9,7 @@ wheel; and by Python, where nothing but the core dependencies is installed::
 """
 
 import asyncio
+import contextlib
 import pickle
 import sqlite3
 import tempfile
@@ -27,6 +28,7 @@ from reliablepub import (
     BatchReceipt,
     Binding,
     Breaker,
+    ConfigurationError,
     Confirmed,
     Exchange,
     GiveUp,
@@ -46,6 +48,7 @@ from reliablepub import (
     Queue,
     Receipt,
     Refusal,
+    Rekeyed,
     ReliablePubError,
     Retries,
     RetryIn,
@@ -175,6 +178,8 @@ def look_and_step_in(path: Path, rescued: Path) -> None:
         audit = outbox.audit()
         assert_type(audit, Audit)
         assert audit.is_right
+        with contextlib.suppress(ConfigurationError):  # this one has no keys
+            assert_type(outbox.rekey(), Rekeyed)
     with Outbox(rescued) as outbox:
         salvaged = outbox.salvage(path)
         assert_type(salvaged, Salvaged)
