@@ -170,7 +170,8 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         found = None
     if found is None or not stat.S_ISREG(found.st_mode):
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
-    check_side_files(path.resolve())
+    real = path.resolve()
+    check_side_files(real)
     GATE.check(path, found)
     with GATE.use(), reported(path):
         connection = sqlite3.connect(
@@ -180,7 +181,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
             # A damaged row must be listed too.
             connection.text_factory = lambda text: text.decode(errors="replace")
             version = _begin_looking(connection, path)
-            check_side_files(path.resolve())
+            check_side_files(real)
             yield connection, version
         finally:
             connection.close()

@@ -60,19 +60,8 @@ class Place:
             OutboxMoved: they are not the same; says what happened.
         """
         for name, inode in zip(self._names, self._inodes, strict=True):
-            try:
-                found = os.lstat(name)
-            except FileNotFoundError:
-                if inode is None:
-                    continue
-                break
-            except OSError:
-                break
-            if inode != (found.st_dev, found.st_ino):
-                break
-        else:
-            return
-        raise self._moved()
+            if _inode(name) != inode:
+                raise self._moved()
 
     @property
     def is_locked(self) -> bool:

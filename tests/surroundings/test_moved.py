@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Publisher, PublisherClosed
+from reliablepub import Publisher, PublisherClosed, PublisherFailed
 from tests.surroundings.app import CALLS, DOORS, NOWHERE, RELAYING, App
 
 
@@ -167,21 +167,25 @@ def is_database(file: Path) -> bool:
 
 
 def test_an_idle_relay_notices_it_too(path: Path) -> None:
-    with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
-        publisher.publish(b"", message_id="before")
-        path.unlink()
-        while not publisher._door.relay.is_ended:
-            time.sleep(0.01)
-        with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: `reliable"):
-            publisher.publish(b"")
+    publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
+    publisher.publish(b"", message_id="before")
+    path.unlink()
+    while not publisher._door.relay.is_ended:
+        time.sleep(0.01)
+    with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: `reliable"):
+        publisher.publish(b"")
+    with pytest.raises(PublisherFailed):
+        publisher.close()
     [rescued] = path.parent.glob("outbox.db.rescued-*")
     assert ids_at(rescued) == {"before"}
     assert not path.exists(), "closing does not make an empty outbox there"
 
 
 def test_a_copy_that_cannot_be_made_is_told(path: Path) -> None:
-    with Publisher(NOWHERE, outbox=path, close_timeout_s=0.0) as publisher:
-        path.with_name("outbox.db.rescued-1").mkdir()
-        path.unlink()
-        with pytest.raises(PublisherClosed, match=r"could not be copied to .*File exists"):
-            publisher.publish(b"")
+    publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
+    path.with_name("outbox.db.rescued-1").mkdir()
+    path.unlink()
+    with pytest.raises(PublisherClosed, match=r"could not be copied to .*File exists"):
+        publisher.publish(b"")
+    with pytest.raises(PublisherFailed):
+        publisher.close()
