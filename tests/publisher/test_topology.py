@@ -80,23 +80,23 @@ def test_while_the_broker_is_not_so_nothing_is_sent_and_nothing_refused(
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
-def shop(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
+def clerk(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
     """A user who may publish to `allowed` only and configure nothing; both exchanges are there."""
     if request.param == "fake":
-        permissions = {"shop": {"/": Permissions(configure="", write="^allowed$", read="")}}
-        options = NodeOptions(users={"guest": "guest", "shop": "secret"}, permissions=permissions)
+        permissions = {"clerk": {"/": Permissions(configure="", write="^allowed$", read="")}}
+        options = NodeOptions(users={"guest": "guest", "clerk": "secret"}, permissions=permissions)
         with FakeBroker(options=options) as broker:
-            yield broker.url, broker.url_of("shop", "/")
+            yield broker.url, broker.url_of("clerk", "/")
         return
     node: RabbitMQNode = request.getfixturevalue("rabbitmq_node")
-    node.ctl("add_user", "shop", "secret")
-    node.ctl("set_permissions", "shop", "", "^allowed$", "")
-    yield node.url, node.url.replace("guest:guest", "shop:secret")
-    node.ctl("delete_user", "shop")
+    node.ctl("add_user", "clerk", "secret")
+    node.ctl("set_permissions", "clerk", "", "^allowed$", "")
+    yield node.url, node.url.replace("guest:guest", "clerk:secret")
+    node.ctl("delete_user", "clerk")
 
 
-def test_a_missing_permission_is_found_without_publishing(shop: tuple[str, str]) -> None:
-    admin, user = shop
+def test_a_missing_permission_is_found_without_publishing(clerk: tuple[str, str]) -> None:
+    admin, user = clerk
     exchanges = [Exchange("allowed", "fanout"), Exchange("forbidden", "fanout")]
     queue = unique("queue")
     bindings = [Binding(exchange.name, queue=queue) for exchange in exchanges]
