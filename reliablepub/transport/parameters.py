@@ -18,7 +18,6 @@ def connection_parameters(
     timeout_s: float,
     ssl_context: ssl.SSLContext | None = None,
     heartbeat_s: int | None = None,
-    blocked_timeout_s: float | None = None,
 ) -> pika.ConnectionParameters:
     """Parameters for one attempt to connect.
 
@@ -27,7 +26,6 @@ def connection_parameters(
         timeout_s: how long each step of connecting may take.
         ssl_context: instead of the system's authorities.
         heartbeat_s: as the broker says, if None.
-        blocked_timeout_s: how long the broker may block the connection; None for ever.
     """
     options = None
     if address.is_tls:
@@ -40,7 +38,6 @@ def connection_parameters(
         heartbeat=heartbeat_s,
         socket_timeout=timeout_s,
         stack_timeout=timeout_s,
-        blocked_connection_timeout=blocked_timeout_s,
         ssl_options=options,
         client_properties={"product": "reliablepub"},
     )

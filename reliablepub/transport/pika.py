@@ -49,6 +49,7 @@ from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, h
 from reliablepub.transport.encoding import attempt_tag, encode_batch
 from reliablepub.transport.frames import PublishFrames
 from reliablepub.transport.parameters import connection_parameters
+from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, hooks
 from reliablepub.transport.pika_loop import WatchedLoop
 from reliablepub.transport.provision import Provision
@@ -147,6 +148,7 @@ class PikaTransport:
         self._ssl_context = ssl_context
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
+        self._bounded: BoundedServices | None = None
         self._close: ConnectionClose | None = None  # what the broker said at its end
         self._channels: dict[int, Channel] = {}
         self._frames: dict[int, PublishFrames] = {}
@@ -169,7 +171,8 @@ class PikaTransport:
         self._next_address += 1
         self._where = f"{address.host}:{address.port}"
         self._close = None
-        connection_class = SelectConnection if hooks.why_off() else HookedConnection
+        self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
+        connection_class = HookedConnection if self._bounded is None else SelectConnection
         self._connection = connection_class(
             connection_parameters(
                 address,
@@ -180,7 +183,7 @@ class PikaTransport:
             on_open_callback=self._on_open,
             on_open_error_callback=self._on_lost,
             on_close_callback=self._on_lost,
-            custom_ioloop=self._loop,
+            custom_ioloop=self._bounded or self._loop,
         )
 
     @property
@@ -376,7 +379,8 @@ class PikaTransport:
             return
         self._connection = None
         self._forget_all()
-        reason = getattr(connection, "ended_because", "") or explain(error)
+        ended = getattr(self._bounded or connection, "ended_because", "")
+        reason = ended or explain(error)
         if self._close is not None:  # it counts, even if the socket's end was noticed first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
         self._events.append(ConnectionLost(self._there(reason), self._close))
@@ -448,9 +452,10 @@ class PikaTransport:
         _channel: Channel,
         method: spec.Basic.Return,
         properties: pika.BasicProperties,
-        body: bytes,
+        _body: bytes,
     ) -> None:
-        _Listener(epoch, self._run, self._events).returned(method, properties.headers, len(body))
+        body_bytes = self._bounded.returned_bytes if self._bounded is not None else 0
+        _Listener(epoch, self._run, self._events).returned(method, properties.headers, body_bytes)
 
     def _on_close_method(self, epoch: int, frame: MethodFrame) -> None:
         """``channel.close`` with the method at fault, which pika's own callback leaves out."""

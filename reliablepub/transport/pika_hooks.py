@@ -14,9 +14,8 @@ socket without TLS, what it takes at once is written at once, and it is read fro
 time that it is ready. Everything else stays pika's: handshake, TLS, heartbeats, blocked, closing;
 and whatever goes wrong, which it is left to find out by itself.
 
-Whatever a broker sends, little of it is kept: a frame that is larger than agreed on ends the
-connection before it is read, and the body of a returned message is dropped as it comes. pika would
-wait for all of it, 2^62 bytes if the broker says so.
+What a broker may send is looked after by `incoming`; here the body of a returned message is dropped
+as it comes.
 
 **Off at the first surprise.** The hooks are used with the versions in `TESTED_VERSIONS`, after a
 trial on a socket pair when they are wanted for the first time (`pika_trial`), and until one of
@@ -38,18 +37,24 @@ from pika import frame, spec
 from pika.adapters.select_connection import SelectConnection
 from pika.adapters.utils import io_services_utils
 
+from reliablepub.transport.incoming import (
+    FRAME_HEAD,
+    METHOD,
+    NOT_WAITED_FOR,
+    BadFrame,
+    Contents,
+    Incoming,
+    Part,
+)
+
 TESTED_VERSIONS: Final = ("1.4.0", "1.4.1", "1.4.2", "1.4.4")
 
 _LOG: Final = logging.getLogger("reliablepub.link")
 _CONFIRM: Final = Struct(">11sQH")  # a whole basic.ack or basic.nack frame; up to its tag:
 _CONFIRM_HEAD: Final = Struct(">BHIHH")
-_FRAME_HEAD: Final = Struct(">BHI")
-_FRAME_OVERHEAD: Final = _FRAME_HEAD.size + 1
-_METHOD, _HEADER, _BODY, _PROTOCOL = 1, 2, 3, ord("A")
 _PAYLOAD: Final = 13
 _BASIC: Final = 60
 _ACK, _NACK = 80, 120
-_RETURN: Final = bytes((0, 60, 0, 50))
 _OCTET: Final = 0xFF
 _FRAME_END: Final = 0xCE
 _MULTIPLE: Final = 1 << 8  # of the two octets behind the tag, the second of which ends the frame
@@ -60,10 +65,6 @@ _RECEIVE_BYTES: Final = 64 * 1024  # pika's 4 KiB are small for many confirms
 
 class HookFailed(Exception):
     """A hook has met what it does not know; the hooks are off, and this connection is over."""
-
-
-class BadFrame(Exception):
-    """The broker sent what it must not send; this connection is over."""
 
 
 class Listener(Protocol):
@@ -89,16 +90,17 @@ class HookedConnection(SelectConnection):
         self.reads_once = False
         self._confirms: dict[bytes, tuple[Listener, bool]] = {}
         self._listeners: dict[int, Listener] = {}
-        self._content: dict[int, spec.Basic.Return | int] = {}  # announced, or bytes of a body
-        self._partial = b""
+        self._returns: dict[int, spec.Basic.Return] = {}  # whose header comes next
+        self._contents = Contents()
+        self._incoming = Incoming(lambda: int(self.params.frame_max or spec.FRAME_MAX_SIZE))
         super().__init__(*args, **kwargs)
 
     def listen_on(self, channel: int, listener: Listener) -> None:
         """Have what comes on a channel in confirm mode told directly from now on."""
-        self._content.pop(channel, None)
+        self._contents.open(channel)
         self._listeners[channel] = listener
         for method, is_ack in ((_ACK, True), (_NACK, False)):
-            head = _CONFIRM_HEAD.pack(_METHOD, channel, _PAYLOAD, _BASIC, method)
+            head = _CONFIRM_HEAD.pack(METHOD, channel, _PAYLOAD, _BASIC, method)
             self._confirms[head] = listener, is_ack
 
     def write_frames(self, frames: Sequence[bytes]) -> None:
@@ -158,17 +160,7 @@ class HookedConnection(SelectConnection):
     def _left_to_pika(self, data_in: bytes) -> Iterator[bytes]:
         """Take what is ours, and give pika its frames, in order."""
         try:
-            data = self._partial + data_in if self._partial else data_in
-            self._partial = b""
-            at, view = 0, memoryview(data)
-            while at < len(data):
-                at += self._take_confirms(view[at:])
-                whole = self._frame_size(view[at:])
-                if whole is None:
-                    self._partial = data[at:]
-                    break
-                one = data[at : at + whole]
-                at += whole
+            for one in self._incoming.frames(data_in, self._take_confirms):
                 if not self._take_content(one):
                     yield one
         except BadFrame as error:
@@ -176,18 +168,6 @@ class HookedConnection(SelectConnection):
             raise
         except Exception as error:
             raise self._failed("reading", error) from error
-
-    def _frame_size(self, data: memoryview) -> int | None:
-        """How long the first frame is; None where the rest of it has not come yet."""
-        if len(data) < _FRAME_HEAD.size:
-            return None
-        kind, _, size = _FRAME_HEAD.unpack_from(data)
-        if kind == _PROTOCOL:
-            return len(data)  # another version of AMQP is all that pika understands here
-        whole, most = int(size) + _FRAME_OVERHEAD, self.params.frame_max or spec.FRAME_MAX_SIZE
-        if whole > most:
-            raise BadFrame(f"the broker began a frame of {whole} bytes, and {most} are allowed")
-        return whole if whole <= len(data) else None
 
     def _take_confirms(self, data: memoryview) -> int:
         """Tell of the confirms that the data begins with, by runs of a kind; where the rest is."""
@@ -214,23 +194,19 @@ class HookedConnection(SelectConnection):
 
     def _take_content(self, one: bytes) -> bool:
         """Take a frame of a returned message; False for every other frame."""
-        kind, channel, size = _FRAME_HEAD.unpack_from(one)
-        is_return = kind == _METHOD and one.startswith(_RETURN, _FRAME_HEAD.size)
-        if not is_return and kind not in {_HEADER, _BODY}:
+        part = self._contents.part(one)
+        if part is Part.NO_MESSAGE:
             return False
-        listener, before = self._listeners.get(channel), self._content.pop(channel, None)
-        if is_return and listener is not None and before is None:
-            self._content[channel] = _read(one).method
-        elif kind == _HEADER and listener is not None and isinstance(before, spec.Basic.Return):
+        _, channel, _ = FRAME_HEAD.unpack_from(one)
+        listener = self._listeners.get(channel)
+        if listener is None:
+            raise BadFrame(NOT_WAITED_FOR)
+        if part is Part.RETURN:
+            self._returns[channel] = _read(one).method
+        elif part is Part.HEADER:
             header = _read(one)
-            listener.returned(before, header.properties.headers, header.body_size)
-            if header.body_size:
-                self._content[channel] = header.body_size
-        elif kind == _BODY and isinstance(before, int) and size <= before:
-            if size < before:
-                self._content[channel] = before - size
-        else:
-            raise BadFrame("the broker sent a message, or a part of one, that nobody waits for")
+            method = self._returns.pop(channel)
+            listener.returned(method, header.properties.headers, header.body_size)
         self.bytes_received += len(one)
         self.frames_received += 1
         return True

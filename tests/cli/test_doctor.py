@@ -1,21 +1,29 @@
 """`reliablepub doctor`: what is wrong is found, and each finding comes with a remedy."""
 
 import json
+import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner, Result
+from pamqp import body, commands, frame, header
+from yarl import URL
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.diagnosis import FREE_MIN, Level, of_broker, of_outbox
 from reliablepub.outbox.surroundings import Surroundings, look_around
 from reliablepub.testing import FakeBroker
+from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.probe import Probe
+from tests.chaos.proxy import Proxy
 from tests.cli.conftest import NOBODY
 from tests.cli.test_app import section
 
@@ -108,6 +116,53 @@ def test_a_connection_that_fails_is_explained(
     assert (row["about"], row["check"], row["level"]) == ("broker", "connection", "problem")
     assert found in row["found"]
     assert remedy in row["remedy"]
+
+
+def returned(body_bytes: int) -> bytes:
+    properties = commands.Basic.Properties()
+    return frame.marshal(commands.Basic.Return(312, "NO_ROUTE", "", "q"), 1) + frame.marshal(
+        header.ContentHeader(0, body_bytes, properties), 1
+    )
+
+
+FRAME = b"\x01\x00\x00\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize("words", [FRAME, returned(2**62)], ids=["frame", "message"])
+def test_a_broker_that_says_too_much_is_left(run: Run, words: bytes) -> None:
+    """It would be read for ever: each byte of it is held, and looked at again with the next."""
+    sent = 0
+
+    def talk(server: socket.socket) -> None:
+        nonlocal sent
+        with server.accept()[0] as peer, suppress(OSError):
+            peer.recv(8)
+            peer.sendall(words)
+            while sent < 64 << 20:
+                sent += peer.send(frame.marshal(body.ContentBody(bytes(100_000)), 1))
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        talker = threading.Thread(target=talk, args=(server,))
+        talker.start()
+        url = f"amqp://guest:guest@127.0.0.1:{server.getsockname()[1]}"
+        *_, row = json.loads(run("--url", url, "--json").stdout)
+        talker.join()
+    assert (row["check"], row["level"]) == ("connection", "problem")
+    assert "the broker began a frame" in row["found"] or "nobody waits for" in row["found"]
+    assert "is it RabbitMQ that listens there?" in row["remedy"]
+    assert sent < 16 << 20, "the rest of what the sockets hold"
+
+
+def test_a_broker_that_does_not_answer_is_left(run: Run, fake: FakeBroker) -> None:
+    with Proxy(URL(fake.url).port or 0) as proxy:
+
+        def silenced(*_: object, **__: object) -> None:
+            proxy.is_silent_down = True
+
+        with patch.object(probe_module, "_note", silenced):
+            *_, row = json.loads(run("--url", proxy.url, "--json").stdout)
+    assert (row["check"], row["level"]) == ("connection", "problem")
+    assert "the broker has not answered within 5 s" in row["found"]
 
 
 @pytest.mark.parametrize(

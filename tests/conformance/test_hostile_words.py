@@ -56,9 +56,10 @@ def test_it_ends_the_connection_with_a_reason(
     proxied: Callable[[str], Proxy],
     lie: tuple[bytes, str],
 ) -> None:
-    if is_guest(front_door) or hooks.why_off():
-        pytest.skip("what aiormq and pika read themselves is bounded by them alone")
+    if is_guest(front_door):
+        pytest.skip("what aiormq reads is bounded by aiormq alone")
     words, reason = lie
+    before = hooks.why_off()
     queue, proxy = rig.probe.declare_queue(), proxied(rig.url)
     reasons: list[str] = []
 
@@ -71,7 +72,7 @@ def test_it_ends_the_connection_with_a_reason(
         proxy.inject(words)
         wait_until(lambda: publisher.status.connects == 2)
         publisher.publish(b"after", routing_key=queue).result(60)
-        assert publisher.status.hooks_off == ""
+        assert publisher.status.hooks_off == before
     assert reason in reasons[0]
     assert f"127.0.0.1:{proxy.port}: " in reasons[0]
     assert {arrived for arrived, _ in rig.probe.drain(queue, 2)} == {b"before", b"after"}

@@ -1,6 +1,6 @@
 """Bytes of a broker, and bytes for the fake one, that were bent: it goes on, or the link ends."""
 
-from contextlib import suppress
+from contextlib import closing, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import body, commands, frame, header, heartbeat
+from pika.adapters.select_connection import IOLoop
 
+from reliablepub.transport.incoming import FRAME_HEAD, BadFrame
+from reliablepub.transport.pika_bounded import BoundedServices
 from tests.broker.sans_io import Client, node_with_queue
 from tests.broker.test_hostile import SAYINGS
 from tests.fuzz.bending import bent
@@ -38,6 +41,7 @@ SAID = [
     returned(HOOKED_CHANNEL, 900, said=2**62),
     returned(OTHER_CHANNEL, 20),
     frame.marshal(commands.Channel.Close(404, "NOT_FOUND", 60, 40), HOOKED_CHANNEL),
+    frame.marshal(commands.Channel.OpenOk(), HOOKED_CHANNEL),
     frame.marshal(commands.Channel.CloseOk(), HOOKED_CHANNEL),
     frame.marshal(commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0), 0),
     frame.marshal(commands.Connection.Blocked("low on memory"), 0),
@@ -70,10 +74,37 @@ def is_read_or_ends(stream: list[bytes]) -> None:
         with suppress(Exception):  # to the transport, whatever pika raises is a lost connection
             for data in stream:
                 wire._on_data_available(data)
-                held = max(held, len(wire._partial))
+                held = max(held, len(wire._incoming.partial))
     assert held <= FRAME_MAX
     assert "a hook failed" not in wire.ended_because
-    assert len(wire._content) <= 1 + size // 8
+    assert len(wire._contents._expected) <= 1 + size // 8
+
+
+class Kept:
+    """In pika's place: what it would have read, and what it would hold of it."""
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def data_received(self, data: bytes) -> None:
+        self.frames.append(data)
+
+
+def is_bounded_or_ends(stream: list[bytes]) -> None:
+    """Nothing but whole frames comes to pika, and of a message no more than its head."""
+    pika = Kept()
+    with bounded(2 << 20 | 64 * sum(map(len, stream))), closing(IOLoop()) as loop:
+        services = BoundedServices(loop)
+        protocol = services._bound(pika)
+        with suppress(BadFrame):
+            for data in stream:
+                protocol.data_received(data)
+    for one in pika.frames:
+        if one[:4] != b"AMQP":
+            kind, _, size = FRAME_HEAD.unpack_from(one)
+            assert size + 8 == len(one) <= FRAME_MAX
+            assert kind != 3
+            assert kind != 2 or one[11:19] == bytes(8)
 
 
 def is_answered_or_ends(stream: list[bytes]) -> None:
@@ -97,6 +128,10 @@ def test_bent_frames_of_a_broker() -> None:
     short(given(streams(SAID))(is_read_or_ends))()
 
 
+def test_bent_frames_of_a_broker_for_pika_itself() -> None:
+    short(given(streams(SAID))(is_bounded_or_ends))()
+
+
 def test_bent_frames_to_the_fake_broker() -> None:
     some = settings(short, max_examples=40)
     some(given(streams(SAYINGS))(is_answered_or_ends))()
@@ -106,6 +141,12 @@ def test_bent_frames_to_the_fake_broker() -> None:
 @pytest.mark.timeout(0)
 def test_bent_frames_of_a_broker_for_long() -> None:
     for_long(given(streams(SAID))(is_read_or_ends))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_bent_frames_of_a_broker_for_pika_itself_for_long() -> None:
+    for_long(given(streams(SAID))(is_bounded_or_ends))
 
 
 @pytest.mark.soak
