@@ -91,6 +91,18 @@ class Entry:
             return Persistence.POSSIBLY_PERSISTED
         return Persistence.NOT_WRITTEN
 
+    def step(self, by: float) -> None:
+        """The wall clock was set: what ends a wait is as far away as before.
+
+        Not the time that its sender chose (``not_before``), which is one of the wall clock.
+        """
+        if self.refused_at is not None:
+            self.refused_at += by
+            if self.due_at is not None:
+                self.due_at += by
+        if self.expires_at is not None:
+            self.expires_at += by
+
     @classmethod
     def accepted(cls, message: Message, now: float) -> Entry:
         """A message that is accepted now: from here on its times are those of the wall clock."""
@@ -224,6 +236,23 @@ class HeldExchange:
 
 
 @dataclass(slots=True)
+class Step:
+    """The wall clock was set, while messages have times of it that are ends of waits.
+
+    Attributes:
+        by: seconds, forward or back (below 0).
+        since: wall clock time, as it is now, of the last look at the clock before it was set.
+        last_id: highest id then. What another process has stored since is by the new clock.
+        moved: ids of entries in memory: their times are by the new clock already.
+    """
+
+    by: float
+    since: float
+    last_id: int
+    moved: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Turn:
     """Everything that one turn of the relay changes, committed in one transaction.
 
@@ -238,8 +267,8 @@ class Turn:
         sent: tags about to be written to the wire.
         finished: earlier ``sent`` ranges of which no tag is outstanding any more.
         released: which of those that are `HELD` are due now.
-        stepped: seconds by which the wall clock was set forward (or back, below 0): the times of
-            retries that are in the store already are set with it.
+        stepped: the wall clock was set: the times of retries, and the deadlines, of what is in the
+            store already are set with it.
     """
 
     new: list[Entry] = field(default_factory=list)
@@ -252,7 +281,7 @@ class Turn:
     sent: list[Sent] = field(default_factory=list)
     finished: list[Sent] = field(default_factory=list)
     released: list[Release] = field(default_factory=list)
-    stepped: float = 0.0
+    stepped: Step | None = None
 
     @property
     def is_empty(self) -> bool:

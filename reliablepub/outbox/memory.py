@@ -98,6 +98,9 @@ class MemoryStore:
         """Take one turn; it cannot fail."""
         last_id, counters = self._snapshot.last_id, self._snapshot.counters
         size = 0
+        if turn.stepped is not None:
+            by_new_clock = turn.stepped.moved | {entry.id for entry in turn.rescheduled}
+            self._step(turn.stepped.by, by_new_clock)
         for entry in turn.new:
             assert entry.id == 0, f"{entry.message!r} is stored already"
             last_id += 1
@@ -116,8 +119,6 @@ class MemoryStore:
         parked, parked_bytes = self._take_out(given_up)
         discarded, discarded_bytes = self._take_out(gone.entry for gone in turn.discarded)
         size -= confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
-        if turn.stepped:
-            self._step(turn.stepped, {entry.id for entry in turn.rescheduled})
         for entry in (*turn.new, *turn.rescheduled):
             if entry.due_at is not None and entry.id in self._open:
                 if entry.due_at == HELD:
@@ -138,18 +139,14 @@ class MemoryStore:
         self._snapshot = Snapshot(last_id, counters)
         return self._snapshot
 
-    def _step(self, by: float, stepped: Container[int]) -> None:
-        """The wall clock was set; some have their times by the new one already."""
+    def _step(self, by: float, by_new_clock: Container[int]) -> None:
+        """The wall clock was set; entries in memory are the relay's, which has set them."""
         for entry in self._open.values():
-            is_retry = entry.nacked or entry.returned or entry.refused
-            if (
-                is_retry
-                and entry.id not in stepped
-                and entry.due_at is not None
-                and entry.due_at != HELD
-            ):
-                entry.due_at += by
-                entry.refused_at = None if entry.refused_at is None else entry.refused_at + by
+            if entry.id not in by_new_clock:
+                entry.step(by)
+            if entry.expires_at is not None:
+                self._expiring.add(entry.expires_at, entry.id)
+            if entry.due_at not in {None, HELD} and entry.refused_at is not None:
                 self._waiting.add(entry.due_at, entry.id)
 
     def _release(self, release: Release) -> None:

@@ -83,11 +83,16 @@ DELETE FROM reliablepub_keys WHERE key = ?;
 UPDATE reliablepub_messages
 SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at = ? WHERE id = ?;
 
--- The wall clock was set: what waits for a retry waits as long as before.
+-- The wall clock was set: what waits for a retry, or for its destination, waits as long as before.
 -- name: step_retries
 UPDATE reliablepub_messages
 SET due_at = max(0.0, due_at + :by), refused_at = max(0.0, refused_at + :by)
-WHERE due_at IS NOT NULL AND nacked + returned + refused > 0;
+WHERE due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
+
+-- A deadline is as far away as before; not that of a message that was stored by the new clock.
+-- name: step_deadlines
+UPDATE reliablepub_messages SET expires_at = max(0.0, expires_at + :by)
+WHERE expires_at IS NOT NULL AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
 
 -- What is due since it was stored (see the triggers) is due whatever the clock says.
 -- name: due_since_stored

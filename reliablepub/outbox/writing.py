@@ -23,6 +23,7 @@ from reliablepub.outbox.entry import (
     Release,
     Sent,
     Snapshot,
+    Step,
     Turn,
 )
 from reliablepub.outbox.rows import (
@@ -69,14 +70,13 @@ def write_turn(
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
     # First, so that new rows go to the pages that this frees: each is written once, and not twice.
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in turn.confirmed])
+    if turn.stepped is not None:  # before what is by the new clock already
+        _step(connection, turn.stepped, now)
     last_id, stored_bytes = _insert(connection, turn.new, keys)
     if turn.sources:
         connection.executemany(QUERIES["advance_source"], turn.sources.items())
     parked, expired, parked_bytes = _park(connection, turn.parked)
     discarded, discarded_bytes = remove(connection, [gone.entry.id for gone in turn.discarded])
-    if turn.stepped:  # before those whose times are by the new clock already
-        connection.execute(QUERIES["step_retries"], {"by": turn.stepped})
-        connection.execute(QUERIES["due_since_stored"], {"now": now})
     if turn.rescheduled:
         connection.executemany(QUERIES["reschedule"], map(schedule_of, turn.rescheduled))
     for release in turn.released:
@@ -98,6 +98,12 @@ def write_turn(
     }
     row = connection.execute(QUERIES["change_ledger"], change).fetchone()
     return Snapshot(last_id, Counters(*row))
+
+
+def _step(connection: sqlite3.Connection, step: Step, now: float) -> None:
+    by = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": now}
+    for kind in ("step_retries", "step_deadlines", "due_since_stored"):
+        connection.execute(QUERIES[kind], by)
 
 
 def _insert(

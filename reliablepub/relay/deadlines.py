@@ -9,7 +9,7 @@ has come. What is on disk only may be millions, and is found by an index.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 
 from reliablepub.outbox.entry import Entry
 
@@ -43,6 +43,15 @@ class Deadlines:
     def is_due_on_disk(self, wall: float) -> bool:
         """Whether there are late entries to be read."""
         return self._next_on_disk <= wall
+
+    @property
+    def entries(self) -> Collection[Entry]:
+        """Entries in memory that have a deadline."""
+        return self._watched.values()
+
+    def step(self, wall: float) -> None:
+        """The wall clock was set, and all deadlines with it: look at each of them."""
+        self._next_watched = wall
 
     def watch(self, entry: Entry) -> None:
         """An entry is in memory from now on."""

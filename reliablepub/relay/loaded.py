@@ -13,7 +13,7 @@ one has left, the store is asked for the next.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from reliablepub._core.turns import Turns
@@ -46,7 +46,7 @@ class Loaded:
         self._messages = 0
         self._bytes = 0
         self._backlog = Backlog(last_id)
-        self._due: set[int] = set()
+        self._due: dict[int, Entry] = {}
         self._next_due: float | None = wall
         self._deadlines = Deadlines(wall)
         self._turns = Turns()
@@ -108,9 +108,9 @@ class Loaded:
     def _leave(self, entries: Sequence[Entry], *, is_settled: bool) -> None:
         self._messages -= len(entries)
         self._bytes -= sum([entry.message.size for entry in entries])
-        if self._due:
-            self._due.difference_update([entry.id for entry in entries])
         for entry in entries:
+            if self._due:
+                self._due.pop(entry.id, None)
             if entry.expires_at is not None:
                 self._deadlines.forget(entry)
             if (key := entry.message.ordering_key) is not None:
@@ -194,6 +194,28 @@ class Loaded:
         """Entries on disk have been made due."""
         self._next_due = wall
 
+    def step(self, by: float, wall: float, others: Iterable[Entry]) -> set[int]:
+        """The wall clock was set: so are the times of entries in memory.
+
+        Args:
+            by: seconds.
+            wall: now.
+            others: which have been put off, and are about to leave memory.
+
+        Returns:
+            ids of all that were moved.
+        """
+        timed = {*self._deadlines.entries, *self._due.values(), *others}
+        for entry in timed:
+            entry.step(by)
+        self._deadlines.step(wall)
+        return {entry.id for entry in timed}
+
+    def stepped(self, wall: float) -> None:
+        """The times of entries on disk have been set with the clock."""
+        self._next_due = wall
+        self._deadlines.on_disk(wall)
+
     def read(self, wall: float) -> list[Entry]:
         """Read what is due and what comes next, if memory is half empty; and whose turn it is.
 
@@ -206,7 +228,7 @@ class Loaded:
         found += self._read_turns(wall)
         late = self._deadlines.watched  # which may have been read already, only to be given up
         entries = [entry for entry in found if entry.id not in late and self._is_admitted(entry)]
-        self._due.update(entry.id for entry in entries if entry.due_at is not None)
+        self._due.update((entry.id, entry) for entry in entries if entry.due_at is not None)
         self._have_read(entries)
         return entries
 

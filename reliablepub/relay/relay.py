@@ -37,7 +37,7 @@ from reliablepub.errors import (
     OutboxLocked,
     OutboxUnsure,
 )
-from reliablepub.outbox.entry import Entry, Intervened, Sent, Snapshot, Store, Turn
+from reliablepub.outbox.entry import Entry, Intervened, Sent, Snapshot, Step, Store, Turn
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.clock import Clock
@@ -124,7 +124,8 @@ class Relay:
         )
         self._wire = Wire(transport, session, clock.monotonic())
         self._poll_at = clock.monotonic()
-        self._wall_ahead = clock.wall() - self._poll_at
+        self._looked_at = self._poll_at + clock.suspended()
+        self._wall_ahead = clock.wall() - self._looked_at
         self._commit_by: float | None = None
         self._no_commit_until: float | None = None
         self._no_room = store.relieve()
@@ -203,16 +204,21 @@ class Relay:
         return self._store.lowest_awaited(first_id, at)
 
     def _look_at_clock(self, now: float, wall: float) -> None:
-        """No retry waits for longer than the policy says, however the wall clock is set."""
-        stepped = wall - now - self._wall_ahead
-        if abs(stepped) < STEP_S:
+        """However the wall clock is set, no retry waits for longer, and no deadline comes earlier.
+
+        A host that has slept has not set its clock.
+        """
+        now += self._clock.suspended()
+        by = wall - now - self._wall_ahead
+        since, self._looked_at = wall - (now - self._looked_at), now
+        if abs(by) < STEP_S:
             return
-        self._wall_ahead += stepped
+        self._wall_ahead += by
         turn = self._verdicts.turn
-        for entry in turn.rescheduled:  # by the clock as it was, and not in the store yet
-            if entry.due_at is not None:
-                entry.due_at += stepped
-        turn.stepped += stepped
+        moved = self._loaded.step(by, wall, turn.rescheduled)
+        if turn.stepped is not None:  # of which the store was not told yet
+            by, moved = by + turn.stepped.by, moved | turn.stepped.moved
+        turn.stepped = Step(by, since, self._snapshot.last_id, moved)
 
     # ------------------------------------------------------------------ verdicts
 
@@ -230,8 +236,9 @@ class Relay:
         if late:
             for entry in self._session.withdraw(set(late)):
                 self._verdicts.expire(entry, wall)
-        for entry in self._reading(self._loaded.read_late, wall):
-            self._verdicts.expire(entry, wall)
+        if self._verdicts.turn.stepped is None:  # what the store has is by the clock as it was
+            for entry in self._reading(self._loaded.read_late, wall):
+                self._verdicts.expire(entry, wall)
 
     # ------------------------------------------------------------------ take in
 
@@ -337,8 +344,10 @@ class Relay:
         self._loaded.drop(*turn.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
-        if self._pauses.released(turn) or turn.stepped:
+        if self._pauses.released(turn):
             self._loaded.due_now(wall)
+        if turn.stepped is not None:
+            self._loaded.stepped(wall)
         self._intake.committed(taken_in)
         if self._notices:
             self._notices.stored(turn.new)

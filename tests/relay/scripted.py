@@ -38,13 +38,19 @@ def patient(attempts_max: int, wait_s: float) -> RetryPolicy:
 
 @dataclass
 class Time:
-    """Both clocks, moved by hand; they differ, so that nothing can mix them up."""
+    """Both clocks, moved by hand; they differ, so that nothing can mix them up.
+
+    Attributes:
+        now: the monotonic one.
+        asleep: seconds for which the host was suspended.
+    """
 
     now: float = 50.0
+    asleep: float = 0.0
 
     @property
     def wall(self) -> float:
-        return self.now + 1_000_000.0
+        return self.now + self.asleep + 1_000_000.0
 
 
 @dataclass
@@ -200,7 +206,7 @@ class World:
             inbox=self.inbox,
             policy=policy,
             limits=Limits(messages_max, 10_000_000, loaded_max, loaded_bytes_max),
-            clock=Clock(lambda: self.time.now, lambda: self.time.wall),
+            clock=Clock(lambda: self.time.now, lambda: self.time.wall, lambda: self.time.asleep),
             hooks=calls_of(hooks),
         )
         self.epoch = 0

@@ -1,16 +1,26 @@
-"""A wall clock that is set, forward or back: no retry waits for longer than its policy says."""
+"""A wall clock that is set, forward or back: no retry waits for longer than its policy says.
 
+Nor does a message expire earlier or later than its sender said.
+"""
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tenacity import stop_after_delay
 
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.store import SqliteStore
-from tests.relay.scripted import Time, World, patient
+from reliablepub.outcome import OutcomeKind
+from reliablepub.policy import Retries, RetryPolicy
+from tests.relay.scripted import Time, Told, World, patient
 
 HOUR = 3_600.0
 
@@ -23,17 +33,29 @@ class SetTime(Time):
 
     @property
     def wall(self) -> float:
-        return self.now + 1_000_000.0 + self.ahead
+        return super().wall + self.ahead
 
 
 @pytest.fixture(params=["disk", "memory"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    time = SetTime()
-    is_disk = request.param == "disk"
-    store = SqliteStore(tmp_path / "o.db", clock=lambda: time.wall) if is_disk else MemoryStore()
-    world = World(store, time=time, policy=patient(10, 5.0))
-    world.connect()
+def build(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[RetryPolicy], World]:
+    def world(policy: RetryPolicy) -> World:
+        time = SetTime()
+        path = tmp_path / "o.db"
+        is_disk = request.param == "disk"
+        store = SqliteStore(path, clock=lambda: time.wall) if is_disk else MemoryStore()
+        world = World(store, time=time, policy=policy)
+        world.connect()
+        return world
+
     return world
+
+
+@pytest.fixture
+def world(build: Callable[[RetryPolicy], World]) -> World:
+    return build(patient(10, 5.0))
+
+
+A_DAY = Retries(stop_after_delay(24 * HOUR), lambda _: 5.0)
 
 
 def set_clock(world: World, ahead: float) -> None:
@@ -120,3 +142,155 @@ def test_what_is_due_since_it_was_stored_is_due_whatever_the_clock_says(tmp_path
         world.turn(after_s=0.1)
     assert store.read_due(time.wall, limit=9, bytes_max=999, loaded=())[0][0].id == entry.id
     store.close()
+
+
+def told_of(world: World, *, where: str) -> Told:
+    """A message that expires in 60 s, and where it waits meanwhile."""
+    if where == "behind the window":
+        world.hand_over(*(f"f{n}" for n in range(100)))
+    told = world.hand_over("a", expires_in_s=60.0)
+    world.turn()
+    if where == "for a retry":
+        world.nack(1)
+        world.turn()
+    elif where == "on the wire":
+        world.turn(after_s=1.0)
+    return told
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR, 61.0])
+@pytest.mark.parametrize("where", ["behind the window", "for a retry", "on the wire"])
+def test_a_message_expires_when_its_sender_said(world: World, where: str, ahead: float) -> None:
+    told = told_of(world, where=where)
+    set_clock(world, ahead)
+    world.turn(after_s=0.05)
+    for _ in range(11):
+        if where != "behind the window":
+            world.lose_connection()
+        world.turn(after_s=5.0)
+        assert told.outcomes == {}, "by no clock that goes evenly"
+    for _ in range(3):
+        world.turn(after_s=5.0)
+    assert told.kinds == {"a": OutcomeKind.EXPIRED}
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_what_is_on_disk_only_expires_when_its_sender_said(tmp_path: Path, ahead: float) -> None:
+    time = SetTime()
+    path = tmp_path / "o.db"
+    with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
+        world = World(store, time=time, loaded_max=2)
+        told = world.hand_over(*(f"m{n}" for n in range(20)), expires_in_s=60.0)
+        world.turn()
+        set_clock(world, ahead)
+        world.turn(after_s=0.05)
+        for _ in range(11):
+            world.turn(after_s=5.0)
+        assert told.outcomes == {}
+        assert rows(path, "SELECT count(*) FROM reliablepub_messages") == [(20,)]
+        for _ in range(4):
+            world.turn(after_s=5.0)
+        assert set(told.kinds.values()) == {OutcomeKind.EXPIRED}
+        assert len(told.kinds) == 20
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_what_another_process_stored_by_the_new_clock_is_not_set_again(
+    tmp_path: Path, ahead: float
+) -> None:
+    time = SetTime()
+    path = tmp_path / "o.db"
+    with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
+        world = World(store, time=time)
+        world.hand_over("old", expires_in_s=60.0)
+        world.turn()
+        set_clock(world, ahead)
+        time.now += 0.02
+        with closing(sqlite3.connect(path)) as other, other:  # as Outbox.enqueue, by that clock
+            other.execute(
+                "INSERT INTO reliablepub_messages "
+                "SELECT 99, 'new', exchange, routing_key, properties, ?, due_at, nacked, returned, "
+                "refused, uncertain, size, checksum, body, ?, ordering_key, refused_at "
+                "FROM reliablepub_messages",
+                (time.wall, time.wall + 60.0),
+            )
+        world.turn(after_s=0.03)
+        found = dict(rows(path, "SELECT message_id, expires_at FROM reliablepub_messages"))
+        assert found["old"] == pytest.approx(time.wall + 59.95)
+        assert found["new"] == pytest.approx(time.wall + 59.97)
+
+
+def test_a_host_that_slept_has_not_set_its_clock(world: World) -> None:
+    told = world.hand_over("a", "b", expires_in_s=60.0)
+    world.turn()
+    world.lose_connection()
+    world.time.asleep = 61.0
+    world.turn()
+    assert set(told.kinds.values()) == {OutcomeKind.EXPIRED}
+
+
+@pytest.mark.parametrize("ahead", [25 * HOUR, -25 * HOUR])
+@pytest.mark.parametrize("where", ["for a retry", "in memory", "between"])
+def test_a_budget_in_time_is_not_spent_by_a_clock(
+    build: Callable[[RetryPolicy], World], where: str, ahead: float
+) -> None:
+    world = build(RetryPolicy(A_DAY, A_DAY, A_DAY, breaker=None))
+    told = world.hand_over("a")
+    world.turn()
+    world.nack(1)
+    if where == "between":
+        set_clock(world, ahead)
+    world.turn()
+    if where == "for a retry":
+        set_clock(world, ahead)
+    world.turn(after_s=6.0)
+    world.turn()
+    assert world.sent == ["a", "a"]
+    if where == "in memory":
+        set_clock(world, ahead)
+        world.turn()
+    world.nack(2)
+    world.turn()
+    assert told.outcomes == {}
+    world.time.now += 24 * HOUR
+    world.turn()
+    world.turn()
+    assert world.sent == ["a", "a", "a"]
+    world.nack(3)
+    world.turn()
+    assert told.kinds == {"a": OutcomeKind.NACKED}
+
+
+@pytest.mark.parametrize("ahead", [25 * HOUR, -25 * HOUR])
+def test_what_waits_for_a_destination_waits_no_longer_and_is_given_up_no_earlier(
+    build: Callable[[RetryPolicy], World], ahead: float
+) -> None:
+    world = build(RetryPolicy(A_DAY, A_DAY, A_DAY))
+    tolds = [world.hand_over(f"m{n}") for n in range(5)]
+    world.turn()
+    for tag in range(1, 6):
+        world.nack(tag)  # the fifth in a row pauses it
+    world.turn()
+    late = world.hand_over("late")
+    world.turn()
+    assert "late" not in world.sent
+    set_clock(world, ahead)
+    is_refused = False
+    for _ in range(60):
+        before = len(world.transport.sendings)
+        world.turn(after_s=1.0)
+        for sending in world.transport.sendings[before:]:
+            for tag, id_ in enumerate(sending.ids, sending.first_tag):
+                if id_ == "late" and not is_refused:
+                    world.nack(tag)
+                    is_refused = True
+                else:
+                    world.ack(tag)
+    assert is_refused
+    assert late.kinds == {"late": OutcomeKind.CONFIRMED}
+    assert {kind for told in tolds for kind in told.kinds.values()} == {OutcomeKind.CONFIRMED}
+
+
+def rows(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(query).fetchall()

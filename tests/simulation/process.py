@@ -247,7 +247,7 @@ class Process:
                 inbox=self.inbox,
                 policy=self._policy,
                 limits=self._limits,
-                clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall),
+                clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall, lambda: 0.0),
                 hooks={},
             )
         except Killed:

@@ -403,7 +403,7 @@ class World:
         require((turns.wanted, turns.admitted) == (0, 0), "a turn is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded._waiters), loaded._due)
-        require(left == (0, 0, 0, set()), f"left in memory: {left}")
+        require(left == (0, 0, 0, {}), f"left in memory: {left}")
         require(not process.relay._verdicts.ranges._by_epoch, "ranges are left in memory")
         for caller in process.callers:
             require(caller.is_answered, "a caller waits in vain to hear that it is stored")
