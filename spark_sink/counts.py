@@ -25,7 +25,8 @@ class Counts:
         invalid: collected: no AMQP message.
         bytes: of the bodies that were published.
         duplicates_risked: rows that may have been sent more than once, under one id: those whose
-            confirm was lost, and all rows of an attempt that is not a task's first.
+            confirm was lost, and all rows of an attempt that is not a task's first. A replay after
+            a restart does not know what was sent before it, and counts none.
         waited_s: seconds in which tasks waited for confirms, summed.
     """
 

@@ -21,6 +21,7 @@ from spark_sink.failures import in_one_line
 from spark_sink.options import parse
 from spark_sink.schema import Columns, match
 from spark_sink.settings import Settings
+from spark_sink.trigger import check_checkpoint
 
 if TYPE_CHECKING:
     from spark_sink.writer import RabbitMQWriter
@@ -75,11 +76,12 @@ class RabbitMQDataSource(DataSource):
         """A writer for a micro-batch of a stream.
 
         Raises:
-            ConfigurationError: an option is wrong.
+            ConfigurationError: an option is wrong, or the trigger is continuous.
             SchemaError: a column is wrong.
             BrokerRefused: the broker lets nobody in with these credentials.
         """
         with in_one_line():
+            check_checkpoint(self.options.get("checkpointLocation"))
             settings, columns = self._checked(schema, overwrite=overwrite)
             if settings.write_id is not None:
                 raise ConfigurationError(

@@ -49,6 +49,7 @@ class RowsNotConfirmed(ReliablePubError):
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
         reply_code: the broker's, or 0.
         reply_text: the broker's words, or ours where the broker said nothing.
+        others: further rows of the task that were known to have failed at that moment.
     """
 
     remedy: ClassVar = {
@@ -69,13 +70,15 @@ class RowsNotConfirmed(ReliablePubError):
         reply_text: str,
         key: str = "",
         kept: str = "",
+        others: int = 0,
     ) -> None:
         names = [name for name in (key, message_id and f"message {message_id}") if name]
         name = f" ({', '.join(names)})" if names else ""
-        where = f" The row is in {kept}." if kept else ""
+        more = f" {others} more rows of this task are known to have failed." if others else ""
+        where = f" The row is in {kept}{', and so are they' if others else ''}." if kept else ""
         super().__init__(
             f"row {row} of partition {partition}{name} was not confirmed but {outcome}: "
-            f"{reply_text}; {self.remedy[outcome]}.{where} Other rows may have been sent: "
+            f"{reply_text}; {self.remedy[outcome]}.{more}{where} Other rows may have been sent: "
             "replayed, they come with the same ids"
         )
         self.partition = partition
@@ -85,6 +88,7 @@ class RowsNotConfirmed(ReliablePubError):
         self.outcome = outcome
         self.reply_code = reply_code
         self.reply_text = reply_text
+        self.others = others
 
 
 class PartitionStalled(ReliablePubError):

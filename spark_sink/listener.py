@@ -1,6 +1,6 @@
 """What became of the rows, in the progress of a query: for dashboards and alerts.
 
-Knows: Spark's listeners, the report. Must never know: how rows are written.
+Knows: Spark's listeners, the report, queries. Must never know: how rows are written.
 
 Spark takes no figures from a sink in Python, so ``sink.metrics`` of a `StreamingQueryProgress` is
 empty. The counts of each micro-batch are in the report; here they are put where they belong.
@@ -9,9 +9,11 @@ empty. The counts of each micro-batch are in the report; here they are put where
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from typing import Final
 
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -22,6 +24,8 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_sink import report
+from spark_sink.datasource import RabbitMQDataSource
+from spark_sink.trigger import is_continuous
 
 LOGGER: Final = logging.getLogger("reliablepub.spark")
 METRICS: Final = (
@@ -51,7 +55,9 @@ def with_metrics(progress: StreamingQueryProgress, report_folder: str) -> Stream
 class SinkListener(StreamingQueryListener):
     """Logs what became of each micro-batch's rows, and hands it on.
 
-    A micro-batch that has collected rows, or risked duplicates, is logged as a warning.
+    A micro-batch that has collected rows, or risked duplicates, is logged as a warning. A query
+    with a continuous trigger, which would publish nothing, is stopped, and that is an error in the
+    log.
 
     Example:
         ::
@@ -70,7 +76,17 @@ class SinkListener(StreamingQueryListener):
         self._told = told
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing is known yet."""
+        """Stop the query if its trigger is continuous (not through Spark Connect)."""
+        query = SparkSession.active().streams.get(str(event.id))
+        if query is None or not is_continuous(query, RabbitMQDataSource.name()):
+            return
+        LOGGER.error(
+            "query %s is stopped: a continuous trigger never calls a sink in Python, and would "
+            "publish nothing",
+            event.name or event.id,
+        )
+        # The query waits for this call, and `stop` waits for the query.
+        threading.Thread(target=query.stop, name="reliablepub-stop", daemon=True).start()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         """A micro-batch is committed, and its counts with it."""

@@ -6,6 +6,7 @@ Knows: pieces of batches, failures, the report. Must never know: publishers.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,7 +51,12 @@ class Pieces:
         self._kept.add(piece, row, self._outcome(failure))
 
     def named(
-        self, error: RowsNotConfirmed, columns: Columns, folder: str | None, write: str
+        self,
+        error: RowsNotConfirmed,
+        columns: Columns,
+        folder: str | None,
+        write: str,
+        fatal: Sequence[Failure],
     ) -> RowsNotConfirmed:
         """The error with what its row is called in the data, and where it is kept.
 
@@ -59,6 +65,7 @@ class Pieces:
             columns: which of them name a row.
             folder: the report, if there is one.
             write: identity of the write.
+            fatal: this row, and all others that are known to have failed.
         """
         piece, row = self._find(error.row)
         names = [(key.name, key.position) for key in columns.keys]
@@ -67,13 +74,11 @@ class Pieces:
         shown = ", ".join(f"{name}={_shown(piece.column(at), row)}" for name, at in names)
         kept = ""
         if folder is not None:
-            failure = Failure(
-                error.row, error.message_id, error.outcome, error.reply_code, error.reply_text
-            )
+            rows = [(*self._find(one.row), self._outcome(one)) for one in fatal]
             try:
-                kept = report.keep_fatal(folder, write, piece, row, self._outcome(failure))
+                kept = report.keep_fatal(folder, write, self._partition, rows)
             except (OSError, pa.ArrowException):
-                LOGGER.exception("the row that fails the write could not be kept")
+                LOGGER.exception("the rows that fail the write could not be kept")
         return RowsNotConfirmed(
             partition=error.partition,
             row=error.row,
@@ -83,6 +88,7 @@ class Pieces:
             reply_text=error.reply_text,
             key=shown,
             kept=kept,
+            others=len(fatal) - 1,
         )
 
     def _find(self, row: int) -> tuple[pa.RecordBatch, int]:

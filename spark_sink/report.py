@@ -6,7 +6,7 @@ Knows: files, on whatever the hosts share. Must never know: brokers.
 
     <report>/writes/<write>.json                      one line: the counts
     <report>/failed/part-<write>-<partition>.parquet  collected rows, with what the broker said
-    <report>/fatal/part-<write>-<partition>.parquet   the row that failed a write, likewise
+    <report>/fatal/part-<write>-<partition>.parquet   rows that failed a write, likewise
 
 A task writes under a name that Spark's readers skip (it begins with ``_``); the commit gives the
 files of the attempts that count their names. Committing twice, as a restarted stream does, ends in
@@ -115,13 +115,23 @@ class FailedRows:
 
 
 def keep_fatal(
-    report: str, write: str, piece: pa.RecordBatch, row: int, outcome: dict[str, Any]
+    report: str,
+    write: str,
+    partition: int,
+    rows: Sequence[tuple[pa.RecordBatch, int, dict[str, Any]]],
 ) -> str:
-    """Keep the row that fails a write, where the next attempt puts its own; names the file."""
+    """Keep the rows that fail a write, where the next attempt puts its own; names the file.
+
+    Args:
+        report: the folder.
+        write: identity of the write.
+        partition: number of the partition.
+        rows: for each a piece, its index in the piece, and a value for each column of `OUTCOME`.
+    """
     files, root = _open(report)
     files.create_dir(f"{root}/fatal", recursive=True)
-    path = f"{root}/fatal/{_part(write, outcome['_partition'])}"
-    table = pa.Table.from_batches([_with_outcome(piece, row, outcome)])
+    path = f"{root}/fatal/{_part(write, partition)}"
+    table = pa.Table.from_batches([_with_outcome(*row) for row in rows]).combine_chunks()
     pq.write_table(table, path, filesystem=files)
     return path
 

@@ -243,7 +243,7 @@ class Settings:
         _text,
         None,
         "folder (a path or URI that all hosts share) for `writes/*.json`, the counts of each "
-        "write, `failed/*.parquet`, the collected rows, and `fatal/*.parquet`, the row that fails "
+        "write, `failed/*.parquet`, the collected rows, and `fatal/*.parquet`, the rows that fail "
         "a write",
     )
     report_keep: int = _option(

@@ -61,6 +61,14 @@ class _Slice:
         """Messages whose outcome is known."""
         return self.receipt.confirmed + self.receipt.failed
 
+    def failures(self) -> list[Failure]:
+        """Those that were given up by now."""
+        errors = self.receipt.failures
+        if not errors:
+            return []
+        rows = {m.message_id: row for m, row in zip(self.messages, self.rows, strict=True)}
+        return [_failure(error, rows[error.message_id]) for error in errors]
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -105,6 +113,7 @@ class Sending:
         self._partition = partition
         self.rate = rate
         self._under_way: deque[_Slice] = deque()
+        self._invalid: list[Failure] = []
         self._rows_under_way = self._size_under_way = 0
         self._rows_max = max(4 * settings.window, _ROWS_UNDER_WAY_MIN)
         self._size_max = max(2 * settings.window_bytes, _BYTES_UNDER_WAY_MIN)
@@ -125,10 +134,21 @@ class Sending:
         messages: list[Message] = []
         numbers: list[int] = []
         ids: set[str | None] = set()
-        for row, item in enumerate(rows, first_row):
+        numbered = enumerate(rows, first_row)
+        for row, item in numbered:
             self.counts.rows += 1
             if isinstance(item, Invalid):
-                yield self._failed(Failure(row, "", "invalid", 0, item.problem))
+                failure = _invalid(row, item)
+                if self._is_fatal(failure):
+                    self._invalid = [
+                        failure,
+                        *(
+                            _invalid(row, item)
+                            for row, item in numbered
+                            if isinstance(item, Invalid)
+                        ),
+                    ]
+                yield self._failed(failure)
                 continue
             if item.message_id in ids:
                 yield from self._hand_over(messages, numbers)
@@ -149,6 +169,15 @@ class Sending:
         while self._under_way:
             yield from self._settle()
         self.counts.duplicates_risked = self._lent.resent - self._resent_before
+
+    def fatal(self) -> list[Failure]:
+        """All rows that fail the task, as far as that is known now: by their numbers.
+
+        One is enough for `RowsNotConfirmed`; whoever corrects them wants to see the others, too.
+        """
+        found = [failure for slice_ in self._under_way for failure in slice_.failures()]
+        found = [*self._invalid, *(failure for failure in found if self._is_fatal(failure))]
+        return sorted(found, key=lambda failure: failure.row)
 
     @property
     def oldest_open_row(self) -> int:
@@ -184,17 +213,15 @@ class Sending:
         oldest = self._under_way[0]
         if not oldest.receipt.is_settled:
             self._wait_for(oldest.receipt)
+        failures = oldest.failures()
+        assert len(failures) == oldest.receipt.failed, "a receipt keeps the failures of a slice"
+        for failure in failures:
+            yield self._failed(failure)
         self._under_way.popleft()
         self._rows_under_way -= len(oldest.messages)
         self._size_under_way -= oldest.size
         self.counts.confirmed += oldest.receipt.confirmed
         self.counts.bytes += sum([len(message.body) for message in oldest.messages])
-        failures = oldest.receipt.failures
-        assert len(failures) == oldest.receipt.failed, "a receipt keeps the failures of a slice"
-        if failures:
-            rows = {m.message_id: row for m, row in zip(oldest.messages, oldest.rows, strict=True)}
-            for failure in failures:
-                yield self._failed(_failure(failure, rows[failure.message_id]))
 
     def _wait_for(self, receipt: BatchReceipt) -> None:
         """Wait as long as anything moves: each row that is settled starts the patience anew."""
@@ -220,15 +247,18 @@ class Sending:
         """Rows under way whose outcome is known."""
         return sum(slice_.settled for slice_ in self._under_way)
 
-    def _failed(self, failure: Failure) -> Failure:
-        """Count it, or fail the task."""
+    def _is_fatal(self, failure: Failure) -> bool:
         asked = {
             "unroutable": self._settings.unroutable,
             "nacked": self._settings.refused,
             "refused": self._settings.refused,
             "invalid": self._settings.invalid,
         }
-        if asked[failure.outcome] == "fail":
+        return asked[failure.outcome] == "fail"
+
+    def _failed(self, failure: Failure) -> Failure:
+        """Count it, or fail the task."""
+        if self._is_fatal(failure):
             raise RowsNotConfirmed(
                 partition=self._partition,
                 row=failure.row,
@@ -253,6 +283,10 @@ class Sending:
             timeout_s=self._settings.delivery_timeout_s,
             reason=reason,
         )
+
+
+def _invalid(row: int, item: Invalid) -> Failure:
+    return Failure(row, "", "invalid", 0, item.problem)
 
 
 def _failure(error: PublishError, row: int) -> Failure:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from reliablepub import ConfigurationError
@@ -17,6 +16,7 @@ from spark_sink.existence import check
 from spark_sink.options import parse
 from spark_sink.schema import match
 from spark_sink.settings import Settings
+from spark_sink.trigger import check_named
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,9 +37,9 @@ def validate(
 ) -> None:
     """Check a write before it is started.
 
-    A batch write checks the same things when it starts; a stream shows a wrong option only at its
-    first batch, in ``awaitTermination()``, and a continuous trigger shows nothing but an error in
-    the driver's log. So call this before ``start()``.
+    A batch write checks the same things when it starts; a stream shows a wrong option or a
+    continuous trigger only after its start, in ``awaitTermination()``. So call this before
+    ``start()``.
 
     Args:
         df: what is to be written, batch or streaming.
@@ -54,7 +54,8 @@ def validate(
         TopologyError: the broker does not have what the options name (with ``checkTopology``).
         BrokerRefused: the broker lets nobody in with these credentials.
     """
-    _check_stream(trigger, str(output_mode))
+    check_named(trigger)
+    _check_mode(str(output_mode))
     settings = parse({name: _text(value) for name, value in options.items()})
     columns = match(df.schema, settings)
     if df.isStreaming and settings.write_id is not None:
@@ -82,12 +83,7 @@ def validate(
         warnings.warn(doubt, SparkSinkWarning, stacklevel=2)
 
 
-def _check_stream(trigger: object, output_mode: str) -> None:
-    if isinstance(trigger, Mapping) and trigger.get("continuous") is not None:
-        raise ConfigurationError(
-            "a continuous trigger never calls a sink in Python, and would publish nothing: use "
-            "trigger(processingTime=...) or trigger(availableNow=True)"
-        )
+def _check_mode(output_mode: str) -> None:
     if output_mode.lower() != "append":
         raise ConfigurationError(
             f"output mode {output_mode!r}: messages can only be added; use 'append'"

@@ -170,7 +170,9 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             try:
                 self._send(batches, Rows(self._columns, self._identity(attempt)), sending, pieces)
             except RowsNotConfirmed as error:
-                raise pieces.named(error, self._columns, settings.report, attempt.write) from None
+                raise pieces.named(
+                    error, self._columns, settings.report, attempt.write, sending.fatal()
+                ) from None
         counts = sending.counts
         if attempt.number > 0:
             counts.duplicates_risked = counts.rows

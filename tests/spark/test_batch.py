@@ -166,7 +166,7 @@ def test_what_is_collected_can_be_looked_at_corrected_and_written(
     assert_once_by_id(found, bodies(20))
 
 
-def test_the_report_of_a_failed_write_has_its_fatal_row_alone(
+def test_the_report_of_a_failed_write_has_its_fatal_rows_alone(
     spark: SparkSession, fake: FakeBroker, report: Path
 ) -> None:
     df = numbers(spark, 20).withColumn(
@@ -185,6 +185,19 @@ def test_the_report_of_a_failed_write_has_its_fatal_row_alone(
     corrected = named.withColumn("exchange", F.lit(""))
     writer(corrected, fake.url, report=report, unroutable="collect", writeId="w").save()
     assert list((report / "fatal").iterdir()) == []
+
+
+def test_a_failed_write_keeps_all_rows_that_are_known_to_have_failed(
+    spark: SparkSession, fake: FakeBroker, report: Path
+) -> None:
+    key = F.when(F.col("value").isin("4", "7", "9"), "nowhere").otherwise("q")
+    wrong = numbers(spark, 20).coalesce(1).withColumn("routing_key", key)
+    with pytest.raises(PythonException, match="2 more rows of this task are known to have failed"):
+        writer(wrong, fake.url, report=report, writeId="w").save()
+    fatal = spark.read.parquet(f"{report}/fatal").collect()
+    assert [(row.value, row._outcome) for row in fatal] == [
+        (value, "unroutable") for value in ("4", "7", "9")
+    ]
 
 
 def test_counts_of_a_write_without_failures(

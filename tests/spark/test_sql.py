@@ -82,6 +82,29 @@ def test_an_insert_that_lacks_options_says_how_to_give_them(spark: SparkSession)
     assert "Spark keeps the OPTIONS of a table from a sink in Python" in one_line(caught)
 
 
+def test_options_of_a_table_are_not_looked_at_and_an_insert_says_so(
+    spark: SparkSession, broker: AmqpProbe
+) -> None:
+    """Spark asks no sink about a table that has columns, so any OPTIONS are taken."""
+    queue = broker.declare_queue()
+    columns = "(value STRING, routing_key STRING)"
+    options = f"(url '{broker.url}', rootingKey 'nonsense')"
+    spark.sql(f"CREATE TABLE optioned {columns} USING rabbitmq OPTIONS {options}")
+    values = f"VALUES ('a', '{queue}')"
+    try:
+        with pytest.raises(PySparkException) as caught:
+            spark.sql(f"INSERT INTO optioned WITH (`urlEnv` = 'NOT_SET') {values}")
+        assert "Traceback" not in str(caught.value)
+        ours = str(caught.value).splitlines()[1]  # behind Spark's "thrown from the Python worker:"
+        assert "ConfigurationError: no broker: give the option 'url'" in ours
+        assert "Spark keeps the OPTIONS of a table to itself" in ours
+        assert broker.count(queue) == 0
+        spark.sql(f"INSERT INTO optioned WITH (`url` = '{broker.url}') {values}")
+    finally:
+        spark.sql("DROP TABLE optioned")
+    assert broker.drain(queue, 1)[0][0] == b"a"
+
+
 def test_a_path_says_what_to_write_instead(spark: SparkSession, fake: FakeBroker) -> None:
     df = spark.range(1).selectExpr("string(id) value")
     with pytest.raises(AnalysisException) as caught:

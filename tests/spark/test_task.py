@@ -4,6 +4,7 @@ import pickle
 import threading
 import time
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,30 @@ def test_an_unroutable_row_fails_the_task_by_name(fake: FakeBroker) -> None:
         str(error)
     )
     assert "secret" not in str(error)
+
+
+def test_all_rows_that_are_known_to_have_failed_are_told(fake: FakeBroker) -> None:
+    """Those of one slice, whichever of them fails the task."""
+    lost = [Message(b"", routing_key="nobody", message_id=f"lost-{n}") for n in range(3)]
+    settings = settings_for(fake, unroutable="fail")
+    with connection.publisher(settings) as lent:
+        sending = Sending(lent, settings, partition=7)
+        with pytest.raises(RowsNotConfirmed):
+            list(chain(sending.send([*rows(2), *lost], 0), sending.finish()))
+        found = [(failure.row, failure.message_id) for failure in sending.fatal()]
+    assert found == [(2, "lost-0"), (3, "lost-1"), (4, "lost-2")]
+
+
+def test_all_invalid_rows_of_a_piece_are_told_and_none_that_is_collected(fake: FakeBroker) -> None:
+    settings = settings_for(fake, unroutable="collect")
+    lost = Message(b"", routing_key="nobody", message_id="lost")
+    with connection.publisher(settings) as lent:
+        sending = Sending(lent, settings, partition=7)
+        list(sending.send([lost, *rows(2)], 0))
+        with pytest.raises(RowsNotConfirmed, match="row 4 of partition 7 was not confirmed"):
+            list(sending.send([*rows(1), Invalid(1, "null"), *rows(1), Invalid(3, "no UTF-8")], 3))
+        found = [(failure.row, failure.reply_text) for failure in sending.fatal()]
+    assert found == [(4, "null"), (6, "no UTF-8")]
 
 
 def test_a_refused_row_is_found_among_innocent_ones(fake: FakeBroker) -> None:

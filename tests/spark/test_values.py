@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException, PythonException
+from pyspark.errors import AnalysisException, PySparkException, PythonException
 from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from tests.amqp_probe import AmqpProbe
@@ -108,6 +108,24 @@ def parsed(text: str) -> Any:
     assert isinstance(exact, dict)
     doubles = json.loads(text)
     return exact | {name: doubles[name] for name in ("double", "huge", "small", "whole")}
+
+
+def test_a_time_of_day_is_no_json_here_and_is_named_before_any_task(
+    spark: SparkSession, rabbitmq: AmqpProbe
+) -> None:
+    queue = rabbitmq.declare_queue()
+    try:
+        df = spark.range(1).selectExpr("named_struct('id', id, 'opens', TIME'08:30:00') AS value")
+        _ = df.schema
+    except PySparkException as error:
+        pytest.skip(f"this Spark has no TIME: {type(error).__name__}")
+    with pytest.raises(PySparkException) as caught:
+        writer(df, rabbitmq.url, routing_key=queue, valueFormat="json").save()
+    print(caught.value)
+    assert "'value.opens' is time" in str(caught.value)
+    assert "use Spark's to_json" in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert rabbitmq.count(queue) == 0
 
 
 @pytest.mark.parametrize(

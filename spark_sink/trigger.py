@@ -1,0 +1,97 @@
+"""Continuous triggers, which never call a sink in Python: found, and refused.
+
+Knows: what a caller says of a trigger, and what a query's checkpoint or its Java object show of it.
+Must never know: rows, brokers.
+
+Spark does not tell a sink its trigger. It shows in the order of events: a micro-batch has its
+offsets in the checkpoint before it asks for a writer, and its commit after; a continuous query asks
+for its writer first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from reliablepub import ConfigurationError
+
+_WORDS: Final = (
+    "a continuous trigger never calls a sink in Python, and would publish nothing: use "
+    "trigger(processingTime=...) or trigger(availableNow=True)"
+)
+
+
+def check_named(trigger: object) -> None:
+    """Refuse a continuous trigger before the query starts.
+
+    Args:
+        trigger: a mapping with what ``writeStream.trigger()`` is called with, or None.
+
+    Raises:
+        ConfigurationError: it is continuous.
+    """
+    if isinstance(trigger, Mapping) and trigger.get("continuous") is not None:
+        raise ConfigurationError(_WORDS)
+
+
+def check_checkpoint(location: str | None) -> None:
+    """Refuse a query that asks for a writer and has no micro-batch under way.
+
+    Args:
+        location: the option ``checkpointLocation``; only a folder of this host can be looked at.
+
+    Raises:
+        ConfigurationError: the query is continuous.
+    """
+    folder = _local(location)
+    # Spark writes `metadata` when a query starts: without it, this is not where Spark looks.
+    if folder is None or not (folder / "metadata").is_file():
+        return
+    try:
+        is_micro_batch = _has_micro_batch(folder)
+    except OSError:
+        return
+    if not is_micro_batch:
+        raise ConfigurationError(
+            f"{_WORDS}. No micro-batch is under way in {location}; if a continuous query has left "
+            "its epochs there, begin with a new checkpoint: micro-batches take them for done"
+        )
+
+
+def is_continuous(query: Any, sink: str) -> bool:  # noqa: ANN401 - Spark's, and Java's
+    """Whether a query has a continuous trigger; False where only Spark's server knows (Connect).
+
+    Args:
+        query: a `StreamingQuery`.
+        sink: name of the format; a query that writes elsewhere is none of our business.
+    """
+    java = getattr(query, "_jsq", None)
+    if java is None:
+        return False
+    execution = java.streamingQuery()
+    return bool(
+        execution.sink().name() == sink
+        and execution.trigger().toString().startswith("ContinuousTrigger")
+    )
+
+
+def _local(location: str | None) -> Path | None:
+    if location is None:
+        return None
+    scheme, colon, path = location.partition(":")
+    if not colon or "/" in scheme:
+        return Path(location)
+    return Path(unquote(path)) if scheme == "file" else None
+
+
+def _has_micro_batch(checkpoint: Path) -> bool:
+    """Whether the newest offsets are those of a micro-batch, and not committed."""
+    numbers = [int(path.name) for path in checkpoint.glob("offsets/*") if path.name.isdecimal()]
+    if not numbers:
+        return False
+    newest = max(numbers)
+    lines = (checkpoint / "offsets" / str(newest)).read_text().splitlines()
+    has_metadata = len(lines) > 1 and bool(lines[1].strip())  # a continuous query writes none
+    return has_metadata and not (checkpoint / "commits" / str(newest)).exists()
