@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from reliablepub.outbox.bookkeeping import misfit_words, misfits
 from reliablepub.outbox.database import reading
 from reliablepub.outbox.failures import is_damage
 from reliablepub.outbox.rows import Unreadable, check
@@ -17,6 +18,8 @@ from reliablepub.outbox.sql import QUERIES
 
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
 _LISTED_MAX: Final = 100
+_CONTENTS: Final = 6
+"""Columns of the message itself; those behind them stand beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Audit:
         rows: messages whose checksum was compared, open and parked ones.
         differences: counters of the ledger that are not what the rows add up to, and by how much
             they are higher.
-        damaged: ids of rows whose checksum is wrong, and what is wrong with each. A relay parks
+        damaged: ids of rows whose checksum is wrong, or beside whose message stands a size, a time
+            or a count that this library never writes; and what is wrong with each. A relay parks
             them, and never sends them.
         structure: what SQLite says of the pages of the file, where it is not "ok". The rows are
             not looked at then.
@@ -61,12 +65,18 @@ def audit(path: Path) -> Audit:
         }
         rows, damaged = 0, {}
         for query in ("open_contents", "parked_contents"):
-            for id_, *texts, body, checksum in connection.execute(QUERIES[query]):
+            cursor = connection.execute(QUERIES[query])
+            names = [column[0] for column in cursor.description[_CONTENTS:]]
+            for row in cursor:
                 rows += 1
+                beside = dict(zip(names, row[_CONTENTS:], strict=True))
                 try:
-                    check((texts[0], texts[1], texts[2], texts[3], texts[4]), body, checksum)
+                    check(row[:5], row[5], beside["checksum"])
                 except Unreadable as error:
-                    damaged[id_] = str(error)
+                    damaged[beside["id"]] = str(error)
+                else:
+                    if any(misfits(beside)):
+                        damaged[beside["id"]] = misfit_words(beside)
         return Audit(rows, differences, damaged, ())
 
 

@@ -40,6 +40,34 @@ def are_counts(nacked: int, returned: int, refused: int, uncertain: int) -> bool
     return 0 <= nacked | returned | refused | uncertain <= COUNT_MAX
 
 
+def are_times(
+    stored_at: float, due_at: float | None, expires_at: float | None, refused_at: float | None
+) -> bool:
+    """Whether these can be the times of a message."""
+    return (
+        is_time(stored_at)
+        and (due_at is None or is_due_time(due_at))
+        and (expires_at is None or is_time(expires_at))
+        and (refused_at is None or is_time(refused_at))
+    )
+
+
+def is_due_time(value: object) -> bool:
+    """Whether a message can be due then; an infinite time is that of a pause."""
+    return is_time(value) or value == math.inf
+
+
+def is_size(value: int) -> bool:
+    """Whether it can be the `Message.size` of a message."""
+    return 0 <= value <= SIZE_MAX
+
+
+def misfit_words(row: Mapping[str, object]) -> str:
+    """What is wrong with such a row, for people."""
+    found = ", ".join(f"{name} {row[name]!r:.40}" for name in misfits(row))
+    return f"{found}: none that this library writes; the file was damaged or edited"
+
+
 def is_time(value: object) -> bool:
     """Whether it can be a wall clock's time, in seconds since 1970."""
     return type(value) in (int, float) and 0 <= value <= TIME_MAX  # type: ignore[operator]
@@ -68,7 +96,7 @@ def _is_encodable(text: str) -> bool:
 _FITS: Final[dict[str, Callable[[object], bool]]] = {
     "id": _whole(ID_MAX, 1),
     "stored_at": is_time,
-    "due_at": _or_none(lambda value: is_time(value) or value == math.inf),  # held by a pause
+    "due_at": _or_none(is_due_time),
     "expires_at": _or_none(is_time),
     "refused_at": _or_none(is_time),
     "parked_at": _or_none(is_time),

@@ -12,7 +12,8 @@ from typing import Any
 
 from reliablepub.errors import OutboxSealed
 from reliablepub.outbox.database import reading
-from reliablepub.outbox.rows import Unreadable, entry_of
+from reliablepub.outbox.encryption import OutboxKeys, is_sealed
+from reliablepub.outbox.rows import Unreadable, content_of, entry_of
 from reliablepub.outbox.sql import QUERIES
 
 _TEXTUAL = ("json", "xml", "javascript", "yaml", "csv", "x-www-form-urlencoded")
@@ -26,8 +27,9 @@ class Contents:
         columns: of its row, without properties and body.
         properties: AMQP properties that are set, as they are stored.
         headers: likewise; what JSON lacks is tagged, as in ``{"$bytes": "..."}``.
-        body: the payload.
+        body: the payload; while it is encrypted, as it is stored.
         problem: why the row is not what was stored, or cannot be read here; None if it can.
+        is_sealed: whether properties, headers and body are encrypted, and could not be decrypted.
     """
 
     columns: dict[str, Any]
@@ -35,6 +37,7 @@ class Contents:
     headers: dict[str, Any]
     body: bytes
     problem: str | None
+    is_sealed: bool = False
 
     @property
     def text(self) -> str | None:
@@ -51,8 +54,13 @@ class Contents:
         return text if is_clean and (is_named or not kind) else None
 
 
-def read_contents(path: Path, id_: int) -> Contents | None:
+def read_contents(path: Path, id_: int, keys: OutboxKeys | None = None) -> Contents | None:
     """Everything in a row, or None if it is not there.
+
+    Args:
+        path: of the outbox.
+        id_: of the message.
+        keys: to decrypt it with, where it is encrypted.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -67,12 +75,18 @@ def read_contents(path: Path, id_: int) -> Contents | None:
         raw = connection.execute(QUERIES[kept], {"id": id_}).fetchone()
     problem = None
     try:
-        entry_of(raw)
+        entry_of(raw, keys)
     except (Unreadable, OutboxSealed) as error:
         problem = str(error)
-    properties = _object(columns.pop("properties"))
+    text, body = columns.pop("properties"), raw[12]
+    if is_sealed(text):
+        try:
+            text, body = content_of(raw, keys)
+        except (Unreadable, OutboxSealed):
+            return Contents(columns, {}, {}, body, problem, is_sealed=True)
+    properties = _object(text)
     headers = properties.pop("headers", {})
-    return Contents(columns, properties, headers, raw[12], problem)
+    return Contents(columns, properties, headers, body, problem)
 
 
 def _object(text: str) -> dict[str, Any]:

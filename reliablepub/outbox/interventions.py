@@ -27,6 +27,7 @@ from typing import Final
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
+from reliablepub.outbox.bookkeeping import ID_MAX
 from reliablepub.outbox.database import open_writer, reading
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.lease import holder_pid
@@ -225,6 +226,8 @@ class _Step:
     def _apply(self, id_: int, state: str) -> None:
         """Change one row; nothing is changed when it raises."""
         action = self._what.action
+        if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
+            raise Unreadable("its number is none that this library gives out")
         rerouted = self._rerouted(id_) if action is Action.REROUTE else None
         self._write_down(id_)
         if action is Action.PARK:

@@ -30,8 +30,10 @@ INSERT OR FAIL INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
+-- `total`, within bounds, where sizes are summed: `sum` fails on a row in which somebody has written
+-- 2^63-1.
 -- name: size_of_run
-SELECT coalesce(sum(size), 0) FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
+SELECT CAST(min(max(total(size), 0), 1e12) AS INTEGER) FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
 -- Without RETURNING, which costs twice as much as the look before.
 -- name: delete_run
@@ -178,6 +180,7 @@ DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 INSERT INTO reliablepub_sources (name, position) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET position = position + excluded.position;
 
+-- The bytes are at least 0, also after a size was edited in the file; an audit tells.
 -- name: change_ledger
 UPDATE reliablepub_ledger SET
     stored = stored + :stored,
@@ -185,7 +188,7 @@ UPDATE reliablepub_ledger SET
     parked = parked + :parked,
     expired = expired + :expired,
     discarded = discarded + :discarded,
-    open_bytes = open_bytes + :open_bytes
+    open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER)
 RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
 -- name: touch_ledger
@@ -203,7 +206,7 @@ SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
     iif(is_first, body, NULL), expires_at, CAST(ordering_key AS BLOB),
-    refused_at, is_first, size
+    refused_at, size, is_first
 FROM (
     SELECT m.*, m.ordering_key IS NULL OR (NOT EXISTS (
         SELECT 1 FROM reliablepub_messages AS e
@@ -231,7 +234,7 @@ SELECT 1 FROM reliablepub_messages AS m WHERE m.id = ? AND NOT EXISTS (
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
-    expires_at, CAST(ordering_key AS BLOB), refused_at
+    expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages AS m
 WHERE m.id = (SELECT min(id) FROM reliablepub_messages WHERE ordering_key = :key)
 AND NOT EXISTS (
@@ -257,11 +260,19 @@ WHERE due_at IS NULL AND id = (
     WHERE m.id = ? AND n.ordering_key = m.ordering_key AND n.id > m.id
 );
 
+-- Numbers and times that this library never writes, and that no reading would come to. Ranges of
+-- indexes: it costs nothing where there are none.
+-- name: never_read
+SELECT id FROM reliablepub_messages WHERE id < 1
+UNION SELECT id FROM reliablepub_messages WHERE id > :id_max
+UNION SELECT id FROM reliablepub_messages WHERE due_at > :time_max AND due_at < 9e999
+UNION SELECT id FROM reliablepub_messages WHERE expires_at > :time_max;
+
 -- name: message
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
-    expires_at, CAST(ordering_key AS BLOB), refused_at
+    expires_at, CAST(ordering_key AS BLOB), refused_at, size
 FROM reliablepub_messages WHERE id = ?;
 
 -- name: waiting
@@ -308,7 +319,7 @@ FROM reliablepub_messages WHERE id = :id;
 -- The row cannot be trusted, so neither can its size: count the others afresh.
 -- name: recount_open_bytes
 UPDATE reliablepub_ledger
-SET open_bytes = (SELECT coalesce(sum(size), 0) FROM reliablepub_messages);
+SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_messages);
 
 -- A relay begins and ends.
 
@@ -428,11 +439,11 @@ FROM reliablepub_parked WHERE id = :id;
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
     CAST(properties AS BLOB), stored_at, NULL, 0, 0, 0, 0, checksum, body,
-    NULL, CAST(ordering_key AS BLOB), NULL
+    NULL, CAST(ordering_key AS BLOB), NULL, size
 FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: due_now
-UPDATE reliablepub_messages SET due_at = :at, uncertain = uncertain + nacked,
+UPDATE reliablepub_messages SET due_at = :at, uncertain = min(uncertain + nacked, 2147483647),
     nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
 WHERE id = :id;
 
@@ -613,19 +624,25 @@ FROM reliablepub_interventions WHERE intervention > ? ORDER BY intervention LIMI
 SELECT * FROM reliablepub_audit WHERE ? = 0 LIMIT ?;
 
 -- name: audit
-SELECT open_difference, parked_difference, expired_difference, bytes_difference
+SELECT
+    open_difference, parked_difference, expired_difference,
+    (SELECT open_bytes FROM reliablepub_ledger)
+        - (SELECT CAST(total(size) AS INTEGER) FROM reliablepub_messages)
 FROM reliablepub_audit;
 
 -- name: open_contents
 SELECT
-    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body, checksum
+    CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body,
+    id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
 FROM reliablepub_messages ORDER BY id;
 
 -- name: parked_contents
 SELECT
-    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body, checksum
+    CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
+    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body,
+    id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
+    outcome, reply_code
 FROM reliablepub_parked ORDER BY id;
 
 -- What the migrations make, however it is spaced. Indexes that SQLite makes itself have no text.
@@ -702,7 +719,7 @@ INSERT INTO reliablepub_messages (
 )
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at, :now,
-    0, 0, 0, uncertain + nacked, size, checksum, body, NULL, ordering_key
+    0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE id = :id;
 
 -- After one of these a queue may hold the message.
@@ -728,7 +745,7 @@ WHERE NOT EXISTS (
 );
 
 -- name: delete_parked
-DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, size;
+DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, min(max(size, 0), 1000000000000);
 
 -- Messages come and go as lines.
 

@@ -54,9 +54,9 @@ class Page:
         looked_at = first_id - 1
         passed = passed_bytes = 0
         with closing(connection.execute(QUERIES["ready"], (first_id, last_id))) as cursor:
-            for *row, is_first, size in cursor:
+            for *row, is_first in cursor:
                 if not is_first:
-                    passed, passed_bytes = passed + 1, passed_bytes + size
+                    passed, passed_bytes = passed + 1, passed_bytes + row[16]
                 elif not self._take(row):
                     return looked_at
                 looked_at = int(row[0])

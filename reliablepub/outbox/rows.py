@@ -12,11 +12,15 @@ from typing import Any, Final
 from zlib import crc32
 
 from reliablepub.message import Message
-from reliablepub.outbox.bookkeeping import are_counts, is_time
+from reliablepub.outbox.bookkeeping import are_counts, are_times, is_size, misfit_words
 from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
 from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outbox.properties import from_text, to_text
 
+_BESIDE: Final = (
+    *("stored_at", "due_at", "nacked", "returned", "refused", "uncertain"),
+    *("checksum", "body", "expires_at", "ordering_key", "refused_at", "size"),
+)
 _DAMAGE: Final = (ValueError, TypeError, ArithmeticError, AttributeError, KeyError, RecursionError)
 """What is raised by contents that this library has not written."""
 
@@ -100,10 +104,11 @@ def entry_of(row: tuple[Any, ...], keys: OutboxKeys | None = None) -> Entry:
     """
     id_, message_id, exchange, routing_key, properties = row[:5]
     stored_at, due_at, nacked, returned, refused, uncertain, checksum, body = row[5:13]
-    expires_at, ordering_key, refused_at = row[13:16]
+    expires_at, ordering_key, refused_at, size = row[13:17]
     check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
-    if not (are_counts(nacked, returned, refused, uncertain) and is_time(stored_at)):
-        raise Unreadable("its time or its counts of attempts are none that this library writes")
+    are_right = are_counts(nacked, returned, refused, uncertain) and is_size(size)
+    if not (are_right and are_times(stored_at, due_at, expires_at, refused_at)):
+        raise Unreadable(misfit_words(dict(zip(_BESIDE, row[5:], strict=False))))
     try:
         where = (
             message_id.decode(),
@@ -127,6 +132,23 @@ def entry_of(row: tuple[Any, ...], keys: OutboxKeys | None = None) -> Entry:
     counts = (nacked, returned, refused, uncertain)
     times = {"expires_at": expires_at, "refused_at": refused_at}
     return Entry(message, stored_at, id_, due_at, *counts, **times)
+
+
+def content_of(row: tuple[Any, ...], keys: OutboxKeys | None) -> tuple[str, bytes]:
+    """Properties, as they are stored, and body of such a row; decrypted if they are encrypted.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+        OutboxSealed: it is encrypted, and its key was not given.
+    """
+    key = row[14]
+    check((row[1], row[2], row[3], row[4], key), row[12], row[11])
+    try:
+        message_id, exchange, routing_key, properties = (text.decode() for text in row[1:5])
+        where = message_id, exchange, routing_key, None if key is None else key.decode()
+        return opened(keys, row[0], where, properties, row[12])
+    except _DAMAGE as error:  # Forged among them
+        raise Unreadable(str(error)) from error
 
 
 def rewritten(

@@ -27,6 +27,7 @@ from reliablepub.errors import (
     PublisherForked,
 )
 from reliablepub.outbox.ballast import Ballast
+from reliablepub.outbox.bookkeeping import ID_MAX, TIME_MAX
 from reliablepub.outbox.checkpoints import behind_next_commit
 from reliablepub.outbox.database import absolute, check_database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -55,6 +56,10 @@ from reliablepub.outbox.writing import judge_left_in_flight, park_damaged, write
 
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
 """The history of a message that was confirmed in the end is kept this long."""
+NEVER_READ: Final = (
+    "its number or one of its times is none that this library writes; the file was damaged or "
+    "edited"
+)
 
 
 class SqliteStore:
@@ -312,6 +317,11 @@ class SqliteStore:
         # The log may be all that a process has left that was killed while its disk failed: moved
         # into the database, and synced there, it is worth what it says.
         with behind_next_commit(connection), transaction(connection, self.path):
+            limits = {"id_max": ID_MAX, "time_max": TIME_MAX}
+            never_read = [row[0] for row in connection.execute(QUERIES["never_read"], limits)]
+            if never_read:
+                reasons = dict.fromkeys(never_read, NEVER_READ)
+                self._damaged += park_damaged(connection, reasons, now)
             judge_left_in_flight(connection, now)
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))

@@ -223,4 +223,5 @@ def _raw(row: dict[str, Any]) -> tuple[Any, ...]:
     return (
         *(0, *head, row["stored_at"], row["due_at"], *counts, row["checksum"], row["body"]),
         *(row["expires_at"], None if key is None else key.encode(), row["refused_at"]),
+        row["size"],
     )

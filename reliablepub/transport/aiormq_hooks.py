@@ -62,6 +62,7 @@ FOUND_VERSION: Final = version("aiormq")  # read once, and not on the applicatio
 _BASIC_PUBLISH: Final = (60, 40)
 _FRAME_MAX: Final = 131_072
 _CHANNEL_MAX: Final = 65_535
+_TAGS: Final = 1 << 64  # pamqp reads the upper half of them as negative numbers
 _SETTLE_S: Final = 0.02
 """How long a number that is new to us is left alone: time for the ``close-ok`` of a channel of
 aiormq's that may have had it until just now."""
@@ -372,10 +373,10 @@ class GuestChannel:
         self._home.tell(ChannelOpened(self.epoch))
 
     def _on_ack(self, frame: commands.Basic.Ack) -> None:
-        self._home.tell(Acked(self.epoch, frame.delivery_tag, frame.multiple))
+        self._home.tell(Acked(self.epoch, frame.delivery_tag % _TAGS, frame.multiple))
 
     def _on_nack(self, frame: commands.Basic.Nack) -> None:
-        self._home.tell(Nacked(self.epoch, frame.delivery_tag, frame.multiple))
+        self._home.tell(Nacked(self.epoch, frame.delivery_tag % _TAGS, frame.multiple))
 
     def _on_return(self, frame: commands.Basic.Return) -> None:
         self._returned = frame

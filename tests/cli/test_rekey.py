@@ -1,7 +1,9 @@
 """Keys on the command line: what takes them, and how they are rotated."""
 
 import json
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
+from reliablepub.outbox.rows import checksum_of
 from reliablepub.testing import FakeBroker
 
 OLD, NEW = bytes(32), bytes([1] * 32)
@@ -79,6 +82,49 @@ def test_rerouting_takes_the_key(run: Run, keys: Path) -> None:
     assert "that key was not given" in result.stderr
     result = run(*reroute, "--outbox-keys", keys)
     assert (result.exit_code, result.stdout) == (0, "1 message rerouted\n")
+
+
+def test_showing_takes_the_key(path: Path, run: Run, keys: Path, tmp_path: Path) -> None:
+    with Outbox(path, keys=OutboxKeys({"old": OLD})) as outbox:
+        outbox.enqueue(Message(b"card 4111", content_type="text/plain", headers={"a": 7}))
+    show, out = ("outbox", "show", "3"), tmp_path / "body"
+    result = run(*show)
+    assert result.exit_code == 0
+    assert "encrypted with key 'old', and that key was not given" in result.stderr
+    assert "give the keys of the outbox (--outbox-keys FILE)" in result.stderr
+    assert "$key" not in result.stdout
+    assert "text/plain" not in result.stdout
+    found = json.loads(run(*show, "--json").stdout)
+    assert (found["is_encrypted"], found["body"], found["body_base64"]) == (True, None, None)
+    assert run(*show, "--body-out", out).exit_code == 4
+    assert not out.exists()
+
+    result = run(*show, "--outbox-keys", keys)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "text/plain" in result.stdout
+    assert "card 4111" in result.stdout
+    found = json.loads(run(*show, "--outbox-keys", keys, "--json").stdout)
+    assert (found["properties"], found["headers"]) == ({"content_type": "text/plain"}, {"a": 7})
+    assert (found["is_encrypted"], found["body"], found["problem"]) == (False, "card 4111", None)
+    assert run(*show, "--outbox-keys", keys, "--body-out", out).exit_code == 0
+    assert out.read_bytes() == b"card 4111"
+
+
+def test_what_was_forged_is_not_shown_as_if_it_were_right(path: Path, run: Run, keys: Path) -> None:
+    """With keys, a row that is not encrypted is shown with a warning; one readdressed, not."""
+    plain = run("outbox", "show", "2", "--outbox-keys", keys)
+    assert "warning: it is not encrypted, and keys are given" in plain.stderr
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE reliablepub_messages SET routing_key = 'mine' WHERE id = 1")
+        row = connection.execute(
+            "SELECT message_id, exchange, routing_key, properties, body FROM reliablepub_messages"
+        ).fetchone()
+        texts = [text.encode() for text in row[:4]]
+        checksum = checksum_of((texts[0], texts[1], texts[2], texts[3], None), row[4])
+        connection.execute("UPDATE reliablepub_messages SET checksum = ? WHERE id = 1", (checksum,))
+    found = json.loads(run("outbox", "show", "1", "--outbox-keys", keys, "--json").stdout)
+    assert "it was changed since it was encrypted" in found["problem"]
+    assert (found["is_encrypted"], found["body"]) == (True, None)
 
 
 def test_a_relay_parks_what_is_not_encrypted_unless_told(path: Path, run: Run, keys: Path) -> None:

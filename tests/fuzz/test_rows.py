@@ -84,7 +84,7 @@ def becomes_an_entry_or_is_damaged(row: tuple[Any, ...], keys: OutboxKeys | None
     entry, words = None, ""
     with bounded(1 << 20 | 200 * size):
         try:
-            entry = entry_of(row[:16], keys)
+            entry = entry_of(row, keys)
         except (Unreadable, OutboxSealed) as error:
             words = str(error)
         with suppress(Unreadable, OutboxSealed):

@@ -433,6 +433,91 @@ def test_what_cannot_be_sent_is_parked_and_the_relay_goes_on(
     assert read_contents(path, 1) is None or status.parked + status.expired == 1
 
 
+INF = float("inf")
+EDITED: list[tuple[str, Any]] = [
+    *(("size", size) for size in (2**63 - 1, 2**62, SIZE_MAX + 1, -1, -(2**63))),
+    *((name, n) for name in ("nacked", "uncertain") for n in (2**63 - 1, 2**31, -1, -(2**63))),
+    *(("stored_at", at) for at in (INF, -INF, 1e300, -1.0)),
+    *(("due_at", at) for at in (-INF, 1e300, -1e300, TIME_MAX * 2)),
+    *((name, at) for name in ("expires_at", "refused_at") for at in (INF, -INF, 1e300, -1.0)),
+    *(("id", number) for number in (-5, 0, 2**63 - 1)),
+]
+
+
+def edited(path: Path, table: str, name: str, values: list[Any]) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for id_, value in enumerate(values, 1):
+            connection.execute(
+                f"UPDATE reliablepub_{table} SET {name} = ? WHERE id = ?", (value, id_)
+            )
+
+
+@pytest.mark.parametrize(("name", "value"), EDITED)
+def test_what_was_edited_beside_a_message_is_named_and_parked(
+    path: Path, name: str, value: object
+) -> None:
+    """Two rows, so that sums over them have to hold out too; the second key of a row is its own."""
+    with Outbox(path, open_messages_max=9, open_bytes_max=10**6) as outbox:
+        for n in range(3):
+            outbox.enqueue(Message(b"edited", routing_key="all", message_id=f"m{n}"))
+        edited(path, "messages", name, [value] if name == "id" else [value] * 2)
+        count = 1 if name == "id" else 2
+        outbox.enqueue(Message(b"new", routing_key="all"))
+        audit = outbox.audit()
+        assert len(audit.damaged) == count
+        assert all(name in words for words in audit.damaged.values())
+        assert set(audit.differences) <= {"open_bytes"}
+        with FakeBroker() as broker:
+            broker.declare_queue("all")
+            with Publisher(broker.url, outbox=path) as publisher:
+                publisher.publish(b"new", routing_key="all").result(30)
+                publisher.flush(30)
+            arrived = [bytes(m.body) for m in broker.messages("all")]
+        assert sorted(arrived) == [b"edited"] * (3 - count) + [b"new"] * 2
+        status = outbox.status()
+        assert (status.open, status.parked) == (0, count)
+        assert set(outbox.audit().differences) == set()
+        reasons = [message.reply_text for message in outbox.parked()]
+        assert all("none that this library writes" in reason for reason in reasons)
+        outbox.enqueue(Message(b"new", routing_key="all"))
+        assert outbox.audit().differences == {}
+        assert outbox.retry(audit.damaged) is not None
+        outbox.status()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [e for e in EDITED if e[0] not in ("due_at", "refused_at")]
+)
+def test_so_is_what_was_edited_beside_a_parked_one(
+    open_and_parked: Path, name: str, value: Any
+) -> None:
+    with Outbox(open_and_parked) as outbox:
+        [parked] = [message.id for message in outbox.parked()]
+        with closing(sqlite3.connect(open_and_parked)) as connection, connection:
+            connection.execute(f"UPDATE reliablepub_parked SET {name} = ?", (value,))
+        number = value if name == "id" else parked
+        assert [*outbox.audit().damaged] == [number]
+        outbox.retry([number])
+        outbox.enqueue(Message(b"new", routing_key="all"))
+        assert outbox.audit().damaged.keys() <= {number}
+
+
+@pytest.mark.parametrize("size", [0, 3, SIZE_MAX])
+def test_a_size_that_might_be_never_stops_the_relay(path: Path, size: int) -> None:
+    """It is not known to be wrong; what it did to the ledger, an audit says."""
+    with Outbox(path) as outbox:
+        for n in range(3):
+            outbox.enqueue(Message(b"edited", routing_key="all", message_id=f"m{n}"))
+        edited(path, "messages", "size", [size] * 3)
+        assert outbox.audit().differences
+        with FakeBroker() as broker:
+            broker.declare_queue("all")
+            with Publisher(broker.url, outbox=path) as publisher:
+                publisher.flush(30)
+            assert len(broker.messages("all")) == 3
+        assert outbox.status().open == 0
+
+
 @pytest.mark.parametrize("seconds", [float("inf"), -float("inf"), float("nan"), 1e300, 1e12])
 def test_a_time_of_any_kind_can_be_shown(seconds: float) -> None:
     assert age(seconds) == "ages"

@@ -91,6 +91,20 @@ def on_a_loop(test: Callable[[Scene], Any]) -> Callable[[], None]:
 
 
 @on_a_loop
+async def test_a_tag_is_no_negative_number(scene: Scene) -> None:
+    channel = await scene.opened()
+    for method in (commands.Basic.Ack, commands.Basic.Nack):
+        tag = b"\xff" * 7 + b"\xfe"
+        data = frame.marshal(method(1), channel.number).replace(bytes(7) + b"\x01", tag)
+        _, _, read = frame.unmarshal(data)
+        await scene.host.read(channel.number, read)
+    assert scene.told == [
+        Acked(EPOCH, 2**64 - 2, multiple=False),
+        Nacked(EPOCH, 2**64 - 2, multiple=False),
+    ]
+
+
+@on_a_loop
 async def test_it_hears_confirms_and_returns(scene: Scene) -> None:
     channel = await scene.opened()
     properties = commands.Basic.Properties(headers={"rp-attempt": attempt_number(RUN, EPOCH, 2)})

@@ -14,7 +14,7 @@ import click
 
 from reliablepub.cli.choosing import rows_named, unknown
 from reliablepub.cli.exits import Exit, Failure
-from reliablepub.cli.options import inspected_option, json_option
+from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.output import (
     ago,
     new_file,
@@ -24,12 +24,14 @@ from reliablepub.cli.output import (
     print_table,
     print_text,
 )
+from reliablepub.outbox import OutboxKeys
 from reliablepub.outbox.contents import Contents, read_contents
 from reliablepub.printable import one_line
 
 SHOWN_BYTES: Final = 4_096
 """Of a body, on the terminal; ``--body-out`` writes all of it."""
 _HEX_LINE: Final = 16
+_GIVE_KEYS: Final = "give the keys of the outbox (--outbox-keys FILE)"
 
 
 @click.command()
@@ -41,27 +43,35 @@ _HEX_LINE: Final = 16
     type=click.Path(path_type=Path),
     help="Write the body, byte for byte, into a new file, readable by you alone.",
 )
+@keys_option
 @json_option
-def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def show(
+    name: str,
+    outbox_path: Path,
+    body_out: Path | None,
+    outbox_keys: OutboxKeys | None,
+    as_json: bool,  # noqa: FBT001 - click passes flags as arguments
+) -> int:
     """Show a message: address, properties, headers and body.
 
     ID is the number of a row, a message id, or a key of Outbox.enqueue. A body of text or JSON is
-    shown as such, up to 4 KiB, any other in hexadecimal.
+    shown as such, up to 4 KiB, any other in hexadecimal. An encrypted message takes the keys.
 
     \b
     Examples:
       reliablepub outbox show 17 --outbox outbox.db
+      reliablepub outbox show 17 --outbox-keys keys --outbox outbox.db
       reliablepub outbox show 17 --body-out body.bin --outbox outbox.db
 
     \b
     Exit codes:
       0  done
       2  there is no such message (any more), or the file exists
-      4  it cannot be used
+      4  it cannot be used, or the body is to be written, and its key is missing
     """  # noqa: D301 - click: keep these lines as they are
     found = None
     for id_ in rows_named(outbox_path, (name,)):
-        found = read_contents(outbox_path, id_) or found
+        found = read_contents(outbox_path, id_, outbox_keys) or found
     if found is None:
         if name.isdigit():
             raise Failure(
@@ -71,6 +81,8 @@ def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> 
             )
         raise unknown(outbox_path, name)
     if body_out is not None:
+        if found.is_sealed:
+            raise Failure(f"nothing was written: {found.problem}; {_GIVE_KEYS}", Exit.OUTBOX)
         with new_file(body_out) as file:
             file.write(found.body)
     if as_json:
@@ -79,7 +91,9 @@ def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> 
     print_table({name: value for name, value in _head(found).items() if value not in (None, "")})
     if found.problem:
         print_note(f"warning: {found.problem}")
-    if body_out is None:
+    if found.is_sealed:
+        print_note(f"to see its properties and body, {_GIVE_KEYS}")
+    elif body_out is None:
         _print_body(found)
     else:
         print_note(f"{len(found.body)} bytes written to {body_out}")
@@ -87,14 +101,15 @@ def show(name: str, outbox_path: Path, body_out: Path | None, as_json: bool) -> 
 
 
 def _values(found: Contents) -> dict[str, Any]:
-    text = found.text
+    is_encoded = found.text is None and not found.is_sealed
     return {
         **found.columns,
         "properties": found.properties,
         "headers": found.headers,
+        "is_encrypted": found.is_sealed,
         "body_bytes": len(found.body),
-        "body": text,
-        "body_base64": None if text is not None else b64encode(found.body).decode(),
+        "body": None if found.is_sealed else found.text,
+        "body_base64": b64encode(found.body).decode() if is_encoded else None,
         "problem": found.problem,
     }
 
@@ -115,7 +130,7 @@ def _head(found: Contents) -> dict[str, object]:
         "expires": ago(columns["expires_at"]),
         **{name.replace("_", " "): one_line(str(v)) for name, v in found.properties.items()},
         **{f"header {name}": one_line(json.dumps(v)) for name, v in found.headers.items()},
-        "body": f"{len(found.body)} bytes",
+        "body": f"{len(found.body)} bytes" + ", encrypted" * found.is_sealed,
     }
 
 
