@@ -33,10 +33,16 @@ from reliablepub.outbox.failures import (
 from reliablepub.outbox.forks import GATE
 from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate, refuse_utf16, version_of
 from reliablepub.outbox.place import Place, WritingConnection, refuse_second_name
-from reliablepub.outbox.side_files import check_side_files, warn_of_folder
+from reliablepub.outbox.side_files import (
+    check_side_files,
+    claim_log,
+    takes_over,
+    warn_of_folder,
+)
 from reliablepub.outbox.transactions import transaction
 
 BUSY_TIMEOUT_S: Final = 5.0
+_CLAIMS_MAX: Final = 9
 PAGE_BYTES: Final = 8_192
 """Where many messages share a commit, less is written than with pages of 4 KiB, in half as many
 pieces; a message alone writes twice as much, which takes the disk hardly longer."""
@@ -90,6 +96,8 @@ def check_database(path: Path) -> None:
     check_side_files(path)
     if not is_there:
         return
+    if takes_over(path):
+        claim_log(path)
     try:
         with (
             GATE.use(),
@@ -113,6 +121,23 @@ def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
         _create(path)
     warn_of_folder(path.parent)
     check_side_files(path)
+    if not takes_over(path):
+        return _connect(path, is_relay=is_relay)
+    if not path.stat().st_size:
+        _connect(path, is_relay=False).close()  # no message is in it yet
+    for _ in range(_CLAIMS_MAX):
+        log = claim_log(path)
+        connection = _connect(path, is_relay=is_relay)
+        if log == claim_log(path):
+            return connection
+        connection.close()  # another process has closed the outbox, and removed the log
+    raise OutboxError(
+        f"outbox {path} was not opened: its log is removed again and again, and other users can "
+        "create files in its folder; keep it in a folder that only its owner can write to"
+    )
+
+
+def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
     with reported(path):
         # Used by one thread at a time, which the owner sees to; not always the same one.
         connection = sqlite3.connect(
@@ -172,6 +197,8 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
     real = path.resolve()
     check_side_files(real)
+    if takes_over(real):
+        claim_log(real)
     GATE.check(path, found)
     with GATE.use(), reported(path):
         connection = sqlite3.connect(

@@ -8,8 +8,9 @@ does, and SQLite writes message bodies into the file it finds. The sticky bit do
 stops renaming and removing, not creating. So every side file is looked at before the outbox is
 opened, and again after, when SQLite holds its log open and the sticky bit keeps it in place.
 
-One case remains: for a process of root, SQLite takes over a file that it finds, and its owner from
-before may still have it open. The first look finds all but a file that is planted between the two.
+For a process of root, SQLite gives a file that it finds to the owner of the database, and the
+second look would not know it again. So where that can happen, the log is created here, and found to
+be the same file after the opening.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import logging
 import os
 import pwd
 import stat
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -51,6 +53,44 @@ def check_side_files(outbox: Path, suffixes: tuple[str, ...] = (*OF_SQLITE, *OUR
         except OSError as error:
             raise OutboxError(f"{base + suffix} cannot be used: {error.strerror}") from error
         _check(outbox, suffix, found)
+
+
+def takes_over(outbox: Path) -> bool:
+    """Whether SQLite would take over a log that another user has planted: only for root."""
+    return os.geteuid() == 0 and bool(folder_exposure(outbox.parent))
+
+
+def claim_log(outbox: Path) -> list[tuple[int, int]]:
+    """Create the log and its index where they are missing; device and number of each file.
+
+    A database that is empty has none: SQLite would remove it.
+
+    Raises:
+        OutboxError: one that is there is refused, for the reasons of `check_side_files`.
+    """
+    main = outbox.stat()
+    files: list[tuple[int, int]] = []
+    if not main.st_size:
+        return files
+    for suffix in ("-wal", "-shm"):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # which follows no link
+        try:
+            fd = os.open(os.fspath(outbox) + suffix, flags, 0o600)
+        except FileExistsError:
+            pass
+        except OSError:
+            continue  # nothing can be created here: SQLite will say so
+        else:
+            try:
+                os.fchown(fd, main.st_uid, main.st_gid)
+                os.fchmod(fd, stat.S_IMODE(main.st_mode))
+            finally:
+                os.close(fd)
+        check_side_files(outbox, (suffix,))
+        with suppress(FileNotFoundError):  # another process has closed the outbox
+            found = os.lstat(os.fspath(outbox) + suffix)
+            files.append((found.st_dev, found.st_ino))
+    return files
 
 
 def open_side_file(outbox: Path, suffix: str, flags: int) -> int:

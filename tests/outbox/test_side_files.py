@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -133,6 +133,54 @@ def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
 
     assert child(victim) == 0
     assert int(stranger("wc -c < p.db-wal")) == 0
+
+
+@pytest.mark.parametrize("at_look", [1, 2, 3, 4])
+@pytest.mark.parametrize("is_new", [False, True])
+def test_root_takes_over_no_log_that_is_planted_in_between(
+    shared: Path,
+    stranger: Plant,
+    monkeypatch: pytest.MonkeyPatch,
+    at_look: int,
+    is_new: bool,  # noqa: FBT001 - pytest's
+) -> None:
+    """SQLite, run by root, would make it the owner's; and the stranger has it open."""
+    if not is_new:
+        with Outbox(shared) as outbox:
+            outbox.enqueue(Message(b""))
+    check = side_files.check_side_files
+    looks = 0
+
+    def late(outbox: Path, *more: tuple[str, ...]) -> None:
+        nonlocal looks
+        looks += 1
+        check(outbox, *more)
+        if looks == at_look:
+            stranger(
+                "for s in wal shm; do [ -e p.db-$s ] || : > p.db-$s; done; "
+                "[ -r p.db-wal ] && exec 3<p.db-wal; :"
+            )
+
+    monkeypatch.setattr("reliablepub.outbox.database.check_side_files", late)
+    monkeypatch.setattr("reliablepub.outbox.side_files.check_side_files", late)
+    for use in (lambda: Outbox(shared).enqueue(Message(BODY)), lambda: SqliteStore(shared).close()):
+        with suppress(OutboxError):
+            use()
+    assert int(stranger(f"[ -e /dev/fd/3 ] && grep -c -a '{BODY[:25].decode()}' <&3") or 0) == 0
+
+
+def test_root_can_share_an_application_s_database(shared: Path, stranger: Plant) -> None:
+    with closing(sqlite3.connect(shared)) as connection, connection:
+        connection.execute("CREATE TABLE t (a)")
+        connection.execute("INSERT INTO t VALUES (7)")
+    for _ in range(2):
+        with Outbox(shared) as outbox:
+            outbox.enqueue(Message(BODY))
+    assert Outbox(shared).status().open == 2
+    assert Outbox(shared).audit().is_right
+    with closing(sqlite3.connect(shared)) as connection:
+        assert connection.execute("SELECT a FROM t").fetchall() == [(7,)]
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_without_the_look_the_stranger_would_read_along(
