@@ -117,8 +117,8 @@ def test_an_unknown_command_is_one_line() -> None:
 # ---------------------------------------------------------------------- plug-ins
 
 
-def plug_in(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    entry = EntryPoint("extra", value, app.PLUG_INS)
+def plug_in(monkeypatch: pytest.MonkeyPatch, value: str, name: str = "extra") -> None:
+    entry = EntryPoint(name, value, app.PLUG_INS)
     monkeypatch.setattr(app, "entry_points", lambda **_: (entry,))
 
 
@@ -127,6 +127,13 @@ def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> 
     code, out, _ = invoke("extra", "--help")
     assert code == 0
     assert "Count the messages" in out
+
+
+def test_no_plug_in_takes_the_place_of_a_built_in_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = invoke("publish", "--help")
+    plug_in(monkeypatch, "reliablepub.cli.outbox.status:status", "publish")
+    assert invoke("publish", "--help") == before
+    assert "Count the messages" not in before[1]
 
 
 @pytest.mark.parametrize(

@@ -84,3 +84,19 @@ def test_the_consumer_uses_every_public_verb() -> None:
 )
 def test_nobody_is_offered_what_only_the_house_may_call(kind: type, offered: set[str]) -> None:
     assert {name for name in dir(kind) if not name.startswith("_")} == offered
+
+
+@pytest.mark.parametrize(("option", "is_there"), [("-q", True), ("-pno:reliablepub", False)])
+def test_the_pytest_plugin_can_be_left_out_and_starts_nothing_by_itself(
+    tmp_path: Path,
+    option: str,
+    is_there: bool,  # noqa: FBT001 - pytest's
+) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys, threading\n\n\ndef test_it():\n"
+        f"    assert ('reliablepub' in sys.modules) is {is_there}\n"
+        "    assert threading.active_count() == 1\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", option, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
