@@ -22,6 +22,7 @@ from typing import Final
 
 from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.outbox.checkpoints import owed_bytes
+from reliablepub.outbox.quota import may_take
 from reliablepub.outbox.side_files import open_side_file
 
 BALLAST_BYTES: Final = 5 * 1024 * 1024
@@ -117,7 +118,11 @@ class Ballast:
             sqlite3.Error: the database cannot be read.
         """
         lacking = 0 if self.is_whole else self._size
-        return free_bytes(self._outbox.parent) - owed_bytes(connection, self._outbox) - lacking
+        folder = self._outbox.parent
+        spare = free_bytes(folder) - owed_bytes(connection, self._outbox) - lacking
+        if lacking and spare >= 0 and not may_take(folder, lacking):
+            return -lacking  # by a quota
+        return spare
 
     def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
         """Refuse to store new messages for which there is no room; under the write lock.

@@ -5,7 +5,6 @@ Knows: SQLite's result codes. Must never know: what the caller was about to do.
 
 from __future__ import annotations
 
-import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +18,18 @@ from reliablepub.errors import (
     OutboxError,
     OutboxLocked,
 )
+from reliablepub.outbox.quota import FULL, may_take
 
 _IOERR: Final = 10
 _CORRUPT: Final = 11
 _FULL: Final = 13
+_IOERR_WRITE: Final = 10 | 3 << 8
 _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _PRIMARY_CODE: Final = 0xFF
+_TRIED_BYTES: Final = 8 * 1024 * 1024
+"""A transaction that does not fit into a quota needs more than is left of it, and hardly more than
+this."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
@@ -50,12 +54,18 @@ def is_unfinished(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) == _READONLY_ROLLBACK
 
 
-def is_decided(error: sqlite3.Error) -> bool:
+def is_decided(path: Path, error: sqlite3.Error) -> bool:
     """Whether a commit that failed so is known to be undone.
 
     After any other error (a write or a sync that failed) the disk may have all of it.
     """
-    return _code(error) in _DECIDED
+    return _code(error) in _DECIDED or _is_over_quota(path, error)
+
+
+def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
+    """Whether a write failed for want of space, and SQLite took it for a failing disk."""
+    is_write = getattr(error, "sqlite_errorcode", 0) == _IOERR_WRITE
+    return is_write and not may_take(path.parent, _TRIED_BYTES)
 
 
 _LOCKED: Final = (
@@ -102,7 +112,7 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     """The error to raise for one of SQLite's."""
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
-    if lacks_index(error):
+    if lacks_index(error) or _is_over_quota(path, error):
         kind, meaning = _MEANING[_FULL]
     if is_unfinished(error):
         meaning = "holds a transaction that was cut off; the next message or relay undoes it first"
@@ -127,7 +137,7 @@ def reported(path: Path) -> Iterator[None]:
 
 def os_error(path: Path, error: OSError) -> OutboxError:
     """The error to raise when the file or its folder cannot be used."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in FULL:
         return OutboxDiskFull(
             f"the disk is full under outbox {path} ({error.strerror}); free some space and "
             "try again"

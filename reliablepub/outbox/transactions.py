@@ -53,7 +53,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         _roll_back(connection)
         if not isinstance(error, sqlite3.Error):
             raise
-        if committing and not is_decided(error):
+        if committing and not is_decided(path, error):
             raise OutboxUnsure(
                 f"outbox {path}: the disk failed during a commit, so whether it is stored is not "
                 f"known; look at the disk and the system's log, then whether it is there ({error})"

@@ -64,7 +64,8 @@ def test_an_error_that_is_not_sqlites_own_has_no_code() -> None:
     error = sqlite3.ProgrammingError("Cannot operate on a closed database.")
     words = "(SQLite: Cannot operate on a closed database., ProgrammingError)"
     assert str(outbox_error(PATH, error)) == f"outbox {PATH} could not be used {words}"
-    assert not any(is_so(error) for is_so in (is_damage, is_unfinished, is_decided))
+    assert not any(is_so(error) for is_so in (is_damage, is_unfinished))
+    assert not is_decided(PATH, error)
 
 
 def test_it_is_known_what_a_code_decides() -> None:
@@ -76,7 +77,7 @@ def test_it_is_known_what_a_code_decides() -> None:
         *(sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_CORRUPT_VTAB, sqlite3.SQLITE_READONLY),
         sqlite3.SQLITE_READONLY_ROLLBACK,
     }
-    assert {code for code in decided | open_ if is_decided(raised(code))} == decided
+    assert {code for code in decided | open_ if is_decided(PATH, raised(code))} == decided
     damage = {code for code in decided | open_ if is_damage(raised(code))}
     assert damage == {sqlite3.SQLITE_CORRUPT_VTAB}
     unfinished = {code for code in decided | open_ if is_unfinished(raised(code))}
