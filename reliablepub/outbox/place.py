@@ -6,6 +6,11 @@ SQLite does not notice when its files are deleted, moved or replaced: commits go
 no process will open again. So after each commit, and before a message is called stored, the path
 and its ``-wal`` and ``-shm`` are compared with the files that this process opened: three ``lstat``.
 
+A backup that is copied *into* the open file (``cp backup.db outbox.db``) leaves every name and
+inode as it was. It is known by SQLite's own counter of changes, in the first page: a checkpoint
+only raises it, and in a backup it is lower. That is looked at before a commit too, since a
+checkpoint within the commit would write over it.
+
 A file with two names has two write-ahead logs, one beside each name, and what is written by one
 name is not seen by the other. So a file with a hard link, or mounted by itself, is refused.
 """
@@ -28,6 +33,9 @@ _LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _FRAMES_AT: Final = 16
 """Where ``mxFrame``, the number of frames in the log, is in a ``-shm`` (wal.c, WalIndexHdr)."""
 _FRAMES_BYTES: Final = 4
+_CHANGES_AT: Final = 24
+"""Where the file change counter is in a database (fileformat2.html), big-endian."""
+_CHANGES_BYTES: Final = 4
 
 
 class Place:
@@ -35,6 +43,9 @@ class Place:
 
     Args:
         path: of the database, absolute; this process has it open.
+
+    Attributes:
+        is_overwritten: another content was copied into the database, beside its old log.
 
     Raises:
         OutboxMoved: the path leads elsewhere already, or its log was deleted while in use.
@@ -46,6 +57,8 @@ class Place:
         self._names = (str(path), f"{path}-wal", f"{path}-shm")
         self._inodes = self._now()
         self._locked_fd = -1
+        self._changes = 0
+        self.is_overwritten = False
         self._take_stock()
 
     @property
@@ -62,6 +75,27 @@ class Place:
         for name, inode in zip(self._names, self._inodes, strict=True):
             if _inode(name) != inode:
                 raise self._moved()
+        self.check_content()
+
+    def check_content(self) -> None:
+        """Compare the database with what was last seen of it; for where time matters.
+
+        Raises:
+            OutboxMoved: it was overwritten.
+        """
+        changes = _changes(self._locked_fd)
+        if changes < self._changes and self._is_ours(self._locked_fd):
+            self.is_overwritten = True
+            raise moved(self._path, "was overwritten, by a backup perhaps,")
+        self._changes = changes
+
+    def _is_ours(self, fd: int) -> bool:
+        """Whether a descriptor is still one of the database: an application may have closed it."""
+        try:
+            found = os.fstat(fd)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.file
 
     @property
     def is_locked(self) -> bool:
@@ -97,6 +131,7 @@ class Place:
                 "them again"
             )
         self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
+        self._changes = _changes(self._locked_fd)
         is_suspect = index is not None and self.file in GATE.open_before
         if is_suspect and self._locked_fd < 0 and _locks_are_listed():
             raise forked(self._path, "was open when this process was forked")
@@ -127,9 +162,16 @@ class WritingConnection(sqlite3.Connection):
 
     Attributes:
         place: those files; compared with the path after each commit.
+        is_unsure: the disk failed during the last commit; see `transactions`.
     """
 
     place: Place
+    is_unsure = False
+
+    @property
+    def must_stay(self) -> bool:
+        """Whether to close it, or to open another one, could make things worse."""
+        return self.is_unsure or self.place.is_overwritten
 
 
 def refuse_second_name(path: Path, found: os.stat_result) -> None:
@@ -169,6 +211,14 @@ def _has_lock(fd: int) -> bool:
         return b"POSIX" in os.read(info_fd, 65_536)
     finally:
         os.close(info_fd)
+
+
+def _changes(fd: int) -> int:
+    """How often the first page was changed, as far as the database and not its log has it."""
+    try:
+        return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
+    except OSError:
+        return 0  # the descriptor is unknown, or closed
 
 
 @cache

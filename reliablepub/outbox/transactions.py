@@ -13,9 +13,9 @@ and a sync that succeeds is then worth what it always is.
 
 That holds while somebody has the index. A connection that finds the log without one rebuilds it
 from the log, and takes complete frames for a transaction. So a connection is kept after such a
-failure and not opened afresh: it goes on with the same index. If the second commit fails too, the
-fate stays open, and the caller is told so; the first later commit that succeeds writes over what
-was left.
+failure and not opened afresh, nor closed for a fork: it goes on with the same index. If the second
+commit fails too, the fate stays open, and the caller is told so; the first later commit that
+succeeds writes over what was left.
 """
 
 from __future__ import annotations
@@ -49,11 +49,15 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         yield
         committing = True
         connection.execute("COMMIT")
+        if isinstance(connection, WritingConnection):
+            connection.is_unsure = False
     except BaseException as error:
         _roll_back(connection)
         if not isinstance(error, sqlite3.Error):
             raise
         if committing and not is_decided(path, error):
+            if isinstance(connection, WritingConnection):
+                connection.is_unsure = True
             raise OutboxUnsure(
                 f"outbox {path}: the disk failed during a commit, so whether it is stored is not "
                 f"known; look at the disk and the system's log, then whether it is there ({error})"
@@ -81,9 +85,10 @@ def surely(
 
     Raises:
         OutboxUnsure: the second commit failed too, or what failed is visible.
-        OutboxMoved: it was written, to files that the path does not lead to any more.
+        OutboxMoved: the path does not lead to these files any more, or they were overwritten.
         OutboxError: nothing was changed.
     """
+    connection.place.check_content()
     result = _written(connection, path, work, is_there)
     connection.place.check()
     return result

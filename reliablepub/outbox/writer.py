@@ -67,11 +67,18 @@ class Writer:
             self.rest()
 
     def rest(self) -> None:
-        """Let go of the connection; the next use opens the file again, which must be the same."""
-        connection, self.connection = self.connection, None
-        if connection is None:
+        """Let go of the connection; the next use opens the file again, which must be the same.
+
+        One whose last commit has failed on the disk is kept: a new one could rebuild the index of
+        the log, find that commit in it, and believe it. One whose file was overwritten is kept,
+        too, and raises at each use. A forked child then refuses the file.
+        """
+        connection = self.connection
+        is_own = os.getpid() == self._pid
+        if connection is None or (is_own and connection.must_stay):
             return
-        if os.getpid() == self._pid:
+        self.connection = None
+        if is_own:
             connection.close()
         else:
             abandon(connection)
@@ -81,14 +88,20 @@ class Writer:
 
         They stay open: closing the connection could delete the log of whoever is there now.
         """
-        connection, self.connection, self._file = self.connection, None, None
-        if connection is not None:
-            abandon(connection)
+        if self.connection is not None and not self.connection.place.is_overwritten:
+            self._abandon()
 
     def close(self) -> None:
         """Close the file; the next use opens what it finds then."""
+        if self.connection is not None and self.connection.must_stay:
+            self._abandon()
         self._file = None
         self.rest()
+
+    def _abandon(self) -> None:
+        connection, self.connection, self._file = self.connection, None, None
+        if connection is not None:
+            abandon(connection)
 
     def opened(self) -> WritingConnection:
         """The connection as it is, or a new one."""
@@ -106,4 +119,4 @@ class Writer:
         """Users need not close an outbox, but Python 3.13 warns of a connection left open."""
         if self.connection is not None:
             with GATE.use():
-                self.rest()
+                self.close()

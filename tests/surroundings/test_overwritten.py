@@ -1,0 +1,91 @@
+"""A backup is copied into the file of a live process: same name, same inode, other content."""
+
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.errors import OutboxMoved
+from tests.surroundings.app import CALLS, RELAYING, App
+from tests.surroundings.test_moved import ids_at
+
+OLD = 60
+"""Messages of 1 KiB before the backup, and as many after it."""
+
+
+def checkpoint(path: Path) -> None:
+    """As an application's own connection does now and then, and a busy relay."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+
+
+def back_up(path: Path) -> Path:
+    backup = path.with_name("backup.db")
+    with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    return backup
+
+
+def enqueue(path: Path, prefix: str, count: int) -> None:
+    with Outbox(path) as outbox:
+        for n in range(count):
+            outbox.enqueue(Message(b"x" * 1024, message_id=f"{prefix}{n}"))
+
+
+@pytest.mark.parametrize("door", [*RELAYING, "enqueue"])
+def test_a_restore_into_the_open_file_is_noticed(tmp_path: Path, door: str) -> None:
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "outbox.db"
+    enqueue(path, "old", OLD)
+    backup = back_up(path)
+    with App(door, path) as app:
+        app.round()
+        enqueue(path, "new", OLD)
+        checkpoint(path)
+        assert len(app.round().stored) == CALLS
+        subprocess.run(["cp", backup, path], check=True)
+        after = [app.round(), app.round()]
+    assert all(told.is_complete for told in after)
+    assert not [id_ for told in after for id_ in told.stored], after
+
+
+def test_a_restore_is_noticed_before_a_checkpoint_hides_it(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        enqueue(path, "old", OLD)
+        backup = back_up(path)
+        outbox.enqueue(Message(b""))
+        enqueue(path, "new", OLD)
+        checkpoint(path)
+        outbox.enqueue(Message(b""))
+        outbox._writer.opened().execute("PRAGMA wal_autocheckpoint = 1")
+        subprocess.run(["cp", backup, path], check=True)
+        with pytest.raises(OutboxMoved, match="overwritten"):
+            outbox.enqueue(Message(b""))
+
+
+def test_checkpoints_of_others_are_no_restore(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    with Outbox(path) as outbox:
+        for n in range(20):
+            outbox.enqueue(Message(b"x" * 1000 * n, message_id=f"m{n}"))
+            checkpoint(path)
+            with closing(sqlite3.connect(path)) as connection, connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS orders (x)")
+                connection.execute("INSERT INTO orders VALUES (?)", (b"x" * 20_000,))
+    assert ids_at(path) == {f"m{n}" for n in range(20)}
+
+
+def test_a_descriptor_that_is_another_files_by_now_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.db"
+    other = tmp_path / "other"
+    other.write_bytes(bytes(100))
+    with Outbox(path) as outbox, other.open("rb") as file:
+        outbox.enqueue(Message(b""))
+        place = outbox._writer.opened().place
+        for fd in (file.fileno(), -1, 9_999):
+            place._locked_fd, place._changes = fd, 1_000
+            place.check()
