@@ -141,10 +141,10 @@ class AsyncPublisher:
         """
         self._door.check_process()
         if self._bridge is None:
-            loop = _running_loop()
+            loop, relay = _running_loop(), self._door.relay
             if getattr(self._host, "loop", loop) is not loop:
                 raise WrongEventLoop("the connection belongs to another event loop; open one here")
-            self._bridge = Bridge(loop, self._door.relay.check_held_up)
+            self._bridge = Bridge(loop, relay.check_held_up, lambda: relay.status)
             self._door.open(self._bridge)
         try:
             await self._bridge.until_started()

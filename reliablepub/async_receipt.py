@@ -67,7 +67,7 @@ class AsyncReceipt(Verdict):
             what = f"message {self.message_id}"
             if self._bridge.is_ended:
                 raise ended_first(what, self._bridge.failure)
-            raise still_open(what, timeout)
+            raise still_open(what, timeout, self._bridge.status())
         return self._known()
 
     def _tell(self) -> None:
@@ -118,7 +118,7 @@ class AsyncBatchReceipt(Counts):
             what = "a batch"
             if self._bridge.is_ended:
                 raise ended_first(what, self._bridge.failure)
-            raise still_open(what, timeout)
+            raise still_open(what, timeout, self._bridge.status())
         return self
 
     def _tell(self) -> None:

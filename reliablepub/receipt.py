@@ -30,7 +30,7 @@ from reliablepub.errors import (
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 from reliablepub.relay.latch import Latch
-from reliablepub.relay.status import described
+from reliablepub.relay.status import Status, described, waits_for
 
 _ERRORS: Final[dict[OutcomeKind, type[PublishError]]] = {
     OutcomeKind.RETURNED: Unroutable,
@@ -52,6 +52,10 @@ class _Relay(Protocol):
     @property
     def failure(self) -> BaseException | None:
         """Why, if it ended on its own."""
+
+    @property
+    def status(self) -> Status:
+        """How it is doing."""
 
     def check_thread(self) -> None:
         """Raises `WrongThread` on the relay's own."""
@@ -85,9 +89,10 @@ def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
     return error
 
 
-def still_open(what: str, timeout_s: float | None) -> StillOpen:
-    """The wait is over, and the outcome not known."""
-    return StillOpen(f"{what} is still open after {timeout_s or 0:g} s; it goes on being published")
+def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
+    """The wait is over, and the outcome not known; says what the publisher waits for."""
+    told = f"{what} is still open after {timeout_s or 0:g} s; it goes on being published"
+    return StillOpen("; ".join([told, *waits_for(status)]))
 
 
 _first_to_wait: Final = threading.RLock()
@@ -122,8 +127,7 @@ class _Waiting:
                 raise ended_first(self._what, self._relay.failure)
             left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
             if left <= 0:
-                msg = f"{self._what} is still open after {timeout_s:g} s, and on its way"
-                raise StillOpen(msg)
+                raise still_open(self._what, timeout_s, self._relay.status)
             latch.wait(left)
             self._relay.check_held_up()
 

@@ -22,6 +22,7 @@ from copy import copy
 from typing import Final
 
 from reliablepub.errors import RelayHeldUp, WrongEventLoop
+from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Observer
 
 SLICE: Final = 25
@@ -41,12 +42,19 @@ class Bridge(Observer):
     Args:
         loop: the running one.
         check_held_up: raises `RelayHeldUp` while a callback does not let the relay go on.
+        status: how the relay is doing.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, check_held_up: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        check_held_up: Callable[[], None],
+        status: Callable[[], Status],
+    ) -> None:
         self.loop = loop
         self.held_up: RelayHeldUp | None = None
         self._check_held_up = check_held_up
+        self.status = status
         self.lock: threading.Lock = threading.Lock()
         self.rung: deque[Bell] = deque()
         self.waiting: set[asyncio.Future[None]] = set()

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from reliablepub.outbox.entry import Counters
 from reliablepub.printable import one_line
+
+_PAUSES_TOLD: Final = 3
 
 
 class Link(StrEnum):
@@ -99,6 +102,23 @@ class Status:
     def open(self) -> int:
         """Messages accepted and not yet settled."""
         return self.counters.open
+
+
+def waits_for(status: Status) -> list[str]:
+    """Why messages stay open, as far as the relay knows: each in one line, few of them."""
+    told = []
+    if status.link is not Link.CONNECTED:
+        told.append(f"the publisher is {status.link}" + (status.reason and f": {status.reason}"))
+    elif status.trouble:
+        told.append(status.trouble)
+    for one in status.paused[:_PAUSES_TOLD]:
+        where = f"exchange {one.exchange!r}"
+        if one.routing_key is not None:
+            where += f", routing key {one.routing_key!r}"
+        told.append(f"{where} is paused, {one.waiting} messages wait: {one.reason}")
+    if status.paused_destinations > _PAUSES_TOLD:
+        told.append(f"{status.paused_destinations - _PAUSES_TOLD} more destinations are paused")
+    return [one_line(line) for line in told]
 
 
 def described(failure: BaseException) -> str:

@@ -5,6 +5,7 @@ from reliablepub.cli.tally import FAILURES_SHOWN, Tally
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.receipt import IssuedBatch
+from reliablepub.relay.status import Status
 
 ENTRY = Entry(Message(b"", message_id="m"), 0.0)
 CONFIRMED = Outcome(OutcomeKind.CONFIRMED)
@@ -17,6 +18,8 @@ class Running:
 
     def check_thread(self) -> None:
         pass
+
+    status = Status()
 
     def check_held_up(self) -> None:
         pass

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 from tenacity import stop_after_delay, wait_fixed
 
-from reliablepub import Breaker, Message, Outbox, Publisher, Refused, Retries, RetryPolicy
+from reliablepub import (
+    Breaker,
+    Message,
+    Outbox,
+    Publisher,
+    Refused,
+    Retries,
+    RetryPolicy,
+    StillOpen,
+)
 from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
@@ -130,6 +139,8 @@ def test_a_revoked_permission(rig: Rig, well: str, outbox: Path, front_door: Fro
             assert f"exchange '{exchange}'" in paused.reason
             assert paused.waiting > 0
             assert abs(paused.since - time.time()) < 60
+            with pytest.raises(StillOpen, match=f"'{exchange}' is paused, .*403 ACCESS_REFUSED"):
+                load.troubled[-1].wait(0.05)  # type: ignore[attr-defined]
             rig.may_write(".*")
         assert_all_is_well(load, publisher)
     assert_all_arrived(rig.probe, queue, "a", load.count)
