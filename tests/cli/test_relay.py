@@ -125,3 +125,20 @@ def test_one_relay_at_a_time(cli: Cli) -> None:
     ended = cli("relay", "--outbox", "o.db")
     assert ended.code == 4
     assert f"is relayed by process {first.pid}" in ended.error
+
+
+@pytest.mark.parametrize("options", [[], ["--drain"]])
+def test_a_relay_that_fails_ends_with_its_exit_code(
+    cli: Cli, fake: FakeBroker, enqueue: Callable[..., Path], options: list[str]
+) -> None:
+    fake.inject(faults.HoldConfirms())
+    path = enqueue(1)
+    relay = cli.begin("relay", "--outbox", "o.db", *options)
+    fake.wait_for(1, timeout_s=60)
+    path.rename(path.with_name("elsewhere.db"))
+    ended = cli.ended(relay)
+    assert ended.code == 4
+    assert "OutboxMoved" in ended.err
+    assert "o.db.rescued-1" in ended.err
+    with Outbox(path.with_name("o.db.rescued-1")) as rescued:
+        assert rescued.status().open == 1
