@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from reliablepub import ConfigurationError, Link, Status, Topology, TopologyError, provision
+from reliablepub import ConfigurationError, Status, Topology, TopologyError, provision
 from spark_sink.address import ssl_context, urls
 from spark_sink.failures import BrokerRefused
 from spark_sink.settings import Settings
@@ -24,7 +24,7 @@ _FOR_GOOD: Final = (
     "WRONG_VERSION_NUMBER",
     "_ALERT_",
 )
-"""What `Status.reason` holds when the broker has refused us, or TLS (the last three)."""
+"""What `TopologyError` holds when the broker has refused us, or TLS (the last three)."""
 _REFUSED_FOR_S: Final = 3.0
 """A broker that starts may refuse credentials for a moment, while its users are loaded."""
 _ASK_TIMEOUT_S: Final = 5.0
@@ -51,7 +51,7 @@ class Refusals:
         Raises:
             BrokerRefused: that is so.
         """
-        if status.link in (Link.CONNECTED, Link.BLOCKED) or not is_for_good(status.reason):
+        if not status.is_refused:
             self._since = None
             return
         if self._since is None:

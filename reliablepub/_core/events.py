@@ -43,10 +43,13 @@ class ConnectionLost:
     Attributes:
         reason: for people.
         close: what the broker said, if it said anything.
+        is_refusal: whether the broker or TLS refuses the connection as it is: to try again helps
+            only when one of the two sides is changed.
     """
 
     reason: str
     close: ConnectionClose | None = None
+    is_refusal: bool = False
 
 
 @dataclass(frozen=True, slots=True)

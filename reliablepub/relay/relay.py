@@ -387,6 +387,7 @@ class Relay:
             link=link,
             reason=reason or (trouble if link is Link.CONNECTED else ""),
             trouble=trouble,
+            is_refused=self._wire.is_refused,
             counters=self._snapshot.counters,
             in_flight=session.in_flight,
             window=session.window.size,

@@ -76,6 +76,8 @@ class Status:
         callback_errors: how often a callback of the application's has raised.
         trouble: why the outbox takes or records nothing for now, such as "disk full: ..."; empty
             when it does.
+        is_refused: whether the broker refuses the credentials or the vhost, or TLS the other side;
+            `reason` says which. It is tried again, but helps only when one of the sides is changed.
         turns: how many turns the relay has taken. An idle one takes some every second; when the
             number stands still, the relay does. Statuses that differ in nothing else are equal.
     """
@@ -96,6 +98,7 @@ class Status:
     hooks_off: str = ""
     callback_errors: int = 0
     trouble: str = ""
+    is_refused: bool = False
     turns: int = field(default=0, compare=False)
 
     @property

@@ -34,6 +34,7 @@ class Wire:
 
     Attributes:
         connects: connections made so far.
+        is_refused: whether the last connection was refused as it is.
     """
 
     def __init__(self, transport: Transport, session: Session[Entry], now: float) -> None:
@@ -42,6 +43,7 @@ class Wire:
         self._reconnect = Reconnect(now)
         self._lost_reason = ""
         self.connects = 0
+        self.is_refused = False
 
     @property
     def due_at(self) -> float | None:
@@ -70,9 +72,11 @@ class Wire:
                 case Connected():
                     self.connects += 1
                     self._lost_reason = ""
+                    self.is_refused = False
                     self._reconnect.connected(now)
-                case ConnectionLost(reason, close):
+                case ConnectionLost(reason, close, is_refusal):
                     self._lost_reason = reason
+                    self.is_refused = is_refusal
                     if blames_a_publish(close):
                         self._reconnect.closed_by_publish(now)
                     else:

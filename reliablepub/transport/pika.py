@@ -54,7 +54,7 @@ from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, hooks
 from reliablepub.transport.pika_loop import WatchedLoop
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
-from reliablepub.transport.reasons import explain
+from reliablepub.transport.reasons import explain, is_refusal
 from reliablepub.transport.words import text
 
 MethodFrame: TypeAlias = Any
@@ -383,7 +383,9 @@ class PikaTransport:
         reason = ended or explain(error)
         if self._close is not None:  # it counts, even if the socket's end was noticed first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
-        self._events.append(ConnectionLost(self._there(reason), self._close))
+        self._events.append(
+            ConnectionLost(self._there(reason), self._close, is_refusal=is_refusal(error))
+        )
 
     def _on_connection_close(self, connection: Connection, frame: MethodFrame) -> None:
         """``connection.close`` with the method at fault, which pika's own error leaves out."""

@@ -5,6 +5,7 @@ Knows: how pika wraps what has happened. Must never know: what is done about it.
 
 from __future__ import annotations
 
+import ssl
 from typing import Final
 
 from pika import exceptions
@@ -20,6 +21,14 @@ _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
 )
 
+_REFUSALS: Final = (
+    exceptions.ProbableAuthenticationError,
+    exceptions.ProbableAccessDeniedError,
+    ssl.SSLCertVerificationError,
+)
+_TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
+"""Parts of OpenSSL's names for "the other side speaks no TLS" and "the other side refuses ours"."""
+
 
 def explain(error: BaseException) -> str:
     """In a few words, without anything secret."""
@@ -34,6 +43,16 @@ def explain(error: BaseException) -> str:
             return error.strerror or str(error) or type(error).__name__
         case _:
             return str(error) or type(error).__name__
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the broker refuses the credentials or the vhost, or TLS the other side."""
+    error = unwrapped(error)
+    if isinstance(error, _REFUSALS):
+        return True
+    if isinstance(error, exceptions.ConnectionClosed):
+        return False  # the words are the broker's
+    return any(words in str(error) for words in _TLS_REFUSALS)  # pika quotes what it heard of TLS
 
 
 def unwrapped(error: BaseException) -> BaseException:

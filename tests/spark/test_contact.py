@@ -91,10 +91,11 @@ def test_the_driver_asks_once_a_minute() -> None:
 
 def test_a_refusal_that_passes_fails_nothing() -> None:
     """While a broker starts, or its users are in a directory that is away for a moment."""
-    refused = Status(link=Link.DISCONNECTED, reason="the broker refused the credentials")
+    words = "the broker refused the credentials"
+    refused = Status(link=Link.DISCONNECTED, reason=words, is_refused=True)
     refusals = Refusals()
     refusals.look(refused, 0.0)
-    refusals.look(Status(link=Link.CONNECTED, reason=refused.reason), 2.0)
+    refusals.look(Status(link=Link.CONNECTED, reason=words), 2.0)
     refusals.look(refused, 4.0)
     refusals.look(Status(link=Link.DISCONNECTED, reason="Connection refused"), 6.0)
     refusals.look(refused, 8.0)
