@@ -4,8 +4,9 @@ When ``publish()`` returns, the message is on disk. From then on it is published
 has taken responsibility for it, or it is parked with a reason a person can read and undo.
 """
 
-from reliablepub.async_publisher import AsyncPublisher
-from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
 from reliablepub.errors import (
     ConfigurationError,
     Damaged,
@@ -37,23 +38,24 @@ from reliablepub.errors import (
     WrongEventLoop,
     WrongThread,
 )
+from reliablepub.front.async_publisher import AsyncPublisher
+from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt
+from reliablepub.front.provisioning import provision
+from reliablepub.front.publisher import Publisher
+from reliablepub.front.receipt import BatchReceipt, Receipt
 from reliablepub.message import Message
-from reliablepub.outbox import (
-    Audit,
-    HeldKey,
-    Outbox,
-    OutboxKeys,
-    OutboxStatus,
-    Rekeyed,
-    Salvaged,
-)
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
-from reliablepub.provisioning import provision
-from reliablepub.publisher import Publisher
-from reliablepub.receipt import BatchReceipt, Receipt
 from reliablepub.relay.status import Link, Paused, Status
 from reliablepub.topology import Binding, Exchange, Queue, Topology
+
+if TYPE_CHECKING:
+    from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus
+    from reliablepub.outbox.admin.integrity import Audit
+    from reliablepub.outbox.admin.rekeying import Rekeyed
+    from reliablepub.outbox.admin.salvage import Salvaged
 
 __all__ = [
     "AsyncBatchReceipt",
@@ -118,3 +120,18 @@ __all__ = [
     "WrongThread",
     "provision",
 ]
+
+_ADMIN: Final = {
+    "Audit": "integrity",
+    "HeldKey": "inspection",
+    "OutboxStatus": "inspection",
+    "Rekeyed": "rekeying",
+    "Salvaged": "salvage",
+}
+"""Results of what operators ask an outbox, by module; a program that publishes loads none."""
+
+
+def __getattr__(name: str) -> object:
+    if name not in _ADMIN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"reliablepub.outbox.admin.{_ADMIN[name]}"), name)

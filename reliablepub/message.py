@@ -129,7 +129,8 @@ class Message:
         ordering_key: str | None = None,
     ) -> None:
         """Check and copy: by hand, since what a dataclass writes here takes three times as long."""
-        _check_body(body)
+        if body.__class__ is not bytes or len(body) > BODY_BYTES_MAX:  # `type` is a parameter
+            raise _invalid_body(body)
         fields = self.__dict__
         fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
         size = _FIXED_BYTES + len(body) + _address_bytes(exchange, routing_key)
@@ -197,13 +198,12 @@ class Message:
         )
 
 
-def _check_body(body: object) -> None:
-    if type(body) is not bytes:
-        hint = "; encode it, for example body.encode()" if isinstance(body, str) else ""
-        raise InvalidMessage("body", f"is {type(body).__name__}, not bytes{hint}")
-    if len(body) > BODY_BYTES_MAX:
+def _invalid_body(body: object) -> InvalidMessage:
+    if type(body) is bytes:
         problem = f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}"
-        raise InvalidMessage("body", problem)
+        return InvalidMessage("body", problem)
+    hint = "; encode it, for example body.encode()" if isinstance(body, str) else ""
+    return InvalidMessage("body", f"is {type(body).__name__}, not bytes{hint}")
 
 
 def _address_bytes(exchange: object, routing_key: object) -> int:
@@ -217,6 +217,8 @@ def _address_bytes(exchange: object, routing_key: object) -> int:
 
 
 def _message_id_bytes(value: object) -> int:
+    if type(value) is str and value.isascii() and 0 < len(value) <= SHORT_STRING_MAX:
+        return len(value)  # the common case, in one look
     if value == "":
         raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
     return _short_string_bytes("message_id", value)

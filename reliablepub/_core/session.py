@@ -290,6 +290,16 @@ class Session(Generic[K]):
             raise RuntimeError("a draining session takes no more messages")
         self._main.buffer.append((key, size))
 
+    def submit_all(self, items: Iterable[tuple[K, int]]) -> None:
+        """Buffer messages, each a key and its size, in their order.
+
+        Raises:
+            RuntimeError: the session is draining.
+        """
+        if self._is_draining:
+            raise RuntimeError("a draining session takes no more messages")
+        self._main.buffer += items
+
     def submit_alone(self, key: K, size: int, now: float) -> None:
         """Buffer a message that is likely to cost its channel: it goes by the quarantine, alone.
 
@@ -383,6 +393,11 @@ class Session(Generic[K]):
         """Take the attempts that have ended since the last call, in order."""
         settlements, self._aftermath.settlements = self._aftermath.settlements, []
         return settlements
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `poll_commands` or `poll_settlements` would return anything."""
+        return bool(self._commands or self._aftermath.settlements)
 
     def poll_timeout(self) -> float | None:
         """When `handle_timeout` wants to be called (monotonic), or None."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from reliablepub.cli.exits import Exit, Failure
-from reliablepub.outbox.selection import STATES, Selection
-from reliablepub.outbox.story import resolve
+from reliablepub.outbox.admin.selection import STATES, Selection
+from reliablepub.outbox.admin.story import resolve
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]

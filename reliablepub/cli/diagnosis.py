@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.cli.output import age, count_of, paused_words, size_of
-from reliablepub.outbox.audit import Audit
-from reliablepub.outbox.checkup import Checkup
-from reliablepub.outbox.inspection import OutboxStatus
-from reliablepub.outbox.surroundings import Surroundings
+from reliablepub.outbox.admin.environment import Surroundings
+from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.admin.integrity import Audit, Checkup
 from reliablepub.printable import one_line
 from reliablepub.transport.address import Address
 from reliablepub.transport.probe import Probe
@@ -31,7 +30,7 @@ SYNC_SLOW_MS: Final = 50.0
 OLD_S: Final = 3_600.0
 AHEAD_S: Final = 5.0
 WAL_RESET_FIXED: Final = (3, 51, 3)
-"""The first SQLite without the bug that `outbox/checkpoints.py` tells of."""
+"""The first SQLite without the bug that `outbox/sqlite/checkpoints.py` tells of."""
 FRAME_BYTES_MIN: Final = 131_072
 _SHOWN: Final = 5
 """Of many things that are wrong in the same way."""
@@ -68,7 +67,7 @@ def of_outbox(
     status: OutboxStatus,
     around: Surroundings,
     now: float,
-    picture: Mapping[str, Any],
+    relay_status: Mapping[str, Any],
     failed: str = "",
 ) -> Iterator[Finding]:
     """What an outbox's figures, its surroundings, and the picture that its relay shows, mean.
@@ -77,7 +76,7 @@ def of_outbox(
     """
     yield _relay(status, failed)
     yield _backlog(status, now)
-    yield _paused(picture, now)
+    yield _paused(relay_status, now)
     parked = status.parked + status.expired
     yield Finding(
         "outbox",
@@ -100,10 +99,10 @@ def of_outbox(
     )
 
 
-def _paused(picture: Mapping[str, Any], now: float) -> Finding:
-    rows = picture.get("paused") or []
-    count = picture.get("paused_destinations") or len(rows)
-    words = [paused_words(row, picture["at"], now) for row in rows[:_SHOWN]]
+def _paused(relay_status: Mapping[str, Any], now: float) -> Finding:
+    rows = relay_status.get("paused") or []
+    count = relay_status.get("paused_destinations") or len(rows)
+    words = [paused_words(row, relay_status["at"], now) for row in rows[:_SHOWN]]
     left = f" (and {count - len(words)} more)" if count > len(words) else ""
     paused = f"{count_of(count, 'destination')} paused"
     return Finding(

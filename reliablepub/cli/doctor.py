@@ -22,9 +22,9 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.tls import tls_context, tls_options
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.picture import read_picture
-from reliablepub.outbox.surroundings import look_around
+from reliablepub.outbox.admin.environment import look_around
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.status_file import read_status_file
 from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
@@ -66,7 +66,7 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
         around = look_around(outbox_path)
-        relay = read_picture(outbox_path) or {}
+        relay = read_status_file(outbox_path) or {}
         failed = relay["reason"] if relay.get("link") == Link.FAILED else ""
         status = Outbox(outbox_path).status()
         found = list(of_outbox(status, around, time.time(), relay, failed))

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from reliablepub.cli.output import age, size_of
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.inspection import read_failures
-from reliablepub.outbox.picture import read_picture
+from reliablepub.outbox.admin.inspection import read_failures
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.status_file import read_status_file
 from reliablepub.printable import one_line
 
 FAILURES: int = 20
@@ -63,7 +63,7 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         NotAnOutbox: there is none.
     """
     found, at, now = Outbox(outbox).status(), time.monotonic(), time.time()
-    picture = read_picture(outbox) or {}
+    relay_status = read_status_file(outbox) or {}
     counts = {name: getattr(found, name) for name in _COUNTS}
     oldest = found.oldest_open_at
     seconds = at - before.at if before is not None else 0.0
@@ -77,13 +77,13 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         "stored_per_s": rate("stored"),
         "confirmed_per_s": rate("confirmed"),
         "relay_pid": found.relay,
-        "link": picture.get("link"),
-        "link_reason": picture.get("reason"),
-        "link_since": picture.get("since"),
-        "window": picture.get("window"),
-        "hooks_off": picture.get("hooks_off"),
-        "paused": picture.get("paused"),
-        "paused_destinations": picture.get("paused_destinations"),
+        "link": relay_status.get("link"),
+        "link_reason": relay_status.get("reason"),
+        "link_since": relay_status.get("since"),
+        "window": relay_status.get("window"),
+        "hooks_off": relay_status.get("hooks_off"),
+        "paused": relay_status.get("paused"),
+        "paused_destinations": relay_status.get("paused_destinations"),
         "bytes_on_disk": found.bytes_on_disk,
         "log_bytes": found.log_bytes,
         "is_disk_full": found.is_disk_full,
@@ -95,10 +95,10 @@ def look(outbox: Path, before: Look | None = None) -> Look:
 def look_closely(outbox: Path, before: Look | None = None) -> Look:
     """The same, with what the relay shows of its work, and what has failed of late."""
     seen = look(outbox, before)
-    picture = read_picture(outbox) or {}
+    relay_status = read_status_file(outbox) or {}
     failures, reasons = read_failures(outbox, failures=FAILURES, reasons=REASONS)
     names = ("buffered", "aside", "connects", "violations", "latency")
-    relay = {name: picture.get(name) for name in names}
+    relay = {name: relay_status.get(name) for name in names}
     more = {"at": seen.now, **relay, "reasons": reasons, "failures": failures}
     return Look(seen.at, seen.now, seen.counts, {**seen.more, **more})
 

@@ -12,11 +12,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from reliablepub.cli.output import Form, print_note
-from reliablepub.outbox import OutboxKeys
-from reliablepub.outbox.database import absolute
-from reliablepub.outbox.secret_files import exposure
-from reliablepub.outbox.side_files import folder_exposure
-from reliablepub.relay.limits import WINDOW_MAX, WINDOW_MIN
+from reliablepub.outbox.encryption import OutboxKeys, exposure
+from reliablepub.outbox.sqlite.database import absolute
+from reliablepub.outbox.sqlite.location import folder_exposure
+from reliablepub.relay.handover import WINDOW_MAX, WINDOW_MIN
 from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
 
 _F = TypeVar("_F", bound=Callable[..., Any])

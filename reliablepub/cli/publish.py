@@ -40,9 +40,10 @@ from reliablepub.cli.template import Template, TemplateError
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import OutboxError
-from reliablepub.outbox import Outbox, OutboxKeys
+from reliablepub.front.publisher import Publisher
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.policy import RetryPolicy
-from reliablepub.publisher import Publisher
 
 _FORMATS = {"auto": None, "ndjson": True, "lines": False}
 

@@ -25,10 +25,10 @@ from reliablepub.cli.records import BadRecord, Line
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.tally import Tally
 from reliablepub.errors import OutboxError, PublisherClosed
+from reliablepub.front.publisher import Publisher
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
-from reliablepub.publisher import Publisher
-from reliablepub.relay.caller import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
 
 LOOK_S: Final = 0.1

@@ -36,7 +36,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import NotAnOutbox
-from reliablepub.outbox import OutboxKeys
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password

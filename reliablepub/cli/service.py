@@ -24,10 +24,10 @@ from reliablepub.cli.notify import Notifier
 from reliablepub.cli.output import print_note
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import ConfigurationError, ReliablePubError
-from reliablepub.outbox import OutboxKeys
+from reliablepub.front.publisher import Publisher
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import one_line
-from reliablepub.publisher import Publisher
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import parse_addresses
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from reliablepub.errors import Expired, Nacked, PublishError, Refused, Unroutable
+from reliablepub.front.receipt import BatchReceipt
 from reliablepub.outcome import OutcomeKind
-from reliablepub.receipt import BatchReceipt
 
 FAILURES_SHOWN: Final = 10
 _KINDS: Final[dict[type[PublishError], OutcomeKind]] = {

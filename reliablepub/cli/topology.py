@@ -17,8 +17,8 @@ from reliablepub.cli.options import json_option, note_exposed_urls, url_option
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
+from reliablepub.front.provisioning import provision
 from reliablepub.printable import one_line
-from reliablepub.provisioning import provision
 from reliablepub.topology import Topology
 
 _COMMANDS: Final = {

@@ -40,9 +40,9 @@ from reliablepub.observe.catalogue import (
     Metric,
     Type,
 )
-from reliablepub.outbox.database import absolute
+from reliablepub.outbox.admin.inspection import OutboxStatus, read_status
 from reliablepub.outbox.entry import Counters
-from reliablepub.outbox.inspection import OutboxStatus, read_status
+from reliablepub.outbox.sqlite.database import absolute
 from reliablepub.relay.status import Link, Status
 
 try:

@@ -1,11 +1,11 @@
 """Encryption at rest (AES-256-GCM) for bodies and properties; the address is authenticated.
 
-Knows: AES-256-GCM, keys by name. Must never know: tables, or where keys come from.
+Knows: AES-256-GCM, keys by name, modes of key files. Must never know: tables, where keys come from.
 
 A row's body and properties (headers among them) are one plaintext and one ciphertext. The message
-id, exchange, routing key, ordering key, times and sizes stay in clear: people and statements look
-for messages by them. The name of the key stands where the properties were. The checksum is over
-what is stored, so an audit and a salvage need no key.
+id, exchange, routing key, ordering key, times and sizes stay in clear, because statements search by
+them. The name of the key stands where the properties were. The checksum covers what is stored, so
+an audit and a salvage need no key.
 
 A row of version 2 (``{"$key":"2026-11","v":2}``) begins with a fingerprint of its key, and is
 bound to its number, message id, exchange, routing key and ordering key. A wrong key has another
@@ -22,15 +22,37 @@ import hmac
 import json
 import logging
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
-from reliablepub.outbox.secret_files import exposure
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+
+_OTHERS = stat.S_IRWXO | stat.S_IWGRP
+
+
+def exposure(path: str | os.PathLike[str]) -> str:
+    """What is wrong with the mode of a secret file, and what to do; empty if nothing is.
+
+    A group may read it, which is how services are given secrets; nobody else may, and only its
+    owner may write to it.
+    """
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:
+        return ""
+    if not mode & _OTHERS:
+        return ""
+    return (
+        f"other users of this machine can read or replace {path} (mode {stat.S_IMODE(mode):04o}), "
+        f"and it holds a secret; chmod 600 {path}"
+    )
+
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _KEY_BYTES: Final = 32

@@ -1,21 +1,53 @@
 """What passes between the relay and a store: entries, and everything one turn changes at once.
 
-Knows: messages and outcomes. Must never know: SQL (the store's), what a tag means (the core's).
+Knows: messages, outcomes, and how message ids are made. Must never know: SQL, what a delivery tag
+means.
 
-A store is durable (`reliablepub.outbox.store`) or not (`reliablepub.outbox.memory`); the relay
-cannot tell them apart. Taking is only a read: an entry leaves the store in the transaction of its
-verdict.
+`Store` is the contract that every store keeps: in memory (`reliablepub.outbox.memory`) or in a
+SQLite file (`reliablepub.outbox.sqlite.store`). The relay does not know which one it has. Reading
+an entry marks nothing: an entry leaves the store in the transaction that records its final outcome.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Final, Protocol
 
-from reliablepub.errors import Damaged, Withdrawn
+from reliablepub.errors import ConfigurationError, Damaged, OutboxFull, Withdrawn
 from reliablepub.message import Message
 from reliablepub.outcome import Outcome, Persistence
+
+
+class Mint:
+    """Makes ids that nobody else has: UUIDs of version 4, as far as anybody can see.
+
+    They begin with 72 random bits, and end with a counter that started at 47 random bits. The
+    kernel is asked once a process: `uuid.uuid4` asks it for each id, and each such call releases
+    the interpreter to another thread, for up to 5 ms.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Make others from now on: a forked process must not repeat its parent's."""
+        digits = os.urandom(9).hex()
+        self._head = f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-a{digits[15:]}-"
+        self._numbers = count(int.from_bytes(os.urandom(6)) >> 1)
+
+    def new_id(self) -> str:
+        """A ``message_id``; from any thread."""
+        return f"{self._head}{next(self._numbers):012x}"
+
+
+_mint: Final = Mint()
+new_id: Final = _mint.new_id
+os.register_at_fork(after_in_child=_mint.begin)
+
 
 HELD: Final = float("inf")
 """The ``due_at`` of an entry that waits until its destination is well."""
@@ -53,6 +85,8 @@ class Entry:
         expires_at: wall clock time after which nobody wants it any more, or None.
         refused_at: wall clock time when it was nacked, returned or refused first, or had to wait
             for a paused destination; or None.
+        is_plain: there is nothing to know of it but its message: no due time, no deadline, no
+            ordering key, no earlier attempt. False also where that was not looked at.
         is_discarded: in memory only: it is given up, and not parked.
         waiter: in memory only.
     """
@@ -67,6 +101,7 @@ class Entry:
     uncertain: int = 0
     expires_at: float | None = None
     refused_at: float | None = None
+    is_plain: bool = False
     is_discarded: bool = False
     waiter: Waiter | None = None
 
@@ -108,6 +143,7 @@ class Entry:
         """A message that is accepted now: from here on its times are those of the wall clock."""
         entry = cls(message, now)
         if message.is_plain:
+            entry.is_plain = message.ordering_key is None
             return entry
         if message.not_before is not None:
             due_at = message.not_before.timestamp()
@@ -253,7 +289,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Turn:
+class Changes:
     """Everything that one turn of the relay changes, committed in one transaction.
 
     Attributes:
@@ -328,6 +364,57 @@ class Snapshot:
     counters: Counters
 
 
+@dataclass(frozen=True, slots=True)
+class OpenLimits:
+    """What may be open when one more message comes.
+
+    Attributes:
+        messages_max: open messages, that one included; None for no limit.
+        bytes_max: their bytes, likewise.
+
+    Raises:
+        ConfigurationError: nothing would ever fit.
+    """
+
+    messages_max: int | None
+    bytes_max: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse what can only be a mistake."""
+        if any(limit is not None and limit < 1 for limit in (self.messages_max, self.bytes_max)):
+            msg = "open_messages_max and open_bytes_max must be at least 1"
+            raise ConfigurationError(msg)
+
+    @property
+    def are_none(self) -> bool:
+        """Whether anything fits."""
+        return self.messages_max is None and self.bytes_max is None
+
+    def check(self, counters: Counters, message: Message, path: Path) -> None:
+        """Let the message in, or not.
+
+        Raises:
+            OutboxFull: there is no room for it.
+        """
+        if self.messages_max is not None and counters.open >= self.messages_max:
+            held = f"holds {counters.open} open messages, and open_messages_max is"
+            raise _full(path, message, f"{held} {self.messages_max}")
+        if self.bytes_max is None:
+            return
+        if message.size > self.bytes_max:
+            never = f"never takes {message.size} bytes at once: open_bytes_max is"
+            raise _full(path, message, f"{never} {self.bytes_max}")
+        if counters.open_bytes + message.size > self.bytes_max:
+            held = f"holds {counters.open_bytes} bytes of open messages, this one has"
+            most = f"{message.size}, and open_bytes_max is {self.bytes_max}"
+            raise _full(path, message, f"{held} {most}")
+
+
+def _full(path: Path, message: Message, why: str) -> OutboxFull:
+    what = f"message {message.message_id} was not stored: outbox {path} {why}"
+    return OutboxFull(f"{what}; see that a relay runs and what keeps it (`reliablepub doctor`)")
+
+
 class Store(Protocol):
     """Where entries are until their verdict. One thread uses it: the one that opened it."""
 
@@ -338,7 +425,7 @@ class Store(Protocol):
     def snapshot(self) -> Snapshot:
         """Read the ledger and the highest id, as they are now (other processes may add)."""
 
-    def commit(self, turn: Turn) -> Snapshot:
+    def commit(self, changes: Changes) -> Snapshot:
         """Make one turn durable, wholly or not at all.
 
         Raises:
@@ -414,7 +501,7 @@ class Store(Protocol):
             why no new entry is stored for now; empty if any can be.
         """
 
-    def show(self, picture: Mapping[str, object]) -> None:
+    def show(self, status: Mapping[str, object]) -> None:
         """Let those who look at the store see how its relay is doing. Nothing depends on it."""
 
     def touched(self) -> Sequence[Touched]:

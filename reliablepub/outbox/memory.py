@@ -16,6 +16,7 @@ from typing import Final
 
 from reliablepub.outbox.entry import (
     HELD,
+    Changes,
     Counters,
     DamagedRow,
     Entry,
@@ -23,7 +24,6 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
-    Turn,
 )
 from reliablepub.outcome import OutcomeKind
 
@@ -94,14 +94,14 @@ class MemoryStore:
         """The ledger and the highest id."""
         return self._snapshot
 
-    def commit(self, turn: Turn) -> Snapshot:
+    def commit(self, changes: Changes) -> Snapshot:
         """Take one turn; it cannot fail."""
         last_id, counters = self._snapshot.last_id, self._snapshot.counters
         size = 0
-        if turn.stepped is not None:
-            by_new_clock = turn.stepped.moved | {entry.id for entry in turn.rescheduled}
-            self._step(turn.stepped.by, by_new_clock)
-        for entry in turn.new:
+        if changes.stepped is not None:
+            by_new_clock = changes.stepped.moved | {entry.id for entry in changes.rescheduled}
+            self._step(changes.stepped.by, by_new_clock)
+        for entry in changes.new:
             assert entry.id == 0, f"{entry.message!r} is stored already"
             last_id += 1
             entry.id = last_id
@@ -110,26 +110,26 @@ class MemoryStore:
             size += message.size
             if entry.expires_at is not None or message.ordering_key is not None:
                 self._remember(entry)
-        for name, count in turn.sources.items():
+        for name, count in changes.sources.items():
             self._positions[name] = self.position(name) + count
-        confirmed, confirmed_bytes = self._take_out(turn.confirmed)
-        is_expired = [attempt.outcome.kind is OutcomeKind.EXPIRED for attempt in turn.parked]
-        given_up = [attempt.entry for attempt in turn.parked]
+        confirmed, confirmed_bytes = self._take_out(changes.confirmed)
+        is_expired = [attempt.outcome.kind is OutcomeKind.EXPIRED for attempt in changes.parked]
+        given_up = [attempt.entry for attempt in changes.parked]
         expired, expired_bytes = self._take_out(compress(given_up, is_expired))
         parked, parked_bytes = self._take_out(given_up)
-        discarded, discarded_bytes = self._take_out(gone.entry for gone in turn.discarded)
+        discarded, discarded_bytes = self._take_out(gone.entry for gone in changes.discarded)
         size -= confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
-        for entry in (*turn.new, *turn.rescheduled):
+        for entry in (*changes.new, *changes.rescheduled):
             if entry.due_at is not None and entry.id in self._open:
                 if entry.due_at == HELD:
                     self._remember_held(entry)
                 else:
                     self._waiting.add(entry.due_at, entry.id)
-        for release in turn.released:
+        for release in changes.released:
             self._release(release)
         counters = replace(
             counters,
-            stored=counters.stored + len(turn.new),
+            stored=counters.stored + len(changes.new),
             confirmed=counters.confirmed + confirmed,
             parked=counters.parked + parked,
             expired=counters.expired + expired,
@@ -325,7 +325,7 @@ class MemoryStore:
         """Nothing: memory has limits of its own."""
         return ""
 
-    def show(self, picture: Mapping[str, object]) -> None:
+    def show(self, status: Mapping[str, object]) -> None:
         """Nobody can look."""
 
     def damaged(self) -> list[DamagedRow]:

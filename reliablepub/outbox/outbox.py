@@ -1,6 +1,10 @@
-"""The outbox for those who only put messages in, or look at it; somebody else relays them.
+"""`Outbox`: enqueue messages, look at them, and step in; a relay in another place publishes them.
 
-Knows: its file, a connection of its own, and who answers what. Must never know: the relay.
+Knows: the file, a connection of its own, and which module carries out what. Must never know: the
+relay.
+
+What operators ask for is in `reliablepub.outbox.admin`, and imported when they ask: a program that
+only enqueues never loads it.
 """
 
 from __future__ import annotations
@@ -12,36 +16,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved, OutboxUnsure
 from reliablepub.hooks import Stamps
 from reliablepub.message import Message
-from reliablepub.outbox.audit import Audit, audit
-from reliablepub.outbox.ballast import Ballast
-from reliablepub.outbox.checkpoints import behind_commit_if_long
-from reliablepub.outbox.database import absolute, reading
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.enqueuing import Enqueuing, OpenLimits, is_stored
-from reliablepub.outbox.entry import Entry
-from reliablepub.outbox.forks import GATE
-from reliablepub.outbox.ids import new_id
-from reliablepub.outbox.inspection import (
-    HeldKey,
-    OutboxStatus,
-    ParkedMessage,
-    read_held_keys,
-    read_parked,
-    read_position,
-    read_status,
-)
-from reliablepub.outbox.interventions import Action, Intervention, change
-from reliablepub.outbox.rekeying import Rekeyed, rekey
-from reliablepub.outbox.salvage import Salvaged, salvage
-from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.transactions import surely
-from reliablepub.outbox.views import read_view
-from reliablepub.outbox.writer import Writer
+from reliablepub.outbox.entry import Entry, OpenLimits, new_id
+from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
+from reliablepub.outbox.sqlite.database import Writer, absolute, reading
+from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
+from reliablepub.outbox.sqlite.forks import GATE
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.transactions import commit_with_retry
+
+if TYPE_CHECKING:
+    from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus, ParkedMessage
+    from reliablepub.outbox.admin.integrity import Audit
+    from reliablepub.outbox.admin.rekeying import Rekeyed
+    from reliablepub.outbox.admin.salvage import Salvaged
 
 T = TypeVar("T")
 
@@ -144,6 +138,8 @@ class Outbox:
         Raises:
             NotAnOutbox: there is no outbox at this path.
         """
+        from reliablepub.outbox.admin.inspection import read_status
+
         return read_status(self.path)
 
     def parked(self, limit: int = 100) -> list[ParkedMessage]:
@@ -152,6 +148,8 @@ class Outbox:
         Raises:
             NotAnOutbox: there is no outbox at this path.
         """
+        from reliablepub.outbox.admin.inspection import read_parked
+
         return read_parked(self.path, limit=limit)
 
     def rows(self, view: str) -> Iterator[dict[str, object]]:
@@ -169,6 +167,8 @@ class Outbox:
             ConfigurationError: there is no such view.
             NotAnOutbox: there is no outbox at this path.
         """
+        from reliablepub.outbox.admin.inspection import read_view
+
         return read_view(self.path, view)
 
     def audit(self) -> Audit:
@@ -178,6 +178,8 @@ class Outbox:
             NotAnOutbox: there is no outbox at this path.
             OutboxError: it cannot be read.
         """
+        from reliablepub.outbox.admin.integrity import audit
+
         return audit(self.path)
 
     def salvage(self, damaged: str | os.PathLike[str]) -> Salvaged:
@@ -194,6 +196,8 @@ class Outbox:
             OutboxInUse: a relay still uses the damaged outbox.
             OutboxError: it cannot be read, or this one exists already or cannot be written.
         """
+        from reliablepub.outbox.admin.salvage import salvage
+
         return salvage(absolute(damaged), self.path)
 
     def position(self, source: str) -> int:
@@ -205,6 +209,8 @@ class Outbox:
         Raises:
             NotAnOutbox: the file is something else.
         """
+        from reliablepub.outbox.admin.inspection import read_position
+
         return read_position(self.path, source)
 
     def forget(self, source: str) -> None:
@@ -231,6 +237,8 @@ class Outbox:
             NotAnOutbox: there is no outbox at this path.
             OutboxError: nothing was put back.
         """
+        from reliablepub.outbox.admin.interventions import Action, Intervention, change
+
         with reading(self.path):
             pass  # there is one: a retry must not add an outbox to a database
         wanted = None if ids is None else list(dict.fromkeys(ids))
@@ -252,6 +260,8 @@ class Outbox:
         Raises:
             NotAnOutbox: there is no outbox at this path.
         """
+        from reliablepub.outbox.admin.inspection import read_held_keys
+
         return read_held_keys(self.path, limit=limit)
 
     def resume_key(self, ordering_key: str) -> int:
@@ -278,6 +288,8 @@ class Outbox:
             NotAnOutbox: there is no outbox at this path.
             OutboxError: the file cannot be written; the key is still held.
         """
+        from reliablepub.outbox.admin.interventions import Action, Intervention, change
+
         ids = self._holding(ordering_key)
         what = Intervention(Action.SKIP)
         return self._write(lambda own: change(own, self.path, ids, what, time.time()).changed)
@@ -300,6 +312,8 @@ class Outbox:
         """
         if self._keys is None:
             raise ConfigurationError("to encrypt anew, give this Outbox its keys")
+        from reliablepub.outbox.admin.rekeying import rekey
+
         return rekey(self.path, self._keys)
 
     def close(self) -> None:
@@ -327,7 +341,7 @@ class Outbox:
         work: Callable[[sqlite3.Connection], T],
         is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
     ) -> T:
-        """A transaction on our own connection, by one thread at a time (see `surely`)."""
+        """Run `commit_with_retry` on this object's own connection, one thread at a time."""
         if os.getpid() != self._pid:  # a thread of the parent's may have had the lock
             self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
         with GATE.use(), self._lock:  # the gate first: no fork happens while a thread has the lock
@@ -344,7 +358,7 @@ class Outbox:
                     self._writer.use() as connection,
                     behind_commit_if_long(connection, self.path),
                 ):
-                    return surely(
+                    return commit_with_retry(
                         connection,
                         self.path,
                         lambda: work(connection),

@@ -9,37 +9,18 @@ room for them. If the turn cannot be committed, they are forgotten again, and th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from reliablepub._core.session import Session
 from reliablepub.errors import OutboxError
-from reliablepub.outbox.entry import HELD, Counters, Entry, Turn
-from reliablepub.relay.handover import Chunk, Inbox
-from reliablepub.relay.limits import Limits, Room
+from reliablepub.outbox.entry import HELD, Changes, Counters, Entry
+from reliablepub.relay.handover import Chunk, Inbox, Limits, Room
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
 
 TURN_MESSAGES_MAX: Final = 2_000
 FLOW_S: Final = 0.5
 """How long after a confirm the next ones are counted on to make room in memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakenIn:
-    """A chunk of this turn, as entries.
-
-    Attributes:
-        chunk: as it was handed over.
-        entries: its messages.
-        is_loaded: whether they are in memory, as far as they may be sent at once.
-        loaded: those that are.
-    """
-
-    chunk: Chunk
-    entries: Sequence[Entry]
-    is_loaded: bool
-    loaded: Sequence[Entry]
 
 
 class Intake:
@@ -88,52 +69,69 @@ class Intake:
         """Turn new messages away until then."""
         self._refusal, self._refuse_until = error, until
 
-    def take(self, turn: Turn, counters: Counters, now: float, wall: float) -> list[TakenIn]:
+    def take(
+        self, changes: Changes, counters: Counters, now: float, wall: float
+    ) -> list[Chunk[Any]]:
         """Add new chunks to the turn; their entries go on if memory has room.
 
         Args:
-            turn: what the store will be told.
+            changes: what the store will be told.
             counters: what it holds.
             now: monotonic seconds.
             wall: seconds since 1970.
+
+        Returns:
+            the chunks; each has its entries now.
         """
-        taken_in: list[TakenIn] = []
-        is_in_turn = not self._loaded.has_backlog
-        for chunk in self._inbox.take(self._room(counters, now)):
-            entries = [Entry.accepted(message, wall) for message in chunk.messages]
+        taken_in = self._inbox.take(self._room(counters, now))
+        is_loaded = not self._loaded.has_backlog
+        for chunk in taken_in:
+            chunk.entries = entries = [Entry.accepted(m, wall) for m in chunk.messages]
             if self._pauses:
-                for entry in entries:
-                    if entry.is_for_now and self._pauses.holds(entry) is not None:
-                        entry.due_at, entry.refused_at = HELD, wall
-                        self._pauses.waits(entry)
-            turn.new += entries
+                self._hold(entries, wall)
+            changes.new += entries
             if chunk.source is not None:
-                turn.sources[chunk.source] = turn.sources.get(chunk.source, 0) + len(entries)
-            is_in_turn = is_in_turn and self._loaded.fits(len(entries), chunk.size)
-            loaded = [entry for entry in entries if entry.is_for_now] if is_in_turn else []
-            taken_in.append(TakenIn(chunk, entries, is_in_turn, loaded))
-            self._loaded.add(*loaded)
-            for entry in loaded:
-                entry.waiter = chunk.waiter
-                self._session.submit(entry, entry.message.size)
+                changes.sources[chunk.source] = changes.sources.get(chunk.source, 0) + len(entries)
+            is_loaded = is_loaded and self._loaded.fits(len(entries), chunk.size)
+            chunk.is_loaded = is_loaded
+            if is_loaded:
+                self._load(chunk)
         return taken_in
 
-    def committed(self, taken_in: Sequence[TakenIn]) -> None:
-        """They are in the store: tell their callers."""
-        for taken in taken_in:
-            self._loaded.stored(
-                taken.entries, taken.loaded, taken.chunk.waiter, is_loaded=taken.is_loaded
-            )
-            taken.chunk.stored()
+    def _hold(self, entries: Sequence[Entry], wall: float) -> None:
+        """Messages to a paused destination wait in the store."""
+        for entry in entries:
+            if entry.is_for_now and self._pauses.holds(entry) is not None:
+                entry.due_at, entry.refused_at, entry.is_plain = HELD, wall, False
+                self._pauses.waits(entry)
 
-    def undo(self, taken_in: Sequence[TakenIn], turn: Turn, error: OutboxError) -> None:
+    def _load(self, chunk: Chunk[Any]) -> None:
+        """Entries that wait for nothing go to the session from memory."""
+        chunk.loaded = [e for e in chunk.entries if e.is_plain or e.is_for_now]
+        self._loaded.add(*chunk.loaded)
+        for entry in chunk.loaded:
+            entry.waiter = chunk.waiter
+        self._session.submit_all([(entry, entry.message.size) for entry in chunk.loaded])
+
+    def committed(self, taken_in: Sequence[Chunk[Any]]) -> None:
+        """They are in the store: tell their callers."""
+        for chunk in taken_in:
+            self._loaded.stored(chunk)
+            chunk.stored()
+
+    def undo(self, taken_in: Sequence[Chunk[Any]], changes: Changes, error: OutboxError) -> None:
         """They are not: forget them, and tell their callers why."""
-        new = [entry for taken in taken_in for entry in taken.loaded]
+        new = [entry for chunk in taken_in for entry in chunk.loaded]
         self._session.withdraw(set(new))
         self._loaded.drop(*new)
-        turn.new, turn.sources = [], {}
-        for taken in taken_in:
-            taken.chunk.failed(error)
+        changes.new, changes.sources = [], {}
+        for chunk in taken_in:
+            chunk.failed(error)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no chunk waits to be taken."""
+        return not self._inbox
 
     def is_ready(self, counters: Counters, now: float) -> bool:
         """Whether `take` would take something."""

@@ -3,22 +3,229 @@
 Knows: what hooks are told, the names of loggers, levels and fields. Must never know: bodies,
 headers, credentials; who reads the log.
 
-It is a hook like those of an application, and listens to nothing that happens while all is well. A
+The journal is a hook like those of an application, and listens to nothing while all is well. A
 broker that refuses ten thousand messages a second makes two lines in ten seconds: the first one at
-once, then how many there were (`digest`). Every record has the field ``event`` and those of
-`FIELDS`; the text says the same to people.
+once, then how many there were. Every record has the field ``event`` and those of `FIELDS`; the text
+says the same to people.
+
+Lines are written on a thread of their own (`LogWriter`). A logging handler of the application may
+wait for a lock that another thread holds while it publishes, or publish itself, or raise: on the
+relay's thread that would be a deadlock, or the end. The thread begins with the first line.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
 
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.printable import one_line, printable
-from reliablepub.relay.digest import Digest, Sum
-from reliablepub.relay.scribe import is_on, write
+
+LINES_MAX: Final = 1_000
+"""Lines that wait to be written; what is more is only counted."""
+BELOW: Final = ("reliablepub.outbox", "reliablepub.link")
+"""Loggers of the outbox and the transport, which know of no scribe."""
+LAST_LINES_S: Final = 2.0
+"""How long the end of the relay waits for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    logger: logging.Logger
+    level: int
+    text: str
+    fields: Mapping[str, object]
+    error: BaseException | None
+
+
+class LogWriter:
+    """Takes lines from the relay's thread, and never keeps it waiting."""
+
+    def __init__(self) -> None:
+        self._lines: SimpleQueue[_Line | logging.LogRecord | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._dropped = 0
+
+    def write(
+        self,
+        logger: logging.Logger,
+        level: int,
+        text: str,
+        fields: Mapping[str, object],
+        error: BaseException | None = None,
+    ) -> None:
+        """Have a line written, if its logger is on for it; the error's traceback below it."""
+        if not is_on(logger, level):
+            return
+        if self._lines.qsize() >= LINES_MAX:
+            self._dropped += 1
+            return
+        if self._dropped:
+            said = f"{self._dropped} lines are missing here: a handler of the log was too slow"
+            self._lines.put(_Line(logger, logging.WARNING, said, {"event": "dropped"}, None))
+            self._dropped = 0
+        self._lines.put(_Line(logger, level, text, fields, error))
+        if self._thread is None:
+            self._begin()
+
+    def attend(self) -> None:
+        """Take over what rooms below the relay log on the calling thread, until `close`."""
+        _attending[threading.get_ident()] = self
+        for name in BELOW:
+            logger = logging.getLogger(name)
+            if _is_not_taken not in logger.filters:
+                logger.addFilter(_is_not_taken)
+
+    def take(self, record: logging.LogRecord) -> None:
+        """Have a finished record handled."""
+        if self._lines.qsize() < LINES_MAX:
+            self._lines.put(record)
+            if self._thread is None:
+                self._begin()
+
+    def close(self) -> None:
+        """Wait a moment for the last lines; a handler that hangs is left behind."""
+        _attending.pop(threading.get_ident(), None)
+        if self._thread is not None:
+            self._lines.put(None)
+            self._thread.join(LAST_LINES_S)
+
+    def _begin(self) -> None:
+        thread = threading.Thread(target=self._main, name="reliablepub-log", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends, and begins no thread any more
+            _attending.pop(threading.get_ident(), None)
+            self._lines.put(None)
+            self._main()
+        else:
+            self._thread = thread
+
+    def _main(self) -> None:
+        while (line := self._lines.get()) is not None:
+            if isinstance(line, logging.LogRecord):
+                with suppress(BaseException):
+                    logging.getLogger(line.name).callHandlers(line)
+            else:
+                write(line.logger, line.level, line.text, line.fields, line.error)
+
+
+_attending: Final[dict[int, LogWriter]] = {}
+
+
+def _is_not_taken(record: logging.LogRecord) -> bool:
+    """A filter: what is logged on a thread that a scribe attends is the scribe's."""
+    log_writer = _attending.get(record.thread or 0)
+    if log_writer is not None:
+        log_writer.take(record)
+    return log_writer is None
+
+
+def is_on(logger: logging.Logger, level: int) -> bool:
+    """What `logging.Logger.isEnabledFor` says; that takes a lock, which others may hold."""
+    is_wanted = level >= logger.getEffectiveLevel() and level > logger.manager.disable
+    return is_wanted and not logger.disabled
+
+
+def write(
+    logger: logging.Logger,
+    level: int,
+    text: str,
+    fields: Mapping[str, object],
+    error: BaseException | None = None,
+) -> None:
+    """Write a line here and now; a handler that raises is the application's affair."""
+    with suppress(BaseException):
+        logger.log(level, "%s", text, extra=fields, exc_info=error)
+
+
+Kind = TypeVar("Kind", bound=Hashable)
+
+INTERVAL_S: Final = 10.0
+KINDS_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Sum(Generic[Kind]):
+    """Things that were not said one by one.
+
+    Attributes:
+        kind: what they are called; None for kinds that were one too many.
+        count: how many.
+        seconds: in which time.
+    """
+
+    kind: Kind | None
+    count: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Interval:
+    begun_at: float
+    count: int = 0
+
+
+class Digest(Generic[Kind]):
+    """Decides which of many equal log lines are written, and which are only counted. Pure.
+
+    The first of a kind is written at once. Those that follow within an interval are counted, and
+    summed up at its end; as long as they go on, there is one sum an interval. After an interval
+    without any, the next one is a first again. A kind beyond ``kinds_max`` is counted with others.
+
+    Args:
+        interval_s: how long equal things are gathered.
+        kinds_max: most kinds at a time.
+    """
+
+    def __init__(self, interval_s: float = INTERVAL_S, kinds_max: int = KINDS_MAX) -> None:
+        self._interval_s = interval_s
+        self._kinds_max = kinds_max
+        self._intervals: dict[Kind | None, _Interval] = {}
+
+    def is_said(self, kind: Kind, now: float) -> bool:
+        """Whether this one is said at once; otherwise it is counted.
+
+        Args:
+            kind: what it is called.
+            now: monotonic seconds.
+        """
+        found = self._intervals.get(kind)
+        if found is None and len(self._intervals) >= self._kinds_max:
+            found = self._intervals.setdefault(None, _Interval(now))
+        if found is None:
+            self._intervals[kind] = _Interval(now)
+            return True
+        found.count += 1
+        return False
+
+    def due(self, now: float) -> list[Sum[Kind]]:
+        """The sums of the intervals that are over."""
+        if not self._intervals:
+            return []
+        return self._summed(now, now - self._interval_s)
+
+    def rest(self, now: float) -> list[Sum[Kind]]:
+        """The sums of everything; nothing more will come."""
+        return self._summed(now, now)
+
+    def _summed(self, now: float, begun_before: float) -> list[Sum[Kind]]:
+        sums = []
+        for kind, interval in list(self._intervals.items()):
+            if interval.begun_at > begun_before:
+                continue
+            if interval.count:
+                sums.append(Sum(kind, interval.count, now - interval.begun_at))
+                self._intervals[kind] = _Interval(now)
+            else:
+                del self._intervals[kind]
+        return sums
+
 
 LINK: Final = logging.getLogger("reliablepub.link")
 MESSAGES: Final = logging.getLogger("reliablepub.messages")

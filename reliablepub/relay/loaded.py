@@ -3,24 +3,204 @@
 Knows: ids, sizes, times and waiters. Must never know: what becomes of an entry.
 
 An entry is found in one of two ways. New ones by id: either they go into memory when they are
-stored, or their ids are remembered as backlog. Those that are put off, by their sender or for a
-retry, by the time they fall due; their rows stay as they are when they are read, so the store is
-told which of them are in memory already. Whoever is too late on disk is read only to be given up.
+stored, or their ids are remembered as backlog, a short list of ranges (ids only grow, and become
+visible in their order). Postponed ones by the time they fall due; their rows stay as they are when
+they are read, so the store is told which of them are in memory already. Expired entries are read
+only to be given up; of what is in memory the earliest deadline is remembered, and an index finds
+what is on disk.
 
-Those that share an ordering key come into memory one at a time (`reliablepub._core.turns`): when
-one has left, the store is asked for the next.
+Entries that share an ordering key come into memory one at a time (`reliablepub._core.ordering`):
+when one has left, the store is asked for the next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Collection, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
-from reliablepub._core.turns import Turns
+from reliablepub._core.ordering import KeyOrder
 from reliablepub.outbox.entry import Entry, Store, Waiter
-from reliablepub.relay.backlog import Backlog
-from reliablepub.relay.deadlines import Deadlines
-from reliablepub.relay.waiters import Waiters
+from reliablepub.relay.handover import Chunk
+
+
+@dataclass(slots=True)
+class IdRange:
+    """Ids ``first`` to ``last`` inclusive."""
+
+    first: int
+    last: int
+
+
+class Backlog:
+    """The ranges of ids that are on disk and not in memory, lowest first.
+
+    Args:
+        last_id: highest id in the store at the start: everything up to it is unread.
+    """
+
+    def __init__(self, last_id: int) -> None:
+        self._ranges: deque[IdRange] = deque()
+        self._seen = 0
+        self.others(last_id)
+
+    def __bool__(self) -> bool:
+        """Whether anything is unread."""
+        return bool(self._ranges)
+
+    def others(self, last_id: int) -> None:
+        """Ids up to this one exist; those we have not seen are to be read when there is room."""
+        if last_id <= self._seen:
+            return
+        if self._ranges and self._ranges[-1].last == self._seen:
+            self._ranges[-1].last = last_id
+        else:
+            self._ranges.append(IdRange(self._seen + 1, last_id))
+        self._seen = last_id
+
+    def loaded(self, first: int, last: int) -> None:
+        """These new ids need not be read: in memory already, or to be found otherwise."""
+        self.others(first - 1)
+        self._seen = last
+
+    @property
+    def head(self) -> IdRange | None:
+        """The range to read from next."""
+        return self._ranges[0] if self._ranges else None
+
+    def advance(self, last_read: int) -> None:
+        """Everything in the head range up to this id has been read."""
+        head = self._ranges[0]
+        head.first = last_read + 1
+        if head.first > head.last:
+            self._ranges.popleft()
+
+
+@dataclass(slots=True)
+class _Range:
+    """Ids ``first`` to ``last`` of one waiter, but for the ones that are in memory by now."""
+
+    first: int
+    last: int
+    waiter: Waiter
+    taken: set[int]
+
+
+class Waiters:
+    """Waiters of entries that are on disk only, by id: one range for a chunk of many messages."""
+
+    def __init__(self) -> None:
+        self._firsts: list[int] = []
+        self._ranges: list[_Range] = []
+        self._single: dict[int, Waiter] = {}
+
+    def __len__(self) -> int:
+        """How many are remembered, a range counting once."""
+        return len(self._ranges) + len(self._single)
+
+    def stored(self, first: int, last: int, waiter: Waiter, *, in_memory: set[int]) -> None:
+        """New ids, which only grow; some of them may be in memory, with their waiter."""
+        self._firsts.append(first)
+        self._ranges.append(_Range(first, last, waiter, in_memory))
+
+    def put(self, id_: int, waiter: Waiter) -> None:
+        """An entry has left memory."""
+        self._single[id_] = waiter
+
+    def take(self, id_: int) -> Waiter | None:
+        """An entry has been read: whoever waits for it is told by it from now on."""
+        waiter = self._single.pop(id_, None)
+        if waiter is not None:
+            return waiter
+        index = bisect_right(self._firsts, id_) - 1
+        if index < 0:
+            return None
+        found = self._ranges[index]
+        if found.last < id_ or id_ in found.taken:
+            return None
+        found.taken.add(id_)
+        if len(found.taken) > found.last - found.first:
+            del self._firsts[index], self._ranges[index]
+        return found.waiter
+
+
+_NEVER = float("inf")
+
+
+class Deadlines:
+    """When the next entry is too late.
+
+    Args:
+        wall: now; entries of earlier runs may be too late already.
+    """
+
+    def __init__(self, wall: float) -> None:
+        self._watched: dict[int, Entry] = {}
+        self._next_watched = _NEVER
+        self._next_on_disk = wall
+        self._looked_at = wall
+
+    @property
+    def watched(self) -> Container[int]:
+        """Ids of the entries in memory that have a deadline."""
+        return self._watched
+
+    @property
+    def next_at(self) -> float | None:
+        """When something has to be done (wall clock), or None."""
+        next_at = min(self._next_watched, self._next_on_disk)
+        return None if next_at == _NEVER else next_at
+
+    def is_due_on_disk(self, wall: float) -> bool:
+        """Whether there are late entries to be read."""
+        return self._next_on_disk <= wall
+
+    @property
+    def entries(self) -> Collection[Entry]:
+        """Entries in memory that have a deadline."""
+        return self._watched.values()
+
+    def step(self, wall: float) -> None:
+        """The wall clock was set, and all deadlines with it: look at each of them."""
+        self._next_watched = wall
+
+    def watch(self, entry: Entry) -> None:
+        """An entry is in memory from now on."""
+        if entry.expires_at is not None:
+            self._watched[entry.id] = entry
+            self._next_watched = min(self._next_watched, entry.expires_at)
+
+    def forget(self, entry: Entry) -> None:
+        """An entry has left memory for good."""
+        self._watched.pop(entry.id, None)
+
+    def on_disk(self, expires_at: float | None) -> None:
+        """An entry is on disk only; or, as far as is known then, the earliest one of all."""
+        if expires_at is not None:
+            self._next_on_disk = min(self._next_on_disk, expires_at)
+
+    def read(self, next_on_disk: float | None) -> None:
+        """Late entries have been read; the next one on disk is late at that time."""
+        self._next_on_disk = _NEVER if next_on_disk is None else next_on_disk
+
+    def late(self, wall: float) -> list[Entry]:
+        """Entries in memory that are too late; perhaps not for the first time."""
+        if self._next_watched > wall >= self._looked_at:
+            self._looked_at = wall
+            return []
+        self._looked_at = wall  # should the clock be set back, what was late then is not now
+        late = []
+        self._next_watched = _NEVER
+        for entry in self._watched.values():
+            assert entry.expires_at is not None
+            if entry.expires_at <= wall:
+                late.append(entry)
+            else:
+                self._next_watched = min(self._next_watched, entry.expires_at)
+        return late
+
 
 PAGE: Final = 500
 """Rows read at once: no long cursors, so that the write-ahead log can be reset behind us."""
@@ -49,7 +229,7 @@ class Loaded:
         self._due: dict[int, Entry] = {}
         self._next_due: float | None = wall
         self._deadlines = Deadlines(wall)
-        self._turns = Turns()
+        self._order = KeyOrder()
         self._waiters = Waiters()
 
     @property
@@ -76,7 +256,7 @@ class Loaded:
     def _wants_turns(self) -> bool:
         """Those that follow others have room: it was left to them."""
         has_room = self._messages < self._messages_max and self._bytes < self._bytes_max
-        return bool(self._turns.wanted) and has_room
+        return bool(self._order.wanted) and has_room
 
     @property
     def _is_low(self) -> bool:
@@ -85,7 +265,7 @@ class Loaded:
     @property
     def room(self) -> int:
         """How many messages may be added."""
-        return self._messages_max - self._messages - self._turns.wanted
+        return self._messages_max - self._messages - self._order.wanted
 
     @property
     def room_bytes(self) -> int:
@@ -114,7 +294,7 @@ class Loaded:
             if entry.expires_at is not None:
                 self._deadlines.forget(entry)
             if (key := entry.message.ordering_key) is not None:
-                self._turns.leave(key, entry.id, is_settled=is_settled)
+                self._order.leave(key, entry.id, is_settled=is_settled)
 
     def postpone(self, entry: Entry) -> None:
         """An entry leaves memory until it falls due; its row says when. It is still its turn."""
@@ -143,38 +323,25 @@ class Loaded:
         self._waiters.put(id_, waiter)
         return None
 
-    def stored(
-        self,
-        entries: Sequence[Entry],
-        in_memory: Sequence[Entry],
-        waiter: Waiter | None,
-        *,
-        is_loaded: bool,
-    ) -> None:
-        """New entries of one waiter, and those of them that are in memory already.
-
-        Args:
-            entries: all of them.
-            in_memory: as far as they may go at once, if ``is_loaded``.
-            waiter: theirs.
-            is_loaded: whether all others have to wait for something.
-        """
+    def stored(self, chunk: Chunk[Any]) -> None:
+        """A chunk is in the store; some of its entries are in memory already."""
+        entries, waiter = chunk.entries, chunk.waiter
         first, last = entries[0].id, entries[-1].id
-        if is_loaded:
+        if chunk.is_loaded:
             self._backlog.loaded(first, last)
         else:
             self._backlog.others(last)
-        for entry in in_memory:
+        for entry in chunk.loaded:
             if entry.expires_at is not None:
                 self._deadlines.watch(entry)
-        if len(in_memory) == len(entries):
+        if len(chunk.loaded) == len(entries):
             return
-        ids = {entry.id for entry in in_memory}
+        ids = {entry.id for entry in chunk.loaded}
         for entry in entries:
             if entry.id not in ids:
                 self._on_disk(entry)
-                if is_loaded and entry.message.ordering_key is not None:
-                    self._turns.want(entry.message.ordering_key)
+                if chunk.is_loaded and entry.message.ordering_key is not None:
+                    self._order.want(entry.message.ordering_key)
         if waiter is not None:
             self._waiters.stored(first, last, waiter, in_memory=ids)
 
@@ -234,15 +401,15 @@ class Loaded:
 
     def _is_admitted(self, entry: Entry) -> bool:
         key = entry.message.ordering_key
-        return key is None or self._turns.admit(key, entry.id)
+        return key is None or self._order.admit(key, entry.id)
 
     def _read_turns(self, wall: float) -> list[Entry]:
         if not self._wants_turns:
             return []
-        keys = self._turns.next_wanted(min(PAGE, self._messages_max - self._messages))
+        keys = self._order.next_wanted(min(PAGE, self._messages_max - self._messages))
         entries, looked_at = self._store.read_first(keys, wall, bytes_max=self.room_bytes)
         for key in keys[looked_at:]:
-            self._turns.want(key)
+            self._order.want(key)
         return entries
 
     def late(self, wall: float) -> list[Entry]:

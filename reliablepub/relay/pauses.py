@@ -19,11 +19,10 @@ from typing import Final, TypeAlias
 
 from reliablepub._core.breaker import Breakers, Pause
 from reliablepub._core.session import Session
-from reliablepub.outbox.entry import Entry, HeldExchange, Release, Turn
+from reliablepub.outbox.entry import Changes, Entry, HeldExchange, Release
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, RetryPolicy, wait_s
-from reliablepub.relay.guard import Guard
-from reliablepub.relay.notices import Notices
+from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.status import Paused
 
 Destination: TypeAlias = tuple[str, str | None]
@@ -184,9 +183,9 @@ class Pauses:
 
     # ------------------------------------------------------------------ letting go
 
-    def release(self, turn: Turn, now: float, wall: float) -> None:
+    def release(self, changes: Changes, now: float, wall: float) -> None:
         """Have the store let go of whatever may go: once until it has done so."""
-        if turn.released:
+        if changes.released:
             return
         self._rooms = []
         for destination, count in self._breakers.poll_room(now):
@@ -202,15 +201,15 @@ class Pauses:
             for going, after in self._letting_go.items()
             for exchange, routing_key in [going or (None, None)]
         }
-        turn.released += [*self._rooms, *self._sweeps, *self._pages.values()]
+        changes.released += [*self._rooms, *self._sweeps, *self._pages.values()]
 
-    def released(self, turn: Turn) -> bool:
+    def released(self, changes: Changes) -> bool:
         """The store has done so.
 
         Returns:
             whether anything is due now.
         """
-        if not turn.released:
+        if not changes.released:
             return False
         for release in (*self._rooms, *self._sweeps):
             destination = (release.exchange or "", release.routing_key)
@@ -225,7 +224,7 @@ class Pauses:
                 self._letting_go[going] = release.last
                 if release.count < release.limit:
                     del self._letting_go[going]
-        return any(release.count for release in turn.released)
+        return any(release.count for release in changes.released)
 
     def poll_timeout(self) -> float | None:
         """When `release` has something to do (monotonic), or None."""

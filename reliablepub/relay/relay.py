@@ -1,4 +1,4 @@
-"""One turn: take in, commit, send. Listening is the shell's, so that any loop can drive it.
+"""One turn: take in, commit, send. Listening is left to the thread that takes the turns.
 
 Knows: the store, the transport and the session, and the order in which they are asked. Must never
 know: threads, event loops, SQL, AMQP.
@@ -9,7 +9,7 @@ know: threads, event loops, SQL, AMQP.
     commit     ONE transaction: new messages in; settled ones out or rescheduled; tags of what will
                now be sent  -> wake callers whose message is now on disk
     send       one write of as many publishes as the window allows
-    listen     (the shell) until the socket speaks, a caller wakes us, or a deadline falls due
+    listen     (the thread) until the socket speaks, a caller wakes us, or a deadline falls due
 
 Under load a turn carries hundreds of messages and one fsync; alone it carries one message.
 
@@ -20,40 +20,50 @@ What must hold between the lines:
 - An entry is in memory at most once, and leaves it only after the commit that settles or postpones
   it.
 - When the store cannot commit, nothing more is sent, so that what awaits a commit stays bounded.
+- When an operator has changed messages, the relay drops all of them from memory. What is open then
+  is read again; callers that wait for the others are told. What is in flight cannot have been
+  changed (`reliablepub.outbox.admin.interventions`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Final
+from math import inf
+from typing import Any, Final
 
 from reliablepub._core.events import Batch, Event, Settlement
 from reliablepub._core.session import Session
 from reliablepub.errors import (
+    Damaged,
     OutboxDiskFailed,
     OutboxDiskFull,
     OutboxError,
     OutboxLocked,
     OutboxUnsure,
+    Withdrawn,
 )
-from reliablepub.outbox.entry import Entry, Intervened, Sent, Snapshot, Step, Store, Turn
+from reliablepub.outbox.entry import (
+    Changes,
+    Entry,
+    Intervened,
+    Sent,
+    Snapshot,
+    Step,
+    Store,
+    Touched,
+)
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
+from reliablepub.relay.callbacks import Calls, Guard, Notices
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.guard import Guard
-from reliablepub.relay.handover import Inbox
-from reliablepub.relay.intake import Intake, TakenIn
-from reliablepub.relay.latency import Percentiles
-from reliablepub.relay.limits import Limits
+from reliablepub.relay.handover import Chunk, Inbox, Limits
+from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
-from reliablepub.relay.notices import Calls, Notices
 from reliablepub.relay.pauses import Pauses
-from reliablepub.relay.ruling import Ruling
-from reliablepub.relay.status import Link, Status
-from reliablepub.relay.verdicts import Verdicts
+from reliablepub.relay.settling import Ruling, Settling
+from reliablepub.relay.status import Link, Percentiles, Status
 from reliablepub.relay.wire import Wire
-from reliablepub.relay.withdrawal import let_go, tell_damaged
 from reliablepub.transport.base import CannotEncode, Transport
 
 LAZY_COMMIT_S: Final = 0.02
@@ -119,7 +129,7 @@ class Relay:
         held = store.held_exchanges(self._pauses.exchanges_max + 1)
         self._pauses.found(held, clock.monotonic(), clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
-        self._verdicts = Verdicts(
+        self._settling = Settling(
             Ruling(policy, self._guard), self._pauses, self._notices, store.run
         )
         self._wire = Wire(transport, session, clock.monotonic())
@@ -131,7 +141,9 @@ class Relay:
         self._no_room = store.relieve()
         self._trouble = ""
         self._is_draining = False
-        self._turns = 0
+        self._has_heard = True
+        self._idle_until = -inf
+        self.turns = 0
         self.status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ for the shell
@@ -146,10 +158,14 @@ class Relay:
             seconds to listen at most before the next turn, None for no limit.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
-        self._wire.keep(now)
+        self.turns += 1
         self._look_at_clock(now, wall)
+        if not is_flushing and self._is_idle(now) and not self._look_elsewhere(now, wall):
+            return max(0.0, min(self._poll_at, self._idle_until) - now)
+        self._has_heard = False
+        self._wire.keep(now)
         self._judge(now, wall)
-        if self._verdicts.turn.confirmed:
+        if self._settling.changes.confirmed:
             self._wire.proved()
             self._intake.confirms_flow(now)
         self._look_elsewhere(now, wall)
@@ -160,15 +176,14 @@ class Relay:
             self._give_up_late(wall)
             taken_in = self._take_in(now, wall)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
-        self._turns += 1
-        self.status = self._picture()
+        self.status = self._new_status()
         if self._notices:
             self._notices.deliver(self.status)
         return self._wait_s()
 
     def handle(self, events: Iterable[Event]) -> None:
         """Take in what the transport heard."""
-        self._wire.handle(events, self._clock.monotonic())
+        self._has_heard |= self._wire.handle(events, self._clock.monotonic())
 
     def drain(self) -> None:
         """Take nothing in and send nothing more; what is in flight is still settled."""
@@ -193,7 +208,7 @@ class Relay:
 
     def latency(self) -> Percentiles | None:
         """How long confirms took of late."""
-        return self._verdicts.latencies.told(self._clock.monotonic())
+        return self._settling.latencies.told(self._clock.monotonic())
 
     def wall(self) -> float:
         """The time in the outbox, seconds since 1970."""
@@ -214,69 +229,84 @@ class Relay:
         if abs(by) < STEP_S:
             return
         self._wall_ahead += by
-        turn = self._verdicts.turn
-        moved = self._loaded.step(by, wall, turn.rescheduled)
-        if turn.stepped is not None:  # of which the store was not told yet
-            by, moved = by + turn.stepped.by, moved | turn.stepped.moved
-        turn.stepped = Step(by, since, self._snapshot.last_id, moved)
+        changes = self._settling.changes
+        moved = self._loaded.step(by, wall, changes.rescheduled)
+        if changes.stepped is not None:  # of which the store was not told yet
+            by, moved = by + changes.stepped.by, moved | changes.stepped.moved
+        changes.stepped = Step(by, since, self._snapshot.last_id, moved)
 
     # ------------------------------------------------------------------ verdicts
 
     def _judge(self, now: float, wall: float) -> None:
         """Take in the attempts that have ended; the session sends no late one again."""
-        late = self._verdicts.judge(self._session.poll_settlements(), now, wall)
+        late = self._settling.judge(self._session.poll_settlements(), now, wall)
         if late:
             self._session.withdraw(late)
         for entry in self._pauses.withdrawn_from(self._session):
-            self._verdicts.hold(entry, wall)
+            self._settling.hold(entry, wall)
 
     def _give_up_late(self, wall: float) -> None:
         """What is too late expires, unless it is on the wire: then its attempt decides."""
         late = self._loaded.late(wall)
         if late:
             for entry in self._session.withdraw(set(late)):
-                self._verdicts.expire(entry, wall)
-        if self._verdicts.turn.stepped is None:  # what the store has is by the clock as it was
+                self._settling.expire(entry, wall)
+        if self._settling.changes.stepped is None:  # what the store has is by the clock as it was
             for entry in self._reading(self._loaded.read_late, wall):
-                self._verdicts.expire(entry, wall)
+                self._settling.expire(entry, wall)
 
     # ------------------------------------------------------------------ take in
 
-    def _look_elsewhere(self, now: float, wall: float) -> None:
-        """Notice what other processes have enqueued, retried or discarded."""
+    def _is_idle(self, now: float) -> bool:
+        """Whether nothing has happened since the last turn, as far as this process knows.
+
+        An idle relay only looks whether other processes have changed the store, 20 times a second.
+        """
+        is_quiet = not self._has_heard and now < self._idle_until and not self._is_draining
+        is_settled = self._settling.changes.stepped is None and not self._pauses.count
+        return is_quiet and is_settled and self._intake.is_empty
+
+    def _look_elsewhere(self, now: float, wall: float) -> bool:
+        """Notice what other processes have enqueued, retried or discarded.
+
+        Returns:
+            whether there is anything new, be it how much room the disk has.
+        """
         if now < self._poll_at:
-            return
+            return False
         self._poll_at = now + POLL_S
-        if self._store.changed_elsewhere():
+        no_room = self._no_room
+        if is_changed := self._store.changed_elsewhere():
             self._snapshot = self._store.snapshot()
             self._loaded.others(self._snapshot.last_id, wall)
-            let_go(self._store, self._session, self._loaded, self._verdicts)
+            let_go(self._store, self._session, self._loaded, self._settling)
         with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit tells its callers
             self._no_room = self._store.relieve()
+        return is_changed or self._no_room != no_room
 
-    def _take_in(self, now: float, wall: float) -> list[TakenIn]:
+    def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
         """New chunks become entries; those, and what is read, go on if memory allows."""
         if self._is_draining:
             return []
         # What the store has is by the clock as it was, until it is told that the clock was set.
-        read = [] if self._verdicts.turn.stepped else self._reading(self._loaded.read, wall)
+        read = [] if self._settling.changes.stepped else self._reading(self._loaded.read, wall)
         for entry in read:
             if entry.is_late(wall):
-                self._verdicts.expire(entry, wall)
+                self._settling.expire(entry, wall)
             elif not self._pauses.admits(entry):
-                self._verdicts.hold(entry, wall)
+                self._settling.hold(entry, wall)
             elif self._pauses.is_probe(entry):
                 self._session.submit_alone(entry, entry.message.size, now)
             else:
                 self._session.submit(entry, entry.message.size)
-        return self._intake.take(self._verdicts.turn, self._snapshot.counters, now, wall)
+        return self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
 
     def _reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
         while True:
             try:
                 entries = read(wall)
             except Intervened:
-                let_go(self._store, self._session, self._loaded, self._verdicts)
+                let_go(self._store, self._session, self._loaded, self._settling)
             else:
                 tell_damaged(self._store, self._loaded, self._notices)
                 return entries
@@ -284,33 +314,33 @@ class Relay:
     # ------------------------------------------------------------------ commit, send
 
     def _commit_and_send(
-        self, taken_in: Sequence[TakenIn], now: float, wall: float, *, is_flushing: bool
+        self, taken_in: Sequence[Chunk[Any]], now: float, wall: float, *, is_flushing: bool
     ) -> None:
         batches = self._session.poll_transmit(now)
-        turn = self._verdicts.turn
+        changes = self._settling.changes
         if self._session.is_ready and not self._is_draining:
-            self._pauses.release(turn, now, wall)
-        turn.sent = [
-            Sent(self._verdicts.epoch_name(batch.epoch), batch.first_tag, batch.keys)
+            self._pauses.release(changes, now, wall)
+        changes.sent = [
+            Sent(self._settling.epoch_name(batch.epoch), batch.first_tag, batch.keys)
             for batch in batches
         ]
-        if not self._must_commit(turn, now, is_flushing=is_flushing):
+        if not self._must_commit(changes, now, is_flushing=is_flushing):
             return
         try:
-            self._snapshot = self._store.commit(turn)
+            self._snapshot = self._store.commit(changes)
         except Intervened:
             self._session.take_back(batches)
-            let_go(self._store, self._session, self._loaded, self._verdicts)
+            let_go(self._store, self._session, self._loaded, self._settling)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
             return
         except (OutboxDiskFailed, OutboxDiskFull, OutboxLocked, OutboxUnsure) as error:
             self._session.take_back(batches)
-            turn.sent = []
-            self._intake.undo(taken_in, turn, error)
+            changes.sent = []
+            self._intake.undo(taken_in, changes, error)
             self._hold_back(now, error, is_full_of_new=bool(taken_in))
             return
         self._committed(taken_in, wall)
-        self._send(batches, turn.sent, wall)
+        self._send(batches, changes.sent, wall)
         if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
             self._intake.confirms_flow(now)
 
@@ -323,36 +353,42 @@ class Relay:
         else:
             self._no_commit_until = now + COMMIT_RETRY_S
 
-    def _must_commit(self, turn: Turn, now: float, *, is_flushing: bool) -> bool:
+    def _must_commit(self, changes: Changes, now: float, *, is_flushing: bool) -> bool:
         """Confirms alone may wait a moment: to lose one costs a duplicate, to wait nothing."""
-        if turn.new or turn.sent or turn.parked or turn.discarded or turn.rescheduled:
+        if (
+            changes.new
+            or changes.sent
+            or changes.parked
+            or changes.discarded
+            or changes.rescheduled
+        ):
             return True
-        if turn.released or turn.stepped or self._verdicts.lets_others_go:
+        if changes.released or changes.stepped or self._settling.lets_others_go:
             return True
-        if not (turn.confirmed or turn.finished):
+        if not (changes.confirmed or changes.finished):
             self._commit_by = None
             return False
         if self._commit_by is None:
             self._commit_by = now + LAZY_COMMIT_S
         return is_flushing or now >= self._commit_by
 
-    def _committed(self, taken_in: Sequence[TakenIn], wall: float) -> None:
+    def _committed(self, taken_in: Sequence[Chunk[Any]], wall: float) -> None:
         """What only memory knows follows the store; then whoever waits is told."""
-        turn, postponed = self._verdicts.committed()
+        changes, postponed = self._settling.committed()
         self._commit_by = None
         self._trouble = ""
-        self._loaded.drop(*turn.confirmed)
+        self._loaded.drop(*changes.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
-        if self._pauses.released(turn):
+        if self._pauses.released(changes):
             self._loaded.due_now(wall)
-        if turn.stepped is not None:
+        if changes.stepped is not None:
             self._loaded.stepped(wall)
         self._intake.committed(taken_in)
         if self._notices:
-            self._notices.stored(turn.new)
-            self._notices.given_up(turn.parked, turn.discarded)
-        for attempt in (*turn.parked, *turn.discarded):
+            self._notices.stored(changes.new)
+            self._notices.given_up(changes.parked, changes.discarded)
+        for attempt in (*changes.parked, *changes.discarded):
             self._loaded.drop(attempt.entry)
             if attempt.entry.waiter is not None:
                 attempt.entry.waiter.given_up(attempt.entry, attempt.outcome)
@@ -364,22 +400,22 @@ class Relay:
                 self._transport.send(batch.epoch, batch.first_tag, messages)
             except CannotEncode as error:
                 self._session.take_back(batches[index:])
-                self._verdicts.unwritten(recorded[index:])
+                self._settling.unwritten(recorded[index:])
                 self._refuse(batch.keys[error.index], batch.epoch, error.problem, wall)
                 return
-            self._verdicts.written(batch.epoch, sent, self._clock.monotonic())
+            self._settling.written(batch.epoch, sent, self._clock.monotonic())
 
     def _refuse(self, entry: Entry, epoch: int, problem: str, wall: float) -> None:
         """A message that cannot be written to this broker has no tag and awaits no confirm."""
         self._session.withdraw({entry})
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
         now = self._clock.monotonic()
-        self._verdicts.unwritable(Settlement(entry, epoch, 0, outcome), now, wall)
+        self._settling.unwritable(Settlement(entry, epoch, 0, outcome), now, wall)
         self._commit_by = now  # and send what came after it
 
     # ------------------------------------------------------------------ outlook
 
-    def _picture(self) -> Status:
+    def _new_status(self) -> Status:
         session = self._session
         link, reason = self._wire.link
         trouble = self._trouble or self._no_room
@@ -398,7 +434,7 @@ class Relay:
             aside=session.aside,
             hooks_off=self._transport.hooks_off,
             callback_errors=self._guard.errors,
-            turns=self._turns,
+            turns=self.turns,
             paused=self._pauses.shown(self._clock.monotonic()),
             paused_destinations=self._pauses.count,
         )
@@ -408,11 +444,14 @@ class Relay:
         now, wall = self._clock.monotonic(), self._clock.wall()
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
+        self._idle_until = -inf
+        if self._session.has_output:
+            return 0.0
         if takes_in and (
             self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
-        deadlines = [self._poll_at, self._session.poll_timeout(), self._wire.due_at]
+        deadlines = [self._session.poll_timeout(), self._wire.due_at]
         deadlines += [self._no_commit_until if is_held_up else self._commit_by]
         deadlines.append(self._intake.next_look(now))
         if self._session.is_ready and takes_in:
@@ -421,4 +460,53 @@ class Relay:
             deadlines.append(now + self._loaded.next_due - wall)
         if self._loaded.next_late is not None and not is_held_up:
             deadlines.append(now + self._loaded.next_late - wall)
-        return max(0.0, min(at for at in deadlines if at is not None) - now)
+        self._idle_until = min([at for at in deadlines if at is not None], default=inf)
+        return max(0.0, min(self._poll_at, self._idle_until) - now)
+
+
+_DONE: Final = {"park": "parked", "discard": "discarded"}
+
+
+def let_go(store: Store, session: Session[Entry], loaded: Loaded, settling: Settling) -> None:
+    """Let go of all that people have touched since the last call."""
+    touched = store.touched()
+    if not touched:
+        return
+    ids = {change.id for change in touched}
+    buffered = {entry for entry in session.waiting() if entry.id in ids}
+    session.withdraw(buffered)
+    # What was put off or given up unsent in this turn is neither in flight nor in the session.
+    for entry in (*buffered, *settling.take_back(ids)):
+        loaded.let_go(entry)
+    for change in touched:
+        waiter = loaded.take_out(change.id, is_open=change.is_open)
+        if waiter is not None:
+            waiter.withdrawn(_error(change))
+
+
+def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
+    """Whoever waits for a message whose row the store could not read is told; hooks are, too."""
+    rows = store.damaged()
+    notices.damaged(rows)
+    for row in rows:
+        waiter = loaded.take_out(row.id, is_open=False)
+        if waiter is not None:
+            waiter.withdrawn(
+                Damaged(
+                    message_id=row.message_id,
+                    exchange=row.exchange,
+                    routing_key=row.routing_key,
+                    reply_text=row.reason,
+                )
+            )
+
+
+def _error(change: Touched) -> Withdrawn:
+    # The newest of several things that were done to it is not always the one that ended it.
+    said = f"{_DONE.get(change.action, 'taken')} by {change.person}"
+    return Withdrawn(
+        message_id=change.message_id,
+        exchange=change.exchange,
+        routing_key=change.routing_key,
+        reply_text=f"{said}: {change.note}" if change.note else said,
+    )

@@ -1,9 +1,13 @@
-"""The synchronous shell: a thread that takes one turn of the relay after the other.
+"""The relay's thread: it takes one turn of the relay after the other, and listens in between.
 
 Knows: threads, and how a relay is put together and taken down. Must never know: what a turn does.
 
 Everything that belongs to the relay lives and dies on this thread: the store's connection, the
 transport's loop, the session. Callers touch the inbox, the last `Status`, and the events in here.
+
+A flush waits until nothing is open of what was in the store when it began. What its sender put off
+until later than that is not waited for: otherwise one message for tomorrow would keep every flush,
+and `close`, until tomorrow.
 """
 
 from __future__ import annotations
@@ -30,20 +34,42 @@ from reliablepub.hooks import Watched
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
-from reliablepub.relay.beacon import Beacon, failed_picture
-from reliablepub.relay.caller import Flag
+from reliablepub.relay.callbacks import Calls, Guard, with_calls
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.flush import Flush
-from reliablepub.relay.guard import Guard
-from reliablepub.relay.handover import Inbox
-from reliablepub.relay.journal import Journal
-from reliablepub.relay.latch import Latch
-from reliablepub.relay.limits import Limits
-from reliablepub.relay.notices import Calls, with_calls
+from reliablepub.relay.handover import Flag, Inbox, Latch, Limits
+from reliablepub.relay.journal import Journal, LogWriter
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.scribe import Scribe
-from reliablepub.relay.status import Link, Status, described
+from reliablepub.relay.status import Beacon, Link, Status, described, failed_status
 from reliablepub.transport.base import Transport
+
+
+@dataclass(slots=True, eq=False)
+class Flush:
+    """Somebody who waits until nothing is open of what is in the store now.
+
+    Attributes:
+        done: set when that is so.
+        upto: the highest id that counts; where it is left out, that of the first look.
+    """
+
+    done: Flag
+    upto: int | None = None
+    _since: int = field(default=0, init=False)
+    _at: float | None = field(default=None, init=False)
+
+    def look(self, relay: Relay) -> bool:
+        """Whether it is over; ids that are not awaited are passed over for good."""
+        now = relay.wall()
+        self._at = now if self._at is None else min(self._at, now)  # it may have been set back
+        if self.upto is None:
+            self.upto = relay.last_id
+        lowest = relay.lowest_awaited(self._since, self._at)
+        if lowest is not None and lowest <= self.upto:
+            self._since = lowest
+            return False
+        self.done.set()
+        return True
+
 
 LOGGER: Final = logging.getLogger("reliablepub.relay")
 LAST_CONFIRMS_S: Final = 1.0
@@ -120,8 +146,8 @@ class RelayThread:
         self._flushes: dict[Flush, None] = {}  # in their order; each change is one step
         self._close_at: float | None = None
         self._last_flush = Flush(Latch(), sys.maxsize)  # for closing
-        self._scribe = Scribe()
-        self._guard = Guard(self._scribe.write)
+        self._log_writer = LogWriter()
+        self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
@@ -149,8 +175,9 @@ class RelayThread:
 
     @property
     def status(self) -> Status:
-        """The picture the relay made in its last turn; after a failure, with that."""
-        status = self._relay.status if self._relay is not None else Status()
+        """The status after the last turn; after a failure, with its reason."""
+        relay = self._relay
+        status = Status() if relay is None else replace(relay.status, turns=relay.turns)
         if self._failure is None:
             return status
         return replace(status, link=Link.FAILED, reason=described(self._failure))
@@ -258,14 +285,14 @@ class RelayThread:
     def _main(self) -> None:
         try:
             with contextlib.ExitStack() as stack:
-                self._scribe.attend()
-                stack.callback(self._scribe.close)
+                self._log_writer.attend()
+                stack.callback(self._log_writer.close)
                 store = self._parts.open_store()
                 stack.callback(self._close_store, store)
                 transport = self._parts.open_transport(store.run)
                 stack.callback(transport.close)
                 clock = Clock()
-                journal = Journal(clock.monotonic, self._scribe.write)
+                journal = Journal(clock.monotonic, self._log_writer.write)
                 stack.callback(journal.close)
                 relay = Relay(
                     store=store,
@@ -296,9 +323,9 @@ class RelayThread:
                     raise
         except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
             if self._relay is not None and self._failure is None:  # while it let go of everything
-                self._scribe = Scribe()
+                self._log_writer = LogWriter()
                 self._fail(error)
-                self._scribe.close()
+                self._log_writer.close()
             self._failure = self._failure or error
         finally:
             self._is_ended = True
@@ -310,14 +337,14 @@ class RelayThread:
         """Nothing more is published: say so, loudly."""
         self._failure = error
         said = f"{described(error)}; nothing more is published, and what is open stays"
-        self._scribe.write(LOGGER, logging.CRITICAL, said, {"event": "failed"}, error)
+        self._log_writer.write(LOGGER, logging.CRITICAL, said, {"event": "failed"}, error)
 
     def _close_store(self, store: Store) -> None:
         """Give the store back; of a relay that failed, those who look from outside see why."""
         if self._failure is None or isinstance(self._failure, OutboxInUse):
             store.close()  # in the second case another relay has it, and shows how it is doing
         else:
-            store.close(failed_picture(self.status, time.time()))
+            store.close(failed_status(self.status, time.time()))
 
     def _run(self, relay: Relay, transport: Transport, beacon: Beacon, journal: Journal) -> None:
         while True:

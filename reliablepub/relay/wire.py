@@ -1,12 +1,15 @@
-"""The connection, as the relay keeps it: made, lost, made again, and told of.
+"""The connection as the relay keeps it: made, lost, made again, and reported.
 
-Knows: the transport and the session, and what passes between them. Must never know: the store, what
-a message is.
+Knows: the transport and the session, what passes between them, and waits from tenacity. Must never
+know: the store, SQL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
+
+from tenacity import wait_random_exponential
 
 from reliablepub._core.blame import blames_a_publish
 from reliablepub._core.events import (
@@ -19,9 +22,65 @@ from reliablepub._core.events import (
 )
 from reliablepub._core.session import Session
 from reliablepub.outbox.entry import Entry
-from reliablepub.relay.reconnect import Reconnect
+from reliablepub.policy import wait_s
 from reliablepub.relay.status import Link
 from reliablepub.transport.base import Transport
+
+
+def names(entry: Entry, words: str) -> bool:
+    """Whether the words hold "exchange 'x' in vhost", and x is where the message goes.
+
+    So it is in 404 (no such exchange) and 403 (no permission, or an internal one); see
+    rabbit_misc:rs in RabbitMQ's source. A text cut at 255 bytes may name nobody. Permissions on the
+    default exchange are those on "amq.default". A hint, and no proof: it says with which message in
+    flight the quarantine begins.
+    """
+    return f"exchange '{entry.message.exchange or 'amq.default'}' in vhost" in words
+
+
+_WAITS: Final = wait_random_exponential(multiplier=0.1, max=15)
+_STABLE_S: Final = 10.0
+
+
+class Reconnect:
+    """The wait before the next attempt to connect.
+
+    It grows while connections fail, and also while they open and are lost at once; one that
+    confirmed something, or lived for a while, starts it afresh.
+
+    Args:
+        now: monotonic seconds; the first attempt is due at once.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._failures = 0
+        self._connected_at: float | None = None
+        self.due_at: float | None = now
+
+    def started(self) -> None:
+        """An attempt is under way."""
+        self.due_at = None
+
+    def connected(self, now: float) -> None:
+        """It succeeded."""
+        self._connected_at = now
+
+    def proved(self) -> None:
+        """The broker confirmed something: the connection is worth having."""
+        self._failures = 0
+
+    def closed_by_publish(self, now: float) -> None:
+        """It worked, and was closed because of a message: no reason to wait for long."""
+        self._connected_at = None
+        self.due_at = now + wait_s(_WAITS, 1)
+
+    def lost(self, now: float) -> None:
+        """It failed, or what it had made is lost."""
+        if self._connected_at is not None and now - self._connected_at > _STABLE_S:
+            self._failures = 0
+        self._connected_at = None
+        self._failures += 1
+        self.due_at = now + wait_s(_WAITS, self._failures)
 
 
 class Wire:
@@ -65,9 +124,11 @@ class Wire:
                 case Disconnect(reason):
                     self._transport.disconnect(reason)
 
-    def handle(self, events: Iterable[Event], now: float) -> None:
-        """Take in what the transport heard."""
+    def handle(self, events: Iterable[Event], now: float) -> bool:
+        """Take in what the transport heard; whether that was anything."""
+        has_heard = False
         for event in events:
+            has_heard = True
             match event:
                 case Connected():
                     self.connects += 1
@@ -82,6 +143,7 @@ class Wire:
                     else:
                         self._reconnect.lost(now)
             self._session.handle(event, now)
+        return has_heard
 
     def proved(self) -> None:
         """The broker confirmed something."""

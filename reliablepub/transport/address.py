@@ -1,15 +1,19 @@
 """Where a broker is and who we are there: parsed once, printed without the password.
 
-Knows: the AMQP URI scheme (RabbitMQ "URI Specification"). Must never know: sockets.
+Knows: the AMQP URI scheme (RabbitMQ "URI Specification"), pika's connection parameters. Must never
+know: sockets, what the connection is for.
 """
 
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+
+import pika
 
 from reliablepub.errors import ConfigurationError
 
@@ -166,3 +170,34 @@ def _vhost(parts: SplitResult) -> str:
 
 def _explain(problem: str) -> str:
     return f"{problem}; expected amqp://user:password@host:port/vhost or amqps://..."
+
+
+def connection_parameters(
+    address: Address,
+    *,
+    timeout_s: float,
+    ssl_context: ssl.SSLContext | None = None,
+    heartbeat_s: int | None = None,
+) -> pika.ConnectionParameters:
+    """Parameters for one attempt to connect.
+
+    Args:
+        address: of the broker; certificates are verified if it is one for TLS.
+        timeout_s: how long each step of connecting may take.
+        ssl_context: instead of the system's authorities.
+        heartbeat_s: as the broker says, if None.
+    """
+    options = None
+    if address.is_tls:
+        options = pika.SSLOptions(ssl_context or ssl.create_default_context(), address.host)
+    return pika.ConnectionParameters(
+        host=address.host,
+        port=address.port,
+        virtual_host=address.vhost,
+        credentials=pika.PlainCredentials(address.user, address.password),
+        heartbeat=heartbeat_s,
+        socket_timeout=timeout_s,
+        stack_timeout=timeout_s,
+        ssl_options=options,
+        client_properties={"product": "reliablepub"},
+    )

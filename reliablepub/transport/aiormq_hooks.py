@@ -10,7 +10,7 @@ own among ``connection.channels``, where the reader finds it and hands it every 
 and its frames go into ``connection.write_queue``, finished. Handshake, TLS and heartbeats stay
 aiormq's, and so does everything that the application does.
 
-Five things keep the application's connection out of harm's way:
+Six things keep the application's connection out of harm's way:
 
 - Nothing is awaited and no task is started, so there is nothing that could be cancelled.
 - After ``channel.close``, from whichever side, nothing is written on that channel but
@@ -24,6 +24,10 @@ Five things keep the application's connection out of harm's way:
   confirms with tags that could be taken instead.
 - Half of the write queue is left to the application, and the writer waits for the socket between
   two pieces of ours.
+- RabbitMQ cuts a reply text at 252 bytes, also inside a character. pamqp raises on that, and aiormq
+  gives up the whole connection, the application's own channels with it. So, from the first lent
+  connection on, pamqp reads ``channel.close`` and ``connection.close`` by the classes below: the
+  same, but bytes that are not UTF-8 become U+FFFD. This holds for the whole process.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from struct import Struct
 from typing import Any, Final
 
 from aiormq.abc import AbstractConnection, ChannelFrame
@@ -51,10 +56,48 @@ from reliablepub._core.events import (
     Nacked,
     Returned,
 )
+from reliablepub.transport.base import text
 from reliablepub.transport.departures import Departures, held_by_kernel
-from reliablepub.transport.encoding import attempt_tag
-from reliablepub.transport.frames import Piece, PublishFrames
-from reliablepub.transport.pamqp_texts import ChannelClose
+from reliablepub.transport.frames import Piece, PublishFrames, attempt_tag
+
+_CODE_AND_LENGTH: Final = Struct(">HB")
+_IDS: Final = Struct(">HH")
+
+
+def _read(method: commands.Channel.Close | commands.Connection.Close, data: bytes) -> None:
+    """Set the arguments of a ``close`` from its bytes."""
+    method.reply_code, length = _CODE_AND_LENGTH.unpack_from(data)
+    end = _CODE_AND_LENGTH.size + length
+    method.reply_text = text(data[_CODE_AND_LENGTH.size : end])
+    method.class_id, method.method_id = _IDS.unpack_from(data, end)
+
+
+class ChannelClose(commands.Channel.Close):
+    """A ``channel.close`` with any reply text."""
+
+    def unmarshal(self, data: bytes) -> None:
+        """Read its arguments; pamqp calls this."""
+        _read(self, data)
+
+
+class ConnectionClose(commands.Connection.Close):
+    """A ``connection.close`` with any reply text."""
+
+    def unmarshal(self, data: bytes) -> None:
+        """Read its arguments; pamqp calls this."""
+        _read(self, data)
+
+
+def read_any_reply_text() -> None:
+    """Have pamqp use the classes above from now on, unless it uses other ones than its own."""
+    methods: dict[int, type[Frame]] = commands.INDEX_MAPPING
+    for own, ours in (
+        (commands.Channel.Close, ChannelClose),
+        (commands.Connection.Close, ConnectionClose),
+    ):
+        if methods.get(own.index) is own:
+            methods[own.index] = ours
+
 
 TESTED_VERSIONS: Final = ("7.2.2", "7.2.3", "7.2.4")
 FOUND_VERSION: Final = version("aiormq")  # read once, and not on the application's loop

@@ -1,6 +1,7 @@
-"""What the relay asks of a client library.
+"""What the relay asks of a client library, and the broker's words as text.
 
-Knows: the core's events, and messages. Must never know: SQL, outcomes, which message is which.
+Knows: the core's events, messages, and that RabbitMQ cuts a reply text at 252 bytes and puts
+``...`` behind it, also inside a character. Must never know: SQL, outcomes, which message is which.
 """
 
 from __future__ import annotations
@@ -11,6 +12,13 @@ from typing import Protocol
 
 from reliablepub._core.events import Event
 from reliablepub.message import Message
+
+
+def text(words: str | bytes | None) -> str:
+    """The words as text, which can be stored and shown; empty for None."""
+    if words is None:
+        return ""
+    return words.decode(errors="replace") if isinstance(words, bytes) else words
 
 
 class CannotEncode(Exception):

@@ -1,7 +1,7 @@
-"""pika's `SelectConnection`, driven one poll at a time by whoever calls `listen`.
+"""pika's `SelectConnection`, driven one poll at a time by the relay's thread.
 
-Knows: pika, all of its callbacks and exceptions. Must never know: what is in the outbox, or what an
-outcome leads to.
+Knows: pika, its callbacks, and the exceptions it wraps. Must never know: what is in the outbox,
+what an outcome leads to.
 
 pika calls back; the relay pulls. So callbacks only append events, and `listen` runs one round of
 pika's own I/O loop and hands them over. Tags are counted by the core, never by pika (and never by
@@ -23,6 +23,7 @@ from typing import Any, Final, TypeAlias
 import pika
 from pika import exceptions, spec
 from pika.adapters.select_connection import SelectConnection
+from pika.adapters.utils import connection_workflow
 from pika.channel import Channel
 from pika.connection import Connection
 
@@ -44,18 +45,73 @@ from reliablepub._core.events import (
 from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
-from reliablepub.transport.address import Address
+from reliablepub.transport.address import Address, connection_parameters
+from reliablepub.transport.base import text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
-from reliablepub.transport.encoding import attempt_tag, encode_batch
-from reliablepub.transport.frames import PublishFrames
-from reliablepub.transport.parameters import connection_parameters
+from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch
 from reliablepub.transport.pika_bounded import BoundedServices
-from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, hooks
-from reliablepub.transport.pika_loop import WatchedLoop
+from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, WatchedLoop, hooks
 from reliablepub.transport.provision import Provision
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
-from reliablepub.transport.reasons import explain, is_refusal
-from reliablepub.transport.words import text
+
+_WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (connection_workflow.AMQPConnectorStackTimeout, "the TLS handshake did not end in time"),
+    (exceptions.ConnectionOpenAborted, "the AMQP handshake did not end in time"),
+    (TimeoutError, "no answer to the TCP connection in time"),
+    (exceptions.ProbableAuthenticationError, "the broker refused the credentials"),
+    (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
+)
+
+_REFUSALS: Final = (
+    exceptions.ProbableAuthenticationError,
+    exceptions.ProbableAccessDeniedError,
+    ssl.SSLCertVerificationError,
+)
+_TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
+"""Parts of OpenSSL's names for "the other side speaks no TLS" and "the other side refuses ours"."""
+
+
+def explain(error: BaseException) -> str:
+    """In a few words, without anything secret."""
+    error = unwrapped(error)
+    for kind, words in _WORDS:
+        if isinstance(error, kind):
+            return words
+    match error:
+        case exceptions.ConnectionClosedByBroker():
+            return f"{error.reply_code} {text(error.reply_text)}"
+        case OSError():
+            return error.strerror or str(error) or type(error).__name__
+        case _:
+            return str(error) or type(error).__name__
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the broker refuses the credentials or the vhost, or TLS the other side."""
+    error = unwrapped(error)
+    if isinstance(error, _REFUSALS):
+        return True
+    if isinstance(error, exceptions.ConnectionClosed):
+        return False  # the words are the broker's
+    return any(words in str(error) for words in _TLS_REFUSALS)  # pika quotes what it heard of TLS
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """What has happened, without what pika has put around it."""
+    while True:
+        if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
+            error = error.exceptions[-1]
+        elif isinstance(error, connection_workflow.AMQPConnectorPhaseErrorBase):
+            error = error.exception
+        elif type(error) is exceptions.AMQPConnectionError and _is_wrapper(error):
+            error = error.args[0]
+        else:
+            return error
+
+
+def _is_wrapper(error: BaseException) -> bool:
+    return len(error.args) == 1 and isinstance(error.args[0], BaseException)
+
 
 MethodFrame: TypeAlias = Any
 """pika's ``frame.Method``, whose ``method`` has the attributes of the AMQP method."""

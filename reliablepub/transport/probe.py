@@ -29,14 +29,13 @@ from pika.exceptions import (
     ProbableAuthenticationError,
 )
 
-from reliablepub.transport.address import Address
+from reliablepub.transport.address import Address, connection_parameters
+from reliablepub.transport.base import text
 from reliablepub.transport.incoming import BadFrame
-from reliablepub.transport.parameters import connection_parameters
+from reliablepub.transport.pika import explain, unwrapped
 from reliablepub.transport.pika_bounded import BoundedServices
-from reliablepub.transport.pika_loop import WatchedLoop
+from reliablepub.transport.pika_hooks import WatchedLoop
 from reliablepub.transport.quiet import quiet_this_thread, unquiet_this_thread
-from reliablepub.transport.reasons import explain, unwrapped
-from reliablepub.transport.words import text
 
 TIMEOUT_S: Final = 5.0
 _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (

@@ -25,7 +25,7 @@ from pika.adapters.select_connection import SelectConnection
 from pika.channel import Channel
 
 from reliablepub.topology import Binding, Exchange, Queue, Topology
-from reliablepub.transport.words import text
+from reliablepub.transport.base import text
 
 Act: TypeAlias = Callable[[Channel, Callable[..., None]], Any]
 """Asks for something on a channel, and has the callback called when it is done."""

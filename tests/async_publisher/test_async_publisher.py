@@ -36,10 +36,10 @@ from reliablepub import (
     Unroutable,
     WrongEventLoop,
 )
-from reliablepub.door import Door
-from reliablepub.outbox.entry import Turn
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.relay.bridge import BURST
+from reliablepub.front.bridge import BURST
+from reliablepub.front.relay_client import RelayClient
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
 from tests.async_publisher.conftest import Run
@@ -205,7 +205,7 @@ def test_a_slow_disk_holds_back_the_stream_and_not_the_loop(
     commit = SqliteStore.commit
     threads: set[int] = set()
 
-    def slowly(store: SqliteStore, turn: Turn) -> Any:
+    def slowly(store: SqliteStore, turn: Changes) -> Any:
         threads.add(threading.get_ident())
         time.sleep(0.2)
         return commit(store, turn)
@@ -279,7 +279,7 @@ def test_a_full_outbox_holds_back_until_there_is_room(
 def test_a_full_disk_is_told_to_each_caller(
     run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(store: SqliteStore, turn: Turn) -> Any:
+    def full(store: SqliteStore, turn: Changes) -> Any:
         raise OutboxDiskFull("no space left")
 
     async def main() -> None:
@@ -515,8 +515,8 @@ def test_a_loop_that_closes_under_it_harms_nothing(broker: FakeBroker, path: Pat
         time.sleep(0.01)
     [relay] = relay_threads()
     assert relay.is_alive()
-    publisher._door.begin_close(0)  # as at the end of the interpreter
-    publisher._door.end_close()
+    publisher._client.begin_close(0)  # as at the end of the interpreter
+    publisher._client.end_close()
 
 
 def in_the_child(publisher: AsyncPublisher, said: Any) -> None:
@@ -558,13 +558,13 @@ def test_a_thousand_tasks_that_begin_together_do_not_hold_the_loop(
 ) -> None:
     turn = 0
     handed_over: list[tuple[int, str]] = []
-    hand_over = Door.hand_over
+    hand_over = RelayClient.hand_over
 
-    def noted(door: Door, chunk: list[Message], *arguments: Any, **options: Any) -> Any:
+    def noted(door: RelayClient, chunk: list[Message], *arguments: Any, **options: Any) -> Any:
         handed_over.append((turn, str(chunk[0].message_id)))
         return hand_over(door, chunk, *arguments, **options)
 
-    monkeypatch.setattr(Door, "hand_over", noted)
+    monkeypatch.setattr(RelayClient, "hand_over", noted)
 
     async def count_turns() -> None:
         nonlocal turn
@@ -596,7 +596,7 @@ def test_tasks_that_publish_in_one_turn_of_the_loop_wake_the_relay_once(
 ) -> None:
     async def main() -> None:
         async with AsyncPublisher(AWAY, outbox=path, close_timeout_s=0) as publisher:
-            relay, woken = publisher._door.relay, 0
+            relay, woken = publisher._client.relay, 0
             wake = relay.wake
 
             def counted() -> None:

@@ -339,8 +339,8 @@ def test_a_loop_that_ends_first_leaves_everything_where_it_is(
 
     for runs in (run, asyncio.run):  # the loop of the first is only stopped, the other's is closed
         publisher = runs(main())
-        publisher._door.begin_close(0)  # as at the interpreter's end
-        publisher._door.end_close()
+        publisher._client.begin_close(0)  # as at the interpreter's end
+        publisher._client.end_close()
         assert publisher.status.open == 1
 
 

@@ -11,11 +11,11 @@ from functools import wraps
 from typing import Any, Final
 
 from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Connected, Nacked
-from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.relay.caller import Handover
+from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.verdicts import Verdicts
+from reliablepub.relay.settling import Settling
 from reliablepub.transport.pika import PikaTransport
 from reliablepub.transport.pika_hooks import HookedConnection
 
@@ -46,14 +46,14 @@ def _hears(*kinds: type) -> Callable[..., object]:
 
 
 FAILPOINTS: Final = {
-    "the lease is held": Failpoint(Lease, "__init__", is_after=True),
+    "the lease is held": Failpoint(RelayLock, "__init__", is_after=True),
     "the outbox is open": Failpoint(SqliteStore, "__init__", is_after=True),
     "before new messages are committed": Failpoint(SqliteStore, "commit", counts=_has("new")),
     "new messages are committed": Failpoint(
         SqliteStore, "commit", is_after=True, counts=_has("new")
     ),
-    "before a caller hears that it is stored": Failpoint(Handover, "stored"),
-    "a caller has heard that it is stored": Failpoint(Handover, "stored", is_after=True),
+    "before a caller hears that it is stored": Failpoint(Chunk, "stored"),
+    "a caller has heard that it is stored": Failpoint(Chunk, "stored", is_after=True),
     "before tags are recorded": Failpoint(SqliteStore, "commit", counts=_has("sent")),
     "tags are recorded, nothing is written": Failpoint(PikaTransport, "send"),
     "written to the buffer": Failpoint(PikaTransport, "send", is_after=True),
@@ -68,7 +68,7 @@ FAILPOINTS: Final = {
     "a nack is heard, and not judged": Failpoint(
         Relay, "handle", is_after=True, counts=_hears(Nacked)
     ),
-    "a caller has heard that it is confirmed": Failpoint(Verdicts, "_confirmed", is_after=True),
+    "a caller has heard that it is confirmed": Failpoint(Settling, "_confirmed", is_after=True),
     "before confirmed rows are deleted": Failpoint(SqliteStore, "commit", counts=_has("confirmed")),
     "confirmed rows are deleted": Failpoint(
         SqliteStore, "commit", is_after=True, counts=_has("confirmed")

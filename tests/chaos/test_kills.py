@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Outbox, Publisher
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.story import tell
-from reliablepub.outbox.transfer import export_lines
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.story import tell
+from reliablepub.outbox.admin.transfer import export_lines
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import Nack
 from tests.chaos.account import Account, Told, close_account

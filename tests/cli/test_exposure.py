@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from reliablepub import ConfigurationError, Message, Outbox, OutboxKeys, Publisher
 from reliablepub.cli import main
 from reliablepub.outbox import encryption
-from reliablepub.outbox.secret_files import exposure
+from reliablepub.outbox.encryption import exposure
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import address as address_module
 from reliablepub.transport.address import parse_addresses, warn_of_exposed

@@ -17,9 +17,9 @@ from reliablepub import Message, Outbox, Publisher, PublishError, RetryPolicy
 from reliablepub.cli import main
 from reliablepub.cli.lookout import look_closely
 from reliablepub.cli.screen import Trail, draw
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 
@@ -48,9 +48,9 @@ def path(tmp_path: Path) -> Path:
             )
             for n, start in enumerate(("=1+1", "+1", "-1", "@SUM(A1)", "m", "m"))
         ]
-        store.commit(Turn(new=entries))
+        store.commit(Changes(new=entries))
         ended = [Attempt(entry, "1-1", n, refused, 2000.0) for n, entry in enumerate(entries[:5])]
-        store.commit(Turn(parked=ended[:4], attempts=ended, rescheduled=[entries[4]]))
+        store.commit(Changes(parked=ended[:4], attempts=ended, rescheduled=[entries[4]]))
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
     intervene(path, [5], Intervention(Action.RETRY, note=f"why {EVIL}", person=f"me{EVIL}"))

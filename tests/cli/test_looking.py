@@ -16,10 +16,10 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from reliablepub.outbox.database import PAGE_BYTES
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.picture import write_picture
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.status_file import write_status_file
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble
 
@@ -337,7 +337,7 @@ def test_a_message_is_named_by_the_key_it_was_enqueued_under(run: Run, path: Pat
     assert run("park", "order 18").stdout == "1 message parked\n"
     with closing(SqliteStore(path)) as store:
         (entry,), _ = store.read_ready(1, 1, limit=1, bytes_max=1)
-        store.commit(Turn(confirmed=[entry]))
+        store.commit(Changes(confirmed=[entry]))
     (story,) = parsed(run("explain", "m-1", "--json"))
     assert (story["id"], story["state"]) == (1, "gone"), "its key still remembers it"
 
@@ -345,8 +345,8 @@ def test_a_message_is_named_by_the_key_it_was_enqueued_under(run: Run, path: Pat
 def test_a_confirmed_message_that_is_kept_is_shown(run: Run, path: Path) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60)) as store:
         entry = Entry(Message(b"here", message_id="m-1", content_type="text/plain"), 0.0)
-        store.commit(Turn(new=[entry]))
-        store.commit(Turn(confirmed=[entry]))
+        store.commit(Changes(new=[entry]))
+        store.commit(Changes(confirmed=[entry]))
         out = run("explain", "m-1").stdout
         assert "It was confirmed 0 s ago, and is kept for a while." in out
         assert "Delivered? persisted: the broker has taken responsibility for it." in out
@@ -423,7 +423,7 @@ def test_an_older_version_is_told(run: Run, alone: Path) -> None:
 
 
 def test_what_a_killed_relay_has_left_is_named(run: Run, alone: Path) -> None:
-    write_picture(alone, {})
+    write_status_file(alone, {})
     assert f"a relay that was killed has left {alone.name}.relay" in run("check").stdout
 
 

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from reliablepub.outbox.selection import Selection
-from reliablepub.outbox.sql import QUERIES
+from reliablepub.outbox.admin.selection import Selection
+from reliablepub.outbox.sqlite.sql import QUERIES
 from tests.cli.million import make_million
 
 Values: TypeAlias = tuple[int | str, ...] | dict[str, Any]

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Unroutable
 from reliablepub.cli import main
-from reliablepub.outbox.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.testing import FakeBroker
 
 EVERY_COMMAND = [

@@ -14,10 +14,10 @@ from reliablepub.cli.publishing import Run, Stopped, _groups
 from reliablepub.cli.records import BadRecord, Line
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxDiskFull, PublisherClosed
+from reliablepub.front.receipt import IssuedBatch
 from reliablepub.outbox.entry import Counters, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.receipt import IssuedBatch
-from reliablepub.relay.caller import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
+from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
 
 ENTRY = Entry(Message(b"", message_id="m"), 0.0)

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, Publisher, RetryPolicy, Withdrawn
 from reliablepub.cli import main
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.selection import Selection, find_ids
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.selection import Selection, find_ids
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import eventually
 from tests.cli.test_app import section

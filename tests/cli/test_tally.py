@@ -2,9 +2,9 @@
 
 from reliablepub import Message
 from reliablepub.cli.tally import FAILURES_SHOWN, Tally
+from reliablepub.front.receipt import IssuedBatch
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.receipt import IssuedBatch
 from reliablepub.relay.status import Status
 
 ENTRY = Entry(Message(b"", message_id="m"), 0.0)

@@ -12,9 +12,10 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from reliablepub.outbox import OutboxKeys, transfer
-from reliablepub.outbox.migrate import MIGRATIONS
-from reliablepub.outbox.sql import script
+from reliablepub.outbox.admin import transfer
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.sqlite.database import MIGRATIONS
+from reliablepub.outbox.sqlite.sql import script
 from tests.cli.trouble import make_trouble
 
 Run = Callable[..., Result]

@@ -25,9 +25,9 @@ from reliablepub import Message
 from reliablepub.cli import main
 from reliablepub.cli.lookout import Look, look_closely
 from reliablepub.cli.screen import Trail, draw
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.cli.conftest import Cli
 from tests.cli.test_app import section
 from tests.cli.trouble import make_trouble

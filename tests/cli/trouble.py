@@ -24,8 +24,8 @@ from decimal import Decimal
 from pathlib import Path
 
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 NOT_FOUND = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND - no exchange 'missing' in vhost '/'")
@@ -56,17 +56,17 @@ def make_trouble(path: Path) -> SqliteStore:
         messages[n] = Message(b"x", "orders", "key", message_id=f"m-{n}", ordering_key="k")
     entries = [Entry(messages[n], now - 1_000 * (11 - n)) for n in range(1, 11)]
     one, two, three, four, five, six, *_, ten = entries
-    store.commit(Turn(new=entries))
-    store.commit(Turn(confirmed=[one]))
+    store.commit(Changes(new=entries))
+    store.commit(Changes(confirmed=[one]))
     two.uncertain, five.nacked, three.refused, four.returned = 1, 1, 1, 3
-    store.commit(Turn(rescheduled=[two], attempts=[Attempt(two, "1-1", 2, CUT, now - 90)]))
-    store.commit(Turn(confirmed=[two], attempts=[Attempt(two, "1-2", 1, CONFIRMED, now - 80)]))
+    store.commit(Changes(rescheduled=[two], attempts=[Attempt(two, "1-1", 2, CUT, now - 90)]))
+    store.commit(Changes(confirmed=[two], attempts=[Attempt(two, "1-2", 1, CONFIRMED, now - 80)]))
     refused, late = Attempt(three, "1-2", 2, NOT_FOUND, now - 70), Attempt(ten, "1-2", 9, LATE, now)
     returned = [Attempt(four, "1-2", n, NO_ROUTE, now - 60 + n) for n in (3, 4, 5)]
-    store.commit(Turn(parked=[refused, returned[-1], late], attempts=[refused, *returned, late]))
+    store.commit(Changes(parked=[refused, returned[-1], late], attempts=[refused, *returned, late]))
     five.due_at = now + 3600
     nacked = Attempt(five, "1-2", 6, NACKED, now - 50)
-    store.commit(Turn(rescheduled=[five], attempts=[nacked], sent=[Sent("1-2", 7, [six])]))
+    store.commit(Changes(rescheduled=[five], attempts=[nacked], sent=[Sent("1-2", 7, [six])]))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET body = x'00' WHERE id = 9")
     return store

@@ -14,7 +14,7 @@ from aio_pika import RobustConnection
 from yarl import URL
 
 from reliablepub import AsyncPublisher, Confirmed, Message, Status
-from reliablepub.async_receipt import AsyncBatchReceipt, AsyncReceipt
+from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt
 
 T = TypeVar("T")
 

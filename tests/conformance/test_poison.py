@@ -16,8 +16,8 @@ from pika import spec
 from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Message, Refused, Retries, RetryPolicy, StillOpen
-from reliablepub.relay import reconnect
-from reliablepub.transport import encoding
+from reliablepub.relay import wire
+from reliablepub.transport import frames
 from reliablepub.transport.frames import PublishFrames
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor, is_guest
@@ -102,15 +102,15 @@ def test_a_message_that_closes_the_connection_is_refused_and_the_others_pass(
 def bend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes | None], None]:
     """Gives the message "bad" these properties on the wire; None lets it go as it is."""
     bent: list[bytes | None] = [None]
-    as_it_is = encoding.encode_properties
+    as_it_is = frames.encode_properties
 
     def encode(message: Message, attempt: int) -> bytes:
         is_bad = message.message_id == "bad" and bent[-1] is not None
         return bent[-1] or b"" if is_bad else as_it_is(message, attempt)
 
-    monkeypatch.setattr(encoding, "encode_properties", encode)
-    monkeypatch.setattr(encoding, "HEADER_OVERHEAD", -1_000_000)  # any size is let through
-    monkeypatch.setattr(reconnect, "_WAITS", wait_none())
+    monkeypatch.setattr(frames, "encode_properties", encode)
+    monkeypatch.setattr(frames, "HEADER_OVERHEAD", -1_000_000)  # any size is let through
+    monkeypatch.setattr(wire, "_WAITS", wait_none())
     return bent.append
 
 

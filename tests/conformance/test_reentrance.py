@@ -24,7 +24,7 @@ from reliablepub import (
     RetryPolicy,
 )
 from reliablepub.observe.health import Health
-from reliablepub.outbox.picture import read_picture
+from reliablepub.outbox.sqlite.status_file import read_status_file
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
 from tests.conformance.conftest import FrontDoor
@@ -201,10 +201,10 @@ def test_a_relay_that_fails_is_loud(
     assert line.levelno == logging.CRITICAL
     assert said in line.getMessage()
     assert line.exc_info is not None
-    picture = read_picture(outbox)
+    picture = read_status_file(outbox)
     assert picture is not None
     assert (picture["link"], picture["reason"]) == ("failed", said)
     with Publisher(AWAY, outbox=outbox, close_timeout_s=0) as successor:
         assert successor.status.open == 1
-        until(lambda: (read_picture(outbox) or {}).get("link") == "disconnected")
-    assert read_picture(outbox) is None
+        until(lambda: (read_status_file(outbox) or {}).get("link") == "disconnected")
+    assert read_status_file(outbox) is None

@@ -229,7 +229,7 @@ class Rig:
         self.sizes: dict[int, int] = {}
         self.waiting: set[int] = set()
         self.live: dict[int, tuple[int, int]] = {}
-        self.verdicts: dict[int, Outcome] = {}
+        self.settling: dict[int, Outcome] = {}
         self.sent: Counter[int] = Counter()
         self.uncertain: Counter[int] = Counter()
 
@@ -360,8 +360,8 @@ class Rig:
             case kind:
                 assert kind is OutcomeKind.REFUSED
                 assert key in broker.poison | broker.fatal, "only the guilty are refused"
-        assert key not in self.verdicts, "I3: one final verdict"
-        self.verdicts[key] = settlement.outcome
+        assert key not in self.settling, "I3: one final verdict"
+        self.settling[key] = settlement.outcome
 
     def check(self) -> None:
         """Every message is in exactly one place."""

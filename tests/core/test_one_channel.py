@@ -32,7 +32,7 @@ def test_the_guilty_are_refused_and_the_others_confirmed(limit: str, guilty: lis
     setattr(rig.broker, limit, True)
     keys = rig.submit_many(20, guilty=guilty)
     rig.run_until_idle()
-    refused = {key for key in keys if rig.verdicts[key].kind is OutcomeKind.REFUSED}
+    refused = {key for key in keys if rig.settling[key].kind is OutcomeKind.REFUSED}
     assert refused == set(guilty)
     assert rig.broker.connects == (2 if guilty and limit == "has_one_channel" else 1)
 

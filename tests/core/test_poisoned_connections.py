@@ -40,11 +40,11 @@ def rig_of(count: int, *guilty: int, kind: str = "fatal", window_max: int = 1_00
 
 
 def refused(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.verdicts.items() if outcome.kind is REFUSED]
+    return [key for key, outcome in rig.settling.items() if outcome.kind is REFUSED]
 
 
 def confirmed(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.verdicts.items() if outcome.kind is CONFIRMED]
+    return [key for key, outcome in rig.settling.items() if outcome.kind is CONFIRMED]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_silence_blames_nobody() -> None:
 def test_the_only_message_in_flight_is_refused_in_the_brokers_words() -> None:
     rig = rig_of(1, 0)
     rig.run_until_idle()
-    assert rig.verdicts == {0: Outcome(REFUSED, 540, "NOT_IMPLEMENTED - immediate=true")}
+    assert rig.settling == {0: Outcome(REFUSED, 540, "NOT_IMPLEMENTED - immediate=true")}
     assert rig.broker.connects == 2
 
 
@@ -252,7 +252,7 @@ def test_poison_of_a_channel_among_suspects_of_a_connection_is_found_too() -> No
     rig = rig_of(16, 9)
     rig.broker.poison.update({2, 10})
     rig.run_until_idle()
-    assert {key: rig.verdicts[key].reply_code for key in refused(rig)} == {2: 404, 9: 540, 10: 404}
+    assert {key: rig.settling[key].reply_code for key in refused(rig)} == {2: 404, 9: 540, 10: 404}
 
 
 def test_returned_messages_are_no_suspects() -> None:
@@ -262,7 +262,7 @@ def test_returned_messages_are_no_suspects() -> None:
     guilty = rig.submit(kind="fatal")
     rig.run_until_idle()
     assert rig.broker.connects == 2  # a single suspect was left
-    assert {rig.verdicts[key].kind for key in returned} == {OutcomeKind.RETURNED}
+    assert {rig.settling[key].kind for key in returned} == {OutcomeKind.RETURNED}
     assert refused(rig) == [guilty]
 
 
@@ -314,7 +314,7 @@ def test_connections_lost_after_a_verdict_are_outages_however_many() -> None:
     for _ in range(10):
         rig.broker.connect()
         first = rig.submit()
-        while first not in rig.verdicts:
+        while first not in rig.settling:
             rig.step()
         rig.submit()
         while not rig.live:
@@ -332,7 +332,7 @@ def test_a_silent_killer_is_set_aside_and_all_others_pass(guilty: tuple[int, ...
     while rig.session.aside < len(guilty) or len(confirmed(rig)) + len(guilty) < 100:
         assert rig.step()
     assert sorted(confirmed(rig)) == sorted(set(range(100)) - set(guilty))
-    assert len(rig.verdicts) == 100 - len(guilty), "of the others nothing is claimed"
+    assert len(rig.settling) == 100 - len(guilty), "of the others nothing is claimed"
     assert rig.broker.connects <= 3 * len(guilty) * (math.log2(100) + 2)
 
 
@@ -351,10 +351,10 @@ def test_who_is_set_aside_is_tried_alone_after_waits_that_grow() -> None:
     waits = [b - a for a, b in pairwise(at)]
     assert waits[:6] == pytest.approx([2, 4, 8, 16, 32, ASIDE_MAX_S], abs=0.01)
     assert max(waits) <= ASIDE_MAX_S + 0.01
-    assert 0 not in rig.verdicts
+    assert 0 not in rig.settling
     rig.broker.deadly.clear()
     rig.run_until_idle()
-    assert rig.verdicts[0].kind is CONFIRMED
+    assert rig.settling[0].kind is CONFIRMED
 
 
 def test_a_suspect_that_outlives_its_deadline_is_a_suspect_no_more() -> None:
@@ -370,7 +370,7 @@ def test_a_suspect_that_outlives_its_deadline_is_a_suspect_no_more() -> None:
     assert list(rig.session._main.buffer) == [(0, 1)]
     fresh = rig.submit()
     rig.run_until_idle()
-    assert {rig.verdicts[key].kind for key in (0, fresh)} == {CONFIRMED}
+    assert {rig.settling[key].kind for key in (0, fresh)} == {CONFIRMED}
 
 
 def test_who_is_set_aside_can_be_withdrawn() -> None:
@@ -380,7 +380,7 @@ def test_who_is_set_aside_can_be_withdrawn() -> None:
     rig.withdraw({0})
     assert (rig.session.aside, rig.session.buffered) == (0, 0)
     rig.run_until_idle()
-    assert rig.verdicts == {}
+    assert rig.settling == {}
 
 
 def test_nobody_set_aside_is_waited_for_without_a_connection() -> None:
@@ -429,10 +429,10 @@ def test_words_that_name_everybody_tell_nothing() -> None:
 
 def test_the_quarantine_channel_is_closed_when_all_are_set_aside() -> None:
     rig = rig_of(2, 0, kind="deadly")
-    while 1 not in rig.verdicts:
+    while 1 not in rig.settling:
         rig.step()
     rig.submit()
-    while 2 not in rig.verdicts:
+    while 2 not in rig.settling:
         rig.step()
     assert not any(isinstance(command, CloseChannel) for command in rig.broker.inbox)
     assert len(rig.broker.channels) == 1

@@ -25,7 +25,7 @@ def rig_of(count: int, *guilty: int, window_max: int = 1_000) -> Rig:
 
 
 def refused(rig: Rig) -> list[int]:
-    return [key for key, outcome in rig.verdicts.items() if outcome.kind is REFUSED]
+    return [key for key, outcome in rig.settling.items() if outcome.kind is REFUSED]
 
 
 def until_suspected(rig: Rig) -> None:
@@ -37,7 +37,7 @@ def until_suspected(rig: Rig) -> None:
 def test_a_single_suspect_is_refused_in_the_brokers_words() -> None:
     rig = rig_of(1, 0)
     rig.run_until_idle()
-    assert rig.verdicts == {0: Outcome(REFUSED, 404, "no")}
+    assert rig.settling == {0: Outcome(REFUSED, 404, "no")}
     assert rig.broker.channels_opened == 2  # the one it closed, and the main one again
 
 
@@ -47,7 +47,7 @@ def test_wherever_the_guilty_one_stands_it_alone_is_refused(count: int) -> None:
         rig = rig_of(count, guilty)
         rig.run_until_idle()
         assert refused(rig) == [guilty]
-        assert len(rig.verdicts) == count
+        assert len(rig.settling) == count
         closes = rig.broker.channels_closed
         assert closes <= math.ceil(math.log2(count)) + 1
         assert max(rig.broker.arrivals.values()) <= closes + 1
@@ -74,9 +74,9 @@ def test_fresh_messages_keep_flowing_meanwhile() -> None:
     rig = rig_of(64, 10)
     until_suspected(rig)
     fresh = rig.submit()
-    while fresh not in rig.verdicts:
+    while fresh not in rig.settling:
         rig.step()
-    assert rig.verdicts[fresh].kind is CONFIRMED
+    assert rig.settling[fresh].kind is CONFIRMED
     assert not refused(rig)
     assert rig.sent[fresh] == 1
 
@@ -106,8 +106,8 @@ def test_a_large_suspect_is_not_starved_by_small_fresh_messages() -> None:
             rig.step()
         for epoch in filter(rig.broker.owes, rig.broker.channels):
             rig.broker.confirm(epoch, rig.broker.channels[epoch].unconfirmed[0], multiple=False)
-    assert rig.verdicts[guilty].kind is REFUSED
-    assert rig.verdicts[large].kind is CONFIRMED
+    assert rig.settling[guilty].kind is REFUSED
+    assert rig.settling[large].kind is CONFIRMED
 
 
 def test_returned_messages_are_no_suspects() -> None:
@@ -117,7 +117,7 @@ def test_returned_messages_are_no_suspects() -> None:
     guilty = rig.submit(kind="poison")
     rig.run_until_idle()
     assert rig.broker.channels_closed == 1  # a single suspect was left
-    assert {rig.verdicts[key].kind for key in returned} == {OutcomeKind.RETURNED}
+    assert {rig.settling[key].kind for key in returned} == {OutcomeKind.RETURNED}
     assert refused(rig) == [guilty]
 
 
@@ -129,7 +129,7 @@ def test_a_close_without_a_suspect_refuses_nobody() -> None:
         rig.step()
     rig.broker.close_channel(1, 404, by_publish=True)
     rig.run_until_idle()
-    assert rig.verdicts == {0: Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")}
+    assert rig.settling == {0: Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")}
 
 
 def test_a_second_poison_in_the_fresh_messages_joins_the_quarantine() -> None:
@@ -139,7 +139,7 @@ def test_a_second_poison_in_the_fresh_messages_joins_the_quarantine() -> None:
     poison = rig.submit(kind="poison")
     rig.run_until_idle()
     assert sorted(refused(rig)) == [4, poison]
-    assert all(rig.verdicts[key].kind is CONFIRMED for key in later)
+    assert all(rig.settling[key].kind is CONFIRMED for key in later)
 
 
 @pytest.mark.parametrize("guilty", range(12))
@@ -151,7 +151,7 @@ def test_what_was_not_written_yet_is_innocent_of_the_close(guilty: int, room: in
     rig.session.window = Window(room, room)  # so that no group of 6 goes out at once
     rig.run_until_idle()
     assert refused(rig) == [guilty]
-    assert len(rig.verdicts) == 12
+    assert len(rig.settling) == 12
 
 
 @pytest.mark.parametrize("steps", range(0, 60, 3))
@@ -163,7 +163,7 @@ def test_a_connection_lost_in_the_middle_changes_nothing_in_the_end(steps: int) 
     rig.broker.drop(with_late_words=steps % 2 == 0)
     rig.run_until_idle()
     assert sorted(refused(rig)) == [3, 11]
-    assert len(rig.verdicts) == 16
+    assert len(rig.settling) == 16
 
 
 def test_a_confirm_overdue_in_quarantine_sends_the_group_again() -> None:
@@ -198,7 +198,7 @@ def test_a_quarantine_closed_for_no_fault_of_ours_keeps_its_suspects() -> None:
         rig.hear()
     rig.run_until_idle()
     assert refused(rig) == [0]
-    assert len(rig.verdicts) == 4
+    assert len(rig.settling) == 4
 
 
 def test_the_quarantine_channel_is_closed_when_it_is_empty() -> None:
@@ -215,7 +215,7 @@ def test_withdrawn_suspects_leave_the_quarantine() -> None:
     assert rig.session.buffered == 2
     assert set(rig.session.waiting()) == {3, 7}
     rig.run_until_idle()
-    assert {key: outcome.kind for key, outcome in rig.verdicts.items()} == {
+    assert {key: outcome.kind for key, outcome in rig.settling.items()} == {
         3: CONFIRMED,
         7: CONFIRMED,
     }
@@ -227,7 +227,7 @@ def test_withdrawing_the_first_group_lets_the_second_one_go() -> None:
     rig.withdraw({0, 1, 2, 3})
     rig.run_until_idle()
     assert refused(rig) == [6]
-    assert len(rig.verdicts) == 4
+    assert len(rig.settling) == 4
 
 
 def test_withdrawing_all_suspects_closes_the_quarantine_channel() -> None:
@@ -236,7 +236,7 @@ def test_withdrawing_all_suspects_closes_the_quarantine_channel() -> None:
     rig.withdraw({0, 1})
     assert rig.broker.inbox[-1] == CloseChannel(3, "quarantine is empty")
     rig.run_until_idle()
-    assert rig.verdicts == {}
+    assert rig.settling == {}
 
 
 def test_suspects_withdrawn_while_disconnected_need_no_channel() -> None:

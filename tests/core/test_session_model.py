@@ -202,7 +202,7 @@ class SessionMachine(RuleBasedStateMachine):
         broker = self.rig.broker
         broker.deadly.clear()  # what nobody may be refused for goes through some day
         self.rig.run_until_idle()
-        for key, verdict in self.rig.verdicts.items():
+        for key, verdict in self.rig.settling.items():
             if key in broker.poison | broker.fatal:
                 assert verdict.kind is OutcomeKind.REFUSED
             elif key in broker.unroutable:

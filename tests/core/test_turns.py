@@ -6,11 +6,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliablepub._core.turns import Turns
+from reliablepub._core.ordering import KeyOrder
 
 
 def test_one_message_of_a_key_at_a_time() -> None:
-    turns = Turns()
+    turns = KeyOrder()
     assert turns.admit("k", 1)
     assert not turns.admit("k", 2)
     assert turns.admit("other", 3)
@@ -20,7 +20,7 @@ def test_one_message_of_a_key_at_a_time() -> None:
 
 
 def test_a_key_that_is_on_its_way_is_not_looked_for() -> None:
-    turns = Turns()
+    turns = KeyOrder()
     turns.want("k")
     turns.want("k")
     assert turns.wanted == 1
@@ -30,7 +30,7 @@ def test_a_key_that_is_on_its_way_is_not_looked_for() -> None:
 
 
 def test_who_is_only_put_off_keeps_the_turn() -> None:
-    turns = Turns()
+    turns = KeyOrder()
     turns.admit("k", 1)
     turns.leave("k", 1, is_settled=False)
     assert turns.wanted == 0
@@ -38,7 +38,7 @@ def test_who_is_only_put_off_keeps_the_turn() -> None:
 
 
 def test_who_was_given_up_before_its_turn_takes_nobody_elses() -> None:
-    turns = Turns()
+    turns = KeyOrder()
     turns.admit("k", 1)
     turns.leave("k", 2, is_settled=True)
     assert not turns.admit("k", 3)
@@ -47,7 +47,7 @@ def test_who_was_given_up_before_its_turn_takes_nobody_elses() -> None:
 
 
 def test_keys_are_looked_for_in_the_order_in_which_they_were_wanted() -> None:
-    turns = Turns()
+    turns = KeyOrder()
     for key in "cab":
         turns.want(key)
     assert turns.next_wanted(0) == []
@@ -63,7 +63,7 @@ class Store:
     """A naive store, and whoever asks it; it sees to it that nothing is sent out of turn."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.turns = KeyOrder()
         self.open: dict[str, list[int]] = defaultdict(list)
         self.on_the_way: dict[str, int] = {}
         self.postponed: set[str] = set()

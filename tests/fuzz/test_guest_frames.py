@@ -11,9 +11,8 @@ from pamqp import commands, frame
 from pamqp.exceptions import PAMQPException
 
 from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Nacked, Returned
-from reliablepub.transport.aiormq_hooks import failure
-from reliablepub.transport.encoding import attempt_number
-from reliablepub.transport.pamqp_texts import read_any_reply_text
+from reliablepub.transport.aiormq_hooks import failure, read_any_reply_text
+from reliablepub.transport.frames import attempt_number
 from tests.fuzz.bounds import bounded, for_long, short
 from tests.fuzz.test_frames import SAID, streams
 from tests.transport.test_aiormq_hooks import EPOCH, Scene

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.bookkeeping import misfits
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transfer import BadLine, _parsed, export_lines, import_lines
+from reliablepub.outbox.admin.transfer import BadLine, _parsed, export_lines, import_lines
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.rows import misfits
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.fuzz.bending import bent
 from tests.fuzz.bounds import bounded, for_long, short
@@ -45,9 +45,9 @@ def samples() -> tuple[str, ...]:
                 )
                 for n in range(2)
             ]
-            store.commit(Turn(new=entries))
+            store.commit(Changes(new=entries))
             ended = Attempt(entries[1], "1-1", 1, Outcome(OutcomeKind.NACKED, 0, ""), 9.0)
-            store.commit(Turn(parked=[ended], attempts=[ended]))
+            store.commit(Changes(parked=[ended], attempts=[ended]))
         return tuple(export_lines(path, [1, 2]))
 
 

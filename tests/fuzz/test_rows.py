@@ -12,8 +12,7 @@ from reliablepub.errors import OutboxSealed
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys, sealed
 from reliablepub.outbox.entry import Entry
-from reliablepub.outbox.properties import to_text
-from reliablepub.outbox.rows import Unreadable, checksum_of, entry_of, rewritten
+from reliablepub.outbox.sqlite.rows import Unreadable, checksum_of, entry_of, rewritten, to_text
 from tests.fuzz.bending import bent
 from tests.fuzz.bounds import bounded, for_long, short
 

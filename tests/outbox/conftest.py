@@ -13,7 +13,7 @@ import pytest
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 

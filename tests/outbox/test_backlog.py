@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 REOPEN = """
 import json, sys, time
@@ -67,7 +67,7 @@ def fill(path: Path, count: int, *, with_keys: bool = False) -> None:
     with closing(SqliteStore(path)) as store:
         for first in range(0, count, 5_000):
             numbers = range(first, min(first + 5_000, count))
-            store.commit(Turn(new=[Entry(message(number), 1.0) for number in numbers]))
+            store.commit(Changes(new=[Entry(message(number), 1.0) for number in numbers]))
 
 
 def reopen(path: Path, count: int) -> dict[str, float]:

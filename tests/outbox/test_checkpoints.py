@@ -13,12 +13,13 @@ import pytest
 import reliablepub.outbox
 from reliablepub.errors import OutboxInUse
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, checkpoints, lease
-from reliablepub.outbox.database import PAGE_BYTES
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.lease import Lease, holder_pid
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transfer import export_lines, import_lines
+from reliablepub.outbox.admin.transfer import export_lines, import_lines
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import checkpoints, lock
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.shim import Operation, shim
 
 Make = Callable[..., Entry]
@@ -68,8 +69,8 @@ def test_a_read_transaction_that_stays_open_makes_it_grow_until_it_ends(
 
     def turn(times: int) -> int:
         for _ in range(times):
-            store.commit(Turn(new=[new := entry(body=KIB * 8)]))
-            store.commit(Turn(confirmed=[new]))
+            store.commit(Changes(new=[new := entry(body=KIB * 8)]))
+            store.commit(Changes(confirmed=[new]))
         return Outbox(path).status().log_bytes
 
     with (
@@ -125,13 +126,15 @@ def test_it_is_asked_for_only_while_the_database_is_shorter_than_its_header_says
         connection = store._writer.opened()
         files.log = []
         first = entry()
-        store.commit(Turn(new=[first]))
+        store.commit(Changes(new=[first]))
         first.uncertain += 1
-        store.commit(Turn(rescheduled=[first]))  # in the log alone, and the database has its pages
+        store.commit(
+            Changes(rescheduled=[first])
+        )  # in the log alone, and the database has its pages
         assert checkpoints.owed_bytes(connection, path) == 0
         assert checkpoints.move_what_is_owed(connection, path) == 0
         assert moved(files.log, path) == 0
-        store.commit(Turn(new=[entry(body=KIB * 64)]))
+        store.commit(Changes(new=[entry(body=KIB * 64)]))
         assert checkpoints.owed_bytes(connection, path) >= 64 * 1024
         assert checkpoints.move_what_is_owed(connection, path) == 0
         assert moved(files.log, path) >= 8
@@ -141,12 +144,12 @@ def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
     lock = path.with_name(path.name + ".lock")
     lock.touch(0o600)
     lock.write_text("1\n")  # of a relay that was killed
-    borrowed = Lease.borrow(path)
+    borrowed = RelayLock.borrow(path)
     assert borrowed is not None
     assert holder_pid(path) is None
-    assert Lease.borrow(path) is None
+    assert RelayLock.borrow(path) is None
     code = (
-        "import sys; from pathlib import Path; from reliablepub.outbox.lease import Lease\n"
+        "import sys; from pathlib import Path; from reliablepub.outbox.sqlite.lock import Lease\n"
         "print('asking', flush=True); Lease(Path(sys.argv[1]), timeout_s=0.05); print('held')"
     )
     with subprocess.Popen(
@@ -163,11 +166,11 @@ def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
 def test_a_borrower_that_does_not_end_is_reported(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "BORROWED_MAX_S", 0.05)
-    borrowed = Lease.borrow(path)
+    monkeypatch.setattr(lock, "BORROWED_MAX_S", 0.05)
+    borrowed = RelayLock.borrow(path)
     assert borrowed is not None
     with pytest.raises(OutboxInUse, match=f"outbox {path} is relayed by another process, and "):
-        Lease(path)
+        RelayLock(path)
     borrowed.release()
 
 
@@ -177,6 +180,6 @@ def test_a_relay_takes_an_outbox_over_in_the_middle_of_enqueuing(path: Path, ent
             outbox.enqueue(Message(KIB))
         with closing(SqliteStore(path)) as store:
             outbox.enqueue(Message(KIB))
-            store.commit(Turn(new=[entry()]))
+            store.commit(Changes(new=[entry()]))
         outbox.enqueue(Message(KIB))
         assert outbox.status().open == 63

@@ -8,13 +8,14 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, OutboxKeys
-from reliablepub.outbox.checkup import Checkup, check_up
-from reliablepub.outbox.entry import Turn
-from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.migrate import MIGRATIONS
-from reliablepub.outbox.picture import picture_path, write_picture
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.integrity import Checkup, check_up
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.database import MIGRATIONS
+from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.status_file import status_file_path, write_status_file
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 
 def test_of_a_new_file_there_is_nothing_to_say(path: Path) -> None:
@@ -94,14 +95,14 @@ def test_unless_it_shall_be_quick_indexes_are_compared(path: Path) -> None:
 
 def test_what_a_dead_relay_has_left_is_listed_and_a_live_one_leaves_nothing(path: Path) -> None:
     SqliteStore(path).close()
-    write_picture(path, {})
-    picture = picture_path(path)
+    write_status_file(path, {})
+    picture = status_file_path(path)
     draft = picture.with_name(picture.name + ".new")
     draft.touch(0o600)
     assert check_up(path).leftovers == (picture, draft)
     picture.unlink()
     assert check_up(path).leftovers == (draft,)
-    lease = Lease(path)
+    lease = RelayLock(path)
     assert check_up(path).leftovers == ()
     lease.release()
 
@@ -113,7 +114,7 @@ def test_the_keys_that_messages_need_are_counted(path: Path) -> None:
             outbox.enqueue(Message(b"x"))
     with closing(SqliteStore(path)) as store:
         kept = store.read_ready(1, 1, limit=1, bytes_max=999)[0]
-        store.commit(Turn(confirmed=kept))
+        store.commit(Changes(confirmed=kept))
     assert check_up(path).keys == {None: 1, '"b': 2, "a": 2}
     with closing(sqlite3.connect(path)) as connection, connection:
         query = """UPDATE reliablepub_messages SET properties = '{"$key":' WHERE id = 2"""

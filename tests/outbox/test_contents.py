@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from reliablepub.outbox.contents import Contents, read_contents
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.inspection import Contents, read_contents
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 Make = Callable[..., Entry]
 
@@ -44,7 +44,7 @@ def test_text_is_known_by_its_type_or_its_bytes(
 
 def test_headers_stand_apart(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry(headers={"n": 1}, app_id="a"), entry()]))
+        store.commit(Changes(new=[entry(headers={"n": 1}, app_id="a"), entry()]))
     found = read_contents(path, 1)
     assert found is not None
     assert (found.properties, found.headers) == ({"app_id": "a"}, {"n": 1})
@@ -62,7 +62,7 @@ def test_properties_that_were_damaged_are_shown_as_they_are(
     path: Path, entry: Make, text: str
 ) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET properties = ?", (text,))
     found = read_contents(path, 1)

@@ -12,10 +12,10 @@ import pytest
 
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.place import WritingConnection
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.location import WritingConnection
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 
 Rows = Callable[[Path], dict[str, list[tuple[Any, ...]]]]
@@ -40,18 +40,18 @@ def new_entry(number: int) -> Entry:
     return Entry(Message(b"body", "x", "k", message_id=f"m-{number}"), 1.0)
 
 
-def fill(path: Path) -> tuple[SqliteStore, Turn]:
+def fill(path: Path) -> tuple[SqliteStore, Changes]:
     """A store with a history, and a turn that does everything a turn can do."""
     store = SqliteStore(path)
     old = [new_entry(n) for n in range(1, 8)]
     first = Sent("1-1", 1, old)
-    store.commit(Turn(new=old, sources={"s": 7}, sent=[first]))
+    store.commit(Changes(new=old, sources={"s": 7}, sent=[first]))
     refused = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
     parked = [Attempt(e, "1-1", e.id, refused, 2.0) for e in old[2:4]]
     nacked = Attempt(old[4], "1-1", 5, NACKED, 2.0)
     old[4].due_at, old[4].nacked = 9.0, 1
     new = [new_entry(n) for n in range(8, 11)]
-    turn = Turn(
+    turn = Changes(
         new=new,
         sources={"s": 3},
         confirmed=[old[0], old[1], old[6]],
@@ -92,7 +92,7 @@ def test_a_turn_is_there_wholly_or_not_at_all(tmp_path: Path, rows: Rows, child:
             assert found[table] == expected[table], f"{table} before statement {statement}"
         assert [r[:4] for r in found["in_flight"]] == [r[:4] for r in expected["in_flight"]]
         with closing(SqliteStore(path)) as store:  # no lease, no lock and no damage is left behind
-            store.commit(Turn(new=[new_entry(99)]))
+            store.commit(Changes(new=[new_entry(99)]))
             assert store._writer.opened().execute("PRAGMA integrity_check").fetchone() == ("ok",)
         if status == 0:
             break
@@ -124,7 +124,7 @@ def test_creation_is_there_wholly_or_not_at_all(
         status = child(create)
         assert status in (0, -signal.SIGKILL)
         with closing(SqliteStore(path)) as store:
-            assert store.commit(Turn(new=[new_entry(1)])).counters.stored == 1
+            assert store.commit(Changes(new=[new_entry(1)])).counters.stored == 1
         if status == 0:
             break
         kills += 1
@@ -147,7 +147,7 @@ def test_a_database_killed_within_a_commit_before_it_had_a_log_can_be_opened(
     with pytest.raises(OutboxError, match="cut off"):
         Outbox(path).status()
     with closing(SqliteStore(path)) as store:
-        assert store.commit(Turn(new=[new_entry(1)])).counters.stored == 1
+        assert store.commit(Changes(new=[new_entry(1)])).counters.stored == 1
         assert store._writer.opened().execute("SELECT count(*) FROM orders").fetchone() == (0,)
     assert Outbox(path).status().stored == 1
 

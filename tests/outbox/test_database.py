@@ -11,13 +11,14 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxLocked
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, checkpoints, side_files
-from reliablepub.outbox import database as database_module
-from reliablepub.outbox.database import PAGE_BYTES, reading
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transactions import transaction
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import checkpoints, location
+from reliablepub.outbox.sqlite import database as database_module
+from reliablepub.outbox.sqlite.database import PAGE_BYTES, reading
+from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.outbox.sqlite.transactions import transaction
 from tests.outbox.shim import IOERR_SHMMAP, shim
 
 Make = Callable[..., Entry]
@@ -27,7 +28,7 @@ def test_only_the_owner_may_read_any_of_its_files(path: Path, entry: Make) -> No
     before = os.umask(0)
     try:
         store = SqliteStore(path)
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
     finally:
         os.umask(before)
     modes = {file.name: file.stat().st_mode & 0o777 for file in path.parent.iterdir()}
@@ -150,13 +151,13 @@ def test_a_read_only_file_is_refused(path: Path, child: Callable[..., int]) -> N
 
 def test_a_damaged_page_is_reported(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry(body=b"x" * 3000) for _ in range(50)]))
+        store.commit(Changes(new=[entry(body=b"x" * 3000) for _ in range(50)]))
     data = bytearray(path.read_bytes())
     data[PAGE_BYTES:] = b"\xa5" * (len(data) - PAGE_BYTES)
     path.write_bytes(data)
     with pytest.raises(OutboxError, match="is damaged"):
         SqliteStore(path)
-    Lease(path, timeout_s=0.05).release()
+    RelayLock(path, timeout_s=0.05).release()
 
 
 def test_a_look_creates_nothing(path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_look_creates_nothing(path: Path) -> None:
 
 
 def test_a_look_shows_damaged_text_too(path: Path, store: SqliteStore, entry: Make) -> None:
-    store.commit(Turn(new=[entry(), entry()]))
+    store.commit(Changes(new=[entry(), entry()]))
     with closing(sqlite3.connect(path)) as connection, connection:
         broken = "UPDATE reliablepub_messages SET exchange = CAST(x'61ff' AS TEXT) WHERE id = 1"
         connection.execute(broken)
@@ -198,7 +199,7 @@ def test_a_look_cannot_write(path: Path) -> None:
         connection.execute("DELETE FROM reliablepub_ledger")
 
 
-LOOK = "import sys; from reliablepub.outbox import Outbox; print(Outbox(sys.argv[1]).status().open)"
+LOOK = "import sys; from reliablepub import Outbox; print(Outbox(sys.argv[1]).status().open)"
 
 
 @pytest.mark.parametrize("locks_are_lost", [False, True])
@@ -207,7 +208,7 @@ def test_a_look_does_not_take_the_log_away(
 ) -> None:
     """Even when this process has lost its locks, by opening and closing the file as it must not."""
     store = SqliteStore(path)
-    store.commit(Turn(new=[entry()]))
+    store.commit(Changes(new=[entry()]))
     if locks_are_lost:
         path.open("rb").close()
     log = path.with_name(path.name + "-wal")
@@ -218,17 +219,17 @@ def test_a_look_does_not_take_the_log_away(
         ).stdout
         assert int(seen) == count
         assert log.stat().st_ino == before
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
     store.close()
     with closing(SqliteStore(path)) as again:
         assert again.snapshot().counters.open == 4
 
 
 def test_a_reader_in_the_middle_stops_nobody(path: Path, store: SqliteStore, entry: Make) -> None:
-    store.commit(Turn(new=[one := entry()]))
+    store.commit(Changes(new=[one := entry()]))
     with reading(path) as connection:
         assert connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone() == (1,)
-        store.commit(Turn(new=[entry()], confirmed=[one]))
+        store.commit(Changes(new=[entry()], confirmed=[one]))
         assert connection.execute("SELECT count(*) FROM reliablepub_messages").fetchone() == (1,)
 
 
@@ -240,15 +241,15 @@ def test_a_writer_that_does_not_end_is_reported(
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(OutboxLocked, match="locked by another process") as caught:
-            store.commit(Turn(new=[new]))
+            store.commit(Changes(new=[new]))
         assert caught.value.retryable
         other.execute("ROLLBACK")
-    assert store.commit(Turn(new=[new])).counters.stored == 1
+    assert store.commit(Changes(new=[new])).counters.stored == 1
 
 
 def test_opening_waits_for_another_to_create_it(path: Path) -> None:
     code = "import sys\nfrom reliablepub.message import Message\n"
-    code += "from reliablepub.outbox import Outbox\n"
+    code += "from reliablepub import Outbox\n"
     code += (
         "with Outbox(sys.argv[1]) as outbox:\n    for n in range(20): outbox.enqueue(Message(b'x'))"
     )
@@ -317,7 +318,7 @@ def read_only(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("mounting a file system needs root")
     with closing(SqliteStore(folder / "outbox.db")) as store:
-        store.commit(Turn(new=[Entry(Message(b"", message_id="m"), 1.0)]))
+        store.commit(Changes(new=[Entry(Message(b"", message_id="m"), 1.0)]))
     subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
@@ -356,7 +357,7 @@ def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry
     log = path.with_name("outbox.db-wal")
     with closing(SqliteStore(path)) as store:
         for _ in range(10):
-            store.commit(Turn(new=[entry(body=b"x" * 5000)]))
+            store.commit(Changes(new=[entry(body=b"x" * 5000)]))
             ends.append(log.stat().st_size)
         crashed = path.with_name("crashed.db")
         shutil.copy(path, crashed)
@@ -370,14 +371,14 @@ def test_of_a_log_that_was_cut_off_the_whole_commits_are_there(path: Path, entry
         with closing(SqliteStore(crashed)) as store:
             found = store.snapshot().counters.open
             assert found == sum(end <= size for end in ends)
-            store.commit(Turn(new=[entry()]))
+            store.commit(Changes(new=[entry()]))
         assert Outbox(crashed).audit().is_right
 
 
 def test_a_folder_that_everybody_may_write_is_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_files.LOGGER, "disabled", False)  # as a logging.config may leave it
+    monkeypatch.setattr(location.LOGGER, "disabled", False)  # as a logging.config may leave it
     path.parent.chmod(0o1777)
     for _ in range(2):
         SqliteStore(path).close()

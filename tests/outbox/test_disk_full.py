@@ -16,8 +16,9 @@ import pytest
 
 from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.ballast import (
+from reliablepub.outbox.entry import Changes, Entry, Sent
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.ballast import (
     BALLAST_BYTES,
     LENT_BYTES,
     MARGIN_BYTES,
@@ -26,10 +27,9 @@ from reliablepub.outbox.ballast import (
     Ballast,
     free_bytes,
 )
-from reliablepub.outbox.checkpoints import CHECKPOINT_BYTES, owed_bytes
-from reliablepub.outbox.entry import Entry, Sent, Turn
-from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.checkpoints import CHECKPOINT_BYTES, owed_bytes
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.disks import KINDS, fill, give_back, small_disk
 
 Make = Callable[..., Entry]
@@ -55,7 +55,7 @@ def accept_until_full(store: SqliteStore, entry: Make) -> list[Entry]:
     while True:
         new = [entry(body=KIB) for _ in range(20)]
         try:
-            store.commit(Turn(new=new))
+            store.commit(Changes(new=new))
         except OutboxDiskFull:
             return accepted
         accepted += new
@@ -74,8 +74,8 @@ def drain(path: Path, count: int) -> None:
         while store.snapshot().counters.open:
             entries, _ = store.read_ready(1, 1 << 40, limit=20, bytes_max=1 << 20)
             tags = Sent("1-1", entries[0].id, entries)
-            store.commit(Turn(sent=[tags]))
-            store.commit(Turn(confirmed=entries, finished=[tags]))
+            store.commit(Changes(sent=[tags]))
+            store.commit(Changes(confirmed=entries, finished=[tags]))
     assert Outbox(path).status().confirmed >= count
 
 
@@ -83,17 +83,17 @@ def keep_some(store: SqliteStore, entry: Make) -> None:
     """Six mebibytes of messages that are confirmed."""
     for _ in range(12):
         new = [entry(body=KIB) for _ in range(500)]
-        store.commit(Turn(new=new))
-        store.commit(Turn(confirmed=new))
+        store.commit(Changes(new=new))
+        store.commit(Changes(confirmed=new))
 
 
 def test_full_and_then_not(store: SqliteStore, path: Path, entry: Make) -> None:
-    store.commit(Turn(new=[old := entry()]))
+    store.commit(Changes(new=[old := entry()]))
     before = store.snapshot()
     (pages,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
     store._writer.opened().execute(f"PRAGMA max_page_count = {pages + 2}").fetchone()
     new = [entry(body=KIB) for _ in range(50)]
-    turn = Turn(new=new, confirmed=[old], sources={"s": 50})
+    turn = Changes(new=new, confirmed=[old], sources={"s": 50})
     for _ in range(2):
         with pytest.raises(OutboxDiskFull, match="free some space") as caught:
             store.commit(turn)
@@ -116,11 +116,11 @@ def test_a_full_disk_still_drains_and_then_takes_new_messages(disk: Path, entry:
         assert len(accepted) > 1000
         fill(disk)
         while accepted:
-            store.commit(Turn(confirmed=accepted[:20]))
+            store.commit(Changes(confirmed=accepted[:20]))
             del accepted[:20]
         assert store.snapshot().counters.open == 0
         until(lambda: not store.relieve())
-        store.commit(Turn(new=[entry(body=KIB)]))
+        store.commit(Changes(new=[entry(body=KIB)]))
     with closing(SqliteStore(path)) as store:
         assert store.snapshot().counters.open == 1
 
@@ -132,7 +132,7 @@ def test_without_its_ballast_it_would_not(disk: Path, entry: Make) -> None:
         store._ballast._path = str(disk / "another")
         fill(disk)
         with pytest.raises(OutboxDiskFull):
-            store.commit(Turn(confirmed=accepted))
+            store.commit(Changes(confirmed=accepted))
 
 
 def test_a_relay_starts_on_a_full_disk_and_drains(disk: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_relay_that_was_killed_on_a_full_disk_is_followed_by_another(
     def die() -> None:
         store = SqliteStore(path)
         entries, _ = store.read_ready(1, 50, limit=50, bytes_max=1 << 20)
-        store.commit(Turn(confirmed=entries))
+        store.commit(Changes(confirmed=entries))
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert child(die) != 0
@@ -172,10 +172,10 @@ def test_a_large_message_leaves_a_full_disk(disk: Path, entry: Make) -> None:
     """To overwrite what is deleted would write more to the log than the ballast has."""
     path = disk / "outbox.db"
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[large := entry(body=bytes(6 * 1024 * 1024))]))
+        store.commit(Changes(new=[large := entry(body=bytes(6 * 1024 * 1024))]))
         assert path.stat().st_size > 6 * 1024 * 1024
         fill(disk)
-        assert store.commit(Turn(confirmed=[large])).counters.open == 0
+        assert store.commit(Changes(confirmed=[large])).counters.open == 0
         until(lambda: not store.relieve())
         (mode,) = store._writer.opened().execute("PRAGMA secure_delete").fetchone()
         assert mode == 1
@@ -189,8 +189,8 @@ def test_kept_messages_give_way_when_the_disk_is_full(disk: Path, entry: Make) -
         assert store._writer.opened().execute(QUERIES["has_confirmed"]).fetchone()
         until(lambda: "disk full" in store.relieve())
         until(lambda: not store.relieve())
-        store.commit(Turn(new=[new := entry(body=KIB)]))
-        store.commit(Turn(confirmed=[new]))
+        store.commit(Changes(new=[new := entry(body=KIB)]))
+        store.commit(Changes(confirmed=[new]))
         kept = (
             store._writer.opened().execute("SELECT max(id) FROM reliablepub_confirmed").fetchone()
         )
@@ -224,15 +224,15 @@ def test_what_a_person_frees_is_left_to_the_relay(disk: Path, entry: Make) -> No
         assert store._ballast.release()
         filler = fill(disk)  # another program was faster
         with pytest.raises(OutboxDiskFull):
-            store.commit(Turn(confirmed=accepted))
+            store.commit(Changes(confirmed=accepted))
         give_back(filler, 3 * 1024 * 1024)
         with pytest.raises(OutboxDiskFull, match="free some space"):
             outbox.enqueue(Message(KIB))
         with closing(sqlite3.connect(path)) as own, pytest.raises(OutboxDiskFull):
             outbox.enqueue(Message(KIB), connection=own)
         with pytest.raises(OutboxDiskFull):
-            store.commit(Turn(new=[entry()]))
-        assert store.commit(Turn(confirmed=accepted)).counters.open == 0
+            store.commit(Changes(new=[entry()]))
+        assert store.commit(Changes(confirmed=accepted)).counters.open == 0
         until(lambda: not store.relieve())
         outbox.enqueue(Message(KIB))
 
@@ -244,7 +244,7 @@ def test_a_log_that_cannot_be_moved_takes_no_more_space(disk: Path, entry: Make)
         closing(SqliteStore(path)) as store,
         closing(sqlite3.connect(path, isolation_level=None)) as reader,
     ):
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM reliablepub_messages").fetchone()
         accepted = accept_until_full(store, entry)
@@ -255,7 +255,7 @@ def test_a_log_that_cannot_be_moved_takes_no_more_space(disk: Path, entry: Make)
         def settle_some(times: int) -> None:
             for _ in range(times):
                 accepted[0].uncertain += 1
-                store.commit(Turn(rescheduled=[accepted[0]]))
+                store.commit(Changes(rescheduled=[accepted[0]]))
 
         with pytest.raises(OutboxDiskFull, match="at least"):
             settle_some(10_000)
@@ -264,7 +264,7 @@ def test_a_log_that_cannot_be_moved_takes_no_more_space(disk: Path, entry: Make)
             settle_some(1_000)
         assert free_bytes(disk) >= owed_bytes(store._writer.opened(), path)
         reader.execute("COMMIT")
-        assert store.commit(Turn(confirmed=accepted)).counters.open == 1
+        assert store.commit(Changes(confirmed=accepted)).counters.open == 1
         assert owed_bytes(store._writer.opened(), path) == 0
 
 
@@ -320,16 +320,16 @@ def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int
     def fill() -> None:
         store = SqliteStore(path)
         kept = [entry()]
-        store.commit(Turn(new=kept))
+        store.commit(Changes(new=kept))
         size = path.with_name(path.name + "-wal").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, resource.RLIM_INFINITY))
         new = [entry(body=KIB) for _ in range(50)]
         for _ in range(2):
             with pytest.raises(OutboxUnsure, match="is not known"):
-                store.commit(Turn(new=new))
+                store.commit(Changes(new=new))
             assert {e.id for e in new} == {0}
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        assert store.commit(Turn(new=new[:1])).counters.stored == 2
+        assert store.commit(Changes(new=new[:1])).counters.stored == 2
 
     assert child(fill) == 0
     with closing(SqliteStore(path)) as store:
@@ -467,7 +467,7 @@ def test_without_a_ballast_as_much_has_to_be_free(
         store._ballast.release()
         (tmp_path / "outbox.db.ballast").unlink()
         free = BALLAST_BYTES + MARGIN_BYTES + 2 * 1000 + owed_bytes(connection, path)
-        monkeypatch.setattr("reliablepub.outbox.ballast.free_bytes", lambda _: free)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.ballast.free_bytes", lambda _: free)
         ballast.check(connection, 1000)
         with pytest.raises(OutboxDiskFull, match="at least 2 bytes"):
             ballast.check(connection, 1001)
@@ -489,7 +489,7 @@ def test_a_disk_with_plenty_of_space_is_not_looked_at_each_time(
     path = tmp_path / "outbox.db"
     with closing(SqliteStore(path)) as store:
         monkeypatch.setattr(time, "monotonic", lambda: now)
-        monkeypatch.setattr("reliablepub.outbox.ballast.free_bytes", look)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.ballast.free_bytes", look)
         ballast = Ballast(path)
         for _ in range(5):
             ballast.check(store._writer.opened(), 1000)

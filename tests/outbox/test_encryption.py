@@ -13,14 +13,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from reliablepub import Publisher
 from reliablepub.errors import ConfigurationError, OutboxSealed, PublisherClosed
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, OutboxKeys
-from reliablepub.outbox.contents import read_contents
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.properties import to_text
-from reliablepub.outbox.rows import checksum_of
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
+from reliablepub.outbox.admin.inspection import read_contents
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.rows import checksum_of, to_text
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 
@@ -52,10 +52,10 @@ def everything(path: Path) -> bytes:
 
 def test_neither_the_file_nor_its_log_shows_anything(path: Path, keys: OutboxKeys) -> None:
     with closing(SqliteStore(path, keys=keys)) as store:
-        store.commit(Turn(new=[Entry(message(1), 1.0), Entry(message(2), 1.0)]))
+        store.commit(Changes(new=[Entry(message(1), 1.0), Entry(message(2), 1.0)]))
         first = store.read_ready(1, 1, limit=1, bytes_max=999)[0][0]
         attempt = Attempt(first, "1-1", 1, REFUSED, 2.0)
-        store.commit(Turn(parked=[attempt], attempts=[attempt]))
+        store.commit(Changes(parked=[attempt], attempts=[attempt]))
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message(3))
         outbox.enqueue(message(4), key="k")
@@ -77,7 +77,7 @@ def test_whatever_it_is_read_for_it_is_what_was_accepted(path: Path, keys: Outbo
     entry = Entry(keyed, 1.0, due_at=5.0, expires_at=9.0)
     limits: dict[str, Any] = {"limit": 9, "bytes_max": 9999, "loaded": ()}
     with closing(SqliteStore(path, keys=keys)) as store:
-        store.commit(Turn(new=[entry]))
+        store.commit(Changes(new=[entry]))
         for found in (
             store.read_due(5.0, **limits)[0],
             store.read_expired(9.0, **limits)[0],
@@ -307,13 +307,13 @@ def test_everything_is_encrypted_anew_beside_a_relay(path: Path) -> None:
     with closing(SqliteStore(path, keys=both, keep_confirmed_s=9e9)) as store:
         first, second, third, fourth = store.read_ready(1, 4, limit=4, bytes_max=10**9)[0]
         attempt = Attempt(second, "1-1", 1, REFUSED, 2.0)
-        store.commit(Turn(parked=[attempt], attempts=[attempt], confirmed=[third]))
+        store.commit(Changes(parked=[attempt], attempts=[attempt], confirmed=[third]))
         with Outbox(path, keys=both) as outbox:
             result = outbox.rekey()
             assert (result.changed, result.left) == (4, {5: PLAIN})
             assert outbox.rekey().changed == 0
             assert outbox.audit().is_right
-        store.commit(Turn(confirmed=[first]))  # what it holds in memory is the same message
+        store.commit(Changes(confirmed=[first]))  # what it holds in memory is the same message
         assert [e.message for e in store.read_ready(4, 4, limit=4, bytes_max=10**9)[0]] == [
             fourth.message
         ]
@@ -415,7 +415,7 @@ def test_what_an_earlier_version_has_exported_encrypted_is_not_brought_in(
 ) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
-    monkeypatch.setattr("reliablepub.outbox.transfer.is_sealed", lambda _: False)
+    monkeypatch.setattr("reliablepub.outbox.admin.transfer.is_sealed", lambda _: False)
     lines = list(export_lines(path, [1]))
     with pytest.raises(BadLine) as caught:
         list(import_lines(path.with_name("new.db"), lines, "export"))

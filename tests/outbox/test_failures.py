@@ -14,7 +14,7 @@ from reliablepub.errors import (
     OutboxError,
     OutboxLocked,
 )
-from reliablepub.outbox.failures import (
+from reliablepub.outbox.sqlite.failures import (
     is_damage,
     is_decided,
     is_unfinished,

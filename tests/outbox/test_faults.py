@@ -21,12 +21,13 @@ import pytest
 
 from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxError, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, ballast, lease
-from reliablepub.outbox import database as database_module
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.migrate import MIGRATIONS
-from reliablepub.outbox.sql import QUERIES, script, statements
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import ballast, lock
+from reliablepub.outbox.sqlite import database as database_module
+from reliablepub.outbox.sqlite.database import MIGRATIONS
+from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
@@ -50,7 +51,7 @@ REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for locks that a fault pretends, and little ballast."""
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(lease, "ACQUIRE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(lock, "ACQUIRE_TIMEOUT_S", 0.05)
     monkeypatch.setattr(ballast.Ballast.__init__, "__kwdefaults__", {"size": 8192})
 
 
@@ -82,8 +83,8 @@ def filled(memory: Path) -> Path:
     store = SqliteStore(folder / "outbox.db")
     with closing(store):
         entries = [new_entry(n, size=100 + 150 * n) for n in range(1, 21)]
-        store.commit(Turn(new=entries))
-        store.commit(Turn(sent=[Sent("1-1", 1, entries[:10])], confirmed=entries[16:]))
+        store.commit(Changes(new=entries))
+        store.commit(Changes(sent=[Sent("1-1", 1, entries[:10])], confirmed=entries[16:]))
         crashed = folder.with_name("crashed")
         shutil.copytree(folder, crashed)  # with its log: a kill would leave it so
     return crashed
@@ -119,7 +120,7 @@ def turn(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
     new = [new_entry(n) for n in range(101, 104)]
     parked = Attempt(old[3], "2-1", 4, REFUSED, 2.0)
     old[5].due_at = 9.0
-    whole = Turn(
+    whole = Changes(
         new=new,
         sources={"s": 3},
         confirmed=old[:3],
@@ -135,7 +136,7 @@ def settle(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
     """A turn that only settles: it may use the ballast."""
     store = SqliteStore(path)
     old = store.read_ready(1, 16, limit=99, bytes_max=10**9)[0]
-    return lambda: store.commit(Turn(confirmed=old[:3])), store.close
+    return lambda: store.commit(Changes(confirmed=old[:3])), store.close
 
 
 def enqueue(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
@@ -177,7 +178,7 @@ def opening(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
 
 def closing_it(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
     store = SqliteStore(path)
-    store.commit(Turn(new=[new_entry(101)]))
+    store.commit(Changes(new=[new_entry(101)]))
     return store.close, store.close
 
 
@@ -293,7 +294,7 @@ def test_the_nth_call_fails(
 
         attempt(CASES[name], name, path, faulty, arm)
         with closing(SqliteStore(path)) as store:  # and it goes on
-            store.commit(Turn(new=[new_entry(999)]))
+            store.commit(Changes(new=[new_entry(999)]))
         assert "m-999" in open_ids(path)
         shutil.rmtree(folder)
         if not faulty.hits:
@@ -346,7 +347,7 @@ def test_a_migration_survives_the_nth_failure(
         assert re.search("^$|no outbox|was cut off|of the older version", complaint(path))
         with closing(SqliteStore(path)) as store:
             assert store.snapshot().counters.open == (0 if is_new else 1)
-            store.commit(Turn(new=[new_entry(2)]))
+            store.commit(Changes(new=[new_entry(2)]))
         assert open_ids(path) == ({"m-2"} if is_new else {"m-1", "m-2"})
         shutil.rmtree(folder)
         if not faulty.hits:
@@ -364,11 +365,11 @@ def outbox_file(memory: Path, filled: Path) -> Iterator[Path]:
 
 def test_a_commit_whose_sync_fails_once_is_written_again(faulty: Shim, outbox_file: Path) -> None:
     with closing(SqliteStore(outbox_file)) as store:
-        store.commit(Turn(new=[new_entry(100)]))  # begins the log, which has a sync of its own
+        store.commit(Changes(new=[new_entry(100)]))  # begins the log, which has a sync of its own
         faulty.log = []
         faulty.fail("sync", suffix="-wal", at=1, code=vfs.IOERR_FSYNC, does_it=True)
         new = [new_entry(101), new_entry(102)]
-        snapshot = store.commit(Turn(new=new, sources={"s": 2}))
+        snapshot = store.commit(Changes(new=new, sources={"s": 2}))
         log, faulty.log = faulty.log, None
         assert faulty.hits == 1
         assert [e.id for e in new] == [snapshot.last_id - 1, snapshot.last_id]
@@ -388,10 +389,10 @@ def test_a_disk_that_goes_on_failing_leaves_it_open_and_then_goes_on(
         new = [new_entry(101)]
         for _ in range(3):
             with pytest.raises(OutboxUnsure, match="look at the disk"):
-                store.commit(Turn(new=new, sources={"s": 1}))
+                store.commit(Changes(new=new, sources={"s": 1}))
             assert new[0].id == 0
         faulty.heal()
-        store.commit(Turn(new=[new_entry(102)], sources={"s": 1}))
+        store.commit(Changes(new=[new_entry(102)], sources={"s": 1}))
         assert store.position("s") == 1
     found = open_ids(outbox_file)
     assert "m-102" in found
@@ -434,11 +435,13 @@ def test_what_comes_to_light_is_neither_written_twice_nor_called_stored(
 
     if is_store:
         with closing(SqliteStore(outbox_file)) as store:
-            store.commit(Turn(new=[new_entry(100)]))  # begins the log, which has a sync of its own
+            store.commit(
+                Changes(new=[new_entry(100)])
+            )  # begins the log, which has a sync of its own
             fail_and_break()
             new = new_entry(101)
             with pytest.raises(OutboxUnsure):
-                store.commit(Turn(new=[new], sources={"s": 1}))
+                store.commit(Changes(new=[new], sources={"s": 1}))
             assert new.id == 0
             assert store.position("s") == 1
     else:
@@ -466,6 +469,6 @@ def test_each_failure_has_its_words(
         store._writer.opened().execute("PRAGMA shrink_memory").fetchall()
         faulty.fail(fault[0], at=1, code=fault[1], is_persistent=True)
         with pytest.raises(OutboxError, match=words) as caught:
-            store.commit(Turn(new=[new_entry(102)]))
+            store.commit(Changes(new=[new_entry(102)]))
         assert type(caught.value) is kind
         faulty.heal()

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
+from reliablepub.outbox.outbox import Outbox
 
 
 @pytest.fixture

@@ -14,14 +14,20 @@ import pytest
 from reliablepub import Publisher
 from reliablepub.cli.output import age, ago
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.bookkeeping import COUNT_MAX, ID_MAX, SIZE_MAX, TIME_MAX, misfits
-from reliablepub.outbox.contents import read_contents
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.pages import Pages, Value, _checksum
-from reliablepub.outbox.rows import checksum_of
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
+from reliablepub.outbox.admin.inspection import read_contents
+from reliablepub.outbox.admin.salvage import Pages, Value, _checksum
+from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.rows import (
+    COUNT_MAX,
+    ID_MAX,
+    SIZE_MAX,
+    TIME_MAX,
+    checksum_of,
+    misfits,
+)
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 
@@ -199,9 +205,9 @@ def cases(*tables: dict[str, list[object]]) -> list[tuple[str, object]]:
 def open_and_parked(path: Path, entry: Make) -> Path:
     with closing(SqliteStore(path)) as store:
         entries = [entry(), entry(), entry()]
-        store.commit(Turn(new=entries))
+        store.commit(Changes(new=entries))
         attempt = Attempt(entries[2], "1-1", 1, REFUSED, 9.0)
-        store.commit(Turn(parked=[attempt], attempts=[attempt]))
+        store.commit(Changes(parked=[attempt], attempts=[attempt]))
     return path
 
 
@@ -254,7 +260,7 @@ def test_a_number_after_which_there_are_none_is_not_copied(open_and_parked: Path
 def test_large_bodies_are_salvaged_a_few_at_a_time(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         for _ in range(3):
-            store.commit(Turn(new=[entry(body=bytes(9 << 20))]))
+            store.commit(Changes(new=[entry(body=bytes(9 << 20))]))
     assert Outbox(path.with_name("new.db")).salvage(path).open == 3
 
 

@@ -6,7 +6,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from reliablepub.outbox.ids import Mint, new_id
+from reliablepub.outbox.entry import Mint, new_id
 
 
 def test_ids_are_uuids_of_version_4() -> None:

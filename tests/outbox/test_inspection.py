@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.inspection import (
+from reliablepub.outbox.admin.inspection import (
     HeldKey,
     ParkedMessage,
     read_ambiguous,
@@ -20,7 +19,8 @@ from reliablepub.outbox.inspection import (
     read_position,
     read_status,
 )
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -32,13 +32,13 @@ def park(store: SqliteStore, *entries: Entry) -> None:
     for one in entries:
         one.returned = 1
     attempts = [Attempt(one, "1-1", one.id, RETURNED, 7.0) for one in entries]
-    store.commit(Turn(parked=attempts, attempts=attempts))
+    store.commit(Changes(parked=attempts, attempts=attempts))
 
 
 def test_a_parked_message_is_told_without_its_body(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
-    store.commit(Turn(new=[one := entry(), two := entry(), entry()]))
+    store.commit(Changes(new=[one := entry(), two := entry(), entry()]))
     park(store, one, two)
     first, second = read_parked(path, limit=5)
     assert first == ParkedMessage(
@@ -61,7 +61,7 @@ def test_a_parked_message_is_told_without_its_body(
 
 def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entry: Make) -> None:
     new = [entry(ordering_key=key) for key in ("b", "b", "b", "a")]
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     park(store, new[0], new[3])
     a, b = read_held_keys(path, limit=5)
     assert b == HeldKey(
@@ -82,8 +82,8 @@ def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entr
 
 
 def test_tags_count_as_long_as_their_relay(store: SqliteStore, path: Path, entry: Make) -> None:
-    store.commit(Turn(new=(new := [entry(), entry(), entry()])))
-    store.commit(Turn(sent=[Sent("1-1", 5, new)]))
+    store.commit(Changes(new=(new := [entry(), entry(), entry()])))
+    store.commit(Changes(sent=[Sent("1-1", 5, new)]))
     found = read_in_flight(path, limit=9)
     assert [(row["epoch"], row["tag"], row["id"]) for row in found] == [
         ("1-1", tag, id_) for tag, id_ in ((5, 1), (6, 2), (7, 3))
@@ -96,9 +96,9 @@ def test_tags_count_as_long_as_their_relay(store: SqliteStore, path: Path, entry
 def test_what_nobody_knows_the_end_of_is_listed(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
-    store.commit(Turn(new=(new := [entry(), entry(), entry()])))
+    store.commit(Changes(new=(new := [entry(), entry(), entry()])))
     unsure = [Attempt(new[n], "1-1", n, CUT, 5.0 + n) for n in (0, 2)]
-    store.commit(Turn(rescheduled=[new[0], new[2]], attempts=unsure))
+    store.commit(Changes(rescheduled=[new[0], new[2]], attempts=unsure))
     assert [(row["id"], row["unsure"]) for row in read_ambiguous(path, limit=9)] == [(3, 1), (1, 1)]
     assert [row["id"] for row in read_ambiguous(path, limit=1)] == [3]
 
@@ -106,10 +106,10 @@ def test_what_nobody_knows_the_end_of_is_listed(
 def test_failures_are_told_newest_first_and_reasons_by_number(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
-    store.commit(Turn(new=(new := [entry(), entry(), entry()])))
+    store.commit(Changes(new=(new := [entry(), entry(), entry()])))
     said = [(new[0], RETURNED), (new[1], CUT), (new[2], RETURNED)]
     attempts = [Attempt(one, "1-1", n, how, 5.0 + n) for n, (one, how) in enumerate(said)]
-    store.commit(Turn(rescheduled=new, attempts=attempts))
+    store.commit(Changes(rescheduled=new, attempts=attempts))
     newest, reasons = read_failures(path, failures=9, reasons=9)
     assert [(row["id"], row["outcome"]) for row in newest] == [
         *((3, "returned"), (2, "uncertain"), (1, "returned")),
@@ -125,7 +125,7 @@ def test_figures_count_each_message_in_its_class(
 ) -> None:
     """Stored at 1001 and a second each later; classes are those of the statement."""
     sizes = (10, 300, 300, 5_000)
-    store.commit(Turn(new=(new := [entry(body=bytes(size)) for size in sizes])))
+    store.commit(Changes(new=(new := [entry(body=bytes(size)) for size in sizes])))
     park(store, new[3])
     monkeypatch.setattr(time, "time", lambda: 1_011.5)
     of_open = read_figures(path, is_all=False)
@@ -142,7 +142,7 @@ def test_figures_count_each_message_in_its_class(
 def test_a_position_is_zero_where_there_is_none(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
-    store.commit(Turn(new=[entry()], sources={"file": 3}))
+    store.commit(Changes(new=[entry()], sources={"file": 3}))
     assert [read_position(path, name) for name in ("file", "other")] == [3, 0]
     assert read_position(path.with_name("none.db"), "file") == 0
     empty = path.with_name("empty.db")
@@ -153,7 +153,7 @@ def test_a_position_is_zero_where_there_is_none(
 def test_the_log_counts_among_the_bytes_on_disk(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
-    store.commit(Turn(new=[entry(body=bytes(50_000))]))
+    store.commit(Changes(new=[entry(body=bytes(50_000))]))
     log = path.with_name(path.name + "-wal")
     assert read_status(path).bytes_on_disk == path.stat().st_size + log.stat().st_size
     assert read_status(path).log_bytes == log.stat().st_size > 50_000

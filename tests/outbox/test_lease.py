@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from reliablepub.errors import OutboxError, OutboxInUse
-from reliablepub.outbox import lease as lease_module
-from reliablepub.outbox.lease import Lease, holder_pid, lock_path
+from reliablepub.outbox.sqlite import lock as lease_module
+from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid, lock_path
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from reliablepub.outbox.lease import Lease
+from reliablepub.outbox.sqlite.lock import Lease
 lease = Lease(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
@@ -53,7 +53,7 @@ def test_the_loser_learns_who_has_it_and_what_to_do(
         "stop it, or only enqueue here"
     )
     with pytest.raises(OutboxInUse, match=f"^{re.escape(words)}$") as caught:
-        Lease(path, timeout_s=0.05)
+        RelayLock(path, timeout_s=0.05)
     assert caught.value.retryable
     assert holder_pid(path) == holder.pid
 
@@ -61,31 +61,31 @@ def test_the_loser_learns_who_has_it_and_what_to_do(
 def test_death_frees_it_at_once(path: Path, holder: subprocess.Popen[str]) -> None:
     end(holder)
     assert holder_pid(path) is None
-    lease = Lease(path, timeout_s=0)
+    lease = RelayLock(path, timeout_s=0)
     assert holder_pid(path) == os.getpid()
     lease.release()
 
 
 def test_a_dying_holder_is_waited_for(path: Path, holder: subprocess.Popen[str]) -> None:
     killer = subprocess.Popen(["/bin/sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
-    lease = Lease(path)
+    lease = RelayLock(path)
     assert lease.is_held
     lease.release()
     killer.wait()
 
 
 def test_one_process_cannot_have_it_twice(path: Path) -> None:
-    lease = Lease(path)
+    lease = RelayLock(path)
     with pytest.raises(OutboxInUse, match=f"process {os.getpid()},"):
-        Lease(path, timeout_s=0.05)
+        RelayLock(path, timeout_s=0.05)
     lease.release()
     lease.release()  # twice is no error
-    Lease(path, timeout_s=0.05).release()
+    RelayLock(path, timeout_s=0.05).release()
 
 
 def test_nobody_is_named_after_release(path: Path) -> None:
     assert holder_pid(path) is None
-    Lease(path).release()
+    RelayLock(path).release()
     assert holder_pid(path) is None
     assert lock_path(path).read_bytes() == b""
     assert lock_path(path).stat().st_mode & 0o777 == 0o600
@@ -93,7 +93,7 @@ def test_nobody_is_named_after_release(path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"", b"\xff\xfe", "\N{ARABIC-INDIC DIGIT THREE}".encode(), b"-3"])
 def test_a_name_that_is_no_number_names_nobody(path: Path, name: bytes) -> None:
-    lease = Lease(path)
+    lease = RelayLock(path)
     lock_path(path).write_bytes(name)
     assert holder_pid(path) is None
     lease.release()
@@ -102,34 +102,36 @@ def test_a_name_that_is_no_number_names_nobody(path: Path, name: bytes) -> None:
 def test_a_link_to_somebody_elses_lock_is_nobodys_lease(path: Path) -> None:
     output = os.fstat(1)
     other = path.with_name("other.db")
-    lease = Lease(other)
+    lease = RelayLock(other)
     lock_path(path).symlink_to(lock_path(other))
     assert holder_pid(path) is None
     with pytest.raises(OutboxError, match=str(lock_path(path))):
-        Lease(path)
-    assert Lease.borrow(path) is None
+        RelayLock(path)
+    assert RelayLock.borrow(path) is None
     lease.release()
     assert os.path.samestat(os.fstat(1), output), "nothing else is closed"
 
 
 def test_who_has_only_borrowed_it_is_waited_for(path: Path) -> None:
-    borrowed = Lease.borrow(path)
+    borrowed = RelayLock.borrow(path)
     assert borrowed is not None
     threading.Timer(0.1, borrowed.release).start()
-    Lease(path, timeout_s=0.0).release()
+    RelayLock(path, timeout_s=0.0).release()
 
 
 def test_a_removed_lock_file_is_not_locked_in_secret(path: Path) -> None:
-    first = Lease(path)
+    first = RelayLock(path)
     lock_path(path).unlink()
-    second = Lease(path, timeout_s=0.1)  # the run number in the outbox tells the first it has lost
+    second = RelayLock(
+        path, timeout_s=0.1
+    )  # the run number in the outbox tells the first it has lost
     assert holder_pid(path) == os.getpid()
     second.release()
     first.release()
 
 
 def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
-    lease = Lease(path)
+    lease = RelayLock(path)
     ready, let_go = os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -140,7 +142,7 @@ def test_a_child_neither_has_nor_keeps_it(path: Path) -> None:
     assert os.read(ready[0], 1) == b"y"
     assert holder_pid(path) == os.getpid()  # the child's closing did not release it
     lease.release()
-    Lease(path, timeout_s=0.1).release()  # while the child still lives
+    RelayLock(path, timeout_s=0.1).release()  # while the child still lives
     os.write(let_go[1], b"x")
     os.waitpid(pid, 0)
     for fd in (*ready, *let_go):
@@ -152,20 +154,20 @@ def test_a_process_without_standard_input_can_have_it_too(
 ) -> None:
     def work() -> None:
         os.close(0)  # as daemons do: the next file that is opened is number 0
-        for take in (Lease, Lease.borrow):
+        for take in (RelayLock, RelayLock.borrow):
             lease = take(path)
             assert lease is not None
             assert lease.is_held
-            assert Lease.borrow(path) is None
+            assert RelayLock.borrow(path) is None
             lease.release()
             assert not lease.is_held
 
     assert child(work) == 0
-    Lease(path, timeout_s=0).release()
+    RelayLock(path, timeout_s=0).release()
 
 
 def test_it_is_not_passed_on_to_programs(path: Path, child: Callable[..., int]) -> None:
-    lease = Lease(path)
+    lease = RelayLock(path)
     listing = "import glob, os; print([os.path.realpath(f) for f in glob.glob('/proc/self/fd/*')])"
     seen = subprocess.run(
         [sys.executable, "-c", listing], capture_output=True, text=True, check=True, close_fds=False
@@ -186,12 +188,12 @@ def test_what_cannot_be_locked_is_not_tried_again(
     monkeypatch.setattr(lease_module, "_locked_fd", refused)
     monkeypatch.setattr(lease_module, "BORROWED_MAX_S", 0.1)
     with pytest.raises(OutboxError, match="Permission denied"):
-        Lease(path)
+        RelayLock(path)
     assert tries == [path]
 
 
 def test_descriptor_0_is_one_like_any_other(path: Path) -> None:
-    lease = Lease(path)
+    lease = RelayLock(path)
     real, lease._fd = lease._fd, 0
     assert lease.is_held
     lease._fd = real

@@ -11,9 +11,9 @@ import pytest
 
 from reliablepub.errors import ConfigurationError, NotAnOutbox, OutboxFull
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 SIZE = Message(b"x", message_id="m-1").size
 
@@ -34,7 +34,7 @@ def message(n: int) -> Message:
 
 def confirm_one(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(confirmed=store.read_ready(1, 10**9, limit=1, bytes_max=10**9)[0]))
+        store.commit(Changes(confirmed=store.read_ready(1, 10**9, limit=1, bytes_max=10**9)[0]))
 
 
 def test_no_more_messages_are_open_than_may_be(path: Path) -> None:

@@ -11,14 +11,14 @@ from sqlite_utils import Database
 
 from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox import database as database_module
-from reliablepub.outbox import migrate as migrate_module
 from reliablepub.outbox.entry import Counters, Snapshot
-from reliablepub.outbox.migrate import MIGRATIONS, is_current, migrate
-from reliablepub.outbox.sql import QUERIES, script, statements
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transactions import transaction
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import database as database_module
+from reliablepub.outbox.sqlite import database as migrate_module
+from reliablepub.outbox.sqlite.database import MIGRATIONS, is_current, migrate
+from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
+from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.outbox.sqlite.transactions import transaction
 
 PATH = Path("here.db")
 OPEN_COLUMNS_OF_1 = """

@@ -21,10 +21,12 @@ from reliablepub.errors import (
     OutboxLocked,
 )
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, OutboxStatus, enqueuing
-from reliablepub.outbox.enqueuing import _is_autocommit, is_stored
-from reliablepub.outbox.entry import Attempt, Entry, Intervened, Sent, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened, Sent
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import enqueue
+from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -85,7 +87,7 @@ def test_a_connection_whose_commits_a_power_cut_can_take_is_warned_of_once(
     path: Path, app: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(enqueuing.LOGGER, "warning", lambda text, *words: said.append(text % words))
+    monkeypatch.setattr(enqueue.LOGGER, "warning", lambda text, *words: said.append(text % words))
     app.execute(f"PRAGMA synchronous = {mode}")
     outbox = Outbox(path)
     for _ in range(3):
@@ -196,7 +198,7 @@ def test_both_ways_to_autocommit_are_known(attributes: dict[str, Any], is_so: bo
 def test_it_is_known_whether_exactly_this_message_is_stored(path: Path, entry: Make) -> None:
     first, second = entry(), entry()
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[first]))
+        store.commit(Changes(new=[first]))
         second.id = first.id
         assert is_stored(store._writer.opened(), first)
         assert not is_stored(store._writer.opened(), second)
@@ -224,7 +226,7 @@ def test_it_lives_among_an_applications_tables_of_the_same_names(
         assert store.changed_elsewhere()
         assert store.snapshot().last_id == 2
         second = Entry(Message(b"3", message_id="3"), 1.0)
-        store.commit(Turn(new=[second], confirmed=[first]))
+        store.commit(Changes(new=[second], confirmed=[first]))
         assert second.id == 3
         outbox.enqueue(Message(b"4"))
         status = outbox.status()
@@ -342,9 +344,9 @@ def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
 def test_lists_have_a_hundred_rows_unless_more_are_asked_for(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         new = [entry(ordering_key=f"k{n}") for n in range(101)]
-        store.commit(Turn(new=new))
+        store.commit(Changes(new=new))
         parked = [Attempt(one, "1-1", 1, RETURNED, 5.0) for one in new]
-        store.commit(Turn(parked=parked, attempts=parked))
+        store.commit(Changes(parked=parked, attempts=parked))
     outbox = Outbox(path)
     for look in (outbox.parked, outbox.held_keys):
         assert [len(look()), len(look(101)), len(look(limit=2))] == [100, 101, 2]
@@ -353,9 +355,9 @@ def test_lists_have_a_hundred_rows_unless_more_are_asked_for(path: Path, entry: 
 def test_only_what_was_put_in_after_the_holder_is_behind_it(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         new = [entry(ordering_key="k") for _ in range(4)]
-        store.commit(Turn(new=new))
+        store.commit(Changes(new=new))
         parked = [Attempt(new[1], "1-1", 1, RETURNED, 5.0)]
-        store.commit(Turn(parked=parked, attempts=parked))
+        store.commit(Changes(parked=parked, attempts=parked))
     [held] = Outbox(path).held_keys()
     with closing(sqlite3.connect(path)) as connection:
         [row] = connection.execute("SELECT id, held_back FROM reliablepub_held_keys").fetchall()
@@ -383,7 +385,7 @@ def test_a_forked_child_enqueues_on_a_connection_of_its_own(
 def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         new = [entry() for _ in range(6)]
-        store.commit(Turn(new=new, sent=[Sent("1-1", 1, new[:5])]))
+        store.commit(Changes(new=new, sent=[Sent("1-1", 1, new[:5])]))
         expired = Outcome(OutcomeKind.EXPIRED)
         given_up = [
             Attempt(new[1], "1-1", 2, RETURNED, 5.0),
@@ -391,7 +393,7 @@ def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
         ]
         new[5].due_at = 99.0
         store.commit(
-            Turn(confirmed=[new[0]], parked=given_up, attempts=given_up, rescheduled=[new[5]])
+            Changes(confirmed=[new[0]], parked=given_up, attempts=given_up, rescheduled=[new[5]])
         )
         status = Outbox(path).status()
         size = sum(p.stat().st_size for p in (path, path.with_name(path.name + "-wal")))
@@ -424,11 +426,11 @@ def test_an_empty_outbox_has_a_status_too(path: Path) -> None:
 def test_parking_can_be_undone(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         new = [entry() for _ in range(4)]
-        store.commit(Turn(new=new))
+        store.commit(Changes(new=new))
         for one in new:
             one.returned, one.uncertain = 3, 2
         given_up = [Attempt(e, "1-1", e.id, RETURNED, 5.0) for e in new[1:]]
-        store.commit(Turn(parked=given_up))
+        store.commit(Changes(parked=given_up))
         with Outbox(path) as outbox:
             parked = outbox.parked()
             assert [
@@ -465,8 +467,8 @@ def test_the_position_of_a_source_is_read_and_forgotten(path: Path, entry: Make)
         outbox.forget("file")
         assert not path.exists()
         with closing(SqliteStore(path)) as store:
-            store.commit(Turn(new=[entry(), entry()], sources={"file": 2, "other": 0}))
-            store.commit(Turn(new=[entry()], sources={"other": 1}))
+            store.commit(Changes(new=[entry(), entry()], sources={"file": 2, "other": 0}))
+            store.commit(Changes(new=[entry()], sources={"other": 1}))
             assert outbox.position("file") == 2
             outbox.forget("file")
             assert store.position("file") == outbox.position("file") == 0
@@ -505,19 +507,19 @@ def test_one_process_may_have_several(path: Path, entry: Make) -> None:
         with closing(SqliteStore(other)) as second, Outbox(path) as one, Outbox(other) as two:
             one.enqueue(Message(b"1"))
             two.enqueue(Message(b"2"))
-            second.commit(Turn(new=[entry()]))
+            second.commit(Changes(new=[entry()]))
             assert (store.snapshot().counters.open, second.snapshot().counters.open) == (1, 2)
         with pytest.raises(OutboxInUse):  # closing the other has not cost this one its lease
             SqliteStore(path)
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
         assert Outbox(path).status().open == 2
 
 
 def test_only_what_holds_the_key_is_resumed(path: Path, entry: Make) -> None:
     new = [entry(ordering_key="k"), entry(ordering_key="other"), entry()]
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=new))
-        store.commit(Turn(parked=[Attempt(one, "1-1", one.id, RETURNED, 5.0) for one in new]))
+        store.commit(Changes(new=new))
+        store.commit(Changes(parked=[Attempt(one, "1-1", one.id, RETURNED, 5.0) for one in new]))
     with Outbox(path) as outbox:
         assert outbox.resume_key("k") == 1
         assert [parked.id for parked in outbox.parked()] == [2, 3]

@@ -17,11 +17,12 @@ import pytest
 
 from reliablepub.errors import OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, ballast, checkpoints
-from reliablepub.outbox import database as database_module
-from reliablepub.outbox.database import PAGE_BYTES
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import ballast, checkpoints
+from reliablepub.outbox.sqlite import database as database_module
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
@@ -171,7 +172,7 @@ class Life:
 
     def _accept(self, store: SqliteStore) -> None:
         new = [self._new() for _ in range(self._random.randrange(1, 5))]
-        turn = Turn(new=new, sent=[Sent("1-1", self._count, new)])
+        turn = Changes(new=new, sent=[Sent("1-1", self._count, new)])
         self._told([entry.message.message_id for entry in new], lambda: store.commit(turn))
         self._open += new
 
@@ -188,7 +189,7 @@ class Life:
         names = " ".join(str(entry.message.message_id) for entry in settled)
         self._shim.mark(f"settled {names}")
         parked = [Attempt(entry, "1-1", 1, REFUSED, 2.0) for entry in settled[:1]]
-        store.commit(Turn(confirmed=settled[1:], parked=parked, attempts=parked))
+        store.commit(Changes(confirmed=settled[1:], parked=parked, attempts=parked))
 
 
 class Promises:

@@ -10,12 +10,13 @@ import pytest
 
 from reliablepub.errors import InvalidMessage, NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, pruning
-from reliablepub.outbox.database import PAGE_BYTES
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.pruning import Pruned, Times, foresee, prune
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin import pruning
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.pruning import Pruned, Times, foresee, prune
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
@@ -43,7 +44,7 @@ def store(path: Path, clock: Clock) -> Iterator[SqliteStore]:
 
 def stored(store: SqliteStore, count: int, body: bytes = b"") -> list[Entry]:
     entries = [Entry(Message(body, message_id=f"m-{n}"), NOW) for n in range(count)]
-    store.commit(Turn(new=entries))
+    store.commit(Changes(new=entries))
     return entries
 
 
@@ -68,16 +69,16 @@ def pruned_as_foreseen(path: Path, wanted: Times) -> Pruned:
 def test_nothing_goes_unless_its_kind_is_named(path: Path, store: SqliteStore) -> None:
     confirmed, parked, late, _ = stored(store, 4)
     given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
-    store.commit(Turn(confirmed=[confirmed], parked=given_up, attempts=given_up))
+    store.commit(Changes(confirmed=[confirmed], parked=given_up, attempts=given_up))
     assert pruned_as_foreseen(path, times()).messages == 0
     assert (rows(path, "confirmed"), rows(path, "parked"), rows(path, "messages")) == (1, 2, 1)
 
 
 def test_what_was_confirmed_long_ago_goes(path: Path, store: SqliteStore, clock: Clock) -> None:
     old, new = stored(store, 1_200), stored(store, 3)
-    store.commit(Turn(confirmed=old))
+    store.commit(Changes(confirmed=old))
     clock.now += 100
-    store.commit(Turn(confirmed=new))
+    store.commit(Changes(confirmed=new))
     steps: list[tuple[str, int]] = []
     wanted = times(confirmed_before=NOW + 50)
     assert foresee(path, wanted).confirmed == 1_200
@@ -91,16 +92,16 @@ def test_what_was_given_up_long_ago_is_discarded(
 ) -> None:
     entries = stored(store, 4)
     for entry, outcome in zip(entries, (REFUSED, LATE, REFUSED, LATE), strict=True):
-        store.commit(Turn(parked=[Attempt(entry, "1-1", 1, outcome, clock.now)]))
+        store.commit(Changes(parked=[Attempt(entry, "1-1", 1, outcome, clock.now)]))
         clock.now += 10
     found = pruned_as_foreseen(path, times(parked_before=NOW + 15, expired_before=NOW + 15))
     assert (found.parked, found.expired) == (1, 1)
     status = Outbox(path).status()
     assert (status.parked, status.expired, status.discarded) == (1, 1, 2)
     assert [touched.action for touched in store.touched()] == ["discard"] * 2
-    assert store.commit(Turn(new=[Entry(Message(b"", message_id="m"), NOW)])).counters.open == 1, (
-        "it goes on"
-    )
+    assert (
+        store.commit(Changes(new=[Entry(Message(b"", message_id="m"), NOW)])).counters.open == 1
+    ), "it goes on"
 
 
 def test_history_goes_with_its_message(
@@ -109,7 +110,7 @@ def test_history_goes_with_its_message(
     monkeypatch.setattr(pruning, "_NUMBERS", 2)
     gone, there = stored(store, 2)
     attempts = [Attempt(entry, "1-1", 1, REFUSED, NOW) for entry in (gone, there) * 3]
-    store.commit(Turn(confirmed=[gone], attempts=attempts))
+    store.commit(Changes(confirmed=[gone], attempts=attempts))
     assert pruned_as_foreseen(path, times(history_before=NOW)).attempts == 0, "too new"
     assert pruned_as_foreseen(path, times(history_before=NOW + 1)).attempts == 3
     assert rows(path, "attempts") == 3
@@ -143,7 +144,7 @@ def test_keys_are_forgotten_when_their_time_is_over_and_their_message_is_gone(
 
 def parked_mebibytes(store: SqliteStore, count: int) -> None:
     entries = stored(store, count * 16, bytes(65_536))
-    store.commit(Turn(parked=[Attempt(entry, "1-1", 1, REFUSED, NOW) for entry in entries]))
+    store.commit(Changes(parked=[Attempt(entry, "1-1", 1, REFUSED, NOW) for entry in entries]))
 
 
 def test_the_file_gives_its_space_back(path: Path, store: SqliteStore) -> None:
@@ -196,7 +197,7 @@ def test_history_goes_in_stretches(
     monkeypatch.setattr(pruning, "_NUMBERS", 2)
     entries = stored(store, 4)
     attempts = [Attempt(entry, "1-1", n, REFUSED, NOW) for n, entry in enumerate(entries, 1)]
-    store.commit(Turn(confirmed=entries, attempts=attempts))
+    store.commit(Changes(confirmed=entries, attempts=attempts))
     told: list[int] = []
     wanted = times(confirmed_before=NOW, history_before=NOW + 1)
     prune(path, wanted, progress=lambda kind, n: told.append(n) if kind == "attempts" else None)
@@ -209,7 +210,7 @@ def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(
 ) -> None:
     confirmed, parked, late = stored(store, 3)
     given_up = [Attempt(parked, "1-1", 1, REFUSED, NOW), Attempt(late, "1-1", 2, LATE, NOW)]
-    store.commit(Turn(confirmed=[confirmed], parked=given_up, attempts=given_up))
+    store.commit(Changes(confirmed=[confirmed], parked=given_up, attempts=given_up))
     told: dict[str, int] = {}
     wanted = times(confirmed_before=NOW, parked_before=NOW, expired_before=NOW)
     prune(path, wanted, progress=lambda kind, n: told.update({kind: n}))
@@ -225,7 +226,7 @@ def test_the_log_is_left_to_the_relay(
 ) -> None:
     stored(store, 4)
     before = path.read_bytes()
-    monkeypatch.setattr("reliablepub.outbox.checkpoints.CHECKPOINT_BYTES", PAGE_BYTES)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.checkpoints.CHECKPOINT_BYTES", PAGE_BYTES)
     assert intervene(path, [1, 2], Intervention(Action.PARK)).changed == 2
     pruned = prune(path, times(parked_before=1e12, history_before=1e12))
     assert (pruned.parked, pruned.interventions) == (2, 3)
@@ -235,7 +236,7 @@ def test_the_log_is_left_to_the_relay(
 def test_people_step_in_a_few_messages_at_a_time(
     path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.outbox.interventions.CHUNK", 2)
+    monkeypatch.setattr("reliablepub.outbox.admin.interventions.CHUNK", 2)
     stored(store, 5)
     told: list[int] = []
     effect = intervene(path, range(1, 6), Intervention(Action.PARK), progress=told.append)
@@ -271,7 +272,7 @@ def test_whatever_kind_it_was_is_a_message() -> None:
 def test_the_log_stays_short_without_a_relay(
     path: Path, store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.outbox.checkpoints.LOG_BYTES_LONG", 1 << 20)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.checkpoints.LOG_BYTES_LONG", 1 << 20)
     parked_mebibytes(store, 6)
     store.close()
     longest = 0
@@ -281,7 +282,7 @@ def test_the_log_stays_short_without_a_relay(
         nonlocal longest
         longest = max(longest, log.stat().st_size)
 
-    monkeypatch.setattr("reliablepub.outbox.steps.CHUNK", 8)
+    monkeypatch.setattr("reliablepub.outbox.admin.interventions.CHUNK", 8)
     prune(path, times(parked_before=NOW), progress=look)
     assert longest > 0
 

@@ -11,12 +11,12 @@ import pytest
 
 from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.ballast import Ballast
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.quota import may_take
-from reliablepub.outbox.shortage import DISK_FULL
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.quota import may_take
+from reliablepub.outbox.sqlite.space import DISK_FULL
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.shim import IOERR_WRITE, Shim, shim
 
 Make = Callable[..., Entry]
@@ -67,13 +67,13 @@ def quota(monkeypatch: pytest.MonkeyPatch, files: Shim) -> Quota:
 def test_a_quota_that_is_used_up_is_a_full_disk(quota: Quota, path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         old = [entry() for _ in range(20)]
-        store.commit(Turn(new=old))
+        store.commit(Changes(new=old))
         quota.use_up()
         with pytest.raises(OutboxDiskFull, match="nothing of this was stored"):
-            store.commit(Turn(new=[entry()]))
+            store.commit(Changes(new=[entry()]))
         with pytest.raises(OutboxDiskFull), Outbox(path) as outbox:
             outbox.enqueue(Message(b"new"))
-        counters = store.commit(Turn(confirmed=old)).counters
+        counters = store.commit(Changes(confirmed=old)).counters
         assert (counters.stored, counters.confirmed) == (20, 20)
         assert not Ballast(path).is_whole, "verdicts use it"
         assert store.relieve() == DISK_FULL
@@ -83,14 +83,14 @@ def test_a_quota_that_is_used_up_is_a_full_disk(quota: Quota, path: Path, entry:
         store._shortage._next_look_at = 0.0
         assert store.relieve() == ""
         assert Ballast(path).is_whole
-        assert store.commit(Turn(new=[entry()])).counters.open == 1
+        assert store.commit(Changes(new=[entry()])).counters.open == 1
 
 
 def test_a_disk_that_fails_is_no_quota(files: Shim, path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         files.fail("write", at=1, code=IOERR_WRITE, is_persistent=True)
         with pytest.raises((OutboxUnsure, OutboxDiskFailed)):
-            store.commit(Turn(new=[entry()]))
+            store.commit(Changes(new=[entry()]))
         files.heal()
         assert Ballast(path).is_whole
 

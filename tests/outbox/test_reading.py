@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.reading import Page
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.sqlite.store import Page, SqliteStore
 
 Make = Callable[..., Entry]
 ROOMY = 10**9
@@ -20,7 +19,7 @@ def connection(path: Path, entry: Make) -> Iterator[sqlite3.Connection]:
     """To an outbox of ten messages of one key, of the same size, and one without."""
     entries = [entry(body=b"x", message_id=f"m-{n:02}", ordering_key="k") for n in range(10)]
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[*entries, entry(body=b"x", message_id="m-10")]))
+        store.commit(Changes(new=[*entries, entry(body=b"x", message_id="m-10")]))
         yield store._writer.opened()
 
 
@@ -43,7 +42,7 @@ def test_a_page_passes_over_whose_turn_it_is_not(connection: sqlite3.Connection)
 def test_a_page_passes_over_so_many_and_no_more(
     connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.outbox.reading.PASSED_MAX", 3)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.store.PASSED_MAX", 3)
     page = Page(10, ROOMY, None)
     assert page.read_ready(connection, 1, 11) == 4
     assert ids(page) == [1]

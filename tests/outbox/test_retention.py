@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, retention
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import space
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -91,8 +92,8 @@ def test_a_key_outlives_its_message_for_a_while(path: Path, clock: Clock) -> Non
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"", message_id="m-1"), key="k")
         with closing(SqliteStore(path)) as store:
-            store.commit(Turn(confirmed=store.read_ready(1, 1, limit=1, bytes_max=10**9)[0]))
-        clock.now += retention.KEYS_KEPT_S - 1
+            store.commit(Changes(confirmed=store.read_ready(1, 1, limit=1, bytes_max=10**9)[0]))
+        clock.now += space.KEYS_KEPT_S - 1
         assert outbox.enqueue(Message(b"", message_id="m-2"), key="k") == "m-1"
         clock.now += 2
         assert outbox.enqueue(Message(b"", message_id="m-3"), key="k") == "m-3"
@@ -108,7 +109,7 @@ def test_a_key_is_not_forgotten_before_its_message(
             with closing(SqliteStore(path)) as store:
                 (entry,) = store.read_ready(1, 1, limit=1, bytes_max=10**9)[0]
                 attempt = Attempt(entry, "1-1", 1, REFUSED, 2.0)
-                store.commit(Turn(parked=[attempt], attempts=[attempt]))
+                store.commit(Changes(parked=[attempt], attempts=[attempt]))
         for number in range(3):
             clock.now += 30 * DAY_S
             outbox.enqueue(Message(b""), key=f"another {number}")
@@ -120,8 +121,8 @@ def test_old_keys_do_not_pile_up(path: Path, clock: Clock) -> None:
         for number in range(50):
             outbox.enqueue(Message(b""), key=f"old {number}")
         with closing(SqliteStore(path)) as store:
-            store.commit(Turn(confirmed=store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]))
-        clock.now += retention.KEYS_KEPT_S + 1
+            store.commit(Changes(confirmed=store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]))
+        clock.now += space.KEYS_KEPT_S + 1
         for number in range(20):
             outbox.enqueue(Message(b""), key=f"new {number}")
     assert count(path, "keys") == 20
@@ -129,18 +130,18 @@ def test_old_keys_do_not_pile_up(path: Path, clock: Clock) -> None:
 
 def test_keys_whose_messages_are_there_do_not_keep_old_ones(path: Path, clock: Clock) -> None:
     with Outbox(path) as outbox:
-        for number in range(2 * retention.KEYS_LOOKED_AT):
+        for number in range(2 * space.KEYS_LOOKED_AT):
             outbox.enqueue(Message(b""), key=f"open {number}")
         clock.now += 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"gone {number}")
         with closing(SqliteStore(path)) as store:
             entries, _ = store.read_ready(1, 99, limit=99, bytes_max=10**9)
-            store.commit(Turn(confirmed=entries[2 * retention.KEYS_LOOKED_AT :]))
-        clock.now += retention.KEYS_KEPT_S + 1
+            store.commit(Changes(confirmed=entries[2 * space.KEYS_LOOKED_AT :]))
+        clock.now += space.KEYS_KEPT_S + 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"new {number}")
-    assert count(path, "keys") == 2 * retention.KEYS_LOOKED_AT + 9
+    assert count(path, "keys") == 2 * space.KEYS_LOOKED_AT + 9
 
 
 def test_confirmed_messages_are_kept_for_a_while_if_asked(
@@ -148,22 +149,22 @@ def test_confirmed_messages_are_kept_for_a_while_if_asked(
 ) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(5)]
-        store.commit(Turn(new=entries))
-        store.commit(Turn(confirmed=[*entries[:2], entries[3]]))
-        store.commit(Turn(confirmed=entries[:2]))
+        store.commit(Changes(new=entries))
+        store.commit(Changes(confirmed=[*entries[:2], entries[3]]))
+        store.commit(Changes(confirmed=entries[:2]))
         assert store.snapshot().counters.confirmed == 3
         clock.now += 59
-        store.commit(Turn(confirmed=[entries[2]]))
+        store.commit(Changes(confirmed=[entries[2]]))
         assert count(path, "confirmed") == 4
         clock.now += 2
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
         assert count(path, "confirmed") == 1
     with closing(sqlite3.connect(path)) as connection:
         query = "SELECT id, message_id, exchange FROM reliablepub_confirmed_messages"
         assert connection.execute(query).fetchall() == [(3, "m-3", "orders")]
     assert Outbox(path).audit().is_right
     with closing(SqliteStore(path)) as store:  # not asked any more: they go
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
     assert count(path, "confirmed") == 0
     assert len(rows(path)["messages"]) == 3
 
@@ -173,23 +174,23 @@ def test_nothing_is_kept_unless_asked_however_short(
     path: Path, clock: Clock, entry: Make, asked: dict[str, float], kept: int
 ) -> None:
     with closing(SqliteStore(path, clock=clock, **asked)) as store:  # type: ignore[arg-type]
-        store.commit(Turn(new=[one := entry()]))
-        store.commit(Turn(confirmed=[one]))
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one]))
         assert count(path, "confirmed") == kept
 
 
 def test_they_are_pruned_in_small_steps_that_keep_up(
     path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "PRUNED_MIN", 10)
+    monkeypatch.setattr(space, "PRUNED_MIN", 10)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(200)]
-        store.commit(Turn(new=entries))
-        store.commit(Turn(confirmed=entries[:100]))
+        store.commit(Changes(new=entries))
+        store.commit(Changes(confirmed=entries[:100]))
         clock.now += 61
         left = [count(path, "confirmed")]
         for number in range(100, 200, 20):
-            store.commit(Turn(confirmed=entries[number : number + 20]))
+            store.commit(Changes(confirmed=entries[number : number + 20]))
             left.append(count(path, "confirmed"))
     assert left == [100, 80, 60, 60, 80, 100], "twice as many go as come, until the old are gone"
 
@@ -197,16 +198,16 @@ def test_they_are_pruned_in_small_steps_that_keep_up(
 def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
     path: Path, clock: Clock, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "PRUNED_MIN", 1)
+    monkeypatch.setattr(space, "PRUNED_MIN", 1)
     with closing(SqliteStore(path, keep_confirmed_s=60, clock=clock)) as store:
         entries = [entry() for _ in range(3)]
-        store.commit(Turn(new=entries))
-        store.commit(Turn(confirmed=entries))
+        store.commit(Changes(new=entries))
+        store.commit(Changes(confirmed=entries))
     clock.now -= 3_600  # by whatever clock
     left = []
     with closing(SqliteStore(path, clock=clock)) as store:
         for _ in range(4):
-            store.commit(Turn(new=[entry()]))
+            store.commit(Changes(new=[entry()]))
             left.append(count(path, "confirmed"))
     assert left == [2, 1, 0, 0]
 
@@ -214,9 +215,9 @@ def test_what_an_earlier_run_has_kept_goes_to_the_last_row(
 def test_nothing_is_pruned_where_nothing_is_kept(path: Path, entry: Make) -> None:
     executed: list[str] = []
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[one := entry()]))
+        store.commit(Changes(new=[one := entry()]))
         store._writer.opened().set_trace_callback(executed.append)
-        store.commit(Turn(new=[entry()], confirmed=[one]))
+        store.commit(Changes(new=[entry()], confirmed=[one]))
     assert executed
     assert not [sql for sql in executed if "reliablepub_confirmed" in sql]
 
@@ -225,18 +226,18 @@ def test_what_is_kept_for_less_than_a_second_goes_too(
     path: Path, clock: Clock, entry: Make
 ) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=0.5, clock=clock)) as store:
-        store.commit(Turn(new=[one := entry()]))
-        store.commit(Turn(confirmed=[one]))
+        store.commit(Changes(new=[one := entry()]))
+        store.commit(Changes(confirmed=[one]))
         clock.now += 1
-        store.commit(Turn(new=[entry()]))
+        store.commit(Changes(new=[entry()]))
         assert count(path, "confirmed") == 0
 
 
 def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path, keep_confirmed_s=60)) as store:
         entries = [entry() for _ in range(5)]
-        store.commit(Turn(new=entries))
-        store.commit(Turn(confirmed=entries[:3]))
+        store.commit(Changes(new=entries))
+        store.commit(Changes(confirmed=entries[:3]))
     found = Outbox(path.with_name("new.db")).salvage(path)
     assert (found.open, found.broken) == (2, ())
 
@@ -244,26 +245,26 @@ def test_a_kept_message_is_no_open_one_when_the_file_is_damaged(path: Path, entr
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is plenty, and what is little, in files that are made in no time."""
-    monkeypatch.setattr(retention, "FREE_PAGES_MIN", 50)
-    monkeypatch.setattr(retention, "LEFT_PAGES_MAX", 60)
+    monkeypatch.setattr(space, "FREE_PAGES_MIN", 50)
+    monkeypatch.setattr(space, "LEFT_PAGES_MAX", 60)
 
 
 @pytest.mark.usefixtures("small")
 def test_a_file_gives_its_space_back_when_little_is_left(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         left = [entry(body=b"x" * 10_000) for _ in range(200)]
-        store.commit(Turn(new=left))
-        sizes = [retention.pages(store._writer.opened())]
+        store.commit(Changes(new=left))
+        sizes = [space.pages(store._writer.opened())]
         while len(left) > 2:
-            store.commit(Turn(confirmed=left[:10] if len(left) > 10 else left[:-2]))
+            store.commit(Changes(confirmed=left[:10] if len(left) > 10 else left[:-2]))
             left = left[10:] or left[-2:]
-            sizes.append(retention.pages(store._writer.opened()))
+            sizes.append(space.pages(store._writer.opened()))
         assert len(set(sizes)) == 2, "once, and for good"
         assert sizes[-1] < 100
         assert [e.message.body for e in store.read_ready(1, 200, limit=9, bytes_max=10**6)[0]] == [
             b"x" * 10_000
         ] * 2
-        store.commit(Turn(confirmed=left))
+        store.commit(Changes(confirmed=left))
     assert path.stat().st_size <= 100 * 4096
 
 
@@ -275,16 +276,16 @@ def test_space_is_spared_for_the_next_burst_and_nothing_large_is_written_anew(
     path: Path, used: int, free: int, *, is_cut: bool
 ) -> None:
     with closing(file_of_pages(path, used, free)) as connection:
-        assert retention.has_space_to_give(connection) == is_cut
+        assert space.has_space_to_give(connection) == is_cut
 
 
 @pytest.mark.usefixtures("small")
 def test_a_file_with_tables_of_others_is_not_written_anew(path: Path) -> None:
     """Rows that have no number of their own might get another one."""
     with closing(file_of_pages(path, 20, 80)) as connection:
-        assert retention.has_space_to_give(connection)
+        assert space.has_space_to_give(connection)
         connection.execute("CREATE TABLE orders (item)")
-        assert not retention.has_space_to_give(connection)
+        assert not space.has_space_to_give(connection)
 
 
 @pytest.mark.usefixtures("small")
@@ -293,10 +294,10 @@ def test_space_is_given_back_later_while_somebody_else_writes(path: Path) -> Non
         connection.execute("PRAGMA busy_timeout = 0")
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            retention.give_space_back(connection)
-            assert retention.free_pages(connection) == 80
-        retention.give_space_back(connection)
-        assert retention.free_pages(connection) == 0
+            space.give_space_back(connection)
+            assert space.free_pages(connection) == 80
+        space.give_space_back(connection)
+        assert space.free_pages(connection) == 0
 
 
 def file_of_pages(path: Path, used: int, free: int) -> sqlite3.Connection:
@@ -305,11 +306,11 @@ def file_of_pages(path: Path, used: int, free: int) -> sqlite3.Connection:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
     connection.execute("CREATE TABLE reliablepub_rows (id INTEGER PRIMARY KEY, body)")
     connection.execute("INSERT INTO reliablepub_rows VALUES (0, zeroblob(?))", (4_092 * free,))
-    while retention.pages(connection) < used + free:
+    while space.pages(connection) < used + free:
         connection.execute("INSERT INTO reliablepub_rows (body) VALUES (zeroblob(3500))")
     connection.execute("DELETE FROM reliablepub_rows WHERE id = 0")
-    assert retention.pages(connection) == used + free
-    assert retention.free_pages(connection) == free
+    assert space.pages(connection) == used + free
+    assert space.free_pages(connection) == free
     return connection
 
 

@@ -16,13 +16,13 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox import salvage as salvage_module
-from reliablepub.outbox.audit import Audit, page_damage
-from reliablepub.outbox.database import PAGE_BYTES
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin import salvage as salvage_module
+from reliablepub.outbox.admin.integrity import Audit, page_damage
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
@@ -47,10 +47,10 @@ def fill(path: Path, count: int = 300) -> dict[int, bytes]:
             )
             for n in range(count)
         ]
-        store.commit(Turn(new=entries, sources={"file": 7}))
+        store.commit(Changes(new=entries, sources={"file": 7}))
         confirmed = entries[50:150]
         parked = [Attempt(entry, "1-1", 1, REFUSED, 9.0) for entry in entries[:20]]
-        store.commit(Turn(confirmed=confirmed, parked=parked, attempts=parked))
+        store.commit(Changes(confirmed=confirmed, parked=parked, attempts=parked))
     return {e.id: e.message.body for e in entries if e not in confirmed}
 
 
@@ -92,8 +92,8 @@ def test_of_a_file_that_is_not_damaged_everything_is_copied(path: Path) -> None:
 
 def test_the_log_counts_too(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry() for _ in range(30)]))
-        store.commit(Turn(new=[kept := entry()]))
+        store.commit(Changes(new=[entry() for _ in range(30)]))
+        store.commit(Changes(new=[kept := entry()]))
         crashed = path.with_name("crashed.db")
         shutil.copy(path, crashed)
         shutil.copy(path.with_name("outbox.db-wal"), path.with_name("crashed.db-wal"))
@@ -321,7 +321,7 @@ def store_behind(path: Path) -> None:
 @pytest.fixture
 def three(path: Path, entry: Make) -> Path:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry(), entry(ordering_key="k"), entry()]))
+        store.commit(Changes(new=[entry(), entry(ordering_key="k"), entry()]))
     return path
 
 
@@ -384,10 +384,10 @@ def test_it_is_written_in_pieces(
     path: Path, entry: Make, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=(new := [entry() for _ in range(6)])))
+        store.commit(Changes(new=(new := [entry() for _ in range(6)])))
         expired = Outcome(OutcomeKind.EXPIRED)
         given_up = [Attempt(new[0], "1-1", 1, REFUSED, 9.0), Attempt(new[1], "1-1", 2, expired, 9)]
-        store.commit(Turn(parked=given_up, attempts=given_up))
+        store.commit(Changes(parked=given_up, attempts=given_up))
     monkeypatch.setattr(salvage_module, "_BATCH", batch)
     outbox = Outbox(path.with_name("new.db"))
     found = outbox.salvage(path)

@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.selection import GIVEN_UP_STATES, OPEN_STATES, Selection, find, find_ids
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.selection import (
+    GIVEN_UP_STATES,
+    OPEN_STATES,
+    Selection,
+    find,
+    find_ids,
+)
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -24,18 +30,18 @@ def filled(store: SqliteStore, path: Path, entry: Make) -> Path:
     new = [
         entry(body=bytes(sizes.get(n, 1)), ordering_key="k" if n > 6 else None) for n in range(1, 9)
     ]
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     new[1].due_at, new[1].nacked, new[2].due_at = math.inf, 2, 9e9
     new[3].returned, new[5].returned, new[6].nacked, new[7].uncertain = 2, 1, 1, 1
     nacked = [Attempt(new[1], "1-1", 1, NACKED, 5.0), Attempt(new[6], "1-1", 2, RETURNED, 6.0)]
-    store.commit(Turn(rescheduled=[new[1], new[2], *new[6:]], attempts=nacked))
+    store.commit(Changes(rescheduled=[new[1], new[2], *new[6:]], attempts=nacked))
     given_up = [
         Attempt(new[3], "1-1", 3, RETURNED, 50.0),
         Attempt(new[4], "1-1", 4, LATE, 60.0),
         Attempt(new[5], "1-1", 5, RETURNED, 70.0),
     ]
     before = Attempt(new[5], "1-1", 5, NACKED, 60.0)
-    store.commit(Turn(parked=given_up, attempts=[*given_up[:2], before]))
+    store.commit(Changes(parked=given_up, attempts=[*given_up[:2], before]))
     return path
 
 

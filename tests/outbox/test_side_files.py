@@ -16,13 +16,18 @@ import pytest
 
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox, side_files
-from reliablepub.outbox.ballast import Ballast
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.lease import Lease, holder_pid
-from reliablepub.outbox.picture import STATUS_BYTES_MAX, picture_path, read_picture
-from reliablepub.outbox.side_files import OF_SQLITE, OURS, check_side_files, warn_of_folder
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import location
+from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files, warn_of_folder
+from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
+from reliablepub.outbox.sqlite.status_file import (
+    STATUS_BYTES_MAX,
+    read_status_file,
+    status_file_path,
+)
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 STRANGER = 65534
 OWNER = 4321
@@ -70,7 +75,7 @@ def stranger(shared: Path) -> Iterator[Plant]:
 
 def fill(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry(body=BODY)]))
+        store.commit(Changes(new=[entry(body=BODY)]))
 
 
 @pytest.mark.parametrize("suffix", [*OF_SQLITE, *OURS])
@@ -111,7 +116,7 @@ def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
     child: Callable[..., int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check = side_files.check_side_files
+    check = location.check_side_files
     looks = 0
 
     def late(outbox: Path, *more: tuple[str, ...]) -> None:
@@ -126,7 +131,7 @@ def test_a_log_that_is_planted_in_between_is_found_before_a_message_is_in_it(
         os.setuid(OWNER)
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(b""))
-        monkeypatch.setattr("reliablepub.outbox.database.check_side_files", late)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.database.check_side_files", late)
         with pytest.raises(OutboxError, match=f"p.db-wal belongs to user {STRANGER}"):
             Outbox(shared).enqueue(Message(BODY))
         assert looks == 2
@@ -148,7 +153,7 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
     if not is_new:
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(b""))
-    check = side_files.check_side_files
+    check = location.check_side_files
     looks = 0
 
     def late(outbox: Path, *more: tuple[str, ...]) -> None:
@@ -161,8 +166,8 @@ def test_root_takes_over_no_log_that_is_planted_in_between(
                 "[ -r p.db-wal ] && exec 3<p.db-wal; :"
             )
 
-    monkeypatch.setattr("reliablepub.outbox.database.check_side_files", late)
-    monkeypatch.setattr("reliablepub.outbox.side_files.check_side_files", late)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.database.check_side_files", late)
+    monkeypatch.setattr("reliablepub.outbox.sqlite.location.check_side_files", late)
     for use in (lambda: Outbox(shared).enqueue(Message(BODY)), lambda: SqliteStore(shared).close()):
         with suppress(OutboxError):
             use()
@@ -194,7 +199,7 @@ def test_without_the_look_the_stranger_would_read_along(
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(b""))
         stranger(": > p.db-wal; : > p.db-shm")
-        monkeypatch.setattr("reliablepub.outbox.database.check_side_files", lambda *_: None)
+        monkeypatch.setattr("reliablepub.outbox.sqlite.database.check_side_files", lambda *_: None)
         with Outbox(shared) as outbox:
             outbox.enqueue(Message(BODY))
             assert int(stranger(f"grep -c -a '{BODY[:25].decode()}' p.db-wal")) > 0
@@ -212,8 +217,8 @@ def test_a_pipe_holds_nobody_up(path: Path, entry: Make, suffix: str) -> None:
         with pytest.raises(OutboxError, match=f"outbox.db{suffix} is not a regular file"):
             use()
     assert holder_pid(path) is None
-    assert read_picture(path) is None
-    assert Lease.borrow(path) is None or suffix != ".lock"
+    assert read_status_file(path) is None
+    assert RelayLock.borrow(path) is None or suffix != ".lock"
 
 
 def test_nor_does_the_command_line(path: Path, entry: Make) -> None:
@@ -317,25 +322,25 @@ def test_ballast_of_another_user_is_not_ours(shared: Path, stranger: Plant) -> N
 
 def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: Make) -> None:
     fill(path, entry)
-    lease = Lease(path)
-    status = picture_path(path)
+    lease = RelayLock(path)
+    status = status_file_path(path)
     status.write_text(json.dumps({"pid": os.getpid(), "link": "up"}))
     status.chmod(0o600)
-    assert read_picture(path) == {"pid": os.getpid(), "link": "up"}
+    assert read_status_file(path) == {"pid": os.getpid(), "link": "up"}
     status.write_text(json.dumps({"pid": os.getpid(), "x": "x" * STATUS_BYTES_MAX}))
-    assert read_picture(path) is None
+    assert read_status_file(path) is None
     with status.open("wb") as file:
         file.truncate(1 << 40)  # holes: read whole, this would be the end of the process
-    assert read_picture(path) is None
+    assert read_status_file(path) is None
     status.write_bytes(b"[" * STATUS_BYTES_MAX)
-    assert read_picture(path) is None
+    assert read_status_file(path) is None
     lease.release()
 
 
 def test_folders_that_others_can_write_to_are_warned_of_once(
     shared: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(side_files.LOGGER, "disabled", False)
+    monkeypatch.setattr(location.LOGGER, "disabled", False)
     root = shared.parent
     me, my_group = os.geteuid(), os.getegid()
     cases = [

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.testing import FakeBroker
 
 pytestmark = pytest.mark.bench

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliablepub.outbox.sql import QUERIES, _named, script, statements
+from reliablepub.outbox.sqlite.sql import QUERIES, _named, script, statements
 
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN\n    DELETE FROM b;\n\n    -- within\nEND;"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox import steps
-from reliablepub.outbox.database import open_writer
-from reliablepub.outbox.steps import PAUSE_S_MAX, step_by_step
+from reliablepub.outbox.admin import interventions
+from reliablepub.outbox.admin.interventions import PAUSE_S_MAX, step_by_step
+from reliablepub.outbox.sqlite.database import open_writer
 
 
 class Time:
@@ -29,7 +29,7 @@ class Time:
 def test_each_pause_is_as_long_as_the_step_before_it_up_to_a_limit(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(steps, "time", time := Time())
+    monkeypatch.setattr(interventions, "time", time := Time())
 
     def step(takes_s: float) -> float:
         time.now += takes_s

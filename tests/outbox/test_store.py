@@ -15,12 +15,11 @@ from sqlite_utils import Database
 
 from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.database import PAGE_BYTES
-from reliablepub.outbox.entry import Attempt, Counters, DamagedRow, Entry, Sent, Store, Turn
-from reliablepub.outbox.lease import lock_path
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.writing import LEFT_IN_FLIGHT
+from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Entry, Sent, Store
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.database import PAGE_BYTES
+from reliablepub.outbox.sqlite.lock import lock_path
+from reliablepub.outbox.sqlite.store import LEFT_IN_FLIGHT, SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
 from tests.outbox.shim import shim
 
@@ -39,8 +38,8 @@ def ids(entries: list[Entry]) -> list[int]:
 
 def test_ids_follow_each_other_in_order(any_store: Store, entry: Make) -> None:
     first, second = [entry(), entry()], [entry()]
-    any_store.commit(Turn(new=first))
-    snapshot = any_store.commit(Turn(new=second))
+    any_store.commit(Changes(new=first))
+    snapshot = any_store.commit(Changes(new=second))
     assert ids(first + second) == [1, 2, 3]
     assert snapshot.last_id == 3
     assert snapshot == any_store.snapshot()
@@ -51,7 +50,7 @@ def test_what_was_stored_can_be_read(any_store: Store, entry: Make) -> None:
         entry(headers={"a": b"\0", "n": 1.0}, content_type="text/plain"),
         entry(persistent=False),
     ]
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     found = any_store.read_ready(1, 9, **ALL)[0]
     assert [(e.id, e.message, e.stored_at) for e in found] == [
         (e.id, e.message, e.stored_at) for e in new
@@ -61,7 +60,7 @@ def test_what_was_stored_can_be_read(any_store: Store, entry: Make) -> None:
 def test_a_new_entry_keeps_what_it_has_been_through(any_store: Store, entry: Make) -> None:
     new = [entry(), entry()]
     new[1].nacked, new[1].returned, new[1].refused, new[1].uncertain = 1, 2, 3, 4
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     found = any_store.read_ready(1, 9, **ALL)[0]
     assert [(e.nacked, e.returned, e.refused, e.uncertain) for e in found] == [
         (0, 0, 0, 0),
@@ -72,7 +71,7 @@ def test_a_new_entry_keeps_what_it_has_been_through(any_store: Store, entry: Mak
 def test_reading_stops_at_each_limit(any_store: Store, entry: Make) -> None:
     new = [entry(body=b"x" * 1000) for _ in range(5)]
     size = new[0].message.size
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     assert ids(any_store.read_ready(2, 4, **ALL)[0]) == [2, 3, 4]
     assert ids(any_store.read_ready(1, 5, limit=2, bytes_max=10**9)[0]) == [1, 2]
     assert ids(any_store.read_ready(1, 5, limit=9, bytes_max=2 * size)[0]) == [1, 2]
@@ -84,11 +83,11 @@ def test_reading_stops_at_each_limit(any_store: Store, entry: Make) -> None:
 
 def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> None:
     new = [entry() for _ in range(4)]
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     for one, due_at in zip(new, (50.0, None, 30.0, 40.0), strict=True):
         one.due_at = due_at
         one.nacked = 2
-    any_store.commit(Turn(rescheduled=new))
+    any_store.commit(Changes(rescheduled=new))
     assert ids(any_store.read_ready(1, 4, **ALL)[0]) == [2]
     assert any_store.read_due(29.9, limit=9, bytes_max=1 << 30, loaded=()) == ([], 30.0)
     for _ in range(2):  # taking is only a read
@@ -100,7 +99,7 @@ def test_a_waiting_entry_is_due_and_not_ready(any_store: Store, entry: Make) -> 
     due, next_due_at = any_store.read_due(60.0, limit=1, bytes_max=1 << 30, loaded=())
     assert (ids(due), next_due_at) == ([3], 40.0)
     new[2].due_at = None
-    any_store.commit(Turn(rescheduled=[new[2]]))
+    any_store.commit(Changes(rescheduled=[new[2]]))
     assert ids(any_store.read_ready(1, 4, **ALL)[0]) == [2, 3]
     assert ids(any_store.read_due(60.0, limit=9, bytes_max=1 << 30, loaded=())[0]) == [4, 1]
 
@@ -109,7 +108,7 @@ def test_reading_what_is_due_stops_at_a_limit_in_bytes(any_store: Store, entry: 
     new = [entry() for _ in range(3)]
     for one in new:
         one.due_at = 10.0
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     size = new[0].message.size
     for bytes_max, found in ((0, [1]), (2 * size, [1, 2]), (2 * size - 1, [1])):
         due, next_due_at = any_store.read_due(60.0, limit=9, bytes_max=bytes_max, loaded=())
@@ -118,9 +117,9 @@ def test_reading_what_is_due_stops_at_a_limit_in_bytes(any_store: Store, entry: 
 
 def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> None:
     new = [entry() for _ in range(4)]
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     parked = [Attempt(new[1], "1-1", 2, RETURNED, 5.0), Attempt(new[2], "1-1", 3, EXPIRED, 5.0)]
-    snapshot = any_store.commit(Turn(confirmed=[new[0]], parked=parked, attempts=parked))
+    snapshot = any_store.commit(Changes(confirmed=[new[0]], parked=parked, attempts=parked))
     assert snapshot.counters == Counters(
         stored=4, confirmed=1, parked=1, expired=1, open_bytes=new[3].message.size
     )
@@ -131,10 +130,10 @@ def test_settled_entries_are_gone_and_counted(any_store: Store, entry: Make) -> 
 
 def test_what_is_discarded_is_gone_and_counted(any_store: Store, entry: Make) -> None:
     new = [entry(body=b"x" * n) for n in range(4)]
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     for gone in (new[:1], new[1:3]):
         discarded = [Attempt(one, "1-1", one.id, RETURNED, 5.0) for one in gone]
-        snapshot = any_store.commit(Turn(discarded=discarded, attempts=discarded))
+        snapshot = any_store.commit(Changes(discarded=discarded, attempts=discarded))
     assert snapshot.counters == Counters(stored=4, discarded=3, open_bytes=new[3].message.size)
     assert snapshot.counters.open == 1
     assert ids(any_store.read_ready(1, 9, **ALL)[0]) == [4]
@@ -142,10 +141,10 @@ def test_what_is_discarded_is_gone_and_counted(any_store: Store, entry: Make) ->
 
 def test_a_verdict_that_comes_twice_counts_once(any_store: Store, entry: Make) -> None:
     new = [entry() for _ in range(3)]
-    any_store.commit(Turn(new=new))
-    any_store.commit(Turn(confirmed=[new[0], new[0]]))
+    any_store.commit(Changes(new=new))
+    any_store.commit(Changes(confirmed=[new[0], new[0]]))
     again = [Attempt(new[0], "1-1", 1, RETURNED, 5.0), Attempt(new[1], "1-1", 2, RETURNED, 5.0)]
-    snapshot = any_store.commit(Turn(confirmed=[new[0]], parked=[*again, again[1]]))
+    snapshot = any_store.commit(Changes(confirmed=[new[0]], parked=[*again, again[1]]))
     assert snapshot.counters == Counters(
         stored=3, confirmed=1, parked=1, open_bytes=new[2].message.size
     )
@@ -154,7 +153,7 @@ def test_a_verdict_that_comes_twice_counts_once(any_store: Store, entry: Make) -
 def test_an_empty_store(any_store: Store) -> None:
     snapshot = any_store.snapshot()
     assert (snapshot.last_id, snapshot.counters) == (0, Counters())
-    assert any_store.commit(Turn()) == snapshot
+    assert any_store.commit(Changes()) == snapshot
     assert any_store.lowest_awaited(0, 1e12) is None
     assert any_store.read_due(1e12, limit=9, bytes_max=1 << 30, loaded=()) == ([], None)
     assert any_store.read_ready(0, 10**9, **ALL)[0] == []
@@ -164,15 +163,15 @@ def test_an_empty_store(any_store: Store) -> None:
 
 def test_the_position_of_a_source_grows_with_its_entries(any_store: Store, entry: Make) -> None:
     assert any_store.position("file") == 0
-    any_store.commit(Turn(new=[entry(), entry()], sources={"file": 2}))
-    any_store.commit(Turn(new=[entry(), entry()], sources={"file": 1, "other": 1}))
+    any_store.commit(Changes(new=[entry(), entry()], sources={"file": 2}))
+    any_store.commit(Changes(new=[entry(), entry()], sources={"file": 1, "other": 1}))
     assert (any_store.position("file"), any_store.position("other")) == (3, 1)
 
 
 def test_a_new_entry_may_be_sent_and_even_settled_at_once(any_store: Store, entry: Make) -> None:
     new = [entry(), entry()]
     parked = [Attempt(new[1], "1-1", 0, RETURNED, 5.0)]
-    snapshot = any_store.commit(Turn(new=new, sent=[Sent("1-1", 1, new[:1])], parked=parked))
+    snapshot = any_store.commit(Changes(new=new, sent=[Sent("1-1", 1, new[:1])], parked=parked))
     assert snapshot.counters.open == 1
     assert any_store.lowest_awaited(0, 1e12) == 1
 
@@ -183,9 +182,9 @@ def test_a_new_entry_may_be_sent_and_even_settled_at_once(any_store: Store, entr
 def test_entries_survive_and_ids_are_never_given_twice(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         new = [entry(), entry()]
-        store.commit(Turn(new=new))
+        store.commit(Changes(new=new))
         new[1].due_at, new[1].uncertain = 77.0, 3
-        store.commit(Turn(rescheduled=[new[1]], confirmed=[new[0]]))
+        store.commit(Changes(rescheduled=[new[1]], confirmed=[new[0]]))
     with closing(SqliteStore(path)) as store:
         assert store.run == 2
         (found,), _ = store.read_due(80.0, limit=1, bytes_max=1 << 30, loaded=())
@@ -195,36 +194,36 @@ def test_entries_survive_and_ids_are_never_given_twice(path: Path, entry: Make) 
             77.0,
             3,
         )
-        store.commit(Turn(confirmed=[found]))
+        store.commit(Changes(confirmed=[found]))
     with closing(SqliteStore(path)) as store:
         third = entry()
-        assert store.commit(Turn(new=[third])).counters == Counters(
+        assert store.commit(Changes(new=[third])).counters == Counters(
             stored=3, confirmed=2, open_bytes=third.message.size
         )
         assert third.id == 3
 
 
 def test_a_failed_commit_changes_nothing(store: SqliteStore, path: Path, entry: Make) -> None:
-    store.commit(Turn(new=[old := entry()]))
+    store.commit(Changes(new=[old := entry()]))
     before = store.snapshot()
     good, bad = entry(), Entry(Message(b"no id"), 1.0)
     with pytest.raises(OutboxError, match="message_id"):
-        store.commit(Turn(new=[good, bad], confirmed=[old], sources={"s": 2}))
+        store.commit(Changes(new=[good, bad], confirmed=[old], sources={"s": 2}))
     assert (good.id, bad.id) == (0, 0)
     assert store.snapshot() == before
     assert store.position("s") == 0
     assert store.lowest_awaited(0, 1e12) == old.id
-    store.commit(Turn(new=[good], confirmed=[old]))
+    store.commit(Changes(new=[good], confirmed=[old]))
     assert good.id == 2
 
 
 def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, entry: Make) -> None:
     new = [entry() for _ in range(6)]
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     order = [new[2], new[3], new[0], new[5]]
-    store.commit(Turn(sent=[Sent("1-1", 10, order), Sent("1-2", 1, [new[4]])]))
+    store.commit(Changes(sent=[Sent("1-1", 10, order), Sent("1-2", 1, [new[4]])]))
     nack = Attempt(new[3], "1-1", 11, NACKED, 5.0)
-    store.commit(Turn(confirmed=[new[0]], attempts=[nack], rescheduled=[new[3]]))
+    store.commit(Changes(confirmed=[new[0]], attempts=[nack], rescheduled=[new[3]]))
     with closing(sqlite3.connect(path)) as connection:
         database = Database(connection)
         tags = database.query(
@@ -239,7 +238,7 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
             "[[3,2],[1,1],[6,1]]",
             "[[5,1]]",
         ]
-    store.commit(Turn(finished=[Sent("1-1", 10, order)]))
+    store.commit(Changes(finished=[Sent("1-1", 10, order)]))
     with closing(sqlite3.connect(path)) as connection:
         left = connection.execute("SELECT epoch FROM reliablepub_in_flight")
         assert left.fetchall() == [("1-2",)]
@@ -248,11 +247,11 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
 def test_the_history_tells_how_each_attempt_ended(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
-    store.commit(Turn(new=[one := entry()]))
-    store.commit(Turn(attempts=[Attempt(one, "1-1", 1, NACKED, 5.0)]))
+    store.commit(Changes(new=[one := entry()]))
+    store.commit(Changes(attempts=[Attempt(one, "1-1", 1, NACKED, 5.0)]))
     last = Attempt(one, "1-2", 7, RETURNED, 6.0)
     one.nacked, one.returned = 1, 1
-    store.commit(Turn(parked=[last], attempts=[last]))
+    store.commit(Changes(parked=[last], attempts=[last]))
     with closing(sqlite3.connect(path)) as connection:
         assert list(Database(connection).query("SELECT * FROM reliablepub_history")) == [
             {
@@ -285,9 +284,9 @@ def test_the_history_tells_how_each_attempt_ended(
 def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make) -> None:
     first = SqliteStore(path)
     new = [entry() for _ in range(3)]
-    first.commit(Turn(new=new, sent=[Sent("1-1", 1, new)]))
+    first.commit(Changes(new=new, sent=[Sent("1-1", 1, new)]))
     nack = Attempt(new[1], "1-1", 2, NACKED, 5.0)
-    first.commit(Turn(confirmed=[new[0]], attempts=[nack], rescheduled=[new[1]]))
+    first.commit(Changes(confirmed=[new[0]], attempts=[nack], rescheduled=[new[1]]))
     first.close()
     with closing(SqliteStore(path)) as second:
         found = second.read_ready(1, 9, **ALL)[0]
@@ -308,9 +307,9 @@ def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make)
 def test_old_history_of_confirmed_messages_is_forgotten(path: Path, entry: Make) -> None:
     week = 7 * 86_400.0
     with closing(SqliteStore(path, clock=lambda: 1000.0)) as store:
-        store.commit(Turn(new=[gone := entry(), stays := entry()]))
+        store.commit(Changes(new=[gone := entry(), stays := entry()]))
         attempts = [Attempt(e, "1-1", e.id, NACKED, 1000.0) for e in (gone, stays)]
-        store.commit(Turn(attempts=attempts, confirmed=[gone]))
+        store.commit(Changes(attempts=attempts, confirmed=[gone]))
     with closing(sqlite3.connect(path)) as connection:
         for clock, left in ((1000.0 + week, [(1,), (2,)]), (1001.0 + week, [(2,)])):
             SqliteStore(path, clock=partial(float, clock)).close()
@@ -328,7 +327,7 @@ def test_runs_are_written_down(path: Path) -> None:
 
 
 def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Make) -> None:
-    store.commit(Turn(new=[first := entry()]))
+    store.commit(Changes(new=[first := entry()]))
     assert not store.changed_elsewhere()
     with Outbox(path) as outbox:
         message_id = outbox.enqueue(Message(b"from elsewhere"))
@@ -336,7 +335,7 @@ def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Mak
     assert not store.changed_elsewhere()
     assert store.snapshot().last_id == 2
     third = entry()
-    snapshot = store.commit(Turn(new=[third], confirmed=[first]))
+    snapshot = store.commit(Changes(new=[third], confirmed=[first]))
     assert third.id == snapshot.last_id == 3
     found = store.read_ready(1, 9, **ALL)[0]
     assert [(e.id, e.message.message_id) for e in found] == [
@@ -355,11 +354,11 @@ def test_only_one_relay_at_a_time(store: SqliteStore, path: Path) -> None:
 
 def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) -> None:
     loser = SqliteStore(path)
-    loser.commit(Turn(new=[one := entry()]))
+    loser.commit(Changes(new=[one := entry()]))
     lock_path(path).unlink()  # somebody "repaired" the outbox by removing the lock
     with closing(SqliteStore(path)) as winner:
         with pytest.raises(OutboxInUse, match="taken over by process"):
-            loser.commit(Turn(confirmed=[one]))
+            loser.commit(Changes(confirmed=[one]))
         assert winner.lowest_awaited(0, 1e12) == one.id
     loser.close()
 
@@ -367,17 +366,17 @@ def test_a_relay_that_was_taken_over_changes_nothing(path: Path, entry: Make) ->
 def test_a_child_of_a_fork_cannot_use_it(
     store: SqliteStore, path: Path, entry: Make, child: Callable[[Callable[[], None]], int]
 ) -> None:
-    store.commit(Turn(new=[entry()]))
+    store.commit(Changes(new=[entry()]))
 
     def use() -> None:
         with pytest.raises(PublisherForked, match="before the fork; open it in the child"):
-            store.commit(Turn(new=[entry()]))
+            store.commit(Changes(new=[entry()]))
         with pytest.raises(PublisherForked):
             store.snapshot()
         store.close()
 
     assert child(use) == 0
-    assert store.commit(Turn(new=[entry()])).counters.stored == 2
+    assert store.commit(Changes(new=[entry()])).counters.stored == 2
     with pytest.raises(OutboxInUse):
         SqliteStore(path)
 
@@ -397,7 +396,7 @@ def test_a_closed_store_says_so(path: Path, entry: Make) -> None:
     store = SqliteStore(path)
     store.close()
     store.close()
-    for use in (store.snapshot, lambda: store.commit(Turn(new=[entry()]))):
+    for use in (store.snapshot, lambda: store.commit(Changes(new=[entry()]))):
         with pytest.raises(OutboxError, match="is closed"):
             use()
 
@@ -441,12 +440,12 @@ def test_every_attempt_counts_and_tells_what_may_be_left_of_it(
 def test_times_and_order_survive(path: Path) -> None:
     message = Message(b"", expires_in_s=7.5, ordering_key="ü", message_id="m")
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[Entry.accepted(message, 100.0)]))
+        store.commit(Changes(new=[Entry.accepted(message, 100.0)]))
     with closing(SqliteStore(path)) as store:
         (found,) = store.read_ready(1, 1, **ALL)[0]
         assert found.expires_at == 107.5
         assert found.message == replace(message, expires_in_s=None)
-        store.commit(Turn(parked=[Attempt(found, "e", 1, NACKED, 105.0)]))
+        store.commit(Changes(parked=[Attempt(found, "e", 1, NACKED, 105.0)]))
     with Outbox(path) as outbox, closing(SqliteStore(path)) as store:
         outbox.retry()
         assert len(store.touched()) == 1
@@ -478,7 +477,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
     new = [entry() for _ in range(3)]
     for one in new:
         one.due_at = due_at
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     with closing(sqlite3.connect(store.path)) as other, other:
         is_sql = isinstance(value, str) and value.startswith("CAST")
         other.execute(
@@ -509,7 +508,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
 def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
     store: SqliteStore, entry: Make
 ) -> None:
-    store.commit(Turn(new=[entry(), entry()]))
+    store.commit(Changes(new=[entry(), entry()]))
     with closing(sqlite3.connect(store.path)) as other:
         other.execute("UPDATE reliablepub_messages SET exchange = 'other' WHERE id = 1")
         other.commit()
@@ -525,10 +524,10 @@ def test_a_damaged_row_that_cannot_be_parked_now_is_not_sent_either(
 def test_a_damaged_row_that_finds_no_room_among_the_parked_is_not_sent_either(
     store: SqliteStore, entry: Make
 ) -> None:
-    store.commit(Turn(new=[entry(body=bytes(100_000))]))
+    store.commit(Changes(new=[entry(body=bytes(100_000))]))
     with closing(sqlite3.connect(store.path)) as other, other:
         other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
-    store.commit(Turn(new=[entry(body=bytes(100_000))]))  # takes the pages that this has freed
+    store.commit(Changes(new=[entry(body=bytes(100_000))]))  # takes the pages that this has freed
     (pages,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
     for pages_max, parked in ((pages, 0), (10 * pages, 1)):
         store._writer.opened().execute(f"PRAGMA max_page_count = {pages_max}").fetchone()
@@ -539,7 +538,7 @@ def test_a_damaged_row_that_finds_no_room_among_the_parked_is_not_sent_either(
 def test_what_else_keeps_a_damaged_row_from_being_parked_is_an_error(
     store: SqliteStore, entry: Make
 ) -> None:
-    store.commit(Turn(new=[entry()]))
+    store.commit(Changes(new=[entry()]))
     with closing(sqlite3.connect(store.path)) as other, other:
         other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
 
@@ -555,7 +554,7 @@ def test_what_else_keeps_a_damaged_row_from_being_parked_is_an_error(
 def test_each_damaged_row_is_told_of_however_many_reads_find_them(
     store: SqliteStore, entry: Make
 ) -> None:
-    store.commit(Turn(new=[entry(), entry()]))
+    store.commit(Changes(new=[entry(), entry()]))
     with closing(sqlite3.connect(store.path)) as other, other:
         other.execute("UPDATE reliablepub_messages SET exchange = 'other'")
     for id_ in (1, 2):
@@ -568,7 +567,7 @@ def test_a_row_that_is_no_message_is_parked_too(
 ) -> None:
     impossible = entry(priority=9)
     object.__setattr__(impossible.message, "priority", 999)  # as a later version might allow
-    store.commit(Turn(new=[impossible, entry()]))
+    store.commit(Changes(new=[impossible, entry()]))
     assert ids(store.read_ready(1, 9, **ALL)[0]) == [2]
     (parked,) = Outbox(path).parked()
     assert "cannot be rebuilt" in parked.reply_text
@@ -579,7 +578,7 @@ def test_reading_what_is_due_does_not_read_what_waits(store: SqliteStore, entry:
     new = [entry(body=bytes(10_000)) for _ in range(2000)]
     for n, one in enumerate(new):
         one.due_at = 1000.0 + n
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     steps = 0
 
     def count() -> int:
@@ -599,12 +598,12 @@ def test_rows_go_where_others_were_and_each_page_is_written_once(path: Path, ent
     with shim() as files, closing(SqliteStore(path)) as store:
         turns = [[entry(body=bytes(1_000)) for _ in range(100)] for _ in range(8)]
         for new in turns[:4]:
-            store.commit(Turn(new=new))
+            store.commit(Changes(new=new))
         (before,) = store._writer.opened().execute("PRAGMA page_count").fetchone()
         files.fail("open", at=0, code=0)
         for new, confirmed in zip(turns[4:], turns, strict=False):
             files.log = []
-            store.commit(Turn(new=new, confirmed=confirmed))
+            store.commit(Changes(new=new, confirmed=confirmed))
             written = sum(o.kind == "write" and len(o.data) == PAGE_BYTES for o in files.log)
             assert written <= 25, "and it would be 37"
         assert store._writer.opened().execute("PRAGMA page_count").fetchone()[0] <= before + 2

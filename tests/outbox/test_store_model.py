@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Store, Turn
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.rows import entry_of
-from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.rows import entry_of
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 REFUSALS = st.sampled_from([OutcomeKind.RETURNED, OutcomeKind.REFUSED, OutcomeKind.EXPIRED])
@@ -100,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
             entry.nacked += 1
         attempts = [Attempt(e, "e", self.tag, Outcome(kind, 312, "NO"), 2.0) for e in given_up]
         ranges = [Sent("e", self.tag + 1, sent)] if sent else []
-        turn = Turn(
+        turn = Changes(
             new=stored,
             sources={"s": len(stored)} if stored else {},
             confirmed=confirmed,
@@ -118,7 +118,7 @@ class StoreMachine(RuleBasedStateMachine):
         )
         assert snapshot == self.store.snapshot()
 
-    def _expect(self, turn: Turn) -> None:  # noqa: C901 - a list of everything
+    def _expect(self, turn: Changes) -> None:  # noqa: C901 - a list of everything
         for entry in turn.new:
             self.last_id += 1
             self.entries[self.last_id] = entry

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.entry import Attempt, Entry, Sent, Turn
-from reliablepub.outbox.interventions import Action, Intervention, change
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.story import Next, Story, resolve, tell
+from reliablepub.outbox.admin.interventions import Action, Intervention, change
+from reliablepub.outbox.admin.story import Next, Story, resolve, tell
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -24,7 +24,7 @@ CUT = Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost")
 def new(store: SqliteStore, entry: Make) -> list[Entry]:
     """Five messages, of ids 1 to 5."""
     entries = [entry() for _ in range(5)]
-    store.commit(Turn(new=entries))
+    store.commit(Changes(new=entries))
     return entries
 
 
@@ -65,7 +65,7 @@ def test_of_a_message_that_was_never_tried_little_is_to_be_told(
 
 
 def test_what_was_sent_is_answered_next(store: SqliteStore, new: list[Entry], path: Path) -> None:
-    store.commit(Turn(sent=[Sent("1-1", 7, new[:2])]))
+    store.commit(Changes(sent=[Sent("1-1", 7, new[:2])]))
     story = tell(path, 2)
     assert story.in_flight is not None
     assert (story.in_flight["epoch"], story.in_flight["tag"]) == ("1-1", 8)
@@ -83,9 +83,9 @@ def test_what_was_sent_is_answered_next(store: SqliteStore, new: list[Entry], pa
 def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
     store: SqliteStore, new: list[Entry], path: Path
 ) -> None:
-    store.commit(Turn(sent=[Sent("1-1", 1, new[:2])]))
+    store.commit(Changes(sent=[Sent("1-1", 1, new[:2])]))
     parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
-    store.commit(Turn(parked=parked, attempts=parked))
+    store.commit(Changes(parked=parked, attempts=parked))
     story = tell(path, 1)
     assert (story.state, story.in_flight, story.next) == ("parked", None, Next.DECIDED)
     assert [(a["at"], a["epoch"], a["tag"], a["outcome"]) for a in story.attempts] == [
@@ -107,7 +107,7 @@ def test_the_verdict_is_the_most_that_was_ever_said(
     store: SqliteStore, new: list[Entry], path: Path, said: list[Outcome], verdict: str
 ) -> None:
     attempts = [Attempt(new[0], "1-1", n, outcome, 9.0) for n, outcome in enumerate(said, 1)]
-    store.commit(Turn(rescheduled=[new[0]], attempts=attempts))
+    store.commit(Changes(rescheduled=[new[0]], attempts=attempts))
     assert tell(path, 1).verdict == verdict
     assert [attempt["tag"] for attempt in tell(path, 1).attempts] == list(range(1, len(said) + 1))
 
@@ -115,14 +115,14 @@ def test_the_verdict_is_the_most_that_was_ever_said(
 def test_the_end_is_told_as_far_as_it_was_written_down(
     store: SqliteStore, new: list[Entry], path: Path
 ) -> None:
-    store.commit(Turn(rescheduled=[new[1]], attempts=[Attempt(new[1], "1-1", 2, CUT, 9.0)]))
+    store.commit(Changes(rescheduled=[new[1]], attempts=[Attempt(new[1], "1-1", 2, CUT, 9.0)]))
     late = [Attempt(new[1], "1-2", 1, CONFIRMED, 10.0)]
-    store.commit(Turn(confirmed=new[:2], attempts=late))
+    store.commit(Changes(confirmed=new[:2], attempts=late))
     step_in(path, Action.DISCARD, 3)
     step_in(path, Action.PARK, 4)
     store.touched()
     expired = [Attempt(new[4], "1-1", 5, Outcome(OutcomeKind.EXPIRED), 11.0)]
-    store.commit(Turn(parked=expired, attempts=expired))
+    store.commit(Changes(parked=expired, attempts=expired))
     told = {n: tell(path, n) for n in (1, 2, 3, 4, 5)}
     assert {n: (s.state, s.verdict, s.next, s.message_id) for n, s in told.items()} == {
         1: ("gone", None, Next.NOTHING, None),
@@ -139,7 +139,7 @@ def test_a_time_that_is_due_is_waited_for(
     store: SqliteStore, new: list[Entry], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new[1].due_at = 2_000.0
-    store.commit(Turn(rescheduled=[new[1]]))
+    store.commit(Changes(rescheduled=[new[1]]))
     for now, expected in ((1_999.0, (Next.SENT_LATER, 2_000.0)), (2_000.0, (Next.SENT, None))):
         monkeypatch.setattr(time, "time", lambda now=now: now)
         assert tell(path, 2).state == "waiting"
@@ -170,14 +170,14 @@ def test_the_connection_is_waited_for(
 def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, entry: Make) -> None:
     first, second, third = (entry(ordering_key="k") for _ in range(3))
     paused, other = entry(), entry(ordering_key="other")
-    store.commit(Turn(new=[first, second, third, paused, other]))
+    store.commit(Changes(new=[first, second, third, paused, other]))
     paused.due_at = float("inf")
-    store.commit(Turn(rescheduled=[paused]))
+    store.commit(Changes(rescheduled=[paused]))
     assert [tell(path, n).held_by for n in range(1, 6)] == [None, 1, 1, None, None]
     assert following(path, 2) == (Next.HELD, None)
     assert following(path, 4) == (Next.PAUSED, None)
     parked = [Attempt(first, "1-1", 1, RETURNED, 9.0)]
-    store.commit(Turn(parked=parked, attempts=parked))
+    store.commit(Changes(parked=parked, attempts=parked))
     assert (tell(path, 1).held_by, tell(path, 2).held_by) == (None, 1)
     step_in(path, Action.PARK, 2)
     assert tell(path, 2).held_by is None, "it waits for a person"
@@ -190,14 +190,14 @@ def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, e
 def test_a_name_is_a_number_an_id_or_a_key(store: SqliteStore, path: Path, entry: Make) -> None:
     again = {"message_id": "twice"}
     new = [entry(**again), entry(), entry(**again), entry(message_id="2"), entry(message_id="99")]
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     assert resolve(path, "twice") == [1, 3], "the lowest first"
     assert resolve(path, "2") == [2], "a row goes before a message_id"
     assert resolve(path, "5") == [5]
     assert resolve(path, "99") == [5], "there was never such a row"
     assert resolve(path, "6") == resolve(path, "0") == resolve(path, "²") == []
     parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
-    store.commit(Turn(parked=parked, attempts=parked, confirmed=[new[1]]))
+    store.commit(Changes(parked=parked, attempts=parked, confirmed=[new[1]]))
     assert resolve(path, "twice") == [1, 3]
     assert resolve(path, "m-1") == [], "of what was confirmed at once nothing is left"
     assert resolve(path, "2") == [2]

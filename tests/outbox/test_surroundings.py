@@ -13,10 +13,10 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.surroundings import look_around
+from reliablepub.outbox.admin.environment import look_around
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 Make = Callable[..., Entry]
 
@@ -50,7 +50,7 @@ def test_the_newest_message_tells_whether_the_clock_was_set_back(
 ) -> None:
     monkeypatch.setattr(time, "time", lambda: 500.0)
     assert look_around(path).ahead_s == 0.0
-    store.commit(Turn(new=[first := entry(), second := entry()]))
+    store.commit(Changes(new=[first := entry(), second := entry()]))
     assert (first.stored_at, second.stored_at) == (1001.0, 1002.0)
     assert look_around(path).ahead_s == 502.0
     monkeypatch.setattr(time, "time", lambda: 5_000.0)

@@ -16,11 +16,11 @@ from reliablepub.errors import (
     OutboxUnsure,
 )
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.place import Place, WritingConnection
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.transactions import surely, transaction
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.location import Place, WritingConnection
+from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
 
 Make = Callable[..., Entry]
 FULL, IOERR_FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC
@@ -142,7 +142,7 @@ def test_a_rollback_that_fails_does_not_hide_why_it_was_needed(
 def test_what_goes_well_is_done_once(
     connection: Failing, path: Path, insert: Callable[[], int]
 ) -> None:
-    assert surely(connection, path, insert) == 1
+    assert commit_with_retry(connection, path, insert) == 1
     assert stored(connection) == [1]
 
 
@@ -150,7 +150,7 @@ def test_what_failed_in_the_commit_is_written_once_more_from_the_beginning(
     connection: Failing, path: Path, insert: Callable[[], int]
 ) -> None:
     connection.commits = [IOERR_FSYNC, 0]
-    assert surely(connection, path, insert) == 2
+    assert commit_with_retry(connection, path, insert) == 2
     assert stored(connection) == [2]
 
 
@@ -160,7 +160,7 @@ def test_a_second_failure_leaves_the_fate_of_the_first_open(
 ) -> None:
     connection.commits = [IOERR_FSYNC, second]
     with pytest.raises(OutboxUnsure) as caught:
-        surely(connection, path, insert)
+        commit_with_retry(connection, path, insert)
     assert isinstance(caught.value.__cause__, OutboxError)
     assert f"code {second}" in str(caught.value.__cause__)
     assert (stored(connection), connection.in_transaction) == ([], False)
@@ -171,7 +171,7 @@ def test_what_is_visible_after_all_is_not_written_twice_nor_called_stored(
 ) -> None:
     connection.commits = [IOERR_FSYNC]
     with pytest.raises(OutboxUnsure) as caught:
-        surely(connection, path, insert, lambda: True)
+        commit_with_retry(connection, path, insert, lambda: True)
     assert caught.value.__cause__ is None
     assert (stored(connection), connection.in_transaction) == ([], False)
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_not_tried_twice(
 ) -> None:
     connection.commits = [FULL]
     with pytest.raises(OutboxDiskFull):
-        surely(connection, path, insert)
+        commit_with_retry(connection, path, insert)
     assert insert() == 2, "it was called once"
 
 
@@ -212,9 +212,9 @@ def doubt(store: SqliteStore | Outbox, *fates: Literal["light", "lost"]) -> None
 
 
 def test_a_turn_that_was_lost_is_written_again(store: SqliteStore, entry: Make) -> None:
-    store.commit(Turn(new=[old := entry()]))
+    store.commit(Changes(new=[old := entry()]))
     doubt(store, "lost")
-    snapshot = store.commit(Turn(new=(new := [entry(), entry()]), confirmed=[old]))
+    snapshot = store.commit(Changes(new=(new := [entry(), entry()]), confirmed=[old]))
     assert [one.id for one in new] == [2, 3]
     assert (snapshot.counters.stored, snapshot.counters.confirmed) == (3, 1)
     found, _ = store.read_ready(1, 9, limit=9, bytes_max=10**9)
@@ -225,15 +225,15 @@ def test_a_turn_that_came_to_light_is_not_written_twice(store: SqliteStore, entr
     doubt(store, "light")
     new = [entry() for _ in range(3)]
     with pytest.raises(OutboxUnsure):
-        store.commit(Turn(new=new))
+        store.commit(Changes(new=new))
     assert [one.id for one in new] == [0, 0, 0]
     assert store.snapshot().counters.stored == 3
 
 
 def test_a_turn_without_new_messages_may_be_written_twice(store: SqliteStore, entry: Make) -> None:
-    store.commit(Turn(new=(new := [entry(), entry()])))
+    store.commit(Changes(new=(new := [entry(), entry()])))
     doubt(store, "light")
-    counters = store.commit(Turn(confirmed=new[:1])).counters
+    counters = store.commit(Changes(confirmed=new[:1])).counters
     assert (counters.stored, counters.confirmed, counters.open) == (2, 1, 1)
 
 
@@ -241,9 +241,9 @@ def test_a_turn_that_failed_twice_has_no_ids(store: SqliteStore, entry: Make) ->
     doubt(store, "lost", "lost")
     new = [entry(), entry()]
     with pytest.raises(OutboxUnsure):
-        store.commit(Turn(new=new))
+        store.commit(Changes(new=new))
     assert [one.id for one in new] == [0, 0]
-    assert store.commit(Turn(new=new)).counters.stored == 2
+    assert store.commit(Changes(new=new)).counters.stored == 2
     assert [one.id for one in new] == [1, 2]
 
 

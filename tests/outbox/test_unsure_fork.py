@@ -10,9 +10,9 @@ import pytest
 
 from reliablepub.errors import OutboxForked, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.shim import IOERR_FSYNC, Shim, shim
 
 Make = Callable[..., Entry]
@@ -53,14 +53,14 @@ def enqueued(path: Path) -> str:
 
 def test_the_index_of_the_log_outlives_a_fork(files: Shim, path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
-        store.commit(Turn(new=[entry(message_id="before")]))
+        store.commit(Changes(new=[entry(message_id="before")]))
         files.fail("sync", at=1, code=IOERR_FSYNC, is_persistent=True)
         with pytest.raises(OutboxUnsure):
-            store.commit(Turn(new=[entry(message_id="unsure")]))
+            store.commit(Changes(new=[entry(message_id="unsure")]))
         assert in_child(lambda: enqueued(path)) == "refused"
         files.heal()
         assert ids_at(path) == {"before"}, "what may be in the page cache alone is not believed"
-        store.commit(Turn(new=[entry(message_id="after")]))
+        store.commit(Changes(new=[entry(message_id="after")]))
         assert ids_at(path) == {"before", "after"}
         assert in_child(lambda: enqueued(path)) == "of the child"
     assert ids_at(path) == {"before", "after", "of the child"}

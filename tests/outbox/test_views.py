@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from reliablepub.errors import ConfigurationError, NotAnOutbox
-from reliablepub.outbox import views
-from reliablepub.outbox.entry import Attempt, Entry, Turn
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.views import VIEWS, read_view
+from reliablepub.outbox.admin import inspection
+from reliablepub.outbox.admin.inspection import VIEWS, read_view
+from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -20,8 +20,8 @@ RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 def test_every_row_comes_once_and_in_order(
     store: SqliteStore, path: Path, entry: Make, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "PIECE_ROWS", 3)
-    store.commit(Turn(new=[entry() for _ in range(count)]))
+    monkeypatch.setattr(inspection, "PIECE_ROWS", 3)
+    store.commit(Changes(new=[entry() for _ in range(count)]))
     found = list(read_view(path, "open"))
     assert [(row["id"], row["message_id"]) for row in found] == [
         (n, f"m-{n}") for n in range(1, count + 1)
@@ -31,21 +31,21 @@ def test_every_row_comes_once_and_in_order(
 def test_pieces_are_looks_of_their_own(
     store: SqliteStore, path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "PIECE_ROWS", 2)
-    store.commit(Turn(new=[entry(), entry()]))
+    monkeypatch.setattr(inspection, "PIECE_ROWS", 2)
+    store.commit(Changes(new=[entry(), entry()]))
     rows = read_view(path, "open")
     assert next(rows)["id"] == 1
-    store.commit(Turn(new=[entry()]))
+    store.commit(Changes(new=[entry()]))
     assert [row["id"] for row in rows] == [2, 3], "stored meanwhile"
 
 
 def test_each_view_has_rows(
     store: SqliteStore, path: Path, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "PIECE_ROWS", 1)
-    store.commit(Turn(new=[one := entry(), entry()]))
+    monkeypatch.setattr(inspection, "PIECE_ROWS", 1)
+    store.commit(Changes(new=[one := entry(), entry()]))
     parked = [Attempt(one, "1-1", 1, RETURNED, 5.0)]
-    store.commit(Turn(parked=parked, attempts=parked))
+    store.commit(Changes(parked=parked, attempts=parked))
     counts = {view: len(list(read_view(path, view))) for view in VIEWS}
     given_up = {"parked": 1, "history": 1, "confirmed": 0, "interventions": 0}
     assert counts == {"open": 1, **given_up, "audit": 1}

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import (
     HELD,
     Attempt,
+    Changes,
     Entry,
     HeldExchange,
     Intervened,
     Release,
     Store,
-    Turn,
 )
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 Make = Callable[..., Entry]
@@ -34,7 +34,7 @@ def ids(entries: list[Entry]) -> list[int]:
 def store_keyed(store: Store, entry: Make, *keys: str | None) -> list[Entry]:
     """One entry for each key; all of one size."""
     new = [entry(message_id=f"m-{n}", ordering_key=key, body=b"x") for n, key in enumerate(keys)]
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     return new
 
 
@@ -45,7 +45,7 @@ def test_the_first_of_each_key_is_found(any_store: Store, entry: Make) -> None:
     new = store_keyed(any_store, entry, "a", "b", "a", "b", None)
     found, looked_at = any_store.read_first(["b", "unknown", "a"], 0.0, bytes_max=10**9)
     assert (ids(found), looked_at) == ([2, 1], 3)
-    any_store.commit(Turn(confirmed=[new[0]]))
+    any_store.commit(Changes(confirmed=[new[0]]))
     found, looked_at = any_store.read_first(["a"], 0.0, bytes_max=10**9)
     assert (ids(found), looked_at) == ([3], 1)
     assert any_store.read_first([], 0.0, bytes_max=10**9) == ([], 0)
@@ -62,7 +62,7 @@ def test_looking_for_the_first_ones_stops_where_no_more_fit(any_store: Store, en
 def test_the_first_of_a_key_is_not_found_before_it_is_due(any_store: Store, entry: Make) -> None:
     new = store_keyed(any_store, entry, "a", "a")
     new[0].due_at = 50.0
-    any_store.commit(Turn(rescheduled=[new[0]]))
+    any_store.commit(Changes(rescheduled=[new[0]]))
     assert any_store.read_first(["a"], 49.9, bytes_max=10**9) == ([], 1)
     assert ids(any_store.read_first(["a"], 50.0, bytes_max=10**9)[0]) == [1]
 
@@ -70,7 +70,7 @@ def test_the_first_of_a_key_is_not_found_before_it_is_due(any_store: Store, entr
 def test_a_parked_one_holds_its_key(store: SqliteStore, entry: Make) -> None:
     new = store_keyed(store, entry, "a", "a", "b")
     parked = Attempt(new[0], "1-1", 1, REFUSED, 2.0)
-    store.commit(Turn(parked=[parked], attempts=[parked]))
+    store.commit(Changes(parked=[parked], attempts=[parked]))
     found, looked_at = store.read_first(["a", "b"], 0.0, bytes_max=10**9)
     assert (ids(found), looked_at) == ([3], 2)
 
@@ -80,9 +80,9 @@ def test_what_is_due_before_its_turn_waits_for_its_turn_alone(
 ) -> None:
     new = store_keyed(any_store, entry, "a", "a")
     new[1].due_at = 50.0
-    any_store.commit(Turn(rescheduled=[new[1]]))
+    any_store.commit(Changes(rescheduled=[new[1]]))
     assert any_store.read_due(60.0, loaded=(), **ALL) == ([], None)
-    any_store.commit(Turn(confirmed=[new[0]]))
+    any_store.commit(Changes(confirmed=[new[0]]))
     assert any_store.read_due(60.0, loaded=(), **ALL) == ([], None), "it has no time any more"
     assert ids(any_store.read_ready(1, 9, **ALL)[0]) == [2]
 
@@ -95,7 +95,7 @@ def store_mortal(store: Store, entry: Make, *ends: float | None, key: str | None
     new = [entry(message_id=f"m-{n}", ordering_key=key, body=b"x") for n in range(len(ends))]
     for one, end in zip(new, ends, strict=True):
         one.expires_at = end
-    store.commit(Turn(new=new))
+    store.commit(Changes(new=new))
     return new[0].message.size
 
 
@@ -144,13 +144,13 @@ def test_what_its_sender_put_off_is_not_awaited_and_a_retry_is(
         one.due_at = 50.0
     new[2].uncertain = new[3].nacked = new[4].returned = new[5].refused = 1
     new[6].due_at = HELD
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     for first_id, at, expected in (
         *((0, 50.0, 1), (2, 50.0, 2), (0, 49.9, 4)),
         *((5, 0.0, 5), (6, 0.0, 6), (7, 0.0, 7), (8, 0.0, 8), (9, 99.0, None)),
     ):
         assert any_store.lowest_awaited(first_id, at) == expected
-    any_store.commit(Turn(confirmed=[new[0], new[7]]))
+    any_store.commit(Changes(confirmed=[new[0], new[7]]))
     assert any_store.lowest_awaited(0, 50.0) == 2
     assert any_store.lowest_awaited(8, 50.0) is None
 
@@ -172,18 +172,18 @@ def test_what_is_held_is_released_by_address_the_lowest_ids_first(
     new = [entry(routing_key=key) for key in "aabab"]
     for one in new[:4]:
         one.due_at = HELD
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     probe = Release("orders", "a", 1, at=50.0, is_counted=True)
     none = Release("elsewhere", "a", 9, at=50.0, is_counted=True)
-    any_store.commit(Turn(released=[probe, none]))
+    any_store.commit(Changes(released=[probe, none]))
     assert (probe.count, probe.left, none.count, none.left) == (1, 2, 0, 0)
     assert any_store.read_due(49.9, loaded=(), **ALL)[0] == []
     assert ids(any_store.read_due(50.0, loaded=(), **ALL)[0]) == [1]
     rest = Release("orders", "a", 9, at=51.0)
-    any_store.commit(Turn(released=[rest]))
+    any_store.commit(Changes(released=[rest]))
     assert (rest.count, rest.left) == (2, 0)
     others = Release(None, None, 9, at=52.0)
-    any_store.commit(Turn(released=[others]))
+    any_store.commit(Changes(released=[others]))
     assert others.count == 1
     assert ids(any_store.read_due(60.0, loaded=(), **ALL)[0]) == [1, 2, 4, 3]
 
@@ -194,29 +194,29 @@ def test_what_is_held_is_released_page_by_page(
 ) -> None:
     """What is held again meanwhile is not found a second time."""
     new = held(entry(routing_key=key) for key in "cbabac")
-    any_store.commit(Turn(new=new))
+    any_store.commit(Changes(new=new))
     after: tuple[bytes, bytes, int] | None = None
     found: list[int] = []
     for at in (50.0, 51.0, 52.0, 53.0):
         page = Release(exchange, None, 2, at=at, after=after, is_counted=exchange is not None)
-        any_store.commit(Turn(released=[page]))
+        any_store.commit(Changes(released=[page]))
         entries, _ = any_store.read_due(at, loaded=set(found), **ALL)
         after = page.last
         found += ids(entries)
         assert len(entries) == page.count
         for one in entries:
             one.due_at = HELD
-        any_store.commit(Turn(rescheduled=entries))
+        any_store.commit(Changes(rescheduled=entries))
     assert sorted(found) == [1, 2, 3, 4, 5, 6]
     assert after is None
 
 
 def test_what_is_held_and_leaves_is_not_counted(any_store: Store, entry: Make) -> None:
     new = held(entry(routing_key="a") for _ in range(4))
-    any_store.commit(Turn(new=new))
-    any_store.commit(Turn(confirmed=new[:2]))
+    any_store.commit(Changes(new=new))
+    any_store.commit(Changes(confirmed=new[:2]))
     probe = Release("orders", "a", 1, at=50.0, is_counted=True)
-    any_store.commit(Turn(released=[probe]))
+    any_store.commit(Changes(released=[probe]))
     assert (probe.count, probe.left) == (1, 1)
 
 
@@ -224,7 +224,7 @@ def test_exchanges_for_which_messages_wait_are_found_on_disk(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
     new = held(entry(exchange=exchange, routing_key=str(n)) for n, exchange in enumerate("baba"))
-    store.commit(Turn(new=[*new, entry(exchange="c")]))
+    store.commit(Changes(new=[*new, entry(exchange="c")]))
     expected = [HeldExchange("a", 2, 101.0), HeldExchange("b", 2, 100.0)]
     assert store.held_exchanges(9) == expected
     assert store.held_exchanges(1) == expected[:1]

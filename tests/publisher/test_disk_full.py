@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Outbox, Publisher
-from reliablepub.outbox.ballast import Ballast
+from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.testing import FakeBroker
 from tests.disks import KINDS, fill, give_back, small_disk
 

@@ -34,9 +34,9 @@ from reliablepub import (
     StillOpen,
     Unroutable,
 )
-from reliablepub.outbox.entry import Turn
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.receipt import Issued
+from reliablepub.front.receipt import Issued
+from reliablepub.outbox.entry import Changes
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker, faults
@@ -123,7 +123,7 @@ def test_a_batch_counts_its_outcomes(publisher: Publisher, broker: FakeBroker) -
 def test_a_batch_keeps_no_more_failures_than_it_may(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("reliablepub.receipt.FAILURES_KEPT", 5)
+    monkeypatch.setattr("reliablepub.front.receipt.FAILURES_KEPT", 5)
     receipt = publisher.publish_many(Message(b"", routing_key="nowhere") for _ in range(20))
     receipt.wait(60)
     assert (receipt.failed, len(receipt.failures)) == (20, 5)
@@ -155,7 +155,7 @@ def test_a_closed_publisher_accepts_nothing(publisher: Publisher) -> None:
 
 
 def test_a_forked_child_is_told_and_the_parent_goes_on(publisher: Publisher) -> None:
-    waiting = Issued("m", publisher._door.relay)
+    waiting = Issued("m", publisher._client.relay)
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(PublisherForked):
@@ -196,7 +196,7 @@ def test_a_full_outbox_raises_when_asked_to_and_not_at_the_next_look(
 ) -> None:
     publisher = Publisher(AWAY, outbox=path, open_messages_max=1, full_timeout_s=full_timeout_s)
     publisher.publish(b"x")
-    monkeypatch.setattr("reliablepub.publisher.LOOK_S", 60.0)
+    monkeypatch.setattr("reliablepub.front.publisher.LOOK_S", 60.0)
     with pytest.raises(OutboxFull):
         publisher.publish(b"x")
     assert publisher.close(0).open == 1
@@ -262,7 +262,7 @@ def test_what_follows_a_chunk_that_failed_is_not_stored_either(
 ) -> None:
     commit, commits_of_new = SqliteStore.commit, 0
 
-    def flaky(store: SqliteStore, turn: Turn) -> Any:
+    def flaky(store: SqliteStore, turn: Changes) -> Any:
         nonlocal commits_of_new
         commits_of_new += bool(turn.new)
         if turn.new and commits_of_new == 2:
@@ -297,7 +297,7 @@ def test_two_callers_of_a_failed_turn_do_not_share_their_error(
 ) -> None:
     error = OutboxDiskFull("the disk is full")
 
-    def full(_store: SqliteStore, _turn: Turn) -> Any:
+    def full(_store: SqliteStore, _turn: Changes) -> Any:
         raise error
 
     monkeypatch.setattr(SqliteStore, "commit", full)

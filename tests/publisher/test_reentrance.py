@@ -24,8 +24,9 @@ from reliablepub import (
     WrongEventLoop,
     WrongThread,
 )
+from reliablepub.front import bridge
 from reliablepub.hooks import LinkChanged, MessageStored
-from reliablepub.relay import bridge, thread
+from reliablepub.relay import thread
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
 

@@ -8,7 +8,7 @@ import pytest
 
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.relay.scripted import World
 
 

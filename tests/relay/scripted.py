@@ -15,13 +15,12 @@ from reliablepub._core.events import Acked, ChannelOpened, Connected, Connection
 from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, OutboxDiskFull, ReliablePubError, Withdrawn
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry, Snapshot, Store, Turn
+from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
+from reliablepub.relay.callbacks import calls_of
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.handover import Chunk, Inbox
-from reliablepub.relay.limits import Limits
-from reliablepub.relay.notices import calls_of
+from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.relay import Relay
 from reliablepub.transport.base import CannotEncode
 
@@ -115,11 +114,11 @@ class WatchedStore:
     def __init__(self, store: Store, log: list[str]) -> None:
         self._store = store
         self._log = log
-        self.fails: Callable[[Turn], ReliablePubError | None] = lambda _turn: None
-        self.turns: list[Turn] = []
+        self.fails: Callable[[Changes], ReliablePubError | None] = lambda _turn: None
+        self.turns: list[Changes] = []
         self.relieve: Callable[[], str] = store.relieve
 
-    def commit(self, turn: Turn) -> Snapshot:
+    def commit(self, turn: Changes) -> Snapshot:
         error = self.fails(turn)
         if error is not None:
             self._log.append("failed")
@@ -142,16 +141,21 @@ class Told:
     error: BaseException | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
+    chunk: "Chunk[Told] | None" = None
 
-    def stored(self) -> None:
+    def chunk_of(self, messages: Sequence[Message], source: str | None = None) -> "Chunk[Told]":
+        """A chunk whose caller this is."""
+        self.chunk = Chunk(messages, self, self, source=source)
+        return self.chunk
+
+    def set(self) -> None:
+        """The flag of the chunk."""
         assert not self.is_stored, "told twice"
-        self.is_stored = True
-        self.log.append("stored")
-
-    def failed(self, error: BaseException) -> None:
-        assert not self.is_stored
-        self.error = error
-        self.log.append("refused")
+        assert self.error is None, "told twice"
+        assert self.chunk is not None
+        self.error = self.chunk.error
+        self.is_stored = self.error is None
+        self.log.append("stored" if self.is_stored else "refused")
 
     def all_confirmed(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -219,7 +223,7 @@ class World:
         """A chunk of messages of these ids, in the inbox."""
         told = Told(self.log)
         messages = [Message(body, routing_key="q", message_id=id_, **fields) for id_ in ids]
-        self.inbox.put(Chunk(messages, told, told, source))
+        self.inbox.put(told.chunk_of(messages, source=source))
         return told
 
     def turn(self, *, after_s: float = 0.0, is_flushing: bool = False) -> float | None:
@@ -283,7 +287,7 @@ class World:
         return self.transport.sent
 
 
-def disk_full(_turn: Turn) -> ReliablePubError:
+def disk_full(_turn: Changes) -> ReliablePubError:
     """For `WatchedStore.fails`: there is no space, whatever is committed."""
     return OutboxDiskFull("the disk is full")
 

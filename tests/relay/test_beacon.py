@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from reliablepub.outbox.lease import Lease
-from reliablepub.outbox.picture import picture_path, read_picture, remove_picture, write_picture
-from reliablepub.relay.beacon import Beacon
-from reliablepub.relay.latency import Percentiles
-from reliablepub.relay.status import Link, Status
+from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.status_file import (
+    read_status_file,
+    remove_status_file,
+    status_file_path,
+    write_status_file,
+)
+from reliablepub.relay.status import Beacon, Link, Percentiles, Status
 
 
 @pytest.fixture
@@ -73,33 +76,35 @@ def test_figures_are_shown_once_a_second_and_only_new_ones(
 
 def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     outbox = tmp_path / "o.db"
-    write_picture(outbox, {"link": "connected"})
-    assert read_picture(outbox) is None, "nobody relays"
-    lease = Lease(outbox)
-    assert read_picture(outbox) == {"pid": os.getpid(), "link": "connected"}
-    assert picture_path(outbox).stat().st_mode & 0o777 == 0o600
-    picture_path(outbox).write_text(json.dumps({"pid": 1, "link": "connected"}))
-    assert read_picture(outbox) is None, "it is of a relay that is dead"
+    write_status_file(outbox, {"link": "connected"})
+    assert read_status_file(outbox) is None, "nobody relays"
+    lease = RelayLock(outbox)
+    assert read_status_file(outbox) == {"pid": os.getpid(), "link": "connected"}
+    assert status_file_path(outbox).stat().st_mode & 0o777 == 0o600
+    status_file_path(outbox).write_text(json.dumps({"pid": 1, "link": "connected"}))
+    assert read_status_file(outbox) is None, "it is of a relay that is dead"
     for text in ("{", "[]", "\udcff"):
-        picture_path(outbox).write_text(text, errors="surrogateescape")
-        assert read_picture(outbox) is None
-    write_picture(outbox, {"link": "blocked"})
-    assert read_picture(outbox) == {"pid": os.getpid(), "link": "blocked"}, "replaced as a whole"
+        status_file_path(outbox).write_text(text, errors="surrogateescape")
+        assert read_status_file(outbox) is None
+    write_status_file(outbox, {"link": "blocked"})
+    assert read_status_file(outbox) == {"pid": os.getpid(), "link": "blocked"}, (
+        "replaced as a whole"
+    )
     assert {file.name for file in tmp_path.iterdir()} == {"o.db.relay", "o.db.lock"}
-    remove_picture(outbox)
-    assert read_picture(outbox) is None
-    assert not picture_path(outbox).exists()
+    remove_status_file(outbox)
+    assert read_status_file(outbox) is None
+    assert not status_file_path(outbox).exists()
     lease.release()
 
 
 def test_a_draft_that_was_left_is_in_nobodys_way(tmp_path: Path) -> None:
     outbox = tmp_path / "o.db"
     (tmp_path / "o.db.relay.new").write_text("half of")
-    write_picture(outbox, {})
-    assert json.loads(picture_path(outbox).read_text()) == {"pid": os.getpid()}
+    write_status_file(outbox, {})
+    assert json.loads(status_file_path(outbox).read_text()) == {"pid": os.getpid()}
     assert not (tmp_path / "o.db.relay.new").exists()
 
 
 def test_a_picture_that_cannot_be_written_harms_nobody(tmp_path: Path) -> None:
-    write_picture(tmp_path / "nowhere" / "o.db", {})
-    remove_picture(tmp_path / "nowhere" / "o.db")
+    write_status_file(tmp_path / "nowhere" / "o.db", {})
+    remove_status_file(tmp_path / "nowhere" / "o.db")

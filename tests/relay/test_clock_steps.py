@@ -17,7 +17,7 @@ from tenacity import stop_after_delay
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
 from tests.relay.scripted import Time, Told, World, patient
@@ -133,7 +133,7 @@ def test_what_is_due_since_it_was_stored_is_due_whatever_the_clock_says(tmp_path
     entry = Entry.accepted(Message(b"x", message_id="a"), time.wall)
     entry.due_at = entry.stored_at
     world.connect()
-    turn = world.relay._verdicts.turn
+    turn = world.relay._settling.changes
     turn.new.append(entry)
     store.commit(turn)
     turn.new.clear()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.relay.scripted import World, patient
 
 
@@ -18,7 +18,7 @@ class Crashing:
 
     def restart(self) -> SqliteStore:
         self.store._writer.opened().close()
-        self.store._lease.release()
+        self.store._relay_lock.release()
         self.store = SqliteStore(self._path)
         return self.store
 

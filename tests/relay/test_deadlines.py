@@ -10,10 +10,9 @@ import pytest
 
 from reliablepub._core.events import Blocked, Returned, Unblocked
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
-from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import POLL_S
 from tests.relay.scripted import Time, Told, World, disk_full, patient
 
@@ -368,7 +367,7 @@ def test_messages_for_now_and_for_later_may_come_together(world: Build) -> None:
     told = Told(w.log)
     options: list[dict[str, Any]] = [{}, {"not_before": in_s(w, 5.0)}, {}]
     messages = [Message(b"", message_id=id_, **o) for id_, o in zip("abc", options, strict=True)]
-    w.inbox.put(Chunk(messages, told, told))
+    w.inbox.put(told.chunk_of(messages))
     w.turn()
     assert w.sent == ["a", "c"]
     w.turn(after_s=5.0)

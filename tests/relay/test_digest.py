@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliablepub.relay.digest import Digest, Sum
+from reliablepub.relay.journal import Digest, Sum
 
 
 def test_the_first_is_said_and_the_others_are_summed_up() -> None:

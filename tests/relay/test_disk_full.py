@@ -12,7 +12,7 @@ from reliablepub.errors import (
     ReliablePubError,
 )
 from reliablepub.hooks import LinkChanged
-from reliablepub.outbox.entry import Store, Turn
+from reliablepub.outbox.entry import Changes, Store
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.relay import COMMIT_RETRY_S, POLL_S
 from tests.relay.scripted import World, disk_full
@@ -20,37 +20,37 @@ from tests.relay.scripted import World, disk_full
 Build = Callable[..., World]
 
 
-def nothing_fails(_turn: Turn) -> None:
+def nothing_fails(_turn: Changes) -> None:
     return None
 
 
-def only_settling_works(turn: Turn) -> ReliablePubError | None:
+def only_settling_works(turn: Changes) -> ReliablePubError | None:
     """As with the ballast: what only settles may use the last of the space."""
     return OutboxDiskFull("the disk is full") if turn.new else None
 
 
-def locked(_turn: Turn) -> ReliablePubError:
+def locked(_turn: Changes) -> ReliablePubError:
     return OutboxLocked("locked by another process for longer than we wait")
 
 
-def failing(_turn: Turn) -> ReliablePubError:
+def failing(_turn: Changes) -> ReliablePubError:
     return OutboxDiskFailed("the disk cannot be read")
 
 
-def unsure(_turn: Turn) -> ReliablePubError:
+def unsure(_turn: Changes) -> ReliablePubError:
     return OutboxUnsure("the disk failed during a commit, twice")
 
 
 @pytest.mark.parametrize("fails", [disk_full, locked, failing, unsure])
 def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
-    world: Build, fails: Callable[[Turn], ReliablePubError]
+    world: Build, fails: Callable[[Changes], ReliablePubError]
 ) -> None:
     w = world()
     w.store.fails = fails
     told, other = w.hand_over("a"), w.hand_over("b")
     w.turn()
-    assert isinstance(told.error, type(fails(Turn())))
-    assert isinstance(other.error, type(fails(Turn())))
+    assert isinstance(told.error, type(fails(Changes())))
+    assert isinstance(other.error, type(fails(Changes())))
     assert w.sent == []
     assert w.in_memory == (0, 0)
     assert w.session.buffered == 0
@@ -58,7 +58,7 @@ def test_callers_of_the_turn_get_the_error_and_nothing_is_sent(
 
 @pytest.mark.parametrize("fails", [disk_full, locked, failing, unsure])
 def test_the_tags_of_a_failed_turn_are_given_to_the_next_messages(
-    world: Build, fails: Callable[[Turn], ReliablePubError]
+    world: Build, fails: Callable[[Changes], ReliablePubError]
 ) -> None:
     w = world()
     w.hand_over("a")
@@ -166,7 +166,7 @@ def test_a_source_does_not_advance_by_messages_that_were_not_stored(world: Build
     [(disk_full, "disk full"), (locked, "locked"), (failing, "fails"), (unsure, "fails")],
 )
 def test_the_status_says_what_keeps_the_relay_from_recording(
-    world: Build, fails: Callable[[Turn], ReliablePubError], words: str
+    world: Build, fails: Callable[[Changes], ReliablePubError], words: str
 ) -> None:
     w = world()
     w.hand_over("a")

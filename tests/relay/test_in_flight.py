@@ -6,7 +6,7 @@ import weakref
 import pytest
 
 from reliablepub.outbox.entry import Entry, Sent
-from reliablepub.relay.in_flight import InFlightRanges
+from reliablepub.relay.settling import InFlightRanges
 
 
 class Entries(list[Entry]):

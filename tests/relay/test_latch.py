@@ -2,7 +2,7 @@
 
 import threading
 
-from reliablepub.relay.latch import Latch
+from reliablepub.relay.handover import Latch
 
 
 def test_it_is_set_once_and_stays_so() -> None:

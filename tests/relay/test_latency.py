@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliablepub.relay.latency import SPAN_S, Latencies, Percentiles
+from reliablepub.relay.status import SPAN_S, Latencies, Percentiles
 
 TOO_HIGH = 2 ** (1 / 8) + 1e-9
 seconds = st.floats(1e-5, 3_600.0)

@@ -7,9 +7,9 @@ import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
 from reliablepub.outbox.entry import Store
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.relay import POLL_S
 from tests.relay.scripted import World, patient

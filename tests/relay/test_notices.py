@@ -13,8 +13,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
-from reliablepub.relay.guard import LOGGER
-from reliablepub.relay.notices import calls_of
+from reliablepub.relay.callbacks import LOGGER, calls_of
 from tests.relay.scripted import PARK_AT_ONCE, World
 
 ONCE = Retries(stop_after_attempt(1), wait_fixed(1))

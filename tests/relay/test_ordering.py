@@ -9,12 +9,11 @@ import pytest
 
 from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.interventions import Action, Intervention, intervene
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.outbox.story import tell
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.story import tell
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import POLL_S
 from tests.relay.scripted import Told, World, disk_full, patient
 
@@ -38,7 +37,7 @@ def confirm_all(w: World) -> None:
 def assert_nothing_is_left(w: World) -> None:
     loaded = w.relay._loaded
     assert w.in_memory == (0, 0)
-    assert (loaded._turns.wanted, loaded._turns.admitted, len(loaded._waiters)) == (0, 0, 0)
+    assert (loaded._order.wanted, loaded._order.admitted, len(loaded._waiters)) == (0, 0, 0)
 
 
 def enqueue(path: Path, *ids: str, key: str | None = "k") -> None:
@@ -83,7 +82,7 @@ def test_a_chunk_may_hold_many_keys_and_none(world: Build) -> None:
     told = Told(w.log)
     keys = [None, "k", "k", None, "l", "k", "l"]
     messages = [Message(b"", message_id=f"{n}{k}", ordering_key=k) for n, k in enumerate(keys)]
-    w.inbox.put(Chunk(messages, told, told))
+    w.inbox.put(told.chunk_of(messages))
     confirm_all(w)
     for key in ("k", "l"):
         assert [id_ for id_ in w.sent if id_.endswith(key)] == [
@@ -441,11 +440,11 @@ def test_many_keys_cost_memory_only_for_what_is_on_its_way(sqlite: SqliteStore) 
         told = Told()
         ids = range(n, n + 500)
         messages = [Message(b"", message_id=f"m{i}", ordering_key=f"key{i}") for i in ids]
-        w.inbox.put(Chunk(messages, told, told))
+        w.inbox.put(told.chunk_of(messages))
         w.turn()
     for _ in range(50):
         w.turn(is_flushing=True)
         w.ack_all()
-        turns = w.relay._loaded._turns
+        turns = w.relay._loaded._order
         assert turns.admitted + turns.wanted <= 20 + 500
         assert len(w.relay._loaded._waiters) <= 10

@@ -15,10 +15,9 @@ from tenacity import stop_after_attempt, stop_after_delay, wait_fixed
 from reliablepub._core.events import Acked, ChannelClosed, ChannelOpened, Nacked
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Store
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
-from reliablepub.relay.handover import Chunk
 from reliablepub.relay.status import Paused
 from tests.relay.scripted import Told, World
 
@@ -38,7 +37,7 @@ def hand_over(w: World, *ids: str, is_keyed: bool = False) -> Told:
         )
         for id_ in ids
     ]
-    w.inbox.put(Chunk(messages, told, told))
+    w.inbox.put(told.chunk_of(messages))
     return told
 
 
@@ -212,7 +211,7 @@ def test_what_a_sender_has_put_off_is_not_sent_earlier(store: Store) -> None:
     at = datetime.fromtimestamp(w.time.wall + 100, UTC)
     told = Told(w.log)
     message = Message(b"x", routing_key="a", message_id="a9", not_before=at)
-    w.inbox.put(Chunk([message], told, told))
+    w.inbox.put(told.chunk_of([message]))
     w.turn()
     [entry] = w.store.turns[-1].new
     assert entry.due_at == w.time.wall + 100
@@ -398,7 +397,7 @@ def to_exchange(w: World, *ids: str, exchange: str = "x") -> Told:
     """Messages to an exchange, each with a routing key of its own."""
     told = Told(w.log)
     messages = [Message(b"x", exchange=exchange, routing_key=id_, message_id=id_) for id_ in ids]
-    w.inbox.put(Chunk(messages, told, told))
+    w.inbox.put(told.chunk_of(messages))
     return told
 
 

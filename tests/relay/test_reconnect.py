@@ -10,8 +10,8 @@ from reliablepub._core.events import (
 )
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import Outcome, OutcomeKind
-from reliablepub.relay.reconnect import Reconnect
 from reliablepub.relay.status import Link
+from reliablepub.relay.wire import Reconnect
 from tests.relay.scripted import World, patient
 
 

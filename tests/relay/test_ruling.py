@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tenacity import stop_after_attempt, stop_after_delay, stop_never, wait_fixed
 
+from reliablepub.front.receipt import publish_error
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Refusal, Retries, RetryIn, RetryPolicy
-from reliablepub.receipt import publish_error
-from reliablepub.relay.guard import LOGGER
+from reliablepub.relay.callbacks import LOGGER
 from tests.relay.scripted import Told, World
 
 FIVE = Retries(stop_after_attempt(5), wait_fixed(10))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from reliablepub.receipt import still_open
+from reliablepub.front.receipt import still_open
 from reliablepub.relay.status import Link, Paused, Status, waits_for
 
 PAUSED = Paused("orders", None, 1, 2.0, 0.0, "refused: 404 NOT_FOUND\nx", 7)

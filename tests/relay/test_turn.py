@@ -8,7 +8,6 @@ from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.errors import OutboxFull, PublisherClosed
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.handover import Chunk
 from reliablepub.relay.relay import LAZY_COMMIT_S, POLL_S
 from reliablepub.relay.status import Link
 from tests.relay.scripted import Told, World
@@ -102,9 +101,9 @@ def test_there_is_no_hurry_while_half_a_window_is_in_flight_and_nobody_waits(wor
     assert not w.relay.is_unhurried, "the broker has nothing to do"
 
 
-def test_a_chunk_that_is_told_of_or_not_taken_lets_go_of_who_waits(world: Build) -> None:
+def test_a_chunk_that_is_not_taken_drops_its_messages(world: Build) -> None:
     w = world()
-    stored, withdrawn, late = (Chunk([Message(b"", message_id=i)], Told(w.log)) for i in "abc")
+    stored, withdrawn, late = (Told(w.log).chunk_of([Message(b"", message_id=i)]) for i in "abc")
     w.inbox.put(stored)
     w.turn()
     w.inbox.put(withdrawn)
@@ -113,7 +112,7 @@ def test_a_chunk_that_is_told_of_or_not_taken_lets_go_of_who_waits(world: Build)
     w.inbox.close(PublisherClosed("closed"))
     with pytest.raises(PublisherClosed):
         w.inbox.put(late)
-    assert {stored.on_stored, withdrawn.on_stored, late.on_stored} == {None}
+    assert [chunk.messages for chunk in (withdrawn, late)] == [(), ()]
 
 
 def test_messages_are_stored_while_the_broker_is_away(store: object) -> None:

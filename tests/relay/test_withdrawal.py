@@ -9,13 +9,12 @@ import pytest
 
 from reliablepub.hooks import MessageGivenUp
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import HELD, Intervened, Turn
-from reliablepub.outbox.interventions import Action, Effect, Intervention, intervene
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.admin.interventions import Action, Effect, Intervention, intervene
+from reliablepub.outbox.entry import HELD, Changes, Intervened
+from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.handover import Chunk
-from reliablepub.relay.waiters import Waiters
+from reliablepub.relay.loaded import Waiters
 from tests.relay.scripted import Told, World, disk_full, patient
 
 
@@ -222,7 +221,7 @@ def test_the_order_of_a_key_is_kept(
     world.connect()
     told = Told(world.log)
     of_key = [Message(b"x", "", "q", message_id=id_, ordering_key="k") for id_ in "abc"]
-    world.inbox.put(Chunk(of_key, told, told))
+    world.inbox.put(told.chunk_of(of_key))
     world.turn()
     world.turn(after_s=0.1)
     world.nack(1)
@@ -243,7 +242,7 @@ def test_a_new_address_is_not_paused_for_the_old_one(
     full.turn()
     (entry,) = full.session.waiting()
     full.session.withdraw({entry})
-    full.relay._verdicts._postpone(entry, HELD)
+    full.relay._settling._postpone(entry, HELD)
     step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
     full.ack_all()
     full.turn()  # no time has passed, so only the commit can tell
@@ -274,7 +273,7 @@ def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[...,
     world.hand_over("a")
     world.turn()
     store._writer.opened().close()  # as if it were killed
-    store._lease.release()
+    store._relay_lock.release()
     assert step_in(world, Action.DISCARD, 1).changed == 1
     assert differences(path) == (0, 0, 0, 0)
 
@@ -293,7 +292,7 @@ def test_interventions_are_forgotten_with_their_messages(
     with closing(SqliteStore(path, clock=lambda: 8.5 * day)) as store:
         rows = store._writer.opened().execute("SELECT id, action FROM reliablepub_interventions")
         assert rows.fetchall() == [(2, "park"), (1, "discard")]
-        store.commit(Turn())
+        store.commit(Changes())
 
 
 class Parked:

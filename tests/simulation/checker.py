@@ -21,7 +21,7 @@ from reliablepub._core.events import (
     Unblocked,
 )
 from reliablepub.message import Message
-from reliablepub.outbox.interventions import Action, Intervention
+from reliablepub.outbox.admin.interventions import Action, Intervention
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.simulation.agenda import Note
 from tests.simulation.disk import Disk, Words

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from reliablepub.outbox.entry import Snapshot, Turn
+from reliablepub.outbox.entry import Changes, Snapshot
 from reliablepub.outbox.memory import MemoryStore
 
 Words: TypeAlias = tuple[str, int, str]
@@ -126,7 +126,7 @@ class MemoryOfOne:
         self._store = store
         self._parked: dict[str, Words] = {}
 
-    def committed(self, turn: Turn, snapshot: Snapshot) -> None:
+    def committed(self, turn: Changes, snapshot: Snapshot) -> None:
         """Note who was parked by a turn."""
         for attempt in turn.parked:
             outcome = attempt.outcome

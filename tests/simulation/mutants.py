@@ -16,23 +16,21 @@ from reliablepub._core import quarantine
 from reliablepub._core.confirms import ConfirmLedger
 from reliablepub._core.events import ConfirmedEach, Ended, Settlement
 from reliablepub._core.lane import Lane
+from reliablepub._core.ordering import KeyOrder
 from reliablepub._core.session import Session
-from reliablepub._core.turns import Turns
-from reliablepub.outbox import writing
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.interventions import Action, _Step
+from reliablepub.outbox.admin.interventions import Action, _Step
+from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sql import QUERIES
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite import store
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Retries
-from reliablepub.relay.caller import Handover
-from reliablepub.relay.handover import Inbox
+from reliablepub.relay.handover import Chunk, Inbox, Room
 from reliablepub.relay.intake import Intake
-from reliablepub.relay.limits import Room
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.relay import Relay
-from reliablepub.relay.verdicts import Verdicts
+from reliablepub.relay.settling import Settling
 from reliablepub.transport.base import CannotEncode
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -142,7 +140,7 @@ def a_late_confirm_of_an_old_epoch_counts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Verdicts.judge
+    real: Any = Settling.judge
 
     def judge(self: Any, ended: Sequence[Ended[Entry]], *times: float) -> Any:
         told = [
@@ -153,24 +151,24 @@ def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
         ]
         return real(self, told, *times)
 
-    patch.setattr(Verdicts, "judge", judge)
+    patch.setattr(Settling, "judge", judge)
 
 
 @mutant
 def an_outage_spends_the_budget(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Verdicts.decide
+    real: Any = Settling.decide
 
     def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
         if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
             settlement.key.refused += 1
         real(self, settlement, now, wall)
 
-    patch.setattr(Verdicts, "decide", decide)
+    patch.setattr(Settling, "decide", decide)
 
 
 @mutant
 def a_retry_has_another_id(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Verdicts.decide
+    real: Any = Settling.decide
 
     def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
         real(self, settlement, now, wall)
@@ -178,18 +176,18 @@ def a_retry_has_another_id(patch: pytest.MonkeyPatch) -> None:
         if settlement.outcome.kind is OutcomeKind.UNCERTAIN:
             entry.message = entry.message.with_message_id(f"{entry.message.message_id}-again")
 
-    patch.setattr(Verdicts, "decide", decide)
+    patch.setattr(Settling, "decide", decide)
 
 
 @mutant
 def parked_without_a_reason(patch: pytest.MonkeyPatch) -> None:
-    real: Any = writing.write_turn
+    real: Any = store.write_changes
 
-    def write(connection: Any, turn: Turn, *rest: Any, **options: Any) -> Any:
+    def write(connection: Any, turn: Changes, *rest: Any, **options: Any) -> Any:
         turn.parked = [replace(a, outcome=Outcome(a.outcome.kind)) for a in turn.parked]
         return real(connection, turn, *rest, **options)
 
-    patch.setattr("reliablepub.outbox.store.write_turn", write)
+    patch.setattr("reliablepub.outbox.sqlite.store.write_changes", write)
 
 
 @mutant
@@ -248,7 +246,7 @@ def suspects_are_not_halved(patch: pytest.MonkeyPatch) -> None:
 def deleted_before_the_ack(patch: pytest.MonkeyPatch) -> None:
     real: Any = SqliteStore.commit
 
-    def commit(self: Any, turn: Turn) -> Any:
+    def commit(self: Any, turn: Changes) -> Any:
         turn.confirmed += [entry for sent in turn.sent for entry in sent.entries]
         return real(self, turn)
 
@@ -295,10 +293,7 @@ def callers_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 class _Deaf:
-    def stored(self) -> None:
-        pass
-
-    def failed(self, error: BaseException) -> None:
+    def set(self) -> None:
         pass
 
 
@@ -311,9 +306,9 @@ def a_failed_commit_moves_the_tags(patch: pytest.MonkeyPatch) -> None:
 def a_failed_commit_is_not_told(patch: pytest.MonkeyPatch) -> None:
     real: Any = Intake.undo
 
-    def undo(self: Any, taken_in: Any, turn: Turn, error: Any) -> None:
+    def undo(self: Any, taken_in: Any, turn: Changes, error: Any) -> None:
         for taken in taken_in:
-            taken.chunk.on_stored = _Deaf()
+            taken.done = _Deaf()
         real(self, taken_in, turn, error)
 
     patch.setattr(Intake, "undo", undo)
@@ -326,11 +321,11 @@ def a_failed_commit_is_not_told(patch: pytest.MonkeyPatch) -> None:
 def a_turn_is_two_transactions(patch: pytest.MonkeyPatch) -> None:
     real: Any = SqliteStore.commit
 
-    def commit(self: Any, turn: Turn) -> Any:
+    def commit(self: Any, turn: Changes) -> Any:
         half = len(turn.new) // 2
         if half:
             first, turn.new = turn.new[:half], turn.new[half:]
-            real(self, Turn(new=first))
+            real(self, Changes(new=first))
         return real(self, turn)
 
     patch.setattr(SqliteStore, "commit", commit)
@@ -341,7 +336,7 @@ def counted_outside_the_transaction(patch: pytest.MonkeyPatch) -> None:
     real: Any = SqliteStore.commit
     change = "UPDATE reliablepub_ledger SET open_bytes = open_bytes + ?"
 
-    def commit(self: Any, turn: Turn) -> Any:
+    def commit(self: Any, turn: Changes) -> Any:
         size = sum(entry.message.size for entry in turn.new)
         self._writer.opened().execute(change, (size,))
         snapshot = real(self, turn)
@@ -395,7 +390,7 @@ def what_a_person_has_taken_is_sent(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_person_takes_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("reliablepub.outbox.interventions.holder_pid", lambda _: None)
+    patch.setattr("reliablepub.outbox.admin.interventions.holder_pid", lambda _: None)
 
 
 @mutant
@@ -433,7 +428,7 @@ def a_key_goes_on_past_what_is_parked(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_retry_loses_its_turn(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Turns, "leave", lambda self, key, *_, **__: self.want(key))
+    patch.setattr(KeyOrder, "leave", lambda self, key, *_, **__: self.want(key))
     for query in ("ready", "is_first_of_key", "first_of_key"):
         earlier = "e.ordering_key = m.ordering_key"
         patch.setitem(QUERIES, query, QUERIES[query].replace(earlier, f"{earlier} AND FALSE"))
@@ -465,29 +460,29 @@ def what_is_skipped_is_deleted(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def an_outcome_is_told_twice(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Verdicts._confirmed
+    real: Any = Settling._confirmed
 
     def confirmed(self: Any, run: ConfirmedEach[Entry], *rest: Any) -> None:
         real(self, run, *rest)
         if run.keys[-1].waiter is not None:
             run.keys[-1].waiter.all_confirmed(run.keys[-1:])
 
-    patch.setattr(Verdicts, "_confirmed", confirmed)
+    patch.setattr(Settling, "_confirmed", confirmed)
 
 
 @mutant
 def parking_is_told_before_it_is_done(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Verdicts.decide
+    real: Any = Settling.decide
 
     def decide(self: Any, settlement: Settlement[Entry], now: float, wall: float) -> None:
-        before = len(self.turn.parked)
+        before = len(self.changes.parked)
         real(self, settlement, now, wall)
         entry = settlement.key
-        if len(self.turn.parked) > before and entry.waiter is not None:
+        if len(self.changes.parked) > before and entry.waiter is not None:
             waiter, entry.waiter = entry.waiter, None
             waiter.given_up(entry, settlement.outcome)
 
-    patch.setattr(Verdicts, "decide", decide)
+    patch.setattr(Settling, "decide", decide)
 
 
 @mutant
@@ -496,7 +491,7 @@ def a_chunk_is_stored_behind_one_that_failed(patch: pytest.MonkeyPatch) -> None:
         self.error = error
         self.done.set()
 
-    patch.setattr(Handover, "failed", failed)
+    patch.setattr(Chunk, "failed", failed)
 
 
 @mutant
@@ -504,7 +499,7 @@ def what_a_caller_took_back_is_stored(patch: pytest.MonkeyPatch) -> None:
     real: Any = Inbox.withdraw
 
     def withdraw(self: Any, chunk: Any) -> None:
-        kept = replace(chunk, on_stored=_Deaf())
+        kept = Chunk(chunk.messages, _Deaf(), chunk.waiter, source=chunk.source)
         try:
             real(self, chunk)
         finally:

@@ -16,16 +16,14 @@ from unittest import mock
 from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, OutboxFull, PublisherClosed, Withdrawn
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry, Snapshot, Store, Turn
+from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.place import WritingConnection
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.location import WritingConnection
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome
 from reliablepub.policy import RetryPolicy
-from reliablepub.relay.caller import Handover
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.handover import Inbox, Stream
-from reliablepub.relay.limits import Limits
+from reliablepub.relay.handover import Chunk, Inbox, Limits, Stream
 from reliablepub.relay.relay import Relay
 from tests.relay.scripted import WatchedStore
 from tests.simulation.agenda import Agenda, Note
@@ -92,14 +90,14 @@ class SimStore(WatchedStore):
     """A store with a step before and after each commit, that the checker looks into."""
 
     def __init__(
-        self, store: Store, fuse: Fuse, committed: Callable[[Turn, Snapshot], None]
+        self, store: Store, fuse: Fuse, committed: Callable[[Changes, Snapshot], None]
     ) -> None:
         super().__init__(store, [])
         self._fuse = fuse
         self._committed = committed
         self.before_commit: Callable[[], None] | None = None
 
-    def commit(self, turn: Turn) -> Snapshot:
+    def commit(self, turn: Changes) -> Snapshot:
         before, self.before_commit = self.before_commit, None
         if before is not None:
             before()
@@ -128,14 +126,14 @@ class Caller:
         self._process = process
         self.messages = messages
         self.is_answered = False
-        self.handover = Handover(messages, self, self, source=source, stream=stream)
+        self.chunk = Chunk(messages, self, self, source=source, stream=stream)
 
     def set(self) -> None:
-        """The flag of the handover."""
+        """The flag of the chunk."""
         self._process.fuse.step("before a caller is answered")
         assert not self.is_answered, "answered twice"
         self.is_answered = True
-        if self.handover.error is None:
+        if self.chunk.error is None:
             self._process.checker.promised(self.messages)
         else:
             self._process.note("turned away")
@@ -143,17 +141,17 @@ class Caller:
         self._process.fuse.step("after a caller was answered")
 
     def all_confirmed(self, entries: Sequence[Entry]) -> None:
-        """The waiter of the handover."""
+        """The waiter of the chunk."""
         for entry in entries:
             self.given_up(entry, CONFIRMED)
 
     def given_up(self, entry: Entry, outcome: Outcome) -> None:
-        """The waiter of the handover."""
+        """The waiter of the chunk."""
         self._process.fuse.step("before a caller learns the outcome")
         self._process.checker.told(entry.message, outcome)
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """The waiter of the handover, when a person has taken a message."""
+        """The waiter of the chunk, when a person has taken a message."""
         self._process.fuse.step("before a caller learns the outcome")
         self._process.note("told withdrawn")
         self._process.checker.told_withdrawn(error.message_id)
@@ -163,7 +161,7 @@ class Caller:
         if self.is_answered or not self._process.is_alive:
             return
         try:
-            self._process.inbox.withdraw(self.handover.chunk)
+            self._process.inbox.withdraw(self.chunk)
         except OutboxFull:
             self.is_answered = True
             self._process.note("withdrawn by the caller")
@@ -271,7 +269,7 @@ class Process:
         assert self._store is not None
         return self._store.run
 
-    def _committed(self, turn: Turn, snapshot: Snapshot) -> None:
+    def _committed(self, turn: Changes, snapshot: Snapshot) -> None:
         if self._path is None:
             self._memory.committed(turn, snapshot)
         self.checker.look(is_after_commit=True)
@@ -290,7 +288,7 @@ class Process:
         for connection in self._connections:
             connection.close()
         if isinstance(self._store, SqliteStore):
-            self._store._lease.release()
+            self._store._relay_lock.release()
         self.when_gone()
 
     def close(self) -> None:
@@ -359,5 +357,5 @@ class Process:
         caller = Caller(self, messages, source, stream)
         self.checker.handed_over(messages)
         self.callers.append(caller)
-        self.inbox.put(caller.handover.chunk)
+        self.inbox.put(caller.chunk)
         return caller

@@ -15,13 +15,12 @@ from reliablepub._core.decide import REFUSALS
 from reliablepub._core.session import Session
 from reliablepub.errors import OutboxDiskFull, OutboxLocked, ReliablePubError
 from reliablepub.message import Message
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.entry import Entry, Turn
-from reliablepub.outbox.interventions import Action, Intervention, intervene
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import GiveUp, Retries, RetryPolicy
-from reliablepub.relay.handover import Stream
-from reliablepub.relay.limits import Limits
+from reliablepub.relay.handover import Limits, Stream
 from tests.simulation.agenda import Agenda
 from tests.simulation.broker import SimBroker
 from tests.simulation.checker import Checker, require
@@ -160,7 +159,7 @@ class World:
         else:
             self.agenda.after(self.rng.choice([0.0, 0.1, 2.0]), self.start_process)
 
-    def _disk_error(self, turn: Turn) -> ReliablePubError | None:
+    def _disk_error(self, turn: Changes) -> ReliablePubError | None:
         if self.is_disk_full and (turn.new or self.is_disk_full_for_verdicts):
             self.note("disk full")
             return OutboxDiskFull("the disk is full")
@@ -399,12 +398,12 @@ class World:
         process.relay._poll_at = 0.0
         process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
-        turns = loaded._turns
+        turns = loaded._order
         require((turns.wanted, turns.admitted) == (0, 0), "a turn is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded._waiters), loaded._due)
         require(left == (0, 0, 0, {}), f"left in memory: {left}")
-        require(not process.relay._verdicts.ranges._by_epoch, "ranges are left in memory")
+        require(not process.relay._settling.ranges._by_epoch, "ranges are left in memory")
         for caller in process.callers:
             require(caller.is_answered, "a caller waits in vain to hear that it is stored")
             self.checker.must_all_be_told(caller.messages)

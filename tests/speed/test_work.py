@@ -13,8 +13,8 @@ import pytest
 
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.store import SqliteStore
-from reliablepub.relay.caller import Cutter, cut
+from reliablepub.outbox.sqlite.store import SqliteStore
+from reliablepub.relay.handover import Cutter, cut
 from tests.speed.counting import Calls, Instructions, Steps
 from tests.speed.unplugged import (
     LIMITS,

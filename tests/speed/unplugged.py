@@ -17,19 +17,16 @@ from pika.adapters.select_connection import IOLoop, SelectConnection
 
 from reliablepub._core.events import AckedEach, ChannelOpened, Connected, Event
 from reliablepub._core.session import Session
+from reliablepub.front.receipt import IssuedBatch
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.policy import RetryPolicy
-from reliablepub.receipt import IssuedBatch
-from reliablepub.relay.caller import Cutter, cut
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.handover import Chunk, Inbox
-from reliablepub.relay.limits import limits
+from reliablepub.relay.handover import Chunk, Cutter, Inbox, cut, limits
 from reliablepub.relay.relay import Relay
-from reliablepub.transport.encoding import encode_batch
-from reliablepub.transport.frames import PublishFrames
+from reliablepub.transport.frames import PublishFrames, encode_batch
 from reliablepub.transport.pika_hooks import HookedConnection
 from tests.speed.peers import BODY, WINDOW, WindowByHand
 
@@ -69,10 +66,7 @@ class Wire:
 class Stored:
     """Nobody waits for the commit."""
 
-    def stored(self) -> None: ...
-
-    def failed(self, error: BaseException) -> None:
-        raise error
+    def set(self) -> None: ...
 
 
 class Unplugged:
@@ -98,13 +92,14 @@ class Unplugged:
         for _ in range(3):
             self._turn()
 
-    def publish(self, chunks: Sequence[Chunk], receipt: IssuedBatch) -> None:
+    def publish(self, chunks: Sequence[Chunk[Any]], receipt: IssuedBatch) -> None:
         """From the inbox to the last confirm."""
         count = sum(len(chunk.messages) for chunk in chunks)
         receipt.accepted(count)
         for chunk in chunks:
             self._inbox.put(chunk)
             self._turn()
+            assert chunk.error is None
         while receipt.confirmed < count:
             self._turn(is_flushing=True)
 
@@ -122,8 +117,8 @@ def messages(count: int) -> list[Message]:
     return [Message(BODY, routing_key=QUEUES[n % len(QUEUES)]) for n in range(count)]
 
 
-def chunks_of(messages: Sequence[Message], receipt: IssuedBatch) -> list[Chunk]:
-    return [Chunk(chunk, Stored(), receipt) for chunk in cut(messages, Cutter(LIMITS))]
+def chunks_of(messages: Sequence[Message], receipt: IssuedBatch) -> list[Chunk[Any]]:
+    return [Chunk(piece, Stored(), receipt) for piece in cut(messages, Cutter(LIMITS))]
 
 
 def confirms(tags: Sequence[int]) -> bytes:

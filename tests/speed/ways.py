@@ -13,7 +13,7 @@ from typing import Any
 import aio_pika
 
 from reliablepub import AsyncPublisher, Message, Publisher
-from reliablepub.outbox.store import SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.speed import gopher, peers
 from tests.speed.gopher import Gopher
 from tests.speed.measuring import Way

@@ -170,7 +170,7 @@ def test_an_idle_relay_notices_it_too(path: Path) -> None:
     publisher = Publisher(NOWHERE, outbox=path, close_timeout_s=0.0)
     publisher.publish(b"", message_id="before")
     path.unlink()
-    while not publisher._door.relay.is_ended:
+    while not publisher._client.relay.is_ended:
         time.sleep(0.01)
     with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: `reliable"):
         publisher.publish(b"")

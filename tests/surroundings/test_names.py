@@ -11,7 +11,7 @@ import pytest
 from reliablepub import Outbox
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.place import _unescaped
+from reliablepub.outbox.sqlite.location import _unescaped
 from tests.surroundings.app import DOORS, App, Ended
 
 

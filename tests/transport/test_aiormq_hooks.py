@@ -16,8 +16,7 @@ from reliablepub._core.events import (
     Returned,
 )
 from reliablepub.transport.aiormq_hooks import GuestChannel, GuestChannels, problem
-from reliablepub.transport.encoding import attempt_number
-from reliablepub.transport.frames import Piece
+from reliablepub.transport.frames import Piece, attempt_number
 
 EPOCH, RUN = 7, 3
 QUEUE_MAX = 10

@@ -15,7 +15,7 @@ from pika import spec
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import ATTEMPT_HEADER
 from reliablepub.message import HEADER_BYTES_MAX, Message
-from reliablepub.transport.encoding import attempt_number, attempt_tag, encode_properties
+from reliablepub.transport.frames import attempt_number, attempt_tag, encode_properties
 
 ATTEMPT = attempt_number(899, 99, 10**11 - 1)
 FRAME_MAX = 131_072

@@ -9,8 +9,12 @@ from pamqp import body as pamqp_body
 from pamqp import commands, frame, header
 
 from reliablepub import Message
-from reliablepub.transport.encoding import attempt_number, encode_properties
-from reliablepub.transport.frames import FRAME_OVERHEAD, PublishFrames
+from reliablepub.transport.frames import (
+    FRAME_OVERHEAD,
+    PublishFrames,
+    attempt_number,
+    encode_properties,
+)
 
 FRAME_MAX = 256
 ATTEMPT = attempt_number(1, 1, 1)

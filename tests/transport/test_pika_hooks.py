@@ -21,8 +21,7 @@ from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapte
 
 from reliablepub.transport import pika_hooks
 from reliablepub.transport.incoming import BadFrame
-from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, Hooks
-from reliablepub.transport.pika_trial import try_hooks
+from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, Hooks, try_hooks
 
 HOOKED_CHANNEL, OTHER_CHANNEL = 1, 2
 

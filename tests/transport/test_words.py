@@ -9,12 +9,8 @@ from hypothesis import strategies as st
 from pamqp import commands, frame
 from pamqp.exceptions import UnmarshalingException
 
-from reliablepub.transport.pamqp_texts import (
-    ChannelClose,
-    ConnectionClose,
-    read_any_reply_text,
-)
-from reliablepub.transport.words import text
+from reliablepub.transport.aiormq_hooks import ChannelClose, ConnectionClose, read_any_reply_text
+from reliablepub.transport.base import text
 
 
 @given(st.one_of(st.none(), st.text(), st.binary()))

@@ -30,7 +30,7 @@ from reliablepub.message import (
     PRIORITY_MAX,
     Message,
 )
-from reliablepub.transport.encoding import encode_properties
+from reliablepub.transport.frames import encode_properties
 
 FRAME_MAX: Final = 131_072
 ATTEMPT: Final = 2**53 - 1

@@ -14,7 +14,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.progress import patiently
-from reliablepub.outbox import Outbox
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.printable import one_line
 
 

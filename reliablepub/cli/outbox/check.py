@@ -14,9 +14,8 @@ from reliablepub.cli.findings import exit_of, print_findings
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import OutboxError
-from reliablepub.outbox import Outbox
-from reliablepub.outbox.audit import Audit
-from reliablepub.outbox.checkup import Checkup, check_up
+from reliablepub.outbox.admin.integrity import Audit, Checkup, check_up
+from reliablepub.outbox.outbox import Outbox
 
 
 @click.command()

@@ -13,7 +13,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import ago, print_note, print_rows
 from reliablepub.cli.progress import patiently
-from reliablepub.outbox.inspection import read_ambiguous
+from reliablepub.outbox.admin.inspection import read_ambiguous
 
 
 @click.command()

@@ -18,7 +18,7 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import age, ago, count_of, paused_words, print_json, print_result
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
-from reliablepub.outbox.story import Next, Story, tell
+from reliablepub.outbox.admin.story import Next, Story, tell
 from reliablepub.printable import one_line
 
 _WHERE: Final = {

@@ -12,7 +12,7 @@ import click
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import ago, print_note, print_rows
-from reliablepub.outbox.inspection import read_in_flight
+from reliablepub.outbox.admin.inspection import read_in_flight
 
 
 @click.command("in-flight")

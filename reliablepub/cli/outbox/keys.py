@@ -14,7 +14,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.outbox.listing import said
 from reliablepub.cli.output import ago, count_of, print_error, print_note, print_result, print_rows
-from reliablepub.outbox import Outbox
+from reliablepub.outbox.outbox import Outbox
 
 
 @click.command()

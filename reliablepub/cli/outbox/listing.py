@@ -15,7 +15,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import ago, print_note, print_rows, size_of
 from reliablepub.cli.progress import patiently
-from reliablepub.outbox.selection import SORTS, Selection, find
+from reliablepub.outbox.admin.selection import SORTS, Selection, find
 
 
 @click.command("list")

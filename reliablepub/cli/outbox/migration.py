@@ -13,8 +13,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json, print_result
 from reliablepub.errors import NotAnOutbox
-from reliablepub.outbox.database import looking, open_writer
-from reliablepub.outbox.migrate import MIGRATIONS
+from reliablepub.outbox.sqlite.database import MIGRATIONS, looking, open_writer
 
 
 @click.command()

@@ -18,8 +18,8 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, print_json, print_note, print_result, size_of
 from reliablepub.cli.progress import following, patiently
 from reliablepub.cli.questions import ask
-from reliablepub.outbox.pruning import Pruned, Times, foresee
-from reliablepub.outbox.pruning import prune as prune_outbox
+from reliablepub.outbox.admin.pruning import Pruned, Times, foresee
+from reliablepub.outbox.admin.pruning import prune as prune_outbox
 
 
 def _kept_for(seconds: float | None, now: float) -> float | None:

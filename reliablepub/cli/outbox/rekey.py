@@ -13,7 +13,8 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option, relay_keys_options
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.progress import patiently
-from reliablepub.outbox import Outbox, OutboxKeys
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.outbox import Outbox
 
 _LISTED_MAX = 10
 

@@ -13,7 +13,7 @@ import click
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import json_option
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
-from reliablepub.outbox import Outbox
+from reliablepub.outbox.outbox import Outbox
 
 
 @click.command()

@@ -24,8 +24,8 @@ from reliablepub.cli.output import (
     print_table,
     print_text,
 )
-from reliablepub.outbox import OutboxKeys
-from reliablepub.outbox.contents import Contents, read_contents
+from reliablepub.outbox.admin.inspection import Contents, read_contents
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.printable import one_line
 
 SHOWN_BYTES: Final = 4_096

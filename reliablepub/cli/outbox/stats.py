@@ -14,7 +14,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import print_result, print_rows
 from reliablepub.cli.progress import patiently
-from reliablepub.outbox.inspection import read_figures
+from reliablepub.outbox.admin.inspection import read_figures
 
 CLASSES: Final = {
     "age": ("< 1 s", "< 10 s", "< 1 min", "< 10 min", "< 1 h", "< 6 h", "< 1 d", "< 7 d", "older"),

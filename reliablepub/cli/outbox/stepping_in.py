@@ -29,9 +29,9 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.cli.questions import ask
 from reliablepub.errors import InvalidMessage
-from reliablepub.outbox import OutboxKeys
-from reliablepub.outbox.interventions import FIT, Action, Effect, Intervention, intervene
-from reliablepub.outbox.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
+from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
+from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
+from reliablepub.outbox.encryption import OutboxKeys
 
 _PREVIEW: Final = 10
 """Messages shown by ``--dry-run``."""

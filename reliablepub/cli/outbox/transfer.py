@@ -29,8 +29,8 @@ from reliablepub.cli.output import (
 )
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.message import BODY_BYTES_MAX
-from reliablepub.outbox.selection import Selection, find_ids
-from reliablepub.outbox.transfer import BadLine, export_lines, import_lines
+from reliablepub.outbox.admin.selection import Selection, find_ids
+from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
 
 _BLOCK_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES

@@ -1,0 +1,1 @@
+"""What applications import: `Publisher` for threads, `AsyncPublisher` for asyncio, receipts."""

@@ -1,0 +1,353 @@
+"""What operators do to messages: retry, park, discard, reroute, skip; also beside a running relay.
+
+Knows: what each action does to a row and to the ledger, which rows must be left alone, and how a
+large change is cut into small transactions. Must never know: how messages were chosen, the relay.
+
+A relay holds messages in memory. So each change is written down, in its own transaction, under a
+number that grows (``reliablepub_interventions``). The relay looks at the newest number under the
+write lock of each of its commits, drops what was changed from memory, and only then sends. What it
+has sent and the broker has not answered cannot be taken back: such messages are left alone, and
+reported. Their tags are on disk before their bytes are on the wire, so none is overlooked.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+from reliablepub.errors import InvalidMessage
+from reliablepub.message import Message
+from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
+from reliablepub.outbox.sqlite.database import open_writer, reading
+from reliablepub.outbox.sqlite.location import WritingConnection
+from reliablepub.outbox.sqlite.lock import holder_pid
+from reliablepub.outbox.sqlite.rows import ID_MAX, Unreadable, rewritten
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import NO_CHANGE, judge_left_in_flight, remove
+from reliablepub.outbox.sqlite.transactions import commit_with_retry
+
+T = TypeVar("T")
+
+CHUNK: Final = 500
+"""Messages in one transaction: a relay that waits for it hardly notices."""
+PAUSE_S_MAX: Final = 0.2
+
+
+def step_by_step(
+    connection: WritingConnection, path: Path, steps: Iterable[Callable[[], T]]
+) -> Iterator[T]:
+    """Take each step in a transaction of its own, and leave the write lock to others as long.
+
+    Args:
+        connection: that may write, outside of a transaction.
+        path: the outbox.
+        steps: `commit_with_retry` may call each of them twice.
+
+    Returns:
+        what each step came to, once it is on disk.
+
+    Raises:
+        OutboxError: a step was not taken; those before it stay.
+    """
+    pause_s = 0.0
+    for step in steps:
+        time.sleep(pause_s)
+        begun = time.monotonic()
+        # Without a relay nobody else shortens the log, and a million rows would make it as long.
+        with behind_commit_if_long(connection, path):
+            result = commit_with_retry(connection, path, step)
+        pause_s = min(PAUSE_S_MAX, time.monotonic() - begun)
+        yield result
+
+
+class Action(StrEnum):
+    """What can be done to a message."""
+
+    RETRY = "retry"
+    PARK = "park"
+    DISCARD = "discard"
+    REROUTE = "reroute"
+    SKIP = "skip"
+    """Let what it holds go first: its ordering key goes on without it."""
+
+
+EARLIER: Final = "an attempt before the message came to this file"
+
+FIT: Final[dict[Action, tuple[str, ...]]] = {
+    Action.RETRY: ("waiting", *GIVEN_UP_STATES),
+    Action.PARK: OPEN_STATES,
+    Action.DISCARD: STATES,
+    Action.REROUTE: STATES,
+    Action.SKIP: ("parked",),
+}
+"""In which states a message may be for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intervention:
+    """One decision about any number of messages.
+
+    Attributes:
+        action: what to do.
+        exchange: the new one, for `Action.REROUTE`; None keeps it.
+        routing_key: likewise.
+        note: why, for whoever asks later.
+        person: who decided.
+    """
+
+    action: Action
+    exchange: str | None = None
+    routing_key: str | None = None
+    note: str = ""
+    person: str = field(default_factory=lambda: f"{_user()}@{socket.gethostname()}")
+
+    def __post_init__(self) -> None:
+        """Refuse an address that no message can have.
+
+        Raises:
+            InvalidMessage: says what is wrong with it.
+        """
+        Message(b"", self.exchange or "", self.routing_key or "")
+
+
+@dataclass(slots=True)
+class Effect:
+    """What came of it, by id.
+
+    Attributes:
+        changed: how many messages were changed.
+        in_flight: left alone, because the relay has sent them and awaits the broker's answer.
+        unfit: left alone, because they are gone, or in a state that this cannot be done in.
+        damaged: left alone, because their row is not what was stored, or cannot have the address.
+        possible: discarded, and a queue may have them all the same.
+    """
+
+    changed: int = 0
+    in_flight: list[int] = field(default_factory=list)
+    unfit: list[int] = field(default_factory=list)
+    damaged: list[int] = field(default_factory=list)
+    possible: list[int] = field(default_factory=list)
+
+    def add(self, other: Effect) -> None:
+        """And what came of another transaction."""
+        self.changed += other.changed
+        self.in_flight += other.in_flight
+        self.unfit += other.unfit
+        self.damaged += other.damaged
+        self.possible += other.possible
+
+
+def intervene(
+    path: Path,
+    ids: Iterable[int],
+    what: Intervention,
+    *,
+    keys: OutboxKeys | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+    clock: Callable[[], float] = time.time,
+) -> Effect:
+    """Do it, to a few hundred messages in each transaction; any number of processes may be at work.
+
+    Args:
+        path: the outbox; it must exist.
+        ids: of rows.
+        what: the decision.
+        keys: of the outbox: without them no encrypted message can be rerouted.
+        progress: told after each transaction how many ids are done with.
+        clock: wall clock, seconds since 1970.
+
+    Raises:
+        NotAnOutbox: there is none.
+        OutboxSealed: a message to reroute is encrypted, and its key was not given; likewise.
+        OutboxError: it cannot be written; what was done before stays done.
+    """
+    with reading(path):
+        pass  # there is one: nothing here may create an outbox
+    effect = Effect()
+    done = 0
+    chunks = list(_chunks(dict.fromkeys(ids)))
+    with closing(open_writer(path, is_relay=False)) as connection:
+        do = partial(change, connection, path, what=what, keys=keys)
+        steps = (partial(do, chunk, now=clock()) for chunk in chunks)
+        for chunk, came_to in zip(chunks, step_by_step(connection, path, steps), strict=True):
+            effect.add(came_to)
+            done += len(chunk)
+            progress(done)
+    return effect
+
+
+def change(
+    connection: sqlite3.Connection,
+    path: Path,
+    ids: list[int],
+    what: Intervention,
+    now: float,
+    *,
+    keys: OutboxKeys | None = None,
+) -> Effect:
+    """Do it within an open transaction that may write.
+
+    Whether somebody relays is asked under the write lock: a relay that begins now reads what we
+    leave. Without a relay nothing is in flight: what the last one has left there is judged first,
+    so that what is done to it does not hide that a queue may have it.
+    """
+    is_relayed = holder_pid(path) is not None
+    if not is_relayed:
+        judge_left_in_flight(connection, now)
+    return _Step(connection, what, now, keys, is_relayed=is_relayed).change(ids)
+
+
+class _Step:
+    """One transaction's worth of changes.
+
+    Args:
+        connection: in a transaction that may write.
+        what: the decision.
+        now: wall clock.
+        keys: to reroute what is encrypted.
+        is_relayed: whether a relay is at work, so that messages can be in flight.
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        what: Intervention,
+        now: float,
+        keys: OutboxKeys | None,
+        *,
+        is_relayed: bool,
+    ) -> None:
+        self._connection = connection
+        self._what = what
+        self._now = now
+        self._keys = keys
+        rows = connection.execute(QUERIES["in_flight_ids"]) if is_relayed else ()
+        self._in_flight = {id_ for (id_,) in rows}
+        self._ledger = dict(NO_CHANGE)
+        self._effect = Effect()
+
+    def change(self, ids: list[int]) -> Effect:
+        """Change what can be changed, and count it."""
+        effect = self._effect
+        for id_ in ids:
+            found = self._connection.execute(QUERIES["state"], {"id": id_}).fetchone()
+            if found is None or found[0] not in FIT[self._what.action]:
+                effect.unfit.append(id_)
+            elif id_ in self._in_flight:
+                effect.in_flight.append(id_)
+            else:
+                try:
+                    self._apply(id_, found[0])
+                except (Unreadable, InvalidMessage, UnicodeDecodeError):
+                    effect.damaged.append(id_)
+                else:
+                    effect.changed += 1
+        self._connection.execute(QUERIES["change_ledger"], self._ledger).fetchone()
+        return effect
+
+    def _apply(self, id_: int, state: str) -> None:
+        """Change one row; nothing is changed when it raises."""
+        action = self._what.action
+        if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
+            raise Unreadable("its number is none that this library gives out")
+        rerouted = self._rerouted(id_) if action is Action.REROUTE else None
+        self._write_down(id_)
+        if action is Action.PARK:
+            self._park(id_)
+        elif action is Action.DISCARD:
+            self._discard(id_, state)
+        elif action is Action.SKIP:
+            self._connection.execute(QUERIES["skip"], (id_,))
+        else:
+            self._make_due(id_, state)
+        if rerouted is not None:
+            row, grown_bytes = rerouted
+            self._connection.execute(QUERIES["reroute"], row)
+            self._ledger["open_bytes"] += grown_bytes
+
+    def _write_down(self, id_: int) -> None:
+        record = {
+            "id": id_,
+            "at": self._now,
+            "action": self._what.action.value,
+            "person": self._what.person,
+            "note": self._what.note,
+        }
+        self._connection.execute(QUERIES["insert_intervention"], record)
+
+    def _park(self, id_: int) -> None:
+        words = f"parked by {self._what.person}"
+        if self._what.note:
+            words += f": {self._what.note}"
+        row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
+        self._connection.execute(QUERIES["park_as_it_is"], row)
+        self._ledger["parked"] += 1
+        self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]
+
+    def _discard(self, id_: int, state: str) -> None:
+        self._ledger["discarded"] += 1
+        (is_possible,) = self._connection.execute(QUERIES["is_possible"], {"id": id_}).fetchone()
+        if is_possible:
+            self._effect.possible.append(id_)
+            record = {"id": id_, "at": self._now, "reply_text": EARLIER}
+            self._connection.execute(QUERIES["remember_counts"], record)
+        if state in OPEN_STATES:
+            self._connection.execute(QUERIES["next_falls_due"], (id_,))
+            self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]
+        else:
+            self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
+            self._ledger[state] -= 1
+
+    def _make_due(self, id_: int, state: str) -> None:
+        if state in OPEN_STATES:
+            self._connection.execute(QUERIES["due_now"], {"id": id_, "at": self._now})
+            return
+        self._connection.execute(QUERIES["unpark"], {"now": self._now, "id": id_})
+        _, size = self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
+        self._ledger[state] -= 1
+        self._ledger["open_bytes"] += size
+
+    def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
+        """The columns that the new address changes, and by how many bytes the message grows."""
+        row = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
+        before = Message(b"", row[2].decode(), row[3].decode())
+        after = replace(
+            before,
+            exchange=before.exchange if self._what.exchange is None else self._what.exchange,
+            routing_key=(
+                before.routing_key if self._what.routing_key is None else self._what.routing_key
+            ),
+        )
+        grown_bytes = after.size - before.size
+        changed = rewritten(row, self._keys, exchange=after.exchange, routing_key=after.routing_key)
+        return {"size": row[16] + grown_bytes, **changed}, grown_bytes
+
+
+def _chunks(ids: Iterable[int]) -> Iterator[list[int]]:
+    chunk: list[int] = []
+    for id_ in ids:
+        chunk.append(id_)
+        if len(chunk) == CHUNK:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in some containers
+        return str(os.geteuid())

@@ -1,0 +1,245 @@
+"""Deleting what nobody wants to keep any longer, when a person says so, and giving its space back.
+
+Knows: what is kept of messages, and since when. Must never know: who may say so, a relay.
+
+What a relay prunes by itself rides on its commits (`retention`); this is for outboxes without one,
+and for what no relay would dare to: messages that were given up. Those are discarded like any
+others, so that they are counted, and remembered. Everything happens in steps of a few milliseconds,
+each in a transaction of its own, with as long a pause after it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from reliablepub.outbox.admin.interventions import (
+    CHUNK,
+    Action,
+    Intervention,
+    intervene,
+    step_by_step,
+)
+from reliablepub.outbox.admin.selection import Selection, find_ids
+from reliablepub.outbox.sqlite.database import open_writer, reading
+from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.sqlite.space import (
+    forget_keys,
+    free_pages,
+    give_space_back,
+    has_space_to_give,
+    pages,
+)
+from reliablepub.outbox.sqlite.sql import QUERIES
+
+_NUMBERS: Final = 5_000
+"""Lines of history looked at in one step."""
+_CUTTING_S: Final = 0.005
+"""How long free pages are cut off in one step; the more there are, the longer takes each."""
+_NOBODY: Final[Callable[[str, int], None]] = lambda _what, _count: None  # noqa: E731
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """What is old enough to go; all in seconds since 1970, None for nothing of the kind.
+
+    Attributes:
+        confirmed_before: messages that were confirmed until then, and are kept for people.
+        parked_before: messages that were parked until then.
+        expired_before: messages that expired until then.
+        history_before: what happened before to messages that are gone.
+        now: keys whose time is over by now are forgotten.
+    """
+
+    confirmed_before: float | None = None
+    parked_before: float | None = None
+    expired_before: float | None = None
+    history_before: float
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What went, or would go.
+
+    Attributes:
+        confirmed: messages that were kept after their confirm.
+        parked: messages that are discarded now.
+        expired: likewise.
+        attempts: lines of history.
+        interventions: likewise, of people.
+        keys: that were enqueued under.
+        bytes_given_back: by which the database is shorter.
+        bytes_unused: that stay in it, free for new messages.
+    """
+
+    confirmed: int = 0
+    parked: int = 0
+    expired: int = 0
+    attempts: int = 0
+    interventions: int = 0
+    keys: int = 0
+    bytes_given_back: int = 0
+    bytes_unused: int = 0
+
+    @property
+    def messages(self) -> int:
+        """How many messages nobody can look at any more."""
+        return self.confirmed + self.parked + self.expired
+
+
+def foresee(path: Path, times: Times) -> Pruned:
+    """What `prune` would delete; nothing is changed.
+
+    Raises:
+        NotAnOutbox: there is none.
+    """
+    given_up = {state: len(ids) for state, ids in _given_up(path, times).items()}
+    values = {
+        "confirmed_before": times.confirmed_before,
+        "history_before": times.history_before,
+        "now": times.now,
+    }
+    with reading(path) as connection:
+        counts = connection.execute(QUERIES["prunable"], values).fetchone()
+        unused = free_pages(connection) * _page_bytes(connection)
+    return Pruned(
+        confirmed=counts[0],
+        parked=given_up["parked"],
+        expired=given_up["expired"],
+        attempts=counts[1],
+        interventions=counts[2],
+        keys=counts[3],
+        bytes_unused=unused,
+    )
+
+
+def prune(
+    path: Path,
+    times: Times,
+    *,
+    note: str = "",
+    progress: Callable[[str, int], None] = _NOBODY,
+) -> Pruned:
+    """Delete what is old enough, and shorten the file; any number of processes may be at work.
+
+    Args:
+        path: the outbox; it must exist.
+        times: what is old enough.
+        note: why; kept with each message that is discarded.
+        progress: told after each step of what kind how many are deleted by now.
+
+    Raises:
+        NotAnOutbox: there is none.
+        OutboxError: it cannot be written; what was deleted before stays deleted.
+    """
+    what = Intervention(Action.DISCARD, note=note)
+    given_up = {
+        state: intervene(path, ids, what, progress=partial(progress, state)).changed
+        for state, ids in _given_up(path, times).items()
+    }
+    with reading(path):
+        pass  # there is one: nothing here may create an outbox
+    with closing(open_writer(path, is_relay=False)) as connection:
+
+        def count(kind: str, steps: Iterator[Callable[[], int]]) -> int:
+            total = 0
+            for deleted in step_by_step(connection, path, steps):
+                total += deleted
+                progress(kind, total)
+            return total
+
+        confirmed = 0
+        if times.confirmed_before is not None:
+            confirmed = count("confirmed", _of_confirmed(connection, times.confirmed_before))
+        pruned = Pruned(
+            confirmed,
+            given_up["parked"],
+            given_up["expired"],
+            count("attempts", _of_history(connection, "attempt", times.history_before)),
+            count("interventions", _of_history(connection, "intervention", times.history_before)),
+            count("keys", _of_keys(connection, times.now)),
+        )
+        before = pages(connection)
+        with reported(path):
+            if has_space_to_give(connection):
+                give_space_back(connection)
+        cut = before - pages(connection) + count("pages", _of_pages(connection))
+        size = _page_bytes(connection)
+        return replace(
+            pruned, bytes_given_back=cut * size, bytes_unused=free_pages(connection) * size
+        )
+
+
+def _given_up(path: Path, times: Times) -> dict[str, list[int]]:
+    before = {"parked": times.parked_before, "expired": times.expired_before}
+    return {
+        state: [] if at is None else find_ids(path, Selection(states=(state,), given_up_before=at))
+        for state, at in before.items()
+    }
+
+
+def _of_confirmed(connection: sqlite3.Connection, before: float) -> Iterator[Callable[[], int]]:
+    query, deleted = QUERIES["prune_confirmed"], CHUNK
+
+    def step() -> int:
+        nonlocal deleted
+        deleted = connection.execute(query, (before, CHUNK)).rowcount
+        return deleted
+
+    while deleted == CHUNK:
+        yield step
+
+
+def _of_history(
+    connection: sqlite3.Connection, kind: str, before: float
+) -> Iterator[Callable[[], int]]:
+    """By stretches of their numbers, most of which may have to stay."""
+    first, last = connection.execute(QUERIES[f"{kind}_numbers"]).fetchone()
+    if first is None:
+        return
+    query = QUERIES[f"forget_{kind}s_between"]
+    for start in range(first, last + 1, _NUMBERS):
+        values = (start, min(last, start + _NUMBERS - 1), before)
+        yield lambda values=values: connection.execute(query, values).rowcount  # type: ignore[misc]
+
+
+def _of_keys(connection: sqlite3.Connection, now: float) -> Iterator[Callable[[], int]]:
+    looked_at = CHUNK
+
+    def step() -> int:
+        nonlocal looked_at
+        looked_at, forgotten = forget_keys(connection.cursor(), now, CHUNK)
+        return forgotten
+
+    while looked_at == CHUNK:
+        yield step
+
+
+def _of_pages(connection: sqlite3.Connection) -> Iterator[Callable[[], int]]:
+    """Until no page is free, or the file cannot be shortened."""
+    cut = 1
+
+    def step() -> int:
+        nonlocal cut
+        before, until = pages(connection), time.monotonic() + _CUTTING_S
+        for _ in range(free_pages(connection)):  # sqlite3 takes one, and no more, at a time
+            connection.execute("PRAGMA incremental_vacuum(1)")
+            if time.monotonic() > until:
+                break
+        cut = before - pages(connection)
+        return cut
+
+    while cut > 0:
+        yield step
+
+
+def _page_bytes(connection: sqlite3.Connection) -> int:
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    return int(size)

@@ -1,0 +1,465 @@
+"""Every intact row of a damaged outbox, copied into a new one.
+
+Knows: SQLite's file format (https://sqlite.org/fileformat2.html), what a row of an outbox looks
+like, and its checksum. Must never know: SQLite, as far as the damaged file goes.
+
+SQLite finds a leaf from the root of its tree; one damaged page in between hides thousands of rows
+that are intact. Here every page that looks like a leaf of a table is read by itself. Pages on the
+list of free ones are left out: they may hold rows that were deleted. All numbers are big-endian,
+which is what `int.from_bytes` expects. The file may be damaged or made up, so no number in it is
+believed: every loop and every allocation is bounded by the size of the file itself. In a whole file
+each byte belongs to one row, so of a page no more than a few times its size is decoded.
+
+A row is intact when it can be decoded and its checksum is right. Nothing else passes for one, so it
+does not matter which table its page belonged to. Where the damage hides which pages are free, a
+message may be found that was confirmed already: it is published once more.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from reliablepub.errors import OutboxError
+from reliablepub.outbox.sqlite.database import PAGE_BYTES, check_file, looking, open_writer
+from reliablepub.outbox.sqlite.failures import os_error
+from reliablepub.outbox.sqlite.location import check_side_files
+from reliablepub.outbox.sqlite.lock import RelayLock
+from reliablepub.outbox.sqlite.rows import Unreadable, check, misfits
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import NO_CHANGE
+from reliablepub.outbox.sqlite.transactions import transaction
+
+Value = int | float | str | bytes | None
+
+_MAGIC: Final = b"SQLite format 3\0"
+_LIKELY_PAGE_BYTES: Final = (PAGE_BYTES, 4_096)
+"""What outboxes have, and what they had once."""
+_WAL_MAGIC: Final = 0x377F0682
+_TABLE_LEAF: Final = 0x0D
+_HEADER: Final = 100
+_WAL_HEADER: Final = 32
+_FRAME_HEADER: Final = 24
+_COLUMNS_MAX: Final = 32_767
+"""Of a table, by SQLite's own limit."""
+_USABLE_MIN: Final = 480
+_SHARED_MAX: Final = 4
+"""How many rows may share a byte: the row it belongs to, and copies that damage brings up."""
+_INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
+
+
+class _Malformed(Exception):
+    """These bytes are not what they would have to be."""
+
+
+class Pages:
+    """The pages of a database as its last commit left them: the file, and the log over it.
+
+    No process may read a file so while it has it open with SQLite: closing it here would drop the
+    locks there.
+
+    Args:
+        path: of the database; its log is beside it, if there is one.
+        page_bytes: instead of what the header says.
+    """
+
+    def __init__(self, path: Path, page_bytes: int = 0) -> None:
+        self._file = path.open("rb")
+        header = self._file.read(_HEADER).ljust(_HEADER, b"\0")
+        self._size = page_bytes or _size_in(header) or _likely_size(path)
+        reserved = header[20] if header.startswith(_MAGIC) else 0
+        self._usable = self._size - (reserved if self._size - reserved >= _USABLE_MIN else 0)
+        self._bytes = os.fstat(self._file.fileno()).st_size
+        self._in_file = self._count = self._bytes // self._size
+        self._changed: dict[int, int] = {}  # page -> where it begins in the log
+        self._followed: Counter[int] = Counter()
+        self._decoded_bytes = 0
+        self._log: BinaryIO | None = None
+        log = path.with_name(path.name + "-wal")
+        if log.exists():
+            self._log = log.open("rb")
+            self._bytes += os.fstat(self._log.fileno()).st_size
+            self._lay_over(self._log)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._file.close()
+        if self._log is not None:
+            self._log.close()
+
+    def rows(self) -> Iterator[tuple[int, list[Value]]]:
+        """Rowid and values of each row that can be decoded, from whichever table."""
+        free = self._free()
+        self._followed.clear()
+        beyond = sorted(n for n in self._changed if self._in_file < n <= self._count)
+        for number in chain(range(1, min(self._in_file, self._count) + 1), beyond):
+            start = _HEADER if number == 1 else 0
+            if number in free or (page := self._page(number))[start] != _TABLE_LEAF:
+                continue
+            (count,) = struct.unpack_from(">H", page, start + 3)
+            most = self._decoded_bytes + _SHARED_MAX * self._size
+            for index in range(min(count, (self._size - start - 8) // 2)):
+                (at,) = struct.unpack_from(">H", page, start + 8 + 2 * index)
+                with suppress(_Malformed, IndexError, struct.error, UnicodeDecodeError):
+                    yield self._cell(page, at)
+                if self._decoded_bytes > most:
+                    break
+
+    def _page(self, number: int) -> bytes:
+        """A page; of zeros, where the file has none."""
+        if number in self._changed:
+            assert self._log is not None
+            self._log.seek(self._changed[number])
+            return self._log.read(self._size).ljust(self._size, b"\0")
+        if not 0 < number <= self._in_file:
+            return bytes(self._size)
+        self._file.seek((number - 1) * self._size)
+        return self._file.read(self._size).ljust(self._size, b"\0")
+
+    def _is_page(self, number: int) -> bool:
+        return 0 < number <= self._count and (number <= self._in_file or number in self._changed)
+
+    def _cell(self, page: bytes, at: int) -> tuple[int, list[Value]]:
+        length, at = _varint(page, at)
+        rowid, at = _varint(page, at)
+        if not 0 < length <= self._bytes:
+            raise _Malformed
+        local = length
+        if length > self._usable - 35:
+            least = (self._usable - 12) * 32 // 255 - 23
+            local = least + (length - least) % (self._usable - 4)
+            local = local if local <= self._usable - 35 else least
+        self._decoded_bytes += local
+        parts = [page[at : at + local]]
+        left = length - local
+        following = page[at + local : at + local + 4]
+        while left > 0:
+            number = int.from_bytes(following)
+            if self._followed[number] >= _SHARED_MAX or not self._is_page(number):
+                raise _Malformed
+            self._followed[number] += 1
+            overflow = self._page(number)
+            parts.append(overflow[4 : 4 + min(left, self._usable - 4)])
+            left -= len(parts[-1])
+            following = overflow[:4]
+        payload = b"".join(parts)
+        if len(payload) != length:
+            raise _Malformed
+        return rowid, _record(payload)
+
+    def _free(self) -> set[int]:
+        """Pages on the list of free ones; what is none is not followed: it would hide pages."""
+        free: set[int] = set()
+        page = self._page(1)
+        trunk = int.from_bytes(page[32:36]) if page.startswith(_MAGIC) else 0
+        while self._is_page(trunk) and trunk not in free:
+            page = self._page(trunk)
+            following, count = struct.unpack_from(">II", page)
+            if following > self._count or count > self._usable // 4 - 2:
+                break
+            free.add(trunk)
+            free.update(struct.unpack_from(f">{count}I", page, 8))
+            trunk = following
+        return free
+
+    def _lay_over(self, log: BinaryIO) -> None:
+        """Put the log's pages over the file's, up to its last whole commit."""
+        head = log.read(_WAL_HEADER)
+        if len(head) < _WAL_HEADER:
+            return
+        magic, _, size, _, *salts = struct.unpack_from(">IIIIII", head)
+        if magic & ~1 != _WAL_MAGIC or size != self._size:
+            return
+        words = ">" if magic & 1 else "<"
+        sums = _checksum(words, head[: _WAL_HEADER - 8], (0, 0))
+        changed: dict[int, int] = {}
+        at = _WAL_HEADER
+        while len(frame := log.read(_FRAME_HEADER + size)) == _FRAME_HEADER + size:
+            number, commit, *rest = struct.unpack_from(">IIIIII", frame)
+            if rest[:2] != salts:
+                return
+            sums = _checksum(words, frame[:8], sums)
+            sums = _checksum(words, frame[_FRAME_HEADER:], sums)
+            if tuple(rest[2:]) != sums:
+                return
+            changed[number] = at + _FRAME_HEADER
+            at += _FRAME_HEADER + size
+            if commit:
+                self._changed.update(changed)
+                self._count = commit
+                changed = {}
+
+
+def _size_in(header: bytes) -> int:
+    """Bytes of a page, as the header says; 0 if it cannot be that."""
+    size = int.from_bytes(header[16:18]) if header.startswith(_MAGIC) else 0
+    size = 65_536 if size == 1 else size
+    is_possible = size >= 512 and not size & (size - 1)  # noqa: PLR2004 - the smallest of the format
+    return size if is_possible else 0
+
+
+def _likely_size(path: Path) -> int:
+    """The size at which most rows are found."""
+
+    def count(size: int) -> int:
+        with closing(Pages(path, size)) as pages:
+            return sum(1 for _ in pages.rows())
+
+    return max(_LIKELY_PAGE_BYTES, key=count)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(8):
+        byte = data[at + index]
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+            return value, at + index + 1
+    value = value << 8 | data[at + 8]
+    return (value - (1 << 64) if value >> 63 else value), at + 9
+
+
+def _record(payload: bytes) -> list[Value]:
+    end, at = _varint(payload, 0)
+    types = []
+    while at < end:
+        kind, at = _varint(payload, at)
+        types.append(kind)
+        if len(types) > _COLUMNS_MAX:
+            raise _Malformed
+    values: list[Value] = []
+    for kind in types:
+        value, at = _value(kind, payload, at)
+        values.append(value)
+    if at != len(payload):
+        raise _Malformed
+    return values
+
+
+def _value(kind: int, payload: bytes, at: int) -> tuple[Value, int]:
+    if kind in _INTEGERS:
+        length = _INTEGERS[kind]
+        return int.from_bytes(payload[at : at + length], signed=True), at + length
+    if kind == 7:  # noqa: PLR2004 - a float
+        return struct.unpack_from(">d", payload, at)[0], at + 8
+    if kind in (8, 9):
+        return kind - 8, at
+    if kind >= 12:  # noqa: PLR2004 - bytes, or text when odd
+        data = payload[at : at + (kind - 12) // 2]
+        return (data.decode() if kind & 1 else data), at + (kind - 12) // 2
+    if kind:
+        raise _Malformed
+    return None, at
+
+
+def _checksum(words: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    first, second = sums
+    numbers = struct.unpack(f"{words}{len(data) // 4}I", data)
+    for one, other in zip(numbers[::2], numbers[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second
+
+
+_BATCH: Final = 1_000
+_BATCH_BYTES: Final = 16 * 1024 * 1024
+_STATE: Final = 7
+"""Which column of a parked row says so."""
+_TEXTS: Final = ("message_id", "exchange", "routing_key", "properties", "ordering_key")
+_TIMES: Final = ("stored_at", "due_at", "parked_at", "expires_at", "refused_at")
+
+_INSTEAD: Final[dict[str, Value]] = {
+    **dict.fromkeys(("nacked", "returned", "refused", "uncertain", "reply_code"), 0),
+    "outcome": "refused",
+    "reply_text": "",
+    "is_skipped": 0,
+}
+"""For bookkeeping that cannot be right; the message beside it is intact."""
+
+Row = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenRow:
+    """A row that is not what was stored; it was not copied.
+
+    Attributes:
+        id: its number.
+        message_id: what is left of its ``message_id``.
+        reason: what is wrong with it.
+    """
+
+    id: int
+    message_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Salvaged:
+    """What was found in a damaged outbox.
+
+    Attributes:
+        open: messages that were open, and are so in the new outbox.
+        parked: likewise, parked or expired.
+        broken: rows that were recognized and are damaged.
+        has_sources: whether the positions of named sources could be read and copied, too.
+    """
+
+    open: int
+    parked: int
+    broken: tuple[BrokenRow, ...]
+    has_sources: bool
+
+
+def salvage(damaged: Path, new: Path) -> Salvaged:
+    """Copy every intact row; the damaged file stays as it is.
+
+    Raises:
+        OutboxInUse: a relay still uses it.
+        OutboxError: the damaged file cannot be read, or the new one exists or cannot be written.
+    """
+    if not check_file(damaged):
+        raise OutboxError(f"there is no file {damaged} to salvage")
+    check_side_files(damaged)
+    if check_file(new):
+        raise OutboxError(f"{new} exists already; name a new file, so that nothing is mixed")
+    relay_lock = RelayLock(damaged)
+    try:
+        with closing(Pages(damaged)) as pages, closing(open_writer(new, is_relay=False)) as target:
+            return _copy(damaged, pages, target, new)
+    except OSError as error:
+        raise os_error(damaged, error) from error
+    finally:
+        relay_lock.release()
+
+
+def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) -> Salvaged:
+    counts = {"salvage_open": 0, "salvage_parked": 0}
+    broken: dict[int, BrokenRow] = {}
+    intact: set[int] = set()
+    batch: list[tuple[str, Row]] = []
+    batch_bytes = 0
+    for query, row in _recognized(pages, _Shapes(target)):
+        id_ = int(str(row["id"]))
+        try:
+            _check(row)
+        except Unreadable as error:
+            broken[id_] = BrokenRow(id_, str(row["message_id"]), str(error))
+            continue
+        if id_ in intact:
+            continue
+        intact.add(id_)
+        batch.append((query, _with_bookkeeping(row)))
+        batch_bytes += len(row["body"]) if isinstance(row["body"], bytes) else 0
+        if len(batch) == _BATCH or batch_bytes > _BATCH_BYTES:
+            _write(target, new, batch, counts)
+            batch, batch_bytes = [], 0
+    _write(target, new, batch, counts)
+    return Salvaged(
+        open=counts["salvage_open"],
+        parked=counts["salvage_parked"],
+        broken=tuple(broken[id_] for id_ in sorted(broken.keys() - intact)),
+        has_sources=_copy_sources(damaged, target, new),
+    )
+
+
+class _Shapes:
+    """The columns of both tables, as they lie in a record; rows of an older version have fewer."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.open = connection.execute(QUERIES["open_columns"]).fetchall()
+        self.parked = connection.execute(QUERIES["parked_columns"]).fetchall()
+
+
+def _recognized(pages: Pages, shapes: _Shapes) -> Iterator[tuple[str, Row]]:
+    """Rows that look like messages, and how each is put into the new outbox."""
+    for rowid, values in pages.rows():
+        is_parked = len(values) > _STATE and values[_STATE] in ("parked", "expired")
+        columns = shapes.parked if is_parked else shapes.open
+        if len(values) > len(columns):
+            continue
+        row: Row = {name: _default(default) for name, default in columns}
+        row |= dict(zip(row, values, strict=False)) | {"id": rowid}
+        if not _looks_right(row):
+            continue
+        if "id" in misfits(row):
+            continue
+        for name in _TIMES:  # whole numbers are stored as such
+            if isinstance(row.get(name), int):
+                row[name] = float(str(row[name]))
+        yield ("salvage_parked" if is_parked else "salvage_open"), row
+
+
+def _default(text: str | None) -> Value:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _looks_right(row: Row) -> bool:
+    texts = [row[name] for name in _TEXTS[:4]]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(row["ordering_key"], str | None)
+        and isinstance(row["checksum"], int)
+        and isinstance(row["body"], bytes)
+        and isinstance(row["size"], int)
+    )
+
+
+def _with_bookkeeping(row: Row) -> Row:
+    """The row with what stands beside its message made good, where it is nothing we write."""
+    for name in list(misfits(row)):
+        row[name] = _INSTEAD.get(name)
+        if name == "size":
+            texts = (str(row[text] or "") for text in _TEXTS)
+            body = row["body"]
+            assert isinstance(body, bytes)
+            row[name] = len(body) + sum(len(text.encode()) for text in texts)
+        elif name in ("stored_at", "parked_at"):
+            row[name] = time.time()
+    return row
+
+
+def _check(row: Row) -> None:
+    message_id, exchange, routing_key, properties = (str(row[n]).encode() for n in _TEXTS[:4])
+    key = row["ordering_key"]
+    body, checksum = row["body"], row["checksum"]
+    assert isinstance(body, bytes)
+    assert isinstance(checksum, int)
+    texts = (message_id, exchange, routing_key, properties)
+    check((*texts, None if key is None else str(key).encode()), body, checksum)
+
+
+def _write(
+    target: sqlite3.Connection, new: Path, batch: list[tuple[str, Row]], counts: dict[str, int]
+) -> None:
+    change = dict(NO_CHANGE)
+    with transaction(target, new):
+        for query, row in batch:
+            if target.execute(QUERIES[query], row).rowcount:
+                counts[query] += 1
+                change["stored"] += 1
+                if query == "salvage_open":
+                    change["open_bytes"] += int(str(row["size"]))
+                else:
+                    change[str(row["state"])] += 1
+        target.execute(QUERIES["change_ledger"], change).fetchall()
+
+
+def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
+    """Positions are a few rows that SQLite itself must be able to find; a wrong one loses input."""
+    found: list[tuple[str, int]] | None = None
+    with suppress(OutboxError), looking(damaged) as (connection, _):
+        found = connection.execute(QUERIES["sources"]).fetchall()
+    if found:
+        with transaction(target, new):
+            target.executemany(QUERIES["advance_source"], found)
+    return found is not None

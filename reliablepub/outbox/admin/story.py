@@ -1,0 +1,225 @@
+"""The story of one message: where it is, what every attempt came to, and what happens next.
+
+Knows: everything the disk says about one message, and what the running relay shows of itself. Must
+never know: how it is told to people.
+
+Who is asked about a message that is not there any more says what can be known, and no more: happy
+messages leave no history.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from reliablepub.outbox.admin.selection import OPEN_STATES
+from reliablepub.outbox.sqlite.database import reading
+from reliablepub.outbox.sqlite.lock import holder_pid
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outcome import Persistence
+
+_WORTH: Final = [kind.value for kind in Persistence]
+"""From "not written" to "persisted": the last word is the highest that was ever said."""
+
+
+_ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of_message_id")
+"""What a name can mean: what is there goes first, then what is known at once."""
+
+
+class Next(StrEnum):
+    """What happens to a message next."""
+
+    ANSWER = "the broker answers"
+    SENT = "it is sent"
+    SENT_LATER = "it is sent when it is due"
+    HELD = "it is sent when its ordering key is free"
+    PAUSED = "it is sent when its destination is well again"
+    CONNECTED = "it is sent when the relay is connected"
+    UNBLOCKED = "it is sent when the broker lifts its block"
+    RELAYED = "it is sent when somebody relays this outbox"
+    DECIDED = "nothing until a person decides"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All that is known of one message.
+
+    Attributes:
+        id: of its row.
+        message_id: its AMQP ``message_id``; None if nothing is left that names it.
+        state: ``ready``, ``waiting``, ``in flight``, ``parked``, ``expired``, ``confirmed``; of one
+            that is not there any more ``discarded``, or ``gone`` if nobody has written it down.
+        message: the columns of its row without the body; empty when it is gone.
+        attempts: those that did not end in a confirm, and a confirm that came after them.
+        interventions: what people did to it.
+        in_flight: epoch, tag and time of the attempt that is under way; or of the last one of a
+            relay that ended before it was answered, and that no other has followed; or None.
+        verdict: whether a queue may hold it: one of `Persistence`; None if nobody knows.
+        next: what happens next.
+        next_at: when (seconds since 1970), where there is a time.
+        held_by: row of the message that its ordering key waits for, or None.
+        before: messages that are sent before it (counted up to 100 000); None if it waits for
+            something else.
+        relay_pid: who relays the outbox, or None.
+        relay: what that relay shows of itself; empty without one.
+    """
+
+    id: int
+    message_id: str | None
+    state: str
+    message: Mapping[str, Any]
+    attempts: list[dict[str, Any]]
+    interventions: list[dict[str, Any]]
+    in_flight: dict[str, Any] | None
+    verdict: str | None
+    next: Next
+    next_at: float | None
+    held_by: int | None
+    before: int | None
+    relay_pid: int | None
+    relay: Mapping[str, Any]
+
+
+def resolve(path: Path, name: str) -> list[int]:
+    """Which rows a person means: the number of a row, a ``message_id``, or what it was enqueued as.
+
+    Args:
+        path: the outbox.
+        name: a number is that of a row, if there is or ever was such a row; what is neither that
+            nor a ``message_id`` is a key of `Outbox.enqueue`.
+
+    Returns:
+        their ids, the lowest first; empty if nothing is known under this name.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with reading(path) as connection:
+        if name.isascii() and name.isdigit():
+            id_ = int(name)
+            (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+            if 0 < id_ <= last_id:
+                return [id_]
+        for query in _ROWS_NAMED:
+            found = connection.execute(QUERIES[query], {"name": name}).fetchall()
+            if found:
+                return sorted(id_ for (id_,) in found)
+    return []
+
+
+def tell(path: Path, id_: int) -> Story:
+    """What is known of the message of a row.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    pid = holder_pid(path)
+    relay_status = read_status_file(path) or {}
+    with reading(path) as connection:
+        connection.row_factory = sqlite3.Row
+        message = _one(connection, "one_message", {"id": id_}) or {}
+        attempts = _all(connection, "attempts_of", (id_,))
+        interventions = _all(connection, "interventions_of", (id_,))
+        in_flight = None
+        if message.get("state") in OPEN_STATES:
+            in_flight = _one(connection, "in_flight", {"id": id_, "limit": 1})
+        state = message.get("state") or _once(attempts, interventions)
+        if in_flight is not None and pid is not None:
+            state = "in flight"
+        holder = None
+        if message.get("ordering_key") is not None and state in OPEN_STATES:
+            of_key = {"ordering_key": message["ordering_key"], "id": id_}
+            holder = _one(connection, "key_held_by", of_key)
+        following, at = _following(state, message, holder, pid, relay_status)
+        before = None
+        if following is Next.SENT:
+            ((before,),) = connection.execute(QUERIES["ready_before"], (id_,)).fetchall()
+    names = (line["message_id"] for line in (message, *attempts, *interventions) if line)
+    return Story(
+        id=id_,
+        message_id=next(names, None),
+        state=state,
+        message=message,
+        attempts=attempts,
+        interventions=interventions,
+        in_flight=in_flight,
+        verdict=_verdict(state, message, attempts, in_flight),
+        next=following,
+        next_at=at,
+        held_by=None if holder is None else holder["id"],
+        before=before,
+        relay_pid=pid,
+        relay=relay_status,
+    )
+
+
+def _following(
+    state: str,
+    message: Mapping[str, Any],
+    holder: Mapping[str, Any] | None,
+    pid: int | None,
+    relay_status: Mapping[str, Any],
+) -> tuple[Next, float | None]:
+    """What happens, and when."""
+    due_at = message.get("due_at")
+    is_due = due_at is None or due_at <= time.time()
+    fixed = {"in flight": Next.ANSWER, "parked": Next.DECIDED, "expired": Next.DECIDED}
+    if state not in OPEN_STATES:
+        return fixed.get(state, Next.NOTHING), None
+    if holder is not None:
+        return Next.HELD, None
+    if pid is None:
+        return Next.RELAYED, due_at
+    if message["is_held"]:
+        return Next.PAUSED, None
+    if not is_due:
+        return Next.SENT_LATER, due_at
+    link = relay_status.get("link", "")
+    return {"disconnected": Next.CONNECTED, "blocked": Next.UNBLOCKED}.get(link, Next.SENT), None
+
+
+def _once(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -> str:
+    """How the story of a message ended that is not there any more, if that was written down."""
+    if attempts and attempts[-1]["outcome"] == "confirmed":
+        return "confirmed"
+    if interventions and interventions[-1]["action"] == "discard":
+        return "discarded"
+    return "gone"
+
+
+def _verdict(
+    state: str,
+    message: Mapping[str, Any],
+    attempts: list[dict[str, Any]],
+    in_flight: Mapping[str, Any] | None,
+) -> str | None:
+    """The most that any attempt may have come to.
+
+    The counts in the row say it too, where the history stayed behind in another file.
+    """
+    said = [attempt["persistence"] for attempt in attempts]
+    if in_flight is not None or message.get("nacked") or message.get("uncertain"):
+        said.append(Persistence.POSSIBLY_PERSISTED.value)
+    if state in ("gone", "confirmed"):
+        return None if state == "gone" else Persistence.PERSISTED.value
+    return max(said, key=_WORTH.index, default=Persistence.NOT_WRITTEN.value)
+
+
+def _one(
+    connection: sqlite3.Connection, query: str, values: Mapping[str, object]
+) -> dict[str, Any] | None:
+    row = connection.execute(QUERIES[query], values).fetchone()
+    return None if row is None else dict(row)
+
+
+def _all(
+    connection: sqlite3.Connection, query: str, values: tuple[object, ...]
+) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(QUERIES[query], values)]

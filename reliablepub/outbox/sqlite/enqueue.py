@@ -1,0 +1,202 @@
+"""How one message gets into the outbox, also within a transaction of the application's own.
+
+Knows: keys of the caller's, limits, the row and the ledger. Must never know: the relay, or whose
+connection it is beyond what SQLite says of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from reliablepub.errors import ConfigurationError, OutboxMoved
+from reliablepub.headers import utf8
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Counters, Entry, OpenLimits
+from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.database import check_file, migrate
+from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.sqlite.forks import GATE
+from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
+from reliablepub.outbox.sqlite.rows import row_of
+from reliablepub.outbox.sqlite.space import first_with_key, remember_key
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.store import NO_CHANGE
+from reliablepub.outbox.sqlite.transactions import transaction
+
+LOGGER: Final = logging.getLogger("reliablepub.outbox")
+_SYNCHRONOUS_FULL: Final = 2
+
+
+@dataclass(slots=True)
+class Enqueuing:
+    """Puts messages into one outbox.
+
+    Attributes:
+        path: the file.
+        keys: encrypt what is stored; None: it is not encrypted.
+        limits: what may be open.
+        ballast: says whether the disk has room.
+    """
+
+    path: Path
+    keys: OutboxKeys | None
+    limits: OpenLimits
+    ballast: Ballast
+    _place: Place | None = field(default=None, init=False)
+
+    def within(self, connection: sqlite3.Connection, entry: Entry, key: str | None) -> str:
+        """Insert into the caller's transaction, wholly or not at all; returns as `insert` does.
+
+        Raises:
+            ConfigurationError: the connection is to another file.
+            OutboxMoved: the file that it has open is not the one at the path any more.
+            OutboxError: it was not stored. A transaction that was open is so still, unless SQLite
+                has ended it; none was begun.
+        """
+        with (
+            GATE.use(),
+            _texts_as_str(connection),
+            reported(self.path),
+            closing(connection.cursor()) as cursor,
+        ):
+            cursor.row_factory = None  # the caller's rows may be anything
+            self._check_same_file(cursor)
+            is_theirs = connection.in_transaction
+            if not is_theirs and _is_autocommit(connection):
+                with transaction(connection, self.path):
+                    message_id = self._insert_beside_tables(cursor, entry, key)
+                self._check_place()
+                return message_id
+            if is_theirs:
+                _write_first(cursor)
+            else:
+                cursor.execute("BEGIN IMMEDIATE")  # as their own INSERT would; theirs to commit
+            cursor.execute("SAVEPOINT reliablepub_enqueue")
+            try:
+                message_id = self._insert_beside_tables(cursor, entry, key)
+                self._check_place()
+            except BaseException:
+                if connection.in_transaction:  # a full disk may have ended it
+                    cursor.execute("ROLLBACK TO reliablepub_enqueue")
+                    cursor.execute("RELEASE reliablepub_enqueue")
+                    if not is_theirs:  # or its lock would keep everybody out until they notice
+                        cursor.execute("ROLLBACK")
+                raise
+            cursor.execute("RELEASE reliablepub_enqueue")
+            return message_id
+
+    def insert(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
+        """Store it, unless its key was there before; under the write lock.
+
+        Returns:
+            The id of the message that has the key.
+
+        Raises:
+            OutboxFull: there is no room for it.
+            OutboxDiskFull: the disk has none.
+        """
+        message_id = entry.message.message_id
+        assert message_id is not None
+        if key is not None:
+            utf8("key", key)
+            first = first_with_key(cursor, key, entry.stored_at)
+            if first is not None:
+                return first
+        if not self.limits.are_none:
+            counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
+            self.limits.check(counters, entry.message, self.path)
+        self.ballast.check(cursor, entry.message.size)
+        (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
+        entry.id = last_id + 1
+        cursor.execute(QUERIES["insert_message"], row_of(entry, self.keys))
+        change = NO_CHANGE | {"stored": 1, "open_bytes": entry.message.size}
+        cursor.execute(QUERIES["change_ledger"], change).fetchall()
+        if key is not None:
+            remember_key(cursor, key, entry.id, message_id, entry.stored_at)
+        return message_id
+
+    def _insert_beside_tables(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
+        migrate(cursor, self.path)
+        return self.insert(cursor, entry, key)
+
+    def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
+        _, _, name = cursor.execute("PRAGMA database_list").fetchone()
+        try:
+            is_same = bool(name) and check_file(self.path) and self.path.samefile(name)
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise ConfigurationError(
+                f"connection is to {name or 'no file'}, and the outbox is {self.path}; they must "
+                "be the same database, or the message would not be part of your transaction"
+            )
+        check_side_files(self.path, OF_SQLITE)
+        if self._place is None:
+            _warn_of_unsynced(cursor, self.path)
+
+    def _check_place(self) -> None:
+        """Whether the caller's connection has the files open that are at the path.
+
+        The files are compared with those of the last call. Where they differ, the caller may have
+        opened a new connection to new files; or has the old ones open still.
+        """
+        if self._place is None:
+            self._place = Place(self.path)
+            return
+        try:
+            self._place.check()
+        except OutboxMoved:
+            place = Place(self.path)
+            if self._place.is_left_open(place):
+                raise
+            self._place = place
+
+
+def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
+    """The caller's connection decides whether its commits survive a loss of power."""
+    (synchronous,) = cursor.execute("PRAGMA synchronous").fetchone()
+    if synchronous < _SYNCHRONOUS_FULL:
+        LOGGER.warning(
+            "the application's connection to outbox %s has PRAGMA synchronous = %s: a power cut "
+            "can take its last commits, with messages that were stored in them; set it to FULL",
+            path,
+            ("OFF", "NORMAL")[synchronous],
+        )
+
+
+def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:
+    """Whether exactly this entry is stored."""
+    values = (entry.id, entry.message.message_id, entry.stored_at)
+    return connection.execute(QUERIES["is_stored"], values).fetchone() is not None
+
+
+def _write_first(cursor: sqlite3.Cursor) -> None:
+    """Take the write lock, if their transaction (Django's, say) has done nothing yet.
+
+    Who reads first and then writes cannot wait for another writer (SQLITE_BUSY_SNAPSHOT).
+    """
+    try:
+        cursor.execute(QUERIES["touch_ledger"])
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # that: there is no outbox yet
+            raise
+
+
+@contextmanager
+def _texts_as_str(connection: sqlite3.Connection) -> Iterator[None]:
+    """What the caller's connection makes of texts is for the caller's rows."""
+    theirs, connection.text_factory = connection.text_factory, str
+    try:
+        yield
+    finally:
+        connection.text_factory = theirs
+
+
+def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12
+    return connection.isolation_level is None or getattr(connection, "autocommit", False) is True

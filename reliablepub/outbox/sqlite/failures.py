@@ -1,0 +1,149 @@
+"""What SQLite's errors mean for the outbox, in words a person can act on.
+
+Knows: SQLite's result codes. Must never know: what the caller was about to do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from reliablepub.errors import (
+    NotAnOutbox,
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+)
+from reliablepub.outbox.sqlite.quota import FULL, may_take
+
+_IOERR: Final = 10
+_CORRUPT: Final = 11
+_FULL: Final = 13
+_IOERR_WRITE: Final = 10 | 3 << 8
+_IOERR_SHMSIZE: Final = 10 | 19 << 8
+_READONLY_ROLLBACK: Final = 8 | 3 << 8
+_PRIMARY_CODE: Final = 0xFF
+_TRIED_BYTES: Final = 8 * 1024 * 1024
+"""A transaction that does not fit into a quota needs more than is left of it, and hardly more than
+this."""
+_BROKEN_SCHEMA: Final = b"malformed database schema"
+
+_DECIDED: Final = frozenset({5, 6, 13, 19})
+"""SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that ends with one of these has not happened."""
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file is not what SQLite once wrote (SQLITE_CORRUPT)."""
+    return _code(error) == _CORRUPT
+
+
+def lacks_index(error: sqlite3.Error) -> bool:
+    """Whether the disk is too full for the index of the log (``-shm``), which even a look needs."""
+    return getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMSIZE
+
+
+def is_unfinished(error: sqlite3.Error) -> bool:
+    """Whether somebody who may write must first undo what another process has left half done.
+
+    Only before there is a write-ahead log: while the outbox is made, or in an application's file.
+    """
+    return getattr(error, "sqlite_errorcode", 0) == _READONLY_ROLLBACK
+
+
+def is_decided(path: Path, error: sqlite3.Error) -> bool:
+    """Whether a commit that failed so is known to be undone.
+
+    After any other error (a write or a sync that failed) the disk may have all of it.
+    """
+    return _code(error) in _DECIDED or _is_over_quota(path, error)
+
+
+def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
+    """Whether a write failed for want of space, and SQLite took it for a failing disk."""
+    is_write = getattr(error, "sqlite_errorcode", 0) == _IOERR_WRITE
+    return is_write and not may_take(path.parent, _TRIED_BYTES)
+
+
+_LOCKED: Final = (
+    OutboxLocked,
+    "is locked by another process for longer than we wait; nothing of this was stored; try again",
+)
+_MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
+    5: _LOCKED,  # SQLITE_BUSY
+    6: _LOCKED,  # SQLITE_LOCKED
+    8: (OutboxError, "cannot be written; look at its owner and mode"),  # SQLITE_READONLY
+    _IOERR: (
+        OutboxDiskFailed,
+        (
+            "cannot be read or written by the operating system: nothing of this was stored; look "
+            "at the disk and the system's log"
+        ),
+    ),
+    _CORRUPT: (
+        OutboxError,
+        (
+            "is damaged; stop what uses it, and copy every intact message into a new one with "
+            "`reliablepub outbox salvage`"
+        ),
+    ),
+    _FULL: (
+        OutboxDiskFull,
+        (
+            "cannot grow, because the disk is full: nothing of this was stored, and what was "
+            "accepted before stays; free some space and try again"
+        ),
+    ),
+    14: (
+        OutboxError,
+        (
+            "cannot be opened; look at the modes of it and its folder, and whether the file "
+            "system is mounted read-only"
+        ),
+    ),  # SQLITE_CANTOPEN
+    15: _LOCKED,  # SQLITE_PROTOCOL: too many others at the same lock, for seconds
+    26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
+}
+
+
+def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
+    """The error to raise for one of SQLite's."""
+    kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
+    if lacks_index(error) or _is_over_quota(path, error):
+        kind, meaning = _MEANING[_FULL]
+    if is_unfinished(error):
+        meaning = "holds a transaction that was cut off; the next message or relay undoes it first"
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return kind(f"outbox {path} {meaning} (SQLite: {error}, {name})")
+
+
+@contextmanager
+def reported(path: Path) -> Iterator[None]:
+    """Whatever SQLite raises in here is raised in our words."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise outbox_error(path, error) from error
+    except UnicodeDecodeError as error:
+        # SQLite quotes a schema that is damaged, and Python makes no error of what is no text.
+        if not error.object.startswith(_BROKEN_SCHEMA):
+            raise
+        kind, meaning = _MEANING[_CORRUPT]
+        raise kind(f"outbox {path} {meaning} (SQLite: {_BROKEN_SCHEMA.decode()})") from error
+
+
+def os_error(path: Path, error: OSError) -> OutboxError:
+    """The error to raise when the file or its folder cannot be used."""
+    if error.errno in FULL:
+        return OutboxDiskFull(
+            f"the disk is full under outbox {path} ({error.strerror}); free some space and "
+            "try again"
+        )
+    return OutboxError(f"outbox {path} cannot be used: {error.strerror}")
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE

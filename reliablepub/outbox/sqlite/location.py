@@ -1,0 +1,487 @@
+"""The files of an outbox: who owns them, and whether the path still leads to them.
+
+Knows: names, inodes, links, owners and modes; where SQLite keeps the length of its log. Must never
+know: messages, what is in a side file.
+
+SQLite does not notice when its files are deleted, moved or replaced: commits go on into files that
+no process will open again. So after each commit, and before a message is called stored, the path
+and its ``-wal`` and ``-shm`` are compared with the files that this process opened: three ``lstat``.
+The relay, which then holds the only copy of a deleted file, writes it to another one (`rescue`).
+
+A backup that is copied *into* the open file (``cp backup.db outbox.db``) leaves every name and
+inode as it was. SQLite's own counter of changes, in the first page, gives it away: a checkpoint
+only raises it, and in a backup it is lower. It is compared before a commit too, since a checkpoint
+within the commit would overwrite it.
+
+A file with two names has two write-ahead logs, one beside each name, and what is written by one
+name is not seen by the other. So a file with a hard link, or mounted by itself, is refused.
+
+In a folder that other users can write to, any of them can create ``outbox.db-wal`` before SQLite
+does, and SQLite writes message bodies into the file it finds. The sticky bit does not help: it
+stops renaming and removing, not creating. So every side file is checked before the outbox is
+opened, and again after, when SQLite holds its log open and the sticky bit keeps it in place. For a
+process of root, SQLite gives a file that it finds to the owner of the database, and the second
+check would not recognize it. So where that can happen, the log is created here first, and must be
+the file that SQLite then has open.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import logging
+import os
+import pwd
+import re
+import sqlite3
+import stat
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Final
+
+from reliablepub.errors import OutboxError, OutboxMoved
+from reliablepub.outbox.sqlite.forks import GATE, Inode, forked, open_files
+
+LOGGER: Final = logging.getLogger("reliablepub.outbox")
+OF_SQLITE: Final = ("-wal", "-shm", "-journal")
+OURS: Final = (".lock", ".relay", ".relay.new", ".ballast")
+_OTHERS: Final = 0o077
+
+
+def check_side_files(outbox: Path, suffixes: tuple[str, ...] = (*OF_SQLITE, *OURS)) -> None:
+    """Refuse an outbox with a file beside it that another user has planted or can use.
+
+    Args:
+        outbox: its path; it need not exist yet.
+        suffixes: of the files to look at; missing ones are fine.
+
+    Raises:
+        OutboxError: a file is no regular file, has a second name, belongs to a user who may not
+            write to the outbox, or gives others more rights than the outbox does.
+    """
+    base = os.fspath(outbox)
+    for suffix in suffixes:
+        try:
+            found = os.lstat(base + suffix)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise OutboxError(f"{base + suffix} cannot be used: {error.strerror}") from error
+        _check(outbox, suffix, found)
+
+
+def takes_over(outbox: Path) -> bool:
+    """Whether SQLite would take over a log that another user has planted: only for root."""
+    return os.geteuid() == 0 and bool(folder_exposure(outbox.parent))
+
+
+def claim_log(outbox: Path) -> list[tuple[int, int]]:
+    """Create the log and its index where they are missing; device and number of each file.
+
+    A database that is empty has none: SQLite would remove it.
+
+    Raises:
+        OutboxError: one that is there is refused, for the reasons of `check_side_files`.
+    """
+    main = outbox.stat()
+    files: list[tuple[int, int]] = []
+    if not main.st_size:
+        return files
+    for suffix in ("-wal", "-shm"):
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # which follows no link
+        try:
+            fd = os.open(os.fspath(outbox) + suffix, flags, 0o600)
+        except FileExistsError:
+            pass
+        except OSError:
+            continue  # nothing can be created here: SQLite will say so
+        else:
+            try:
+                os.fchown(fd, main.st_uid, main.st_gid)
+                os.fchmod(fd, stat.S_IMODE(main.st_mode))
+            finally:
+                os.close(fd)
+        check_side_files(outbox, (suffix,))
+        with suppress(FileNotFoundError):  # another process has closed the outbox
+            found = os.lstat(os.fspath(outbox) + suffix)
+            files.append((found.st_dev, found.st_ino))
+    return files
+
+
+def open_side_file(outbox: Path, suffix: str, flags: int) -> int:
+    """Open a side file without following a link or waiting for a pipe; created with mode 0600.
+
+    Args:
+        outbox: its path.
+        suffix: of the file, one of `OURS`.
+        flags: of ``os.open``.
+
+    Returns:
+        A file descriptor, not inherited by programs that this one starts.
+
+    Raises:
+        OutboxError: the file is refused, for the reasons of `check_side_files`.
+        OSError: it cannot be opened.
+    """
+    safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    fd = os.open(os.fspath(outbox) + suffix, flags | safely, 0o600)
+    try:
+        _check(outbox, suffix, os.fstat(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_side_file(outbox: Path, suffix: str, bytes_max: int) -> bytes:
+    """The content of a side file, at most ``bytes_max`` bytes of it.
+
+    Raises:
+        OutboxError: the file is refused, for the reasons of `check_side_files`.
+        OSError: it cannot be read.
+    """
+    with open(open_side_file(outbox, suffix, os.O_RDONLY), "rb", buffering=0) as file:
+        return file.read(bytes_max)
+
+
+@cache
+def warn_of_folder(folder: Path) -> None:
+    """Log, once, that other users can create files in the folder of an outbox.
+
+    It is a warning and no error, because volumes of containers are often made so; a file that was
+    planted there is an error.
+    """
+    if words := folder_exposure(folder):
+        LOGGER.warning("%s", words)
+
+
+def folder_exposure(folder: Path) -> str:
+    """Which other users can write to a folder, and what to do; empty if none can."""
+    found = folder.stat()
+    if found.st_mode & stat.S_IWOTH:
+        who = "every user can"
+    elif found.st_uid not in (os.geteuid(), 0):
+        who = f"user {found.st_uid}, who owns it, can"
+    elif found.st_mode & stat.S_IWGRP and not _is_private_group(found.st_gid):
+        who = f"members of group {found.st_gid} can"
+    else:
+        return ""
+    is_sticky = found.st_mode & stat.S_ISVTX and found.st_uid in (os.geteuid(), 0)
+    harm = "block the outbox with files of their own" if is_sticky else "replace the outbox"
+    return (
+        f"{who} write to folder {folder}, and so {harm}; keep the outbox in a folder that only "
+        "its owner can write to (mode 0700)"
+    )
+
+
+def _check(outbox: Path, suffix: str, found: os.stat_result) -> None:
+    name = f"{outbox}{suffix}"
+    if not stat.S_ISREG(found.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
+        raise _refused(outbox, f"{name} is {what}", "remove it")
+    if found.st_nlink > 1:
+        raise _refused(outbox, f"{name} has a second name (a hard link)", "remove the other one")
+    try:
+        main = outbox.stat()
+        owner, group, mode = main.st_uid, main.st_gid, main.st_mode
+    except OSError:
+        owner, group, mode = os.geteuid(), os.getegid(), 0o600
+    if found.st_uid not in (owner, 0) and not _may_write(found.st_uid, group, mode):
+        raise _refused(
+            outbox,
+            f"{name} belongs to user {found.st_uid}, and the outbox to user {owner}",
+            "give the file back (chown) if it was made by mistake, and remove it if it was planted",
+        )
+    if found.st_mode & ~mode & _OTHERS:
+        raise _refused(
+            outbox,
+            f"{name} has mode {stat.S_IMODE(found.st_mode):04o}, which lets in users whom the "
+            f"outbox's own mode {stat.S_IMODE(mode):04o} keeps out",
+            f"chmod {stat.S_IMODE(mode):o} {name}",
+        )
+
+
+def _refused(outbox: Path, what: str, remedy: str) -> OutboxError:
+    return OutboxError(
+        f"outbox {outbox} was not opened: {what}, so messages could be read or changed through "
+        f"it; {remedy}, and keep the outbox in a folder that only its owner can write to"
+    )
+
+
+def _may_write(user: int, group: int, mode: int) -> bool:
+    """Whether the mode of an outbox lets a user other than its owner write to it."""
+    if mode & stat.S_IWOTH:
+        return True
+    if not mode & stat.S_IWGRP:
+        return False
+    try:
+        record = pwd.getpwuid(user)
+    except KeyError:
+        return False
+    return group in os.getgrouplist(record.pw_name, record.pw_gid)
+
+
+def _is_private_group(group: int) -> bool:
+    """Whether a group has one member, this user, as distributions set it up by default."""
+    try:
+        user, record = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (
+        record.gr_gid == user.pw_gid
+        and record.gr_name == user.pw_name
+        and set(record.gr_mem) <= {user.pw_name}
+    )
+
+
+_LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
+_FRAMES_AT: Final = 16
+"""Where ``mxFrame``, the number of frames in the log, is in a ``-shm`` (wal.c, WalIndexHdr)."""
+_FRAMES_BYTES: Final = 4
+_CHANGES_AT: Final = 24
+"""Where the file change counter is in a database (fileformat2.html), big-endian."""
+_CHANGES_BYTES: Final = 4
+
+
+class Place:
+    """The files that a connection has open, taken stock of when it was opened.
+
+    Args:
+        path: of the database, absolute; this process has it open.
+
+    Attributes:
+        is_overwritten: another content was copied into the database, beside its old log.
+
+    Raises:
+        OutboxMoved: the path leads elsewhere already, or its log was deleted while in use.
+        OutboxForked: SQLite's lock on it is only in SQLite's table, and not the kernel's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names = (str(path), f"{path}-wal", f"{path}-shm")
+        self._inodes = self._now()
+        self._locked_fd = -1
+        self._changes = 0
+        self.is_overwritten = False
+        self._take_stock()
+
+    @property
+    def file(self) -> Inode | None:
+        """The database itself."""
+        return self._inodes[0]
+
+    def check(self) -> None:
+        """Compare the files at the path with those that were opened.
+
+        Raises:
+            OutboxMoved: they are not the same; says what happened.
+        """
+        for name, inode in zip(self._names, self._inodes, strict=True):
+            if _inode(name) != inode:
+                raise self._moved()
+        self.check_content()
+
+    def check_content(self) -> None:
+        """Compare the database with what was last seen of it; for where time matters.
+
+        Raises:
+            OutboxMoved: it was overwritten.
+        """
+        changes = _changes(self._locked_fd)
+        if changes < self._changes and self._is_ours(self._locked_fd):
+            self.is_overwritten = True
+            raise moved(self._path, "was overwritten, by a backup perhaps,")
+        self._changes = changes
+
+    def _is_ours(self, fd: int) -> bool:
+        """Whether a descriptor is still one of the database: an application may have closed it."""
+        try:
+            found = os.fstat(fd)
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.file
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether SQLite's lock on the database is still there.
+
+        Closing any other descriptor of the file in this process drops it, as a copy by ``shutil``
+        does. True where the system does not tell.
+        """
+        return self._locked_fd < 0 or _has_lock(self._locked_fd)
+
+    def is_left_open(self, instead: Place) -> bool:
+        """Whether this process still has one of these files open that is not among others."""
+        return bool(open_files().keys() & (set(self._inodes) - set(instead._inodes)))
+
+    def _now(self) -> tuple[Inode | None, ...]:
+        return tuple(_inode(name) for name in self._names)
+
+    def _take_stock(self) -> None:
+        files = open_files()
+        if not files:
+            return
+        for name, inode in zip(self._names, self._inodes, strict=True):
+            if inode is not None and inode not in files:
+                raise OutboxMoved(
+                    f"outbox {self._path}: {name} is not the file that this process has open, so "
+                    "nothing was stored; close what has the old one open, and try again"
+                )
+        _, log, index = self._inodes
+        if index is not None and not (log and _is_whole(files[log][0], files[index][0])):
+            raise OutboxMoved(
+                f"the write-ahead log of outbox {self._path} was deleted while it was in use, so "
+                "nothing can be stored; stop every process that has the outbox open, and start "
+                "them again"
+            )
+        self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
+        self._changes = _changes(self._locked_fd)
+        is_suspect = index is not None and self.file in GATE.open_before
+        if is_suspect and self._locked_fd < 0 and _locks_are_listed():
+            raise forked(self._path, "was open when this process was forked")
+
+    def _moved(self) -> OutboxMoved:
+        now = self._now()
+        file, *_ = now
+        if file is None:
+            what = "was deleted or moved"
+        elif file != self.file:
+            what = "was replaced by another file"
+        else:
+            lost = "-wal" if now[1] != self._inodes[1] else "-shm"
+            what = f"lost its {self._path.name}{lost}, which was deleted, moved or replaced"
+        return moved(self._path, what)
+
+
+def moved(path: Path, what: str) -> OutboxMoved:
+    """The error to raise when the path of an outbox leads elsewhere than it did."""
+    return OutboxMoved(
+        f"outbox {path} {what} while this process had it open: what is stored now is not there for "
+        "the next process. See what moved it, stop every process that uses it, and start them again"
+    )
+
+
+class WritingConnection(sqlite3.Connection):
+    """A connection to an outbox that knows which files it has open.
+
+    Attributes:
+        place: those files; compared with the path after each commit.
+        is_unsure: the disk failed during the last commit; see `transactions`.
+    """
+
+    place: Place
+    is_unsure = False
+
+    @property
+    def must_stay(self) -> bool:
+        """Whether to close it, or to open another one, could make things worse."""
+        return self.is_unsure or self.place.is_overwritten
+
+
+def refuse_second_name(path: Path, found: os.stat_result) -> None:
+    """Refuse a file that another name leads to as well: each name would have its own log.
+
+    Raises:
+        OutboxError: it has a hard link, or is mounted by itself.
+    """
+    if found.st_nlink > 1:
+        raise OutboxError(
+            f"outbox {path} has {found.st_nlink} names (hard links); SQLite keeps a log beside "
+            "each, so messages would be lost. Copy the file, and remove the other names "
+            f"(find / -samefile {path})"
+        )
+    if str(path) in _mount_points():
+        raise OutboxError(
+            f"outbox {path} is mounted as a single file, so its log is not beside the original, "
+            "and messages would be lost; mount the folder that holds it instead"
+        )
+
+
+def _inode(name: str) -> Inode | None:
+    try:
+        found = os.lstat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _has_lock(fd: int) -> bool:
+    """Whether this process has locked a file by this descriptor, as SQLite does (proc(5))."""
+    try:
+        info_fd = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return b"POSIX" in os.read(info_fd, 65_536)
+    finally:
+        os.close(info_fd)
+
+
+def _changes(fd: int) -> int:
+    """How often the first page was changed, as far as the database and not its log has it."""
+    try:
+        return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
+    except OSError:
+        return 0  # the descriptor is unknown, or closed
+
+
+@cache
+def _locks_are_listed() -> bool:
+    """Whether the system lists locks at all: a sandbox may have the list and leave it empty."""
+    with TemporaryFile() as file:
+        fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return _has_lock(file.fileno())
+
+
+def _is_whole(log_fd: int, index_fd: int) -> bool:
+    """Whether a log that is said to hold frames has a header at all. Reads by SQLite's descriptors.
+
+    A log that was deleted in use is made again, empty, by the next connection. Frames appended to
+    it are never found again, since its header is written with the first frame only.
+    """
+    frames = os.pread(index_fd, _FRAMES_BYTES, _FRAMES_AT)
+    return not any(frames) or os.pread(log_fd, len(_LOG_MAGICS[0]), 0) in _LOG_MAGICS
+
+
+def _mount_points() -> set[str]:
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return set()
+    return {_unescaped(line.split(" ", 5)[4]) for line in mounts.splitlines()}
+
+
+def _unescaped(name: str) -> str:
+    """Of proc(5): space, tab, newline and backslash are octal."""
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name)
+
+
+RESCUED: Final = ".rescued-"
+"""Goes behind the name of the outbox, and before the number of the relay's run."""
+
+
+def rescued(
+    connection: sqlite3.Connection, path: Path, run: int, error: OutboxMoved
+) -> OutboxMoved:
+    """Copy the whole database beside the path, and say in the error where it is, or why not.
+
+    Args:
+        connection: not in a transaction.
+        path: of the outbox; its folder may be gone.
+        run: of the relay, for the name of the copy.
+        error: what the relay raises.
+    """
+    copy = path.with_name(f"{path.name}{RESCUED}{run}")
+    try:
+        # Made before SQLite would, with a wider mode; SQLite takes an empty file.
+        os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        connection.execute("VACUUM INTO ?", (str(copy),))
+    except (OSError, sqlite3.Error) as failure:
+        return OutboxMoved(f"{error}. What it held could not be copied to {copy} ({failure})")
+    return OutboxMoved(
+        f"{error}. What it held is in {copy}: `reliablepub outbox export` from there and `import`, "
+        "which leaves out what the outbox has; or, if it is encrypted, `reliablepub relay --drain`"
+    )

@@ -1,0 +1,453 @@
+"""An entry as a row of ``reliablepub_messages``, and back, with a checksum over what was accepted.
+
+Knows: the order of the columns in ``queries.sql``, properties as JSON, the range of each value
+that this library writes. Must never know: connections, transactions, AMQP's own encoding.
+
+A bit that flips on the disk inside a row passes SQLite's own integrity check. What reaches the
+broker must be what was accepted, or be parked for an operator to see. The checksum covers what was
+accepted; the other columns change, so each of them is checked by its range: one size of 2^63-1
+would make each sum over them fail.
+
+Properties and headers are JSON text that people can read. Only what is set is written, so an
+ordinary message has ``{}``. JSON has no bytes, decimals or times: these become objects with one
+key, ``{"$bytes": "..."}``. A header table of the user that looks like such an object is wrapped, as
+``{"$table": {...}}``, so nothing is ambiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from json import JSONDecodeError, JSONEncoder, loads
+from typing import Any, Final
+from zlib import crc32
+
+from reliablepub.headers import FieldValue
+from reliablepub.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, Message
+from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
+from reliablepub.outbox.entry import Attempt, Entry
+from reliablepub.outcome import OutcomeKind
+
+TIME_MAX: Final = 3e11
+"""Seconds since 1970, after the year 9999: where the calendar of `not_before` ends."""
+COUNT_MAX: Final = 2**31 - 1
+ID_MAX: Final = 2**62
+SIZE_MAX: Final = BODY_BYTES_MAX + HEADER_BYTES_MAX + 4_096
+REPLY_TEXT_MAX: Final = 10_000
+_REPLY_CODE_MAX: Final = 65_535
+_CHECKSUM_MAX: Final = 2**32 - 1
+_OUTCOMES: Final = frozenset({*(kind.value for kind in OutcomeKind), "withdrawn"})
+
+
+def misfits(row: Mapping[str, object]) -> Iterator[str]:
+    """Columns of a row whose values this library never writes; columns that it lacks are fine."""
+    for name, fits in _FITS.items():
+        if name in row and not fits(row[name]):
+            yield name
+
+
+def are_counts(nacked: int, returned: int, refused: int, uncertain: int) -> bool:
+    """Whether these can be numbers of attempts."""
+    return 0 <= nacked | returned | refused | uncertain <= COUNT_MAX
+
+
+def are_times(
+    stored_at: float, due_at: float | None, expires_at: float | None, refused_at: float | None
+) -> bool:
+    """Whether these can be the times of a message."""
+    return (
+        is_time(stored_at)
+        and (due_at is None or is_due_time(due_at))
+        and (expires_at is None or is_time(expires_at))
+        and (refused_at is None or is_time(refused_at))
+    )
+
+
+def is_due_time(value: object) -> bool:
+    """Whether a message can be due then; an infinite time is that of a pause."""
+    return is_time(value) or value == math.inf
+
+
+def is_size(value: int) -> bool:
+    """Whether it can be the `Message.size` of a message."""
+    return 0 <= value <= SIZE_MAX
+
+
+def misfit_words(row: Mapping[str, object]) -> str:
+    """What is wrong with such a row, for people."""
+    found = ", ".join(f"{name} {row[name]!r:.40}" for name in misfits(row))
+    return f"{found}: none that this library writes; the file was damaged or edited"
+
+
+def is_time(value: object) -> bool:
+    """Whether it can be a wall clock's time, in seconds since 1970."""
+    return type(value) in (int, float) and 0 <= value <= TIME_MAX  # type: ignore[operator]
+
+
+def _whole(most: int, least: int = 0) -> Callable[[object], bool]:
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def _or_none(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _is_reply_text(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= REPLY_TEXT_MAX and _is_encodable(value)
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+_FITS: Final[dict[str, Callable[[object], bool]]] = {
+    "id": _whole(ID_MAX, 1),
+    "stored_at": is_time,
+    "due_at": _or_none(is_due_time),
+    "expires_at": _or_none(is_time),
+    "refused_at": _or_none(is_time),
+    "parked_at": _or_none(is_time),
+    "nacked": _whole(COUNT_MAX),
+    "returned": _whole(COUNT_MAX),
+    "refused": _whole(COUNT_MAX),
+    "uncertain": _whole(COUNT_MAX),
+    "size": _whole(SIZE_MAX),
+    "checksum": _whole(_CHECKSUM_MAX),
+    "outcome": _or_none(lambda value: isinstance(value, str) and value in _OUTCOMES),
+    "reply_code": _or_none(_whole(_REPLY_CODE_MAX)),
+    "reply_text": _or_none(_is_reply_text),
+    "is_skipped": _whole(1),
+}
+
+
+_PLAIN: Final = (
+    "priority",
+    "expiration",
+    "content_type",
+    "content_encoding",
+    "correlation_id",
+    "reply_to",
+    "type",
+    "user_id",
+    "app_id",
+)
+_TAGGED: Final = '{"$'
+"""Only a table whose first name begins with ``$`` gives this: quotes in strings are escaped."""
+_encode: Final = JSONEncoder(
+    ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
+).encode
+
+
+def to_text(message: Message) -> str:
+    """All properties but ``message_id``, as JSON."""
+    m = message
+    if m.is_plain and m.headers is None and m.persistent:
+        return "{}"
+    found: dict[str, Any] = {
+        name: value for name in _PLAIN if (value := getattr(m, name)) is not None
+    }
+    if not m.persistent:
+        found["persistent"] = False
+    if m.timestamp is not None:
+        found["timestamp"] = m.timestamp.isoformat()
+    if m.headers is None:
+        return _encode(found)
+    return _with_headers(found, m.headers)
+
+
+def from_text(text: str) -> dict[str, Any]:
+    """Keyword arguments for `Message`.
+
+    Raises:
+        ValueError: the text was not written by `to_text`.
+    """
+    if text == "{}":
+        return {}
+    try:
+        found = loads(text)
+    except (JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"the properties are not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("the properties are not a JSON object")  # noqa: TRY004 - the data's fault
+    if "timestamp" in found:
+        found["timestamp"] = datetime.fromisoformat(found["timestamp"])
+    if "headers" in found and _TAGGED in text:
+        # The outermost table is one of AMQP's and never a tagged value.
+        found["headers"] = _untagged_table(found["headers"])
+    return found
+
+
+def _with_headers(found: dict[str, Any], headers: Mapping[str, FieldValue]) -> str:
+    """Try the plain way, which is what nearly all headers need, before looking at each value."""
+    try:
+        found["headers"] = headers
+        text = _encode(found)
+        if _TAGGED not in text:
+            return text
+    except TypeError:  # bytes, Decimal, datetime
+        pass
+    found["headers"] = {name: _tagged(value) for name, value in headers.items()}
+    return _encode(found)
+
+
+def _tagged(value: FieldValue) -> Any:  # noqa: ANN401 - whatever JSON has
+    """The value as JSON has it, or as an object with one telling key."""
+    result: Any = value
+    match value:
+        case bytes():
+            result = {"$bytes": b64encode(value).decode()}
+        case Decimal():
+            result = {"$decimal": str(value)}
+        case datetime():
+            result = {"$datetime": value.isoformat()}
+        case Mapping():
+            result = {name: _tagged(inner) for name, inner in value.items()}
+            if len(result) == 1 and _UNTAG.keys() >= result.keys():
+                result = {"$table": result}
+        case list() | tuple():
+            result = [_tagged(inner) for inner in value]
+    return result
+
+
+def _untagged(value: Any) -> Any:  # noqa: ANN401 - the inverse of `_tagged`
+    if isinstance(value, list):
+        return [_untagged(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((tag, inner),) = value.items()
+        if tag in _UNTAG:
+            return _UNTAG[tag](inner)
+    return _untagged_table(value)
+
+
+def _untagged_table(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: _untagged(inner) for name, inner in table.items()}
+
+
+_UNTAG: Final[dict[str, Callable[[Any], Any]]] = {
+    "$bytes": partial(b64decode, validate=True),
+    "$decimal": Decimal,
+    "$datetime": datetime.fromisoformat,
+    "$table": _untagged_table,
+}
+
+
+_BESIDE: Final = (
+    *("stored_at", "due_at", "nacked", "returned", "refused", "uncertain"),
+    *("checksum", "body", "expires_at", "ordering_key", "refused_at", "size"),
+)
+_DAMAGE: Final = (ValueError, TypeError, ArithmeticError, AttributeError, KeyError, RecursionError)
+"""What is raised by contents that this library has not written."""
+
+
+class Unreadable(Exception):
+    """A row that is not what was stored; the text says what is wrong with it."""
+
+
+def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
+    """Parameters of ``insert_message``; with keys, the entry has its id already."""
+    counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
+    times = (entry.due_at, *counts, entry.expires_at)
+    return *plain_row_of(entry, keys), *times, entry.message.ordering_key, entry.refused_at
+
+
+def plain_row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
+    """Parameters of ``insert_plain_message``, likewise."""
+    message = entry.message
+    properties, body = to_text(message), message.body
+    if keys is not None:
+        assert message.message_id is not None
+        where = message.message_id, message.exchange, message.routing_key, message.ordering_key
+        properties, body = sealed(keys, entry.id, where, properties, body)
+    head = f"{message.message_id}\0{message.exchange}\0{message.routing_key}\0{properties}\0"
+    if message.ordering_key is not None:
+        head += f"{message.ordering_key}\0"
+    return (
+        entry.id or None,
+        message.message_id,
+        message.exchange,
+        message.routing_key,
+        properties,
+        entry.stored_at,
+        message.size,
+        crc32(body, crc32(head.encode())),
+        body,
+    )
+
+
+def check(
+    texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: bytes, checksum: int
+) -> None:
+    """Compare a row with its checksum.
+
+    Args:
+        texts: message id, exchange, routing key, properties and ordering key, as they are stored.
+        body: likewise.
+        checksum: as it was stored.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+    """
+    found = checksum_of(texts, body)
+    if found != checksum:
+        raise Unreadable(
+            f"the checksum is {found:08x} and was {checksum:08x} when it was stored: the file "
+            "was damaged or edited, and what is left may not be what was accepted"
+        )
+
+
+def checksum_of(texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: bytes) -> int:
+    """CRC-32 over what is stored (see `check`)."""
+    message_id, exchange, routing_key, properties, ordering_key = texts
+    head = b"%b\0%b\0%b\0%b\0" % (message_id, exchange, routing_key, properties)
+    if ordering_key is not None:
+        head += b"%b\0" % ordering_key
+    return crc32(body, crc32(head))
+
+
+def entry_of(row: tuple[Any, ...], keys: OutboxKeys | None = None) -> Entry:
+    """The entry in a row of ``ready`` or ``message``, whose texts are still bytes.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+        OutboxSealed: it is encrypted, and its key was not given.
+    """
+    id_, message_id, exchange, routing_key, properties = row[:5]
+    stored_at, due_at, nacked, returned, refused, uncertain, checksum, body = row[5:13]
+    expires_at, ordering_key, refused_at, size = row[13:17]
+    check((message_id, exchange, routing_key, properties, ordering_key), body, checksum)
+    are_right = are_counts(nacked, returned, refused, uncertain) and is_size(size)
+    if not (are_right and are_times(stored_at, due_at, expires_at, refused_at)):
+        raise Unreadable(misfit_words(dict(zip(_BESIDE, row[5:], strict=False))))
+    try:
+        where = (
+            message_id.decode(),
+            exchange.decode(),
+            routing_key.decode(),
+            None if ordering_key is None else ordering_key.decode(),
+        )
+        text, body = opened(keys, id_, where, properties.decode(), body)
+        message = Message(
+            body,
+            where[1],
+            where[2],
+            message_id=where[0],
+            ordering_key=where[3],
+            **from_text(text),
+        )
+    except Forged as error:
+        raise Unreadable(str(error)) from error
+    except _DAMAGE as error:  # InvalidMessage among them
+        raise Unreadable(f"the message cannot be rebuilt from its row: {error}") from error
+    counts = (nacked, returned, refused, uncertain)
+    times = {"expires_at": expires_at, "refused_at": refused_at}
+    return Entry(message, stored_at, id_, due_at, *counts, **times)
+
+
+def content_of(row: tuple[Any, ...], keys: OutboxKeys | None) -> tuple[str, bytes]:
+    """Properties, as they are stored, and body of such a row; decrypted if they are encrypted.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+        OutboxSealed: it is encrypted, and its key was not given.
+    """
+    key = row[14]
+    check((row[1], row[2], row[3], row[4], key), row[12], row[11])
+    try:
+        message_id, exchange, routing_key, properties = (text.decode() for text in row[1:5])
+        where = message_id, exchange, routing_key, None if key is None else key.decode()
+        return opened(keys, row[0], where, properties, row[12])
+    except _DAMAGE as error:  # Forged among them
+        raise Unreadable(str(error)) from error
+
+
+def rewritten(
+    row: tuple[Any, ...],
+    keys: OutboxKeys | None,
+    *,
+    exchange: str | None = None,
+    routing_key: str | None = None,
+    seals: bool = False,
+) -> dict[str, Any]:
+    """The columns of a row at another address, or under another key, with their new checksum.
+
+    Args:
+        row: of ``any_message`` or ``confirmed_message``, whose texts are still bytes.
+        keys: of the outbox; a row that is encrypted is encrypted afresh, under the first key.
+        exchange: the new one; None keeps it.
+        routing_key: the new one; None keeps it.
+        seals: encrypt the row also if it is not encrypted.
+
+    Raises:
+        Unreadable: the row is not what was stored.
+        OutboxSealed: it is encrypted, and its key was not given.
+    """
+    id_, *texts = row[:5]
+    checksum, body, key = row[11], row[12], row[14]
+    check((texts[0], texts[1], texts[2], texts[3], key), body, checksum)
+    try:
+        message_id, old_exchange, old_routing_key, properties = (t.decode() for t in texts)
+        ordering_key = None if key is None else key.decode()
+        before = message_id, old_exchange, old_routing_key, ordering_key
+        exchange = old_exchange if exchange is None else exchange
+        routing_key = old_routing_key if routing_key is None else routing_key
+        if seals or is_sealed(properties):
+            content = opened(keys, id_, before, properties, body)
+            assert keys is not None
+            where = message_id, exchange, routing_key, ordering_key
+            properties, body = sealed(keys, id_, where, *content)
+    except _DAMAGE as error:
+        raise Unreadable(str(error)) from error
+    address = exchange.encode(), routing_key.encode()
+    return {
+        "id": id_,
+        "exchange": exchange,
+        "routing_key": routing_key,
+        "properties": properties,
+        "body": body,
+        "checksum": checksum_of((texts[0], *address, properties.encode(), key), body),
+    }
+
+
+def id_runs(ids: list[int]) -> list[list[int]]:
+    """Ids as ``[first, how many]``, one for each stretch in which they follow each other."""
+    runs: list[list[int]] = []
+    next_id = None
+    for id_ in ids:
+        if id_ == next_id:
+            runs[-1][1] += 1
+        else:
+            runs.append([id_, 1])
+        next_id = id_ + 1
+    return runs
+
+
+def schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, float | None, int]:
+    """What changes when an entry is postponed or uncertain."""
+    counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
+    return entry.due_at, *counts, entry.refused_at, entry.id
+
+
+def attempt_of(attempt: Attempt) -> tuple[int, str | None, float, str, int, str, int, str, str]:
+    """One line of an entry's history."""
+    entry, outcome = attempt.entry, attempt.outcome
+    return (
+        entry.id,
+        entry.message.message_id,
+        attempt.at,
+        attempt.epoch,
+        attempt.tag,
+        outcome.kind.value,
+        outcome.reply_code,
+        outcome.reply_text,
+        outcome.persistence.value,
+    )

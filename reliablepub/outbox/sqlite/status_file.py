@@ -1,0 +1,78 @@
+"""How the relay says how it is doing to whoever looks at the outbox from outside.
+
+Knows: a small JSON file beside the outbox. Must never know: what the status says.
+
+Nothing is decided by it, so it is not part of the database, costs no transaction and no fsync, and
+a full disk only makes it old. It is replaced as a whole, so no process reads half of it; a reader
+ignores one that was not written by the process that holds the relay lock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from reliablepub.errors import OutboxError
+from reliablepub.outbox.sqlite.location import read_side_file
+from reliablepub.outbox.sqlite.lock import holder_pid
+
+STATUS_BYTES_MAX: Final = 65_536
+"""Read at most; a relay writes about 500 bytes, and more with paused destinations."""
+_SUFFIX: Final = ".relay"
+_IS_LAST: Final = "is_last"
+
+
+def status_file_path(outbox: Path) -> Path:
+    """The file of an outbox's relay."""
+    return outbox.with_name(outbox.name + _SUFFIX)
+
+
+def write_status_file(outbox: Path, values: Mapping[str, object]) -> None:
+    """Replace the file; a failure only leaves an older status."""
+    path = status_file_path(outbox)
+    draft = path.with_name(path.name + ".new")
+    with suppress(OSError):
+        draft.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
+        with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
+            json.dump({"pid": os.getpid(), **values}, file)
+        draft.replace(path)
+
+
+def remove_status_file(outbox: Path, last: Mapping[str, object] | None = None) -> None:
+    """Remove the file at the end of a relay; a failed relay leaves its last status instead.
+
+    Another relay that has taken the outbox over meanwhile keeps its own.
+    """
+    values = _read(outbox)
+    if values is not None and values.get("pid") != os.getpid():
+        return
+    if last is not None:
+        write_status_file(outbox, {**last, _IS_LAST: True})
+        return
+    with suppress(OSError):
+        status_file_path(outbox).unlink()
+
+
+def read_status_file(outbox: Path) -> dict[str, Any] | None:
+    """The status of the relay that runs now, or the last one of a relay that has failed.
+
+    None without either, and of a relay that was killed.
+    """
+    values = _read(outbox)
+    if values is None:
+        return None
+    pid = holder_pid(outbox)
+    return values if (values.get("pid") == pid if pid is not None else _IS_LAST in values) else None
+
+
+def _read(outbox: Path) -> dict[str, Any] | None:
+    try:
+        values = json.loads(read_side_file(outbox, _SUFFIX, STATUS_BYTES_MAX))
+    except (OSError, ValueError, RecursionError, OutboxError):
+        return None
+    return values if isinstance(values, dict) else None
