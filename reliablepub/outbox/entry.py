@@ -1,11 +1,10 @@
-"""What passes between the relay and a store: entries, and everything one turn changes at once.
+"""The contract between the relay and a store: `Store`, its entries, and the changes of one turn.
 
 Knows: messages, outcomes, and how message ids are made. Must never know: SQL, what a delivery tag
 means.
 
-`Store` is the contract that every store keeps: in memory (`reliablepub.outbox.memory`) or in a
-SQLite file (`reliablepub.outbox.sqlite.store`). The relay does not know which one it has. Reading
-an entry marks nothing: an entry leaves the store in the transaction that records its final outcome.
+The relay does not know which store it has. Reading an entry marks nothing: an entry leaves the
+store in the transaction that records its final outcome.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from reliablepub.outcome import Outcome, Persistence
 
 
 class Mint:
-    """Makes ids that nobody else has: UUIDs of version 4, as far as anybody can see.
+    """Generator of unique message ids in the form of version 4 UUIDs.
 
-    They begin with 72 random bits, and end with a counter that started at 47 random bits. The
-    kernel is asked once a process: `uuid.uuid4` asks it for each id, and each such call releases
-    the interpreter to another thread, for up to 5 ms.
+    An id is 72 random bits followed by a counter that starts at 47 random bits.
     """
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
-        """Make others from now on: a forked process must not repeat its parent's."""
+        """Choose a new prefix and counter, so that a forked child repeats no id of its parent."""
+        # Random bits once a process: `uuid.uuid4` makes a system call for each id, and each call
+        # releases the interpreter lock to another thread, for up to 5 ms.
         digits = os.urandom(9).hex()
         self._head = f"{digits[:8]}-{digits[8:12]}-4{digits[12:15]}-a{digits[15:]}-"
         self._numbers = count(int.from_bytes(os.urandom(6)) >> 1)
 
     def new_id(self) -> str:
-        """A ``message_id``; from any thread."""
+        """Return a new ``message_id``. Safe to call from any thread."""
         return f"{self._head}{next(self._numbers):012x}"
 
 
@@ -50,45 +49,47 @@ os.register_at_fork(after_in_child=_mint.begin)
 
 
 HELD: Final = float("inf")
-"""The ``due_at`` of an entry that waits until its destination is well."""
+"""``due_at`` of an entry whose destination is paused: it is due when the pause ends."""
 
 
 class Waiter(Protocol):
-    """Somebody who wants to know what becomes of entries: each of them ends in one of these.
+    """Listener for the final outcome of entries. Each entry ends in exactly one of these calls.
 
-    On the relay's thread.
+    The relay makes the calls on its own thread.
     """
 
     def all_confirmed(self, entries: Sequence[Entry]) -> None:
-        """Learn that these are confirmed: the broker has taken responsibility."""
+        """The broker confirmed these entries: it has taken responsibility for them."""
 
     def given_up(self, entry: Entry, outcome: Outcome) -> None:
-        """Learn that an entry was parked or discarded, because of this outcome."""
+        """The relay parked or discarded an entry because of this outcome."""
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """Learn that an entry was parked or discarded, and not by the relay's verdict."""
+        """An entry was parked or discarded by an operator, or because it is damaged."""
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """An accepted message on its way, with what it has been through.
+    """An accepted message and the state of its delivery.
+
+    All times are wall clock, in seconds since 1970.
 
     Attributes:
-        message: always with a ``message_id``.
-        stored_at: wall clock, seconds since 1970.
-        id: given by the store when the entry is committed; ids only ever grow.
-        due_at: wall clock time before which it is not sent again, or None.
-        nacked: how often a queue refused it.
-        returned: how often it was unroutable.
-        refused: how often the broker closed a channel because of it.
-        uncertain: how often its fate was unknowable.
-        expires_at: wall clock time after which nobody wants it any more, or None.
-        refused_at: wall clock time when it was nacked, returned or refused first, or had to wait
-            for a paused destination; or None.
-        is_plain: there is nothing to know of it but its message: no due time, no deadline, no
-            ordering key, no earlier attempt. False also where that was not looked at.
-        is_discarded: in memory only: it is given up, and not parked.
-        waiter: in memory only.
+        message: the message; it always has a ``message_id``.
+        stored_at: when it was accepted.
+        id: assigned by the store at the commit; ids only grow. 0 until then.
+        due_at: earliest time of the next attempt, or None for now.
+        nacked: number of attempts that a queue refused.
+        returned: number of attempts that were unroutable.
+        refused: number of times the broker closed a channel because of it.
+        uncertain: number of attempts whose outcome is unknown.
+        expires_at: deadline after which it is not sent any more, or None.
+        refused_at: when it was first nacked, returned or refused, or first waited for a paused
+            destination; or None.
+        is_plain: True if it is known to have no due time, no deadline, no ordering key and no
+            earlier attempt. False also if that was not checked.
+        is_discarded: it was given up without being parked. Not stored.
+        waiter: listener for its final outcome. Not stored.
     """
 
     message: Message
@@ -107,7 +108,7 @@ class Entry:
 
     @property
     def is_for_now(self) -> bool:
-        """Whether it waits for nothing and can go from memory; others are found on disk."""
+        """Whether it can be sent from memory; other entries are read from the store when due."""
         return self.due_at is None and self.message.ordering_key is None
 
     def is_late(self, now: float) -> bool:
@@ -121,15 +122,15 @@ class Entry:
 
     @property
     def persistence(self) -> Persistence:
-        """Whether a queue may hold it after all these attempts."""
+        """Whether a queue may hold the message because of an earlier attempt."""
         if self.nacked or self.uncertain:
             return Persistence.POSSIBLY_PERSISTED
         return Persistence.NOT_WRITTEN
 
     def step(self, by: float) -> None:
-        """The wall clock was set: what ends a wait is as far away as before.
+        """Shift its times by as many seconds as the wall clock was set, so that waits stay as long.
 
-        Not the time that its sender chose (``not_before``), which is one of the wall clock.
+        A ``due_at`` that the sender chose (``not_before``) is a wall clock time, and stays.
         """
         if self.refused_at is not None:
             self.refused_at += by
@@ -140,7 +141,7 @@ class Entry:
 
     @classmethod
     def accepted(cls, message: Message, now: float) -> Entry:
-        """A message that is accepted now: from here on its times are those of the wall clock."""
+        """Make the entry of a message accepted at ``now``; its delays become wall clock times."""
         entry = cls(message, now)
         if message.is_plain:
             entry.is_plain = message.ordering_key is None
@@ -155,14 +156,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt that ended, for the history of an entry that was not confirmed at once.
+    """An ended attempt, kept as history of an entry that was not confirmed at once.
 
     Attributes:
-        entry: whose attempt.
+        entry: the entry that was sent.
         epoch: name of the channel epoch (``"7-3"``: run 7, its third channel).
         tag: delivery tag within the epoch.
-        outcome: how it ended.
-        at: wall clock, seconds.
+        outcome: how the attempt ended.
+        at: when it ended: wall clock, seconds since 1970.
     """
 
     entry: Entry
@@ -183,17 +184,17 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """What a person did to one message, beside the relay.
+    """An operator's intervention in one message, made beside the relay.
 
     Attributes:
-        id: of the entry.
-        message_id: of the message.
-        exchange: where it was to go until then.
-        routing_key: with which routing key.
+        id: id of the entry.
+        message_id: id of the message.
+        exchange: exchange before the intervention.
+        routing_key: routing key before the intervention.
         action: ``retry``, ``park``, ``discard``, ``reroute`` or ``skip``.
-        person: who it was.
-        note: why, in their words.
-        is_open: whether it is to be published still.
+        person: the operator.
+        note: the operator's reason.
+        is_open: whether the message is still to be published.
     """
 
     id: int
@@ -208,14 +209,16 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class DamagedRow:
-    """A row that is not what was stored.
+    """A stored entry that no longer is what was written.
+
+    The texts hold what can still be read of the message.
 
     Attributes:
-        id: of the entry.
-        message_id: as far as it can be read, like the two that follow.
-        exchange: where the message was to go.
-        routing_key: with which routing key.
-        reason: what is wrong with it.
+        id: id of the entry.
+        message_id: id of the message.
+        exchange: exchange of the message.
+        routing_key: routing key of the message.
+        reason: what is wrong with the entry.
     """
 
     id: int
@@ -226,23 +229,23 @@ class DamagedRow:
 
 
 class Intervened(Exception):
-    """People have changed messages that the relay may hold; `Store.touched` tells which."""
+    """An operator changed messages that the relay may hold in memory; see `Store.touched`."""
 
 
 @dataclass(slots=True)
 class Release:
-    """Entries that wait until their destination is well, and need wait no longer.
+    """A request to make `HELD` entries due, because their destination is no longer paused.
 
     Attributes:
-        exchange: of the destination; None for every one.
-        routing_key: likewise; None for all of the exchange.
-        limit: how many may go, lowest ids of a routing key first.
-        at: their due time from now on.
-        after: the `last` one that went before; None for none.
-        is_counted: whether to count those that still wait.
-        count: how many there were; the commit fills it in, like the two that follow.
-        last: exchange, routing key and id of the last of them.
-        left: how many still wait there, if they were to be counted.
+        exchange: exchange of the destination; None for all exchanges.
+        routing_key: routing key of the destination; None for all of the exchange.
+        limit: how many entries to release, lowest ids of a routing key first.
+        at: new ``due_at`` of the released entries.
+        after: `last` of the preceding release, where this one goes on; None to begin.
+        is_counted: whether to count the entries that stay held.
+        count: how many entries were released. Set by the commit.
+        last: exchange, routing key and id of the last released entry. Set by the commit.
+        left: how many entries stay held, if ``is_counted``. Set by the commit.
     """
 
     exchange: str | None
@@ -258,12 +261,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class HeldExchange:
-    """An exchange for which entries wait until it, or one of its routing keys, is well.
+    """An exchange that has `HELD` entries.
 
     Attributes:
-        exchange: its name; None where it is no text: the row is damaged.
-        count: how many.
-        since: wall clock time since which the first of them has waited, or None.
+        exchange: its name; None if the stored name is damaged.
+        count: number of held entries.
+        since: wall clock time since which the first of them waits, or None.
     """
 
     exchange: str | None
@@ -273,13 +276,14 @@ class HeldExchange:
 
 @dataclass(slots=True)
 class Step:
-    """The wall clock was set, while messages have times of it that are ends of waits.
+    """A change of the wall clock, by which stored times of retries and deadlines must move.
 
     Attributes:
-        by: seconds, forward or back (below 0).
-        since: wall clock time, as it is now, of the last look at the clock before it was set.
-        last_id: highest id then. What another process has stored since is by the new clock.
-        moved: ids of entries in memory: their times are by the new clock already.
+        by: seconds the clock was set forward, or back (below 0).
+        since: when the relay last looked at the clock before the change, on the new clock.
+        last_id: highest id at that look. An entry with a higher id that was stored between
+            ``since`` and now came from another process, and is on the new clock already.
+        moved: ids of entries in memory, whose times the relay has moved already.
     """
 
     by: float
@@ -293,18 +297,18 @@ class Changes:
     """Everything that one turn of the relay changes, committed in one transaction.
 
     Attributes:
-        new: entries to store; the commit fills in their ids, in order.
-        sources: how many of the new entries came from which named source (see `Store.position`).
-        confirmed: entries to remove: the broker has taken responsibility.
-        parked: last attempts of entries that are given up, with the reason.
-        discarded: last attempts of entries that are given up and not kept.
+        new: entries to store; the commit sets their ids, in order.
+        sources: number of new entries by named source (see `Store.position`).
+        confirmed: confirmed entries, to be removed.
+        parked: last attempts of entries to be parked, with the reason.
+        discarded: last attempts of entries to be removed without being parked.
         rescheduled: entries whose counts and ``due_at`` changed.
-        attempts: ended attempts to keep as history (parked ones included).
-        sent: tags about to be written to the wire.
-        finished: earlier ``sent`` ranges of which no tag is outstanding any more.
-        released: which of those that are `HELD` are due now.
-        stepped: the wall clock was set: the times of retries, and the deadlines, of what is in the
-            store already are set with it.
+        attempts: ended attempts to keep as history, those of parked entries included.
+        sent: delivery tags about to be written to the wire.
+        finished: earlier ``sent`` ranges without outstanding tags.
+        released: `HELD` entries to make due.
+        stepped: a change of the wall clock, or None. It moves the retry times and deadlines of
+            entries that were stored before.
     """
 
     new: list[Entry] = field(default_factory=list)
@@ -334,8 +338,8 @@ class Counters:
         confirmed: of those, confirmed.
         parked: of those, parked now.
         expired: of those, parked as expired now.
-        discarded: of those, thrown away by a person or the policy.
-        open_bytes: `Message.size` of the open ones, summed.
+        discarded: of those, discarded by an operator or the retry policy.
+        open_bytes: sum of `Message.size` over the open messages.
     """
 
     stored: int = 0
@@ -353,10 +357,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a store knows after opening, and after each commit.
+    """State of a store at one moment.
 
     Attributes:
-        last_id: highest id ever given, to anybody.
+        last_id: highest id ever assigned, whichever process stored the entry.
         counters: the ledger.
     """
 
@@ -366,35 +370,35 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class OpenLimits:
-    """What may be open when one more message comes.
+    """Limits on the open messages of an outbox, including the one to be stored.
 
     Attributes:
-        messages_max: open messages, that one included; None for no limit.
-        bytes_max: their bytes, likewise.
+        messages_max: number of open messages; None for no limit.
+        bytes_max: bytes of open messages (`Message.size`); None for no limit.
 
     Raises:
-        ConfigurationError: nothing would ever fit.
+        ConfigurationError: a limit is below 1, so no message would ever fit.
     """
 
     messages_max: int | None
     bytes_max: int | None
 
     def __post_init__(self) -> None:
-        """Refuse what can only be a mistake."""
+        """Refuse limits below 1."""
         if any(limit is not None and limit < 1 for limit in (self.messages_max, self.bytes_max)):
             msg = "open_messages_max and open_bytes_max must be at least 1"
             raise ConfigurationError(msg)
 
     @property
     def are_none(self) -> bool:
-        """Whether anything fits."""
+        """Whether there is no limit."""
         return self.messages_max is None and self.bytes_max is None
 
     def check(self, counters: Counters, message: Message, path: Path) -> None:
-        """Let the message in, or not.
+        """Check that the message fits within the limits.
 
         Raises:
-            OutboxFull: there is no room for it.
+            OutboxFull: it does not fit.
         """
         if self.messages_max is not None and counters.open >= self.messages_max:
             held = f"holds {counters.open} open messages, and open_messages_max is"
@@ -416,41 +420,41 @@ def _full(path: Path, message: Message, why: str) -> OutboxFull:
 
 
 class Store(Protocol):
-    """Where entries are until their verdict. One thread uses it: the one that opened it."""
+    """Storage of entries until their final outcome. Only the thread that opened it may use it."""
 
     @property
     def run(self) -> int:
-        """Number of this relay's run on this store: each one is higher than all before it."""
+        """Number of this relay's run on this store, higher than that of every earlier run."""
 
     def snapshot(self) -> Snapshot:
-        """Read the ledger and the highest id, as they are now (other processes may add)."""
+        """Read the current ledger and highest id. Other processes may have stored entries."""
 
     def commit(self, changes: Changes) -> Snapshot:
-        """Make one turn durable, wholly or not at all.
+        """Store the changes of one turn in one transaction, and set the ids of new entries.
 
         Raises:
-            Intervened: a person has changed messages since the last `touched`, so nothing of the
-                turn was stored: let go of them first.
-            OutboxDiskFull: nothing of the turn was stored; the same turn may be tried again.
-            OutboxError: the store cannot go on.
+            Intervened: an operator changed messages since the last `touched`; nothing was stored.
+                Drop these messages from memory before the next try.
+            OutboxDiskFull: the disk is full; nothing was stored. The turn may be tried again.
+            OutboxError: the store cannot be used any more.
         """
 
     def read_ready(
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int
     ) -> tuple[list[Entry], int]:
-        """Entries with ``first_id <= id <= last_id`` that wait for nothing, lowest ids first.
+        """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first.
 
-        Of those that share an ordering key, only one whose turn it is. At least one, even if it is
-        larger than ``bytes_max``, unless a page of others had to be passed over.
+        An entry with an ordering key is read only if it is next of its key. At least one entry is
+        read, even if it is larger than ``bytes_max``, unless too many others had to be skipped.
 
         Returns:
-            the entries, and up to which id all have been read or passed over.
+            the entries, and the id up to which all have been read or skipped.
         """
 
     def read_first(
         self, keys: Sequence[str], now: float, *, bytes_max: int
     ) -> tuple[list[Entry], int]:
-        """The first open entry of each key, if it waits for nothing and its key is not held.
+        """Read the first open entry of each ordering key, if it is due and its key is not held.
 
         Returns:
             the entries, and how many of the keys were looked at.
@@ -459,63 +463,71 @@ class Store(Protocol):
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first.
+        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``.
 
-        At least one, where there is any, even if it is larger than ``bytes_max``. One with an
-        ordering key is left out unless its turn has come; from now on it waits for that alone.
+        The earliest come first. If there is any, at least one is read, even if it is larger than
+        ``bytes_max``. An entry that is not next of its ordering key is left out, and its ``due_at``
+        is cleared: from now on it waits only for the entries before it.
 
         Returns:
             the entries, and when the next one falls due (None: none is waiting).
 
         Raises:
-            Intervened: a person has changed messages since the last `touched`: let go of them
-                first, or one of these may be in memory twice.
+            Intervened: an operator changed messages since the last `touched`. Drop these messages
+                from memory first, or an entry could be in memory twice.
         """
 
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Entries whose ``expires_at`` has come and whose id is not in ``loaded``, likewise.
+        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``.
+
+        The earliest come first. If there is any, at least one is read, even if it is larger than
+        ``bytes_max``.
 
         Returns:
             the entries, and when the next one expires (None: none does).
+
+        Raises:
+            Intervened: an operator changed messages since the last `touched`. Drop these messages
+                from memory first, or an entry could be in memory twice.
         """
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
-        """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None.
+        """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``, or None.
 
-        A message that its sender put off until later than ``at`` is not awaited, nor one that a
-        parked message of its key holds back; a retry is, or one that waits for its destination.
+        Retries and `HELD` entries count. A message with a ``not_before`` after ``at`` does not
+        count, nor does one whose ordering key is held by a parked message.
         """
 
     def held_exchanges(self, limit: int) -> Sequence[HeldExchange]:
-        """Exchanges of entries that are `HELD`, as many as that."""
+        """Return at most ``limit`` exchanges that have `HELD` entries."""
 
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""
 
     def relieve(self) -> str:
-        """Have what may give way do so if there is no space; called now and then.
+        """Free reserved space if the store has run out of it. The relay calls this now and then.
 
         Returns:
-            why no new entry is stored for now; empty if any can be.
+            why new entries cannot be stored at present; empty if they can.
         """
 
     def show(self, status: Mapping[str, object]) -> None:
-        """Let those who look at the store see how its relay is doing. Nothing depends on it."""
+        """Publish the relay's status to other processes. No decision depends on it."""
 
     def touched(self) -> Sequence[Touched]:
-        """What people did to single messages since the last call, or since the store was opened."""
+        """Interventions in single messages since the last call, or since the store was opened."""
 
     def damaged(self) -> Sequence[DamagedRow]:
-        """Rows that were parked since the last call, because they are not what was stored."""
+        """Entries that were found damaged and parked since the last call."""
 
     def position(self, source: str) -> int:
-        """How many entries of a named source have ever been stored, in the same transactions."""
+        """Number of entries of a named source ever stored, counted in their own transactions."""
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
-        """Give everything back; committed entries stay.
+        """Release the store. Committed entries remain.
 
         Args:
-            last: what those who look at the store are left to see, instead of nothing.
+            last: final status to leave for other processes; None leaves none.
         """

@@ -1,6 +1,6 @@
-"""The store of a publisher without a disk: the same contract, and nothing survives the process.
+"""In-memory store, for a publisher without an outbox file. Nothing survives the process.
 
-What was given up is gone for good, so it holds no ordering key: nobody could release it.
+A parked message is not kept, so it does not hold its ordering key: no operator could release it.
 
 Knows: the contract of `Store`. Must never know: SQL, files.
 """
@@ -31,10 +31,10 @@ _CROWDED_MIN: Final = 1_000
 
 
 class _Times:
-    """Which entry's time comes first; a time that its entry no longer has is stale.
+    """A heap of times and entry ids. A time that differs from its entry's current one is stale.
 
     Args:
-        time_of: the time of an entry as it is now, None also if the entry is gone.
+        time_of: returns the current time of an entry by id; None if it has none or is gone.
     """
 
     def __init__(self, time_of: Callable[[int], float | None]) -> None:
@@ -52,7 +52,7 @@ class _Times:
     def first(
         self, now: float, limit: int, loaded: Container[int]
     ) -> tuple[list[tuple[float, int]], float | None]:
-        """Times that have come and their ids, and the first time that is not among them."""
+        """Return at most ``limit`` times up to ``now``, with their ids, and the time after them."""
         found: list[tuple[float, int]] = []
         keep: list[tuple[float, int]] = []
         next_at: float | None = None
@@ -73,7 +73,7 @@ class _Times:
 
 
 class MemoryStore:
-    """Open entries in a dict; parked ones are only counted, because their caller was told."""
+    """Keeps open entries in a dict. Parked ones are only counted: their caller was told why."""
 
     def __init__(self) -> None:
         self._open: dict[int, Entry] = {}
@@ -87,15 +87,15 @@ class MemoryStore:
 
     @property
     def run(self) -> int:
-        """Always the first: nothing is left of an earlier one."""
+        """Always 1: no earlier run leaves anything behind."""
         return 1
 
     def snapshot(self) -> Snapshot:
-        """The ledger and the highest id."""
+        """Return the ledger and the highest id."""
         return self._snapshot
 
     def commit(self, changes: Changes) -> Snapshot:
-        """Take one turn; it cannot fail."""
+        """Apply the changes of one turn. It cannot fail."""
         last_id, counters = self._snapshot.last_id, self._snapshot.counters
         size = 0
         if changes.stepped is not None:
@@ -140,7 +140,7 @@ class MemoryStore:
         return self._snapshot
 
     def _step(self, by: float, by_new_clock: Container[int]) -> None:
-        """The wall clock was set; entries in memory are the relay's, which has set them."""
+        """Move times by the change of the wall clock, except those that the relay moved itself."""
         for entry in self._open.values():
             if entry.id not in by_new_clock:
                 entry.step(by)
@@ -150,7 +150,7 @@ class MemoryStore:
                 self._waiting.add(entry.due_at, entry.id)
 
     def _release(self, release: Release) -> None:
-        """Those that were held are due, lowest ids first."""
+        """Make held entries due, lowest ids first."""
         exchanges = (
             [self._held.get(release.exchange, {})]
             if release.exchange is not None
@@ -192,7 +192,7 @@ class MemoryStore:
             self._held.pop(message.exchange, None)
 
     def _take_out(self, entries: Iterable[Entry]) -> tuple[int, int]:
-        """How many of these were open until now, and their bytes."""
+        """Remove entries; return how many of them were open, and their bytes."""
         gone = [self._open.pop(entry.id, None) for entry in entries]
         if self._held:
             for entry in gone:
@@ -204,7 +204,7 @@ class MemoryStore:
     def read_ready(
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int
     ) -> tuple[list[Entry], int]:
-        """Entries with ``first_id <= id <= last_id`` that wait for nothing, lowest ids first."""
+        """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
         entries: list[Entry] = []
         size = 0
         first_id = max(first_id, self._lowest_open())
@@ -221,7 +221,7 @@ class MemoryStore:
     def read_first(
         self, keys: Sequence[str], now: float, *, bytes_max: int
     ) -> tuple[list[Entry], int]:
-        """The first open entry of each key, if it waits for nothing; nothing is held in memory."""
+        """Read the first open entry of each ordering key, if it is due."""
         entries: list[Entry] = []
         size = 0
         for index, key in enumerate(keys):
@@ -237,7 +237,7 @@ class MemoryStore:
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first."""
+        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``."""
         found, next_at = self._read_timed(self._waiting, now, limit, bytes_max, loaded)
         entries = [entry for entry in found if self._is_first(entry)]
         for entry in found:
@@ -248,11 +248,11 @@ class MemoryStore:
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Entries whose ``expires_at`` has come and whose id is not in ``loaded``, likewise."""
+        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``."""
         return self._read_timed(self._expiring, now, limit, bytes_max, loaded)
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
-        """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
+        """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         for id_ in range(max(first_id, self._lowest_open()), self._snapshot.last_id + 1):
             entry = self._open.get(id_)
             if entry is None:
@@ -278,7 +278,7 @@ class MemoryStore:
         return entries, next_at
 
     def _remember(self, entry: Entry) -> None:
-        """It is to be found by its time, or by its key."""
+        """Index an entry by its deadline and by its ordering key."""
         if entry.expires_at is not None:
             self._expiring.add(entry.expires_at, entry.id)
         if entry.message.ordering_key is not None:
@@ -289,7 +289,7 @@ class MemoryStore:
         return key is None or self._first_of(key) is entry
 
     def _first_of(self, key: str) -> Entry | None:
-        """The open entry of this key that was stored first."""
+        """Return the open entry of this key that was stored first."""
         ids = self._by_key.get(key)
         while ids:
             entry = self._open.get(ids[0])
@@ -308,38 +308,38 @@ class MemoryStore:
         return None if entry is None else entry.expires_at
 
     def _lowest_open(self) -> int:
-        """Lowest id that is open, or one beyond the last."""
+        """Return the lowest open id, or the highest id plus 1 if none is open."""
         while self._lowest_id <= self._snapshot.last_id and self._lowest_id not in self._open:
-            self._lowest_id += 1  # ids only grow, so this never looks back
+            self._lowest_id += 1  # ids only grow, so the search goes on where it ended
         return self._lowest_id
 
-    def held_exchanges(self, limit: int) -> list[HeldExchange]:  # noqa: ARG002 - as the others
-        """None: an earlier time there was not."""
+    def held_exchanges(self, limit: int) -> list[HeldExchange]:  # noqa: ARG002 - of the contract
+        """Return nothing: no entry is held from an earlier run."""
         return []
 
     def changed_elsewhere(self) -> bool:
-        """Never: nobody else can see it."""
+        """Return False: other processes cannot write to it."""
         return False
 
     def relieve(self) -> str:
-        """Nothing: memory has limits of its own."""
+        """Return an empty text: the relay limits what is in memory."""
         return ""
 
     def show(self, status: Mapping[str, object]) -> None:
-        """Nobody can look."""
+        """Do nothing: other processes cannot see this store."""
 
     def damaged(self) -> list[DamagedRow]:
-        """Nothing: memory is not looked at twice."""
+        """Return nothing: entries in memory are not checked for damage."""
         return []
 
     def touched(self) -> list[Touched]:
-        """Nothing: nobody else can reach it."""
+        """Return nothing: operators cannot reach this store."""
         return []
 
     def position(self, source: str) -> int:
-        """How many entries of a named source have been stored."""
+        """Return how many entries of a named source were stored."""
         return self._positions.get(source, 0)
 
-    def close(self, last: Mapping[str, object] | None = None) -> None:  # noqa: ARG002 - nobody looks
-        """Forget everything."""
+    def close(self, last: Mapping[str, object] | None = None) -> None:  # noqa: ARG002 - not shown
+        """Drop all entries."""
         self._open.clear()

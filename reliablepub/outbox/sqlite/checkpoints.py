@@ -1,19 +1,19 @@
-"""When the write-ahead log is moved into the database, and by whom.
+"""Checkpoints: when the write-ahead log is moved into the database, and by which process.
 
 Knows: the log's size, and SQLite's automatic checkpoint. Must never know: what is written.
 
-SQLite before 3.51.3 can corrupt a database when a checkpoint begins on a log that is moved already,
-and another connection commits at that very moment: the commit begins the log afresh, and the
-checkpoint, which still has the old length in mind, notes frames as moved that are not (see
-https://sqlite.org/wal.html#walresetbug). Ours cannot be that checkpoint, for two reasons together:
+SQLite before 3.51.3 can corrupt a database when a checkpoint begins on a log that is already
+checkpointed, and another connection commits at the same moment. The commit resets the log, and the
+checkpoint, which uses the old length, records frames as moved that are not
+(https://sqlite.org/wal.html#walresetbug). Two rules together exclude that:
 
-- Only the holder of the relay lock checkpoints; who only enqueues has to borrow it for that moment.
-- It has SQLite make a checkpoint right behind a commit of its own, or asks for one while the
-  database is shorter than its header says. In both cases the log holds frames that nobody has
-  moved, since nobody else moves any. As long as that is so, no commit can begin it afresh; and when
-  the checkpoint has moved them, it is over.
+- Only the holder of the relay lock checkpoints. A process that only enqueues borrows the lock.
+- A checkpoint follows a commit of its own connection, or is made while the database is shorter than
+  its header says. In both cases the log holds frames that are not moved yet, because no other
+  process moves any. Until they are moved, no commit can reset the log, and the checkpoint ends when
+  it has moved them.
 
-The last connection to close checkpoints too, but under an exclusive lock on the database.
+The last connection to close also checkpoints, under an exclusive lock on the database.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.lock import RelayLock
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
-"""Larger ones were not measurably faster, and `ballast` must outweigh one checkpoint."""
+"""Size of the log at which the relay checkpoints. Larger values were not measurably faster, and
+the `ballast` must be larger than one checkpoint."""
 LOG_BYTES_KEPT: Final = 8 * 1024 * 1024
-"""What a log that has grown larger is cut back to when it begins afresh."""
+"""Size to which a longer log is truncated when it is reset."""
 LOG_BYTES_LONG: Final = 16 * 1024 * 1024
-"""Where no relay shortens the log, whoever enqueues does from here on."""
+"""Size of the log at which a process that enqueues checkpoints, while no relay runs."""
 
 
 def begin(connection: sqlite3.Connection, *, is_relay: bool) -> None:
-    """Leave the log to the relay: it checkpoints behind each commit that leaves much there."""
+    """Turn on automatic checkpoints for the relay, and off for any other connection."""
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
     _set_pages(connection, CHECKPOINT_BYTES // page_bytes if is_relay else 0)
 
 
 @contextmanager
 def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
-    """Checkpoint behind the commits in here. If that fails, the log stays as it is.
+    """Checkpoint after each commit in the block. If a checkpoint fails, the log stays as it is.
 
-    Only for who has the relay lock.
+    Only for the holder of the relay lock.
     """
     (before,) = connection.execute("PRAGMA wal_autocheckpoint").fetchone()
     _set_pages(connection, 1)
@@ -57,12 +58,13 @@ def behind_next_commit(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """The same for who only enqueues: if the log is long, and no relay is there to shorten it.
+    """Checkpoint after each commit in the block, if the log is long and no relay runs.
 
-    Nor may the log owe the database more than a full disk could give it (see `ballast`).
+    For processes that only enqueue.
     """
     log_bytes = _log_bytes(path)
     with reported(path):
+        # The log must not owe the database more than a full disk can provide (see `ballast`).
         is_long = log_bytes >= LOG_BYTES_LONG or (
             log_bytes >= CHECKPOINT_BYTES and owed_bytes(connection, path) >= CHECKPOINT_BYTES
         )
@@ -78,10 +80,10 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
 
 
 def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> int:
-    """Bytes by which the database grows when the log is moved into it.
+    """Return the bytes by which a checkpoint makes the database file grow.
 
     Raises:
-        sqlite3.Error: it cannot be read.
+        sqlite3.Error: the database cannot be read.
     """
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
@@ -92,22 +94,24 @@ def owed_bytes(connection: sqlite3.Connection | sqlite3.Cursor, path: Path) -> i
 
 
 def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
-    """Checkpoint without a commit, which would make the log longer; only with the relay lock.
+    """Checkpoint without a commit, which would make the log longer.
+
+    Only for the holder of the relay lock.
 
     Returns:
-        what is still owed, because a reader needs the log, or the disk is too full.
+        the bytes still owed, because a reader needs the log or the disk is full.
 
     Raises:
         sqlite3.Error: the database cannot be read.
     """
     if owed_bytes(connection, path):
-        with suppress(sqlite3.OperationalError):  # the disk is full: then as much is owed as before
+        with suppress(sqlite3.OperationalError):  # the disk is full: as much is owed as before
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
     return owed_bytes(connection, path)
 
 
 def _set_pages(connection: sqlite3.Connection, pages: int) -> None:
-    """Checkpoint behind each commit that leaves so many pages in the log; 0 for never."""
+    """Checkpoint after each commit that leaves at least ``pages`` in the log; 0 for never."""
     connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
 
 

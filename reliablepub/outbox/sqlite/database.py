@@ -1,16 +1,16 @@
-"""How an outbox file is created, opened, upgraded, and kept open to write.
+"""Creates, opens and upgrades an outbox file, and keeps connections to write to it.
 
 Knows: paths, modes, pragmas, schema versions, and when a connection may be kept, closed, or must
 never be closed. Must never know: messages.
 
-Only SQLite opens the file while this process may have it open: closing any other descriptor would
-drop SQLite's POSIX locks, and the next process to close the database would then delete the
-write-ahead log that this process writes to. So the file is created and closed first, and otherwise
-only looked at by name (``lstat``).
+While this process may have the file open, only SQLite opens it: closing any other descriptor drops
+SQLite's POSIX locks, and the next process to close the database would then delete the write-ahead
+log that this process writes to. So the file is created and closed before SQLite opens it, and
+examined by name only (``lstat``).
 
-The database may be an application's own, with tables, a ``user_version`` and an ``application_id``
-of its own: none of these is read or changed. The version of the outbox is in the table
-``reliablepub_schema``.
+The database may belong to the application, with its own tables, ``user_version`` and
+``application_id``. None of these is read or changed. The table ``reliablepub_schema`` holds the
+version of the outbox.
 """
 
 from __future__ import annotations
@@ -65,13 +65,12 @@ MIGRATIONS: Final = (
 
 
 def version_of(cursor: sqlite3.Cursor, path: Path) -> int:
-    """Which version of the outbox the database holds; 0 for none.
-
-    Within a transaction, or another process may create the outbox between the two statements.
+    """Return the version of the outbox in the database; 0 if it holds none.
 
     Raises:
         NotAnOutbox: the outbox is of a newer version.
     """
+    # Without a transaction, another process could create the outbox between the two statements.
     assert cursor.connection.in_transaction
     (count,) = cursor.execute(QUERIES["has_schema"]).fetchone()
     if not count:
@@ -87,7 +86,7 @@ def version_of(cursor: sqlite3.Cursor, path: Path) -> int:
 
 
 def is_current(cursor: sqlite3.Cursor, path: Path) -> bool:
-    """Whether the database holds an outbox of this version; False when `migrate` can make it so.
+    """Whether the database holds an outbox of this version; if not, `migrate` makes it one.
 
     Raises:
         NotAnOutbox: the outbox is of a newer version.
@@ -96,10 +95,10 @@ def is_current(cursor: sqlite3.Cursor, path: Path) -> bool:
 
 
 def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Refuse a database whose texts are UTF-16: checksums are over UTF-8, which is what is sent.
+    """Refuse a database with UTF-16 text: checksums cover the UTF-8 bytes that are sent.
 
     Raises:
-        OutboxError: says what to do.
+        OutboxError: the database is not UTF-8; says what to do.
     """
     (encoding,) = cursor.execute("PRAGMA encoding").fetchone()
     if encoding != "UTF-8":
@@ -111,15 +110,15 @@ def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
 
 
 def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Bring a database to the newest version, within the open transaction of the caller.
+    """Bring the outbox to the newest version, within the caller's open transaction.
 
     Args:
-        cursor: inside a transaction that may write.
-        path: for the errors.
+        cursor: cursor of a connection in a transaction that may write.
+        path: path of the outbox, for the errors.
 
     Raises:
         NotAnOutbox: the outbox is of a newer version.
-        OutboxError: the database is no UTF-8 one.
+        OutboxError: the database is not UTF-8.
     """
     refuse_utf16(cursor, path)
     version = version_of(cursor, path)
@@ -133,21 +132,21 @@ def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
 BUSY_TIMEOUT_S: Final = 5.0
 _CLAIMS_MAX: Final = 9
 PAGE_BYTES: Final = 8_192
-"""Where many messages share a commit, less is written than with pages of 4 KiB, in half as many
-pieces; a message alone writes twice as much, which takes the disk hardly longer."""
+"""With many messages a commit, fewer bytes are written than with pages of 4 KiB, in half as many
+writes. A commit of one message writes twice as much, and takes hardly longer."""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path, whatever the working folder will be; a link at its end is not followed."""
+    """Return the path as an absolute one, with links in its folder resolved, but not the last."""
     path = Path(path).absolute()
     return path.parent.resolve() / path.name
 
 
 def check_file(path: Path) -> bool:
-    """Whether the file exists, and may be used as an outbox by this process.
+    """Check that this process may use the file as an outbox; return whether it exists.
 
     Raises:
-        NotAnOutbox: it is a link, a folder or a device.
+        NotAnOutbox: it is a symbolic link, a folder or a device.
         OutboxForked: it was open when this process was forked.
         OutboxError: its folder is missing, another user owns it, or it has a second name.
     """
@@ -175,11 +174,11 @@ def check_file(path: Path) -> bool:
 
 
 def check_database(path: Path) -> None:
-    """Refuse what cannot be an outbox, and leave nothing beside it.
+    """Refuse a file that cannot be an outbox, without creating files beside it.
 
     Raises:
-        NotAnOutbox: it exists, and is no SQLite database.
-        OutboxError: it cannot be used, or a file beside it is another user's.
+        NotAnOutbox: the file exists, and is no SQLite database.
+        OutboxError: the file cannot be used, or another user owns a file beside it.
     """
     is_there = check_file(path)
     check_side_files(path)
@@ -194,17 +193,18 @@ def check_database(path: Path) -> None:
         ):
             connection.execute("PRAGMA schema_version").fetchone()
     except sqlite3.Error as error:
-        # A database it is; whoever opens it to write undoes that, and makes room.
+        # These errors mean a database that only a writer can open: it rolls back an unfinished
+        # transaction, or releases disk space.
         if not is_unfinished(error) and not lacks_index(error):
             raise outbox_error(path, error) from error
 
 
 def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
-    """Open an outbox to write to it; create it, readable by its owner only, where there is none.
+    """Open an outbox to write to it. A missing one is created, readable by its owner only.
 
     Args:
-        path: absolute.
-        is_relay: the one with the relay lock moves the log into the database, now and then.
+        path: absolute path.
+        is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
     """
     if not check_file(path):
         _create(path)
@@ -228,7 +228,7 @@ def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
 
 def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
     with reported(path):
-        # Used by one thread at a time, which the owner sees to; not always the same one.
+        # Any thread may use the connection; its owner lets only one use it at a time.
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=rw",
             uri=True,
@@ -241,7 +241,7 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
         with reported(path):
             _prepare(connection, path, is_relay=is_relay)
             connection.execute("SELECT 1 FROM sqlite_schema").fetchone()  # opens -wal and -shm
-        check_side_files(path)  # the log is open now, and stays the one that was looked at
+        check_side_files(path)  # after the log was opened, so that it is the one that is checked
         connection.place = Place(path)
     except BaseException:
         connection.close()
@@ -251,10 +251,10 @@ def _connect(path: Path, *, is_relay: bool) -> WritingConnection:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open an outbox only to look, in one consistent read transaction.
+    """Open an outbox read-only, in one read transaction.
 
     Raises:
-        NotAnOutbox: there is none.
+        NotAnOutbox: there is no outbox at this path, or it is of an older or newer version.
     """
     with looking(path) as (connection, version):
         if not version:
@@ -271,12 +271,10 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
-    """Look into a database that may not hold an outbox yet (version 0).
-
-    A ``mode=ro`` connection never checkpoints and never removes the log, whatever else is broken.
+    """Open a database read-only, with the version of its outbox; 0 if it holds none.
 
     Raises:
-        NotAnOutbox: there is no file, or it is something else.
+        NotAnOutbox: there is no file, or it is no database.
     """
     try:
         found = path.stat()
@@ -290,11 +288,12 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         claim_log(real)
     GATE.check(path, found)
     with GATE.use(), reported(path):
+        # A `mode=ro` connection never checkpoints and never removes the log.
         connection = sqlite3.connect(
             f"{path.as_uri()}?mode=ro", uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None
         )
         try:
-            # A damaged row must be listed too.
+            # Damaged rows, which may not be UTF-8, must be listed too.
             connection.text_factory = lambda text: text.decode(errors="replace")
             version = _begin_looking(connection, path)
             check_side_files(real)
@@ -304,7 +303,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
 
 
 def _begin_looking(connection: sqlite3.Connection, path: Path) -> int:
-    """Begin the read transaction; on a full disk, with a little of the ballast."""
+    """Begin the read transaction; on a full disk, release a part of the ballast for it."""
     while True:
         connection.execute("BEGIN")
         try:
@@ -316,18 +315,18 @@ def _begin_looking(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _create(path: Path) -> None:
-    """Create an empty file before SQLite would, with a wider mode; its log inherits the mode."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # which follows no link
+    """Create an empty file with mode 600: SQLite would give it a wider one, and the log as well."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL  # O_EXCL follows no symbolic link
     try:
         os.close(os.open(path, flags, 0o600))
     except FileExistsError:
-        check_file(path)  # another process was faster
+        check_file(path)  # another process has created it
     except OSError as error:
         raise os_error(path, error) from error
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
-    connection.execute("BEGIN")  # only to read: who finds it current waits for no writer
+    connection.execute("BEGIN")  # read only: if the outbox is current, no writer delays the open
     try:
         refuse_utf16(connection.cursor(), path)
         is_ready = is_current(connection.cursor(), path)
@@ -346,14 +345,14 @@ def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> N
     )
     retry_while_locked(_write_ahead, connection, path)
     connection.execute("PRAGMA synchronous = FULL")  # one fsync a commit: accepted means on disk
-    connection.execute("PRAGMA mmap_size = 0")  # or a stray pointer could write into the file
-    connection.execute("PRAGMA secure_delete = ON")  # what is confirmed is in no free page either
+    connection.execute("PRAGMA mmap_size = 0")  # a stray pointer could write into a mapped file
+    connection.execute("PRAGMA secure_delete = ON")  # no confirmed body remains in a free page
     connection.execute(f"PRAGMA journal_size_limit = {checkpoints.LOG_BYTES_KEPT:d}")
     checkpoints.begin(connection, is_relay=is_relay)
 
 
 def _shape(connection: sqlite3.Connection) -> None:
-    """A file of our own has our pages, and can give them back; any other is left as it is."""
+    """Set page size and incremental vacuum of a new file; an application's file keeps its own."""
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     if pages == 0:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES:d}")
@@ -361,7 +360,13 @@ def _shape(connection: sqlite3.Connection) -> None:
 
 
 def _write_ahead(connection: sqlite3.Connection, path: Path) -> None:
-    """Switch to a write-ahead log: needs the file alone for a moment; SQLite does not wait."""
+    """Switch to a write-ahead log.
+
+    Raises:
+        OutboxLocked: another process uses the file. The switch needs an exclusive lock, and SQLite
+            does not wait for it.
+        OutboxError: the file system does not support a write-ahead log.
+    """
     with reported(path):
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
@@ -375,11 +380,11 @@ LOGGER: Final = logging.getLogger("reliablepub.outbox")
 
 
 class Writer:
-    """A connection to an outbox, for as long as the path leads to the same files.
+    """A connection to an outbox, used as long as the path leads to the open files.
 
     Args:
-        path: absolute.
-        is_relay: as for `open_writer`.
+        path: absolute path.
+        is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
     """
 
     def __init__(self, path: Path, *, is_relay: bool) -> None:
@@ -392,20 +397,20 @@ class Writer:
 
     @contextmanager
     def use(self) -> Iterator[WritingConnection]:
-        """The connection; no fork of this process happens meanwhile.
+        """Provide the connection, opened if necessary. A fork waits until the block ends.
 
         Raises:
-            OutboxMoved: the file is another one than it was when it was opened first.
-            OutboxError: it cannot be opened.
+            OutboxMoved: the file is not the one that was opened first.
+            OutboxError: the file cannot be opened.
         """
         with GATE.use():
             yield self.opened()
 
     def renew(self) -> None:
-        """Compare the path with what is open; open it again if SQLite's lock on it was lost.
+        """Check that the path leads to the open files; close them if SQLite's locks were lost.
 
         Raises:
-            OutboxMoved: the path leads elsewhere.
+            OutboxMoved: the path leads to other files.
         """
         with GATE.use():
             if self.connection is None:
@@ -422,14 +427,15 @@ class Writer:
             self.rest()
 
     def rest(self) -> None:
-        """Let go of the connection; the next use opens the file again, which must be the same.
+        """Close the connection, for instance before a fork. The next use opens the file again.
 
-        One whose last commit has failed on the disk is kept: a new one could rebuild the index of
-        the log, find that commit in it, and believe it. One whose file was overwritten is kept,
-        too, and raises at each use. A forked child then refuses the file.
+        That file must be the one that was open.
         """
         connection = self.connection
         is_own = os.getpid() == self._pid
+        # `must_stay`: after a commit that failed on the disk, a new connection could rebuild the
+        # index of the log, and take that commit for a good one. A connection whose file was
+        # overwritten stays too, and raises at each use. A forked child then refuses the file.
         if connection is None or (is_own and connection.must_stay):
             return
         self.connection = None
@@ -439,15 +445,16 @@ class Writer:
             abandon(connection)
 
     def leave(self) -> None:
-        """Let go of files that the path does not lead to any more; the next use looks afresh.
+        """Drop files that the path does not lead to any more. The next use opens the new ones.
 
-        They stay open: closing the connection could delete the log of whoever is there now.
+        The dropped files stay open: closing the connection could delete the log of another
+        process that uses the path now.
         """
         if self.connection is not None and not self.connection.place.is_overwritten:
             self._abandon()
 
     def close(self) -> None:
-        """Close the file; the next use opens what it finds then."""
+        """Close the file. The next use opens the file that it finds then, also another one."""
         if self.connection is not None and self.connection.must_stay:
             self._abandon()
         self._file = None
@@ -459,7 +466,7 @@ class Writer:
             abandon(connection)
 
     def opened(self) -> WritingConnection:
-        """The connection as it is, or a new one."""
+        """Return the open connection, or open one."""
         if self.connection is not None:
             return self.connection
         connection = open_writer(self._path, is_relay=self._is_relay)
@@ -471,7 +478,7 @@ class Writer:
         return connection
 
     def __del__(self) -> None:
-        """Users need not close an outbox, but Python 3.13 warns of a connection left open."""
+        """Close the connection: Python 3.13 warns of one left open, and users need not close."""
         if self.connection is not None:
             with GATE.use():
                 self.close()

@@ -242,7 +242,7 @@ AND NOT EXISTS (
     WHERE p.ordering_key = :key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
 );
 
--- name: wait_for_turn
+-- name: wait_for_key
 UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ? AND (EXISTS (
     SELECT 1 FROM reliablepub_messages AS e
     WHERE e.ordering_key = m.ordering_key AND e.id < m.id

@@ -1,13 +1,12 @@
-"""The SQLite store: one turn of the relay is one transaction.
+"""SQLite store: one turn of the relay is one transaction.
 
 Knows: the statements of a turn and their order, the ledger, and who owns the outbox. Must never
-know: AMQP, why an entry has the outcome it has.
+know: AMQP, why an entry has its outcome.
 
 Reading marks nothing: a row leaves ``messages`` in the transaction that records its final outcome.
-Other processes may add rows at any time; ids are given out under the write lock. The ledger counts
-the rows that a statement has really changed, so an outcome that is recorded twice counts once. No
-cursor stays open between two calls, because an open cursor keeps the write-ahead log from being
-reset.
+Other processes may add rows at any time; ids are assigned under the write lock. The ledger counts
+the rows that a statement has changed, so an outcome that is recorded twice counts once. No cursor
+stays open between two calls, because an open cursor keeps the write-ahead log from being reset.
 """
 
 from __future__ import annotations
@@ -76,21 +75,21 @@ from reliablepub.outbox.sqlite.transactions import commit_with_retry, transactio
 from reliablepub.outcome import OutcomeKind
 
 PASSED_MAX: Final = 5_000
-"""Rows of a page that are only looked at, because it is not their turn: some 20 ms."""
+"""Rows that one page skips because they are not next of their ordering key: about 20 ms."""
 
 
 class Page:
-    """Entries, up to a limit in messages and bytes; at least one, where there is any.
+    """Entries read at one time, limited in number and bytes; at least one, if there is any.
 
     Args:
-        limit: messages.
-        bytes_max: their bytes.
-        keys: to decrypt them with, where the outbox is encrypted.
+        limit: maximum number of entries.
+        bytes_max: maximum sum of `Message.size`.
+        keys: keys of an encrypted outbox, or None.
 
     Attributes:
-        entries: what was read.
-        damaged: ids of rows that are not what was stored, and what is wrong with each.
-        out_of_turn: ids of rows whose time has come, and whose turn has not.
+        entries: the entries.
+        damaged: what is wrong with each damaged row, by its id.
+        not_next: ids of rows that are due, and are not next of their ordering key.
     """
 
     def __init__(self, limit: int, bytes_max: int, keys: OutboxKeys | None) -> None:
@@ -100,13 +99,13 @@ class Page:
         self._bytes = 0
         self.entries: list[Entry] = []
         self.damaged: dict[int, str] = {}
-        self.out_of_turn: list[int] = []
+        self.not_next: list[int] = []
 
     def read_ready(self, connection: sqlite3.Connection, first_id: int, last_id: int) -> int:
-        """Read rows that wait for nothing, lowest ids first.
+        """Read rows that are due now, lowest ids first.
 
         Returns:
-            up to which id all of them have been read, or passed over.
+            the id up to which all rows have been read or skipped.
         """
         looked_at = first_id - 1
         passed = passed_bytes = 0
@@ -128,34 +127,34 @@ class Page:
         now: float,
         loaded: Container[int],
         *,
-        in_turn: bool,
+        next_only: bool,
     ) -> float | None:
-        """Read rows whose time in an index has come, earliest first.
+        """Read rows whose time in an index has passed, earliest first.
 
         Args:
-            connection: to read with.
+            connection: connection to read with.
             query: ``waiting`` or ``expiring``.
-            now: wall clock.
-            loaded: ids to pass over.
-            in_turn: whether to leave out those that must wait for others of their key.
+            now: wall clock, seconds since 1970.
+            loaded: ids to skip.
+            next_only: whether to leave out rows that are not next of their ordering key.
 
         Returns:
-            the first time that is not among them, or None.
+            the first time in the index that was not read, or None.
         """
         found, next_at = self._timed(connection, query, now, loaded)
         for at, id_ in found:
             row = connection.execute(QUERIES["message"], (id_,)).fetchone()
             if row is None:
-                continue  # another process took it away in between
+                continue  # another process removed it since the index was read
             is_keyed = row[14] is not None
-            if in_turn and is_keyed and not _is_first(connection, id_):
-                self.out_of_turn.append(id_)
+            if next_only and is_keyed and not _is_first(connection, id_):
+                self.not_next.append(id_)
             elif not self._take(row):
                 return at
         return next_at
 
     def read_first(self, connection: sqlite3.Connection, key: str, now: float) -> bool:
-        """Read the first row of a key, if it waits for nothing; False if it does not fit."""
+        """Read the first row of an ordering key, if it is due; return False if it does not fit."""
         row = connection.execute(QUERIES["first_of_key"], {"key": key}).fetchone()
         is_for_now = row is not None and (row[6] is None or row[6] <= now)
         return not is_for_now or self._take(row)
@@ -163,7 +162,7 @@ class Page:
     def _timed(
         self, connection: sqlite3.Connection, query: str, now: float, loaded: Container[int]
     ) -> tuple[list[tuple[float, int]], float | None]:
-        """Times and ids from the index alone, and the first time that is not among them."""
+        """Return times and ids from the index alone, and the time after them."""
         found: list[tuple[float, int]] = []
         with closing(connection.execute(QUERIES[query])) as cursor:
             for id_, at in cursor:
@@ -175,7 +174,7 @@ class Page:
         return found, None
 
     def _take(self, row: Any) -> bool:  # noqa: ANN401 - a row of any types
-        """Add a row's entry; False if it does not fit any more."""
+        """Add the entry of a row; return False if it does not fit."""
         if len(self.entries) >= self._limit:
             return False
         try:
@@ -191,7 +190,7 @@ class Page:
 
 
 def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
-    """Whether nothing of its key has to go before."""
+    """Whether the row is next of its ordering key."""
     return connection.execute(QUERIES["is_first_of_key"], (id_,)).fetchone() is not None
 
 
@@ -206,12 +205,12 @@ NO_CHANGE: Final = {
 """Parameters of ``change_ledger`` that change nothing."""
 LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
 ROWS_AT_ONCE: Final = 50
-"""Rows that one statement stores: it costs half of what a statement for each would."""
+"""Rows stored by one statement, at half the cost of one statement a row."""
 _VALUES: Final = ", (" + ", ".join("?" * 9) + ")"
 _INSERT_MANY: Final = QUERIES["insert_plain_message"].rstrip(";") + _VALUES * (ROWS_AT_ONCE - 1)
 
 _SCOPES: Final = ("held", "held_of_exchange", "held_of_address")
-"""Statements that find what is held: for every destination, an exchange, one routing key of it."""
+"""Statements that find held rows: of all destinations, of an exchange, of one routing key."""
 
 
 def write_changes(
@@ -222,13 +221,13 @@ def write_changes(
     keep_confirmed: bool,
     keys: OutboxKeys | None,
 ) -> Snapshot:
-    """Write all that a turn changes; its new entries get their ids."""
+    """Write the changes of a turn, and set the ids of its new entries."""
     if keep_confirmed:
         for first, length in id_runs(sorted(entry.id for entry in changes.confirmed)):
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
-    # First, so that new rows go to the pages that this frees: each is written once, and not twice.
+    # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in changes.confirmed])
-    if changes.stepped is not None:  # before what is by the new clock already
+    if changes.stepped is not None:  # before rows with times of the new clock are written
         _step(connection, changes.stepped, now)
     last_id, stored_bytes = _insert(connection, changes.new, keys)
     if changes.sources:
@@ -267,7 +266,7 @@ def _step(connection: sqlite3.Connection, step: Step, now: float) -> None:
 def _insert(
     connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None
 ) -> tuple[int, int]:
-    """Store entries, and give them their ids; the highest id then, and their bytes."""
+    """Store entries and set their ids; return the highest id, and the bytes of the entries."""
     (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
     size = 0
     for entry in new:
@@ -296,7 +295,7 @@ def _insert_rows(connection: sqlite3.Connection, new: list[Entry], keys: OutboxK
 def park_damaged(
     connection: sqlite3.Connection, damaged: dict[int, str], now: float
 ) -> list[DamagedRow]:
-    """Move rows that are not what was stored, by id and reason, to where a person sees them."""
+    """Park damaged rows with a reason each, given by id."""
     rows: list[DamagedRow] = []
     for id_, reason in damaged.items():
         row = {"id": id_, "at": now, "outcome": "refused", "reply_text": reason}
@@ -312,9 +311,9 @@ def park_damaged(
 
 
 def judge_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
-    """Write down what a relay left in flight when it ended; only while no relay is at work.
+    """Record messages that an ended relay left in flight as uncertain: a queue may have them.
 
-    Its fate is unknown: a queue may have it.
+    Only while no relay runs.
     """
     connection.execute(QUERIES["count_left_in_flight"])
     left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
@@ -323,7 +322,7 @@ def judge_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
 
 
 def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:
-    """Delete open rows; how many there really were, and their bytes."""
+    """Delete open rows; return how many rows were there, and their bytes."""
     count = size = 0
     for first, length in id_runs(sorted(ids)):
         run = first, first + length - 1
@@ -333,7 +332,7 @@ def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:
 
 
 def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int, int, int]:
-    """Move open rows to the parked ones; how many parked, how many expired, and their bytes."""
+    """Park open rows; return how many were parked, how many expired, and the bytes of both."""
     count = {"parked": 0, "expired": 0}
     size = 0
     for attempt in attempts:
@@ -359,7 +358,7 @@ def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int,
 
 
 def _release(connection: sqlite3.Connection, release: Release) -> None:
-    """Make due what was held, as much as is asked for."""
+    """Make held rows due, at most ``release.limit`` of them."""
     scope = _SCOPES[(release.exchange is not None) + (release.routing_key is not None)]
     exchange, routing_key, id_ = release.after or (release.exchange, release.routing_key, 0)
     after = {"exchange": exchange or "", "routing_key": routing_key or "", "id": id_}
@@ -382,7 +381,7 @@ def _write_in_flight(connection: sqlite3.Connection, ranges: list[Sent], now: fl
 
 
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
-"""The history of a message that was confirmed in the end is kept this long."""
+"""Retention of the attempts of a message that has left the outbox: 7 days."""
 NEVER_READ: Final = (
     "its number or one of its times is none that this library writes; the file was damaged or "
     "edited"
@@ -390,18 +389,18 @@ NEVER_READ: Final = (
 
 
 class SqliteStore:
-    """The outbox file, opened by its one relay (see `Store` for the contract of each method).
+    """The outbox file, opened by its relay. `Store` documents the contract of each method.
 
     Args:
-        path: the file; created when it is missing.
-        keep_confirmed_s: how long confirmed messages are kept, for people to look at; 0 for not.
-        keys: encrypt new messages, and decrypt those that are.
+        path: path of the file, which is created if it is missing.
+        keep_confirmed_s: how long to keep confirmed messages for inspection; 0 keeps none.
+        keys: keys to encrypt new messages and decrypt stored ones; None for no encryption.
         clock: wall clock, seconds since 1970.
 
     Raises:
-        OutboxInUse: another process relays it.
+        OutboxInUse: the relay of another process owns the outbox.
         NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
-        OutboxError: it cannot be opened or written.
+        OutboxError: the file cannot be opened or written.
     """
 
     def __init__(
@@ -414,19 +413,19 @@ class SqliteStore:
     ) -> None:
         self.path = absolute(path)
         self._keep_confirmed_s = keep_confirmed_s
-        self._has_kept = True  # perhaps an earlier run has
+        self._has_kept = True  # an earlier run may have kept some
         self._keys = keys
         self._clock = clock
         self._pid = os.getpid()
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
-        check_database(self.path)  # no relay lock, and so no lock file, beside what is no outbox
+        check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
         try:
             self._open()
         except OutboxDiskFull:
-            # Even to begin takes space: for the lock file, the index of the log, the run.
+            # Opening needs space: for the lock file, the index of the log, and the run's row.
             if not self._ballast.release():
                 raise
             self._open()
@@ -446,11 +445,11 @@ class SqliteStore:
 
     @property
     def run(self) -> int:
-        """Number of this relay's run on this outbox: each one is higher than all before it."""
+        """Number of this relay's run on this outbox, higher than that of every earlier run."""
         return self._run
 
     def snapshot(self) -> Snapshot:
-        """Read the ledger and the highest id, as they are now (other processes may add)."""
+        """Read the current ledger and highest id. Other processes may have stored entries."""
         with self._reading() as connection:
             connection.execute("BEGIN")
             try:
@@ -461,17 +460,17 @@ class SqliteStore:
             return Snapshot(last_id, Counters(*row))
 
     def commit(self, changes: Changes) -> Snapshot:
-        """Make one turn durable, wholly or not at all; new entries have their ids afterwards.
+        """Store the changes of one turn in one transaction, and set the ids of new entries.
 
         Raises:
-            Intervened: a person has changed messages; nothing of the turn was stored.
-            OutboxDiskFull: nothing of the turn was stored; the same turn may be tried again.
-            OutboxDiskFailed: likewise.
-            OutboxUnsure: the disk failed, twice: the turn may come to light later, if this process
-                ends before another commit succeeds. It may be tried again.
-            OutboxInUse: another relay has taken this outbox over; this one must stop.
-            OutboxMoved: the path leads to other files; what the relay held is copied.
-            OutboxError: the store cannot go on.
+            Intervened: an operator changed messages; nothing was stored.
+            OutboxDiskFull: the disk is full; nothing was stored. The turn may be tried again.
+            OutboxDiskFailed: the disk failed; nothing was stored. The turn may be tried again.
+            OutboxUnsure: the disk failed during two commits. The turn may be tried again. If this
+                process ends before a commit succeeds, the changes may be found stored later.
+            OutboxInUse: another relay has taken over the outbox; this one must stop.
+            OutboxMoved: the path leads to other files; the error names a copy of the open one.
+            OutboxError: the store cannot be used any more.
         """
         if changes.is_empty:
             return self.snapshot()
@@ -484,18 +483,18 @@ class SqliteStore:
                     if changes.new:
                         raise
                     self._shortage.is_on = True
-            with behind_next_commit(connection):  # the log, once moved, is space again
+            with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
                 return self._commit_in_shortage(connection, changes)
 
     def relieve(self) -> str:
-        """Have something give way if the disk is full; why nothing new is stored, or nothing."""
+        """Free reserved space if the disk is full; return why new entries cannot be stored."""
         with self._reading() as connection:
             return self._shortage.look(connection)
 
     def read_ready(
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int
     ) -> tuple[list[Entry], int]:
-        """Entries with ``first_id <= id <= last_id`` that wait for nothing, lowest ids first."""
+        """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
             looked_at = page.read_ready(connection, first_id, last_id)
@@ -504,17 +503,17 @@ class SqliteStore:
     def read_due(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Entries whose ``due_at`` has come and whose id is not in ``loaded``, earliest first.
+        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``.
 
-        Entries in ``loaded`` do not count as waiting: their owner knows when they are due.
+        Entries in ``loaded`` do not count as waiting: the relay knows when they are due.
 
         Raises:
-            Intervened: a person has changed messages: one of these may be in memory already, under
-                an address that it no longer has.
+            Intervened: an operator changed messages since the last `touched`: one of the entries
+                may be in memory already, with its former address.
         """
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
-            next_at = page.read_timed(connection, "waiting", now, loaded, in_turn=True)
+            next_at = page.read_timed(connection, "waiting", now, loaded, next_only=True)
             if self._owner(connection)[2] != self._seen:
                 raise Intervened
         return self._readable(page), next_at
@@ -522,10 +521,15 @@ class SqliteStore:
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
-        """Entries whose ``expires_at`` has come and whose id is not in ``loaded``, likewise."""
+        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``.
+
+        Raises:
+            Intervened: an operator changed messages since the last `touched`: one of the entries
+                may be in memory already, with its former address.
+        """
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
-            next_at = page.read_timed(connection, "expiring", now, loaded, in_turn=False)
+            next_at = page.read_timed(connection, "expiring", now, loaded, next_only=False)
             if self._owner(connection)[2] != self._seen:
                 raise Intervened
         return self._readable(page), next_at
@@ -533,7 +537,7 @@ class SqliteStore:
     def read_first(
         self, keys: Sequence[str], now: float, *, bytes_max: int
     ) -> tuple[list[Entry], int]:
-        """The first open entry of each key, if it waits for nothing and its key is not held."""
+        """Read the first open entry of each ordering key, if it is due and its key is not held."""
         page = Page(len(keys), bytes_max, self._keys)
         looked_at = 0
         with self._reading() as connection:
@@ -544,37 +548,40 @@ class SqliteStore:
         return self._readable(page), looked_at
 
     def _readable(self, page: Page) -> list[Entry]:
-        """What was read; what must not be read again like this is put where it belongs."""
-        if page.damaged or page.out_of_turn:
+        """Return the entries of a page, after taking rows out of the index that cannot be sent.
+
+        Damaged rows are parked. Rows that are not next of their ordering key get no due time.
+        """
+        if page.damaged or page.not_next:
             damaged: list[DamagedRow] = []
             with (
-                suppress(OutboxDiskFull, OutboxLocked),  # then it stays where it is, unsent
+                suppress(OutboxDiskFull, OutboxLocked),  # the rows stay as they are, unsent
                 self._writer.use() as connection,
                 transaction(connection, self.path),
             ):
                 self._check_owner(connection)
                 if page.damaged:
                     damaged = park_damaged(connection, page.damaged, self._clock())
-                ids = ((id_,) for id_ in page.out_of_turn)
-                connection.executemany(QUERIES["wait_for_turn"], ids)
+                ids = ((id_,) for id_ in page.not_next)
+                connection.executemany(QUERIES["wait_for_key"], ids)
             self._damaged += damaged
         return page.entries
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
-        """Lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
+        """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         with self._reading() as connection:
             limits = {"first_id": first_id, "at": at}
             row = connection.execute(QUERIES["lowest_awaited"], limits).fetchone()
             return None if row is None else int(row[0])
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
-        """Exchanges of entries that are `HELD`, as many as that."""
+        """Return at most ``limit`` exchanges that have `HELD` entries."""
         found: list[HeldExchange] = []
         with self._reading() as connection:
             for name, count, first in connection.execute(QUERIES["held_exchanges"], (limit,)):
                 (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone()
                 with suppress(UnicodeDecodeError):
-                    name = name.decode()  # noqa: PLW2901 - what it was read for
+                    name = name.decode()  # noqa: PLW2901 - it stays bytes if damaged
                 found.append(HeldExchange(name if isinstance(name, str) else None, count, since))
         return found
 
@@ -592,16 +599,16 @@ class SqliteStore:
             return before != self._version
 
     def show(self, status: Mapping[str, object]) -> None:
-        """Let those who look at the outbox see how its relay is doing. Nothing depends on it."""
+        """Write the relay's status file. No decision depends on it."""
         write_status_file(self.path, status)
 
     def damaged(self) -> list[DamagedRow]:
-        """Rows that were parked since the last call, because they are not what was stored."""
+        """Return the rows that were found damaged and parked since the last call."""
         rows, self._damaged = self._damaged, []
         return rows
 
     def touched(self) -> list[Touched]:
-        """What people did to single messages since the last call, or since the store was opened."""
+        """Return interventions in messages since the last call, or since the store was opened."""
         with self._reading() as connection:
             rows = connection.execute(QUERIES["touched"], (self._seen,)).fetchall()
         if rows:
@@ -609,24 +616,24 @@ class SqliteStore:
         return [Touched(*row[1:]) for row in rows]
 
     def position(self, source: str) -> int:
-        """How many entries of a named source have ever been stored, in the same transactions."""
+        """Return how many entries of a named source were ever stored."""
         with self._reading() as connection:
             row = connection.execute(QUERIES["position"], (source,)).fetchone()
             return int(row[0]) if row else 0
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
-        """Give everything back; committed entries stay.
+        """Close the connection and release the lock. Committed entries remain.
 
         Args:
-            last: what those who look at the outbox are left to see, instead of nothing.
+            last: final status to leave in the status file; None removes the file.
         """
         if os.getpid() != self._pid:
-            return  # the parent's: closing it here could remove the parent's log
+            return  # opened by the parent process: closing it here could remove the parent's log
         if not self._relay_lock.is_held:
             return
         try:
             if not self._has_moved:
-                # The end only informs: where it is missing, the next run says so.
+                # The end of a run is only shown; nothing fails if it is missing.
                 with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
                     connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._writer.close()
@@ -635,14 +642,14 @@ class SqliteStore:
             self._relay_lock.release()
 
     def _begin_run(self, connection: WritingConnection) -> tuple[int, int]:
-        """Become the owner; write down what the last owner left in flight, for people to see.
+        """Become the owner, and record what the last owner left in flight.
 
         Returns:
-            number of the run, and of the newest intervention before it.
+            the number of the run, and that of the newest intervention before it.
         """
         now = self._clock()
-        # The log may be all that a process has left that was killed while its disk failed: moved
-        # into the database, and synced there, it is worth what it says.
+        # The log may come from a process that was killed while its disk failed, so its pages may
+        # be in the page cache only. The checkpoint writes and syncs them into the database.
         with behind_next_commit(connection), transaction(connection, self.path):
             limits = {"id_max": ID_MAX, "time_max": TIME_MAX}
             never_read = [row[0] for row in connection.execute(QUERIES["never_read"], limits)]
@@ -660,7 +667,7 @@ class SqliteStore:
         return run, seen
 
     def _commit_in_shortage(self, connection: WritingConnection, changes: Changes) -> Snapshot:
-        """Even deleting writes to the log: what only settles may use the space kept for it."""
+        """Commit on a full disk. A turn without new entries may use the reserved space."""
         try:
             return self._commit_pieces(connection, changes)
         except OutboxDiskFull:
@@ -700,7 +707,7 @@ class SqliteStore:
             return snapshot, not self._shortage.is_on and has_space_to_give(connection)
 
         def is_there() -> bool:
-            """A turn without new entries may be written twice: its verdicts count once."""
+            """Whether the new entries are stored. Outcomes alone may be written twice."""
             if last is None:
                 return False
             return connection.execute(QUERIES["is_stored"], last).fetchone() is not None
@@ -716,10 +723,10 @@ class SqliteStore:
         return snapshot
 
     def _check_owner(self, connection: WritingConnection) -> int:
-        """The relay lock says so already, unless its file was removed: then the newest run owns.
+        """Check that this is the newest run: the lock alone fails if the lock file was removed.
 
         Returns:
-            number of the newest intervention.
+            the number of the newest intervention.
         """
         run, pid, newest = self._owner(connection)
         if run != self._run:
@@ -729,7 +736,7 @@ class SqliteStore:
         return newest
 
     def _owner(self, connection: WritingConnection) -> tuple[int, int, int]:
-        """The newest run, its process, and the newest intervention."""
+        """Return the number of the newest run, its process id, and the newest intervention."""
         run, pid, newest = connection.execute(QUERIES["owner"]).fetchone()
         return run, pid, newest
 
@@ -743,7 +750,7 @@ class SqliteStore:
 
     @contextmanager
     def _rescuing(self) -> Iterator[None]:
-        """When the files have moved, copy what is in them before this process lets go of them."""
+        """Copy the open database if the path leads to other files now."""
         try:
             yield
         except OutboxMoved as error:
@@ -763,12 +770,12 @@ class SqliteStore:
 
 
 def _version(connection: WritingConnection) -> tuple[WritingConnection, int]:
-    """Changes when another connection has written; means nothing to a new connection."""
+    """Return a value that changes when another connection writes; it belongs to one connection."""
     (version,) = connection.execute("PRAGMA data_version").fetchone()
     return connection, version
 
 
 def _forget_ids(changes: Changes) -> None:
-    """What is not stored has no id."""
+    """Reset the ids of new entries: an entry that is not stored has none."""
     for entry in changes.new:
         entry.id = 0

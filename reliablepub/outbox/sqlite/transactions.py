@@ -1,21 +1,22 @@
-"""One transaction, wholly or not at all, and what to do when the disk fails at its very end.
+"""Atomic transactions, and the second commit when the disk fails during the first.
 
-Knows: how a transaction begins and ends, and which errors leave its fate open. Must never know:
-what is written in it.
+Knows: how a transaction begins and ends, and which errors leave its outcome unknown. Must never
+know: what is written in it.
 
-When the disk fails during a commit, the frames of the transaction may be whole in the write-ahead
-log, or in part, and in the page cache they may look written although the disk has refused them: the
-kernel reports a failed write once, and takes the pages for clean. So neither reading them back nor
-another sync proves anything. What does: writing all of it again. SQLite has not entered the failed
-frames into its index of the log (that is the last thing a commit does), so nobody sees them, and
-the next commit of any connection begins at their first byte. Every page of it is dirty once more,
-and a sync that succeeds is then worth what it always is.
+A disk that fails during a commit leaves some or all frames of the transaction in the write-ahead
+log. The kernel reports a failed write once and then treats the pages as clean. So the frames may
+be in the page cache and not on the disk, and neither reading them back nor another sync proves
+that they are stored.
 
-That holds while somebody has the index. A connection that finds the log without one rebuilds it
-from the log, and takes complete frames for a transaction. So a connection is kept after such a
-failure and not opened afresh, nor closed for a fork: it goes on with the same index. If the second
-commit fails too, the fate stays open, and the caller is told so; the first later commit that
-succeeds writes over what was left.
+Writing them again does. SQLite enters frames into the index of the log (``-shm``) in the last step
+of a commit. The failed frames are not in the index, so no reader sees them, and the next commit of
+any connection overwrites them from their first byte. That makes every page dirty again, and a sync
+that succeeds then covers them all.
+
+This depends on the index. A connection that finds a log without an index rebuilds it from the log,
+and accepts complete frames as a committed transaction. So the connection is kept open after such a
+failure, and is not closed for a fork. If the second commit fails too, `OutboxUnsure` is raised. The
+next commit that succeeds overwrites the failed frames.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ T = TypeVar("T")
 
 @contextmanager
 def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """One transaction, wholly or not at all; takes the write lock at once.
-
-    A transaction that begins by reading cannot wait for the lock later (SQLITE_BUSY_SNAPSHOT).
+    """Run the block in one transaction: committed at its end, rolled back on any exception.
 
     Raises:
-        OutboxUnsure: the commit itself failed on the disk; see `commit_with_retry`.
+        OutboxUnsure: the disk failed during the commit; see `commit_with_retry`.
         OutboxError: nothing was changed.
     """
     committing = False
     try:
+        # The write lock is taken now: a transaction that begins by reading cannot wait for it
+        # later (SQLITE_BUSY_SNAPSHOT).
         connection.execute("BEGIN IMMEDIATE")
         yield
         committing = True
@@ -71,21 +72,22 @@ def commit_with_retry(
     work: Callable[[], T],
     is_there: Callable[[], bool] = lambda: False,
 ) -> T:
-    """A transaction that is written once more when the disk fails during its commit.
+    """Run ``work`` in a transaction, and once more if the disk fails during its commit.
 
-    What it returns is in the file that the next process opens under this path.
+    When it returns, the changes are in the file that the next process opens under this path.
 
     Args:
-        connection: the one that failed goes on; a new one could believe what is not on the disk.
-        path: for the errors.
-        work: what to write, from the beginning each time.
-        is_there: whether the first try is visible after all, because another process had to
-            rebuild the index of the log just then. It is not written a second time then; nor is it
-            called stored.
+        connection: used for both tries, because a new connection could rebuild the index of the
+            log from frames that are not on the disk.
+        path: path of the outbox, for the errors.
+        work: writes everything, and returns the result. It is called once a try.
+        is_there: tells whether the changes of the failed try are visible, because another process
+            rebuilt the index of the log in between. The changes are then not written again, and
+            `OutboxUnsure` is raised.
 
     Raises:
-        OutboxUnsure: the second commit failed too, or what failed is visible.
-        OutboxMoved: the path does not lead to these files any more, or they were overwritten.
+        OutboxUnsure: the second commit failed too, or the changes of the failed one are visible.
+        OutboxMoved: the path does not lead to the open files any more, or they were overwritten.
         OutboxError: nothing was changed.
     """
     connection.place.check_content()
@@ -112,9 +114,9 @@ def _written(
 
 
 def _roll_back(connection: sqlite3.Connection) -> None:
-    """End the transaction if it is still open: some errors have ended it already."""
+    """Roll back the transaction if it is still open: SQLite ends it itself after some errors."""
     try:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
     except sqlite3.Error:
-        pass  # the error that brought us here says more
+        pass  # the error that caused the rollback says more
