@@ -173,14 +173,10 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
     """What the state of an outbox's file means, and of the books in it where they can be read."""
     salvage = f"stop its relay, then reliablepub outbox salvage {path} NEW"
     yield _of_file("pages", found.pages, "every page is whole", salvage)
-    if found.version == found.newest:
-        parts = [f"{name} is missing" for name in found.missing]
-        parts += [f"{name} was changed" for name in found.changed]
-        rebuild = f"somebody has edited it; {salvage}, which has them all"
-        yield _of_file("schema", parts, f"version {found.version}, as it was made", rebuild)
-    else:
-        words = f"version {found.version} of {found.newest}"
-        yield Finding("outbox", "schema", Level.WARNING, words, "reliablepub outbox migrate")
+    parts = [f"{name} is missing" for name in found.missing]
+    parts += [f"{name} was changed" for name in found.changed]
+    rebuild = f"somebody has edited it; {salvage}, which has them all"
+    yield _of_file("schema", parts, "tables, indexes, triggers and views are as made", rebuild)
     if audit is not None and not audit.structure:
         differences = [f"{by:+d} {name}" for name, by in audit.differences.items()]
         damaged = [f"message {id_}: {reason}" for id_, reason in audit.damaged.items()]

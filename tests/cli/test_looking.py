@@ -412,14 +412,13 @@ def test_damaged_pages_and_indexes_are_found(run: Run, path: Path) -> None:
     assert run("check").exit_code == 4
 
 
-def test_an_older_version_is_told(run: Run, alone: Path) -> None:
+def test_an_older_version_is_refused(run: Run, alone: Path) -> None:
     with closing(sqlite3.connect(alone)) as connection, connection:
-        connection.execute(
-            "DELETE FROM reliablepub_schema WHERE version = (SELECT max(version) FROM "
-            "reliablepub_schema)"
-        )
-    assert levels(run) == {"schema": "warning"}
-    assert "reliablepub outbox migrate" in run("check").stdout
+        connection.execute("UPDATE reliablepub_schema SET version = 7")
+    for command in ("check", "status"):
+        result = run(command)
+        assert result.exit_code == 4
+        assert "has version 7, made before the first release" in result.stderr
 
 
 def test_what_a_killed_relay_has_left_is_named(run: Run, alone: Path) -> None:

@@ -18,7 +18,7 @@ from reliablepub.testing import FakeBroker
 
 EVERY_COMMAND = [
     *(("status",), ("list",), ("show", "1"), ("explain", "1"), ("in-flight",), ("duplicates",)),
-    *(("stats",), ("migrate",), ("keys",), ("export",), ("audit",)),
+    *(("stats",), ("keys",), ("export",), ("audit",)),
     *(("retry", "1"), ("park", "1"), ("discard", "1", "--yes")),
     ("reroute", "1", "--to-exchange", "x"),
 ]

@@ -14,8 +14,6 @@ from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.outbox.admin import transfer
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.sqlite.database import MIGRATIONS
-from reliablepub.outbox.sqlite.sql import script
 from tests.cli.trouble import make_trouble
 
 Run = Callable[..., Result]
@@ -161,21 +159,6 @@ def test_what_is_exported_can_be_chosen(path: Path) -> None:
     assert [json.loads(line)["message_id"] for line in parked] == ["m-3", "m-4"]
     assert run("export", 3, "--state", "parked", "--outbox", path).exit_code == 2
     assert run("export", "--to", path, "--outbox", path).exit_code == 2
-
-
-def test_an_outbox_is_brought_to_this_version(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(script("migrations", MIGRATIONS[0]))
-        connection.execute("INSERT INTO reliablepub_schema VALUES (1, 0.0)")
-        connection.commit()
-    looked = run("status", "--outbox", path)
-    assert looked.exit_code == 4
-    assert "is of the older version 1" in looked.stderr
-    result = run("migrate", "--outbox", path, "--json")
-    assert json.loads(result.stdout) == {"from": 1, "to": len(MIGRATIONS)}
-    assert "the newest" in run("migrate", "--outbox", path).stdout
-    assert run("status", "--outbox", path).exit_code == 0
 
 
 def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> None:

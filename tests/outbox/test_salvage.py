@@ -21,7 +21,7 @@ from reliablepub.outbox.admin.integrity import Audit, page_damage
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
-from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
@@ -188,15 +188,23 @@ def test_a_flipped_bit_is_listed_and_not_copied(path: Path) -> None:
     assert Outbox(new).audit().is_right
 
 
-def test_rows_of_the_first_version_are_known(path: Path) -> None:
-    """They have fewer columns: a migration that adds some does not rewrite the rows."""
+def test_rows_from_before_a_column_was_added_are_known(path: Path) -> None:
+    """They have fewer columns: `ALTER TABLE ... ADD COLUMN` does not rewrite the rows."""
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(
-            (Path(salvage_module.__file__).parent / "migrations")
-            .joinpath("0001_first_schema.sql")
-            .read_text()
+        tables = script("schema.sql")
+        added = (
+            ("messages", "expires_at REAL"),
+            ("messages", "ordering_key TEXT"),
+            ("messages", "refused_at REAL"),
+            ("parked", "expires_at REAL"),
+            ("parked", "ordering_key TEXT"),
+            ("parked", "is_skipped INTEGER NOT NULL DEFAULT 0"),
         )
-        connection.execute("INSERT INTO reliablepub_schema VALUES (1, 0.0)")
+        for table in ("messages", "parked"):
+            (whole,) = (s for s in statements(tables) if f"TABLE reliablepub_{table} (" in s)
+            for _, column in added:
+                whole = whole.replace(f",\n    {column}", "")
+            connection.execute(whole)
         checksum = crc32(b"body", crc32(b"m\0x\0k\0{}\0"))
         connection.execute(
             "INSERT INTO reliablepub_messages VALUES (5, 'm', 'x', 'k', '{}', 1, NULL, 0, 0, 0, 0,"
@@ -208,6 +216,8 @@ def test_rows_of_the_first_version_are_known(path: Path) -> None:
             "'nacked', 0, 'why', 3, 0, 0, 0, 9, ?, ?)",
             (checksum, b"body"),
         )
+        for table, column in added:
+            connection.execute(f"ALTER TABLE reliablepub_{table} ADD COLUMN {column}")
         connection.commit()
     new = path.with_name("new.db")
     found = Outbox(new).salvage(path)

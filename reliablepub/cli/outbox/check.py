@@ -25,7 +25,7 @@ from reliablepub.outbox.outbox import Outbox
 def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Look at everything that can be wrong with the file; each finding comes with a remedy.
 
-    Pages and indexes, the tables and their version, every message against its checksum, the ledger,
+    Pages and indexes, the tables and views, every message against its checksum, the ledger,
     unused space, who may read the file, what lies beside it. It reads all of the file, changes
     nothing, and disturbs no relay. (`audit` is the part of it that counts, with the figures.)
 
@@ -41,7 +41,7 @@ def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT
     with patiently("looking at every page"):
         found = check_up(outbox_path, is_quick=quick)
     books = None
-    if found.version == found.newest and not found.pages:
+    if not found.pages:
         with patiently("comparing every message with its checksum"):
             books = _audited(outbox_path, found)
     findings = list(of_file(outbox_path, found, books))

@@ -259,9 +259,9 @@ def read_position(path: Path, source: str) -> int:
     """
     if not path.exists():
         return 0
-    with looking(path) as (connection, version):
+    with looking(path) as (connection, has_outbox):
         query = QUERIES["position"]
-        row = connection.execute(query, (source,)).fetchone() if version else None
+        row = connection.execute(query, (source,)).fetchone() if has_outbox else None
         return int(row[0]) if row else 0
 
 

@@ -15,7 +15,7 @@ from glob import escape
 from pathlib import Path
 from typing import Final
 
-from reliablepub.outbox.sqlite.database import MIGRATIONS, looking, migrate, reading
+from reliablepub.outbox.sqlite.database import add_outbox, reading
 from reliablepub.outbox.sqlite.failures import is_damage
 from reliablepub.outbox.sqlite.location import RESCUED, folder_exposure
 from reliablepub.outbox.sqlite.lock import holder_pid
@@ -113,8 +113,6 @@ class Checkup:
     """Facts about the file.
 
     Attributes:
-        version: of the outbox in it.
-        newest: the version that this library makes.
         pages: what SQLite says of the pages and indexes, where it is not "ok".
         missing: tables, indexes, triggers and views that are not there.
         changed: likewise, those that are not what they were made as.
@@ -129,8 +127,6 @@ class Checkup:
         readable_by_others: whether more users than the owner may read or write the file.
     """
 
-    version: int
-    newest: int
     pages: tuple[str, ...]
     missing: tuple[str, ...]
     changed: tuple[str, ...]
@@ -155,18 +151,16 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
         NotAnOutbox: there is none.
         OutboxError: it cannot be read.
     """
-    with looking(path) as (connection, version):
+    with reading(path) as connection:
         pages = page_damage(connection, is_quick=is_quick)
-        missing, changed = _compared(connection) if version == len(MIGRATIONS) else ([], [])
-        is_whole = version == len(MIGRATIONS) and not (pages or missing or changed)
+        missing, changed = _compared(connection)
+        is_whole = not (pages or missing or changed)
         keys = dict(connection.execute(QUERIES["keys_in_use"])) if is_whole else {}
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
         (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
         (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
     return Checkup(
-        version=version,
-        newest=len(MIGRATIONS),
         pages=tuple(pages),
         missing=tuple(missing),
         changed=tuple(changed),
@@ -182,7 +176,7 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
 
 
 def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
-    """What is missing, and what is different, of what the migrations make."""
+    """What is missing, and what is different, of what ``schema.sql`` makes."""
     found = dict(connection.execute(QUERIES["made"]).fetchall())
     wanted = _as_made()
     missing = sorted(set(wanted) - set(found))
@@ -193,7 +187,7 @@ def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
 def _as_made() -> dict[str, str]:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         with transaction(connection, Path(":memory:")):
-            migrate(connection.cursor(), Path(":memory:"))
+            add_outbox(connection.cursor(), Path(":memory:"))
         return dict(connection.execute(QUERIES["made"]).fetchall())
 
 

@@ -373,7 +373,10 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
 
 
 class _Shapes:
-    """The columns of both tables, as they lie in a record; rows of an older version have fewer."""
+    """The columns of both tables, as they lie in a record.
+
+    A row that was stored before a column was added has fewer.
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.open = connection.execute(QUERIES["open_columns"]).fetchall()

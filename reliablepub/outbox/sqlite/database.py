@@ -1,7 +1,7 @@
-"""Creates, opens and upgrades an outbox file, and keeps connections to write to it.
+"""Creates and opens an outbox file, and keeps connections to write to it.
 
-Knows: paths, modes, pragmas, schema versions, and when a connection may be kept, closed, or must
-never be closed. Must never know: messages.
+Knows: paths, modes, pragmas, the schema and its version, and when a connection may be kept,
+closed, or must never be closed. Must never know: messages.
 
 While this process may have the file open, only SQLite opens it: closing any other descriptor drops
 SQLite's POSIX locks, and the next process to close the database would then delete the write-ahead
@@ -51,47 +51,38 @@ from reliablepub.outbox.sqlite.location import (
 from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
 from reliablepub.outbox.sqlite.transactions import transaction
 
-MIGRATIONS: Final = (
-    "0001_first_schema.sql",
-    "0002_schedule.sql",
-    "0003_interventions.sql",
-    "0004_first_refusal.sql",
-    "0005_retention.sql",
-    "0006_skipped_keys.sql",
-    "0007_held_keys.sql",
-    "0008_paused_destinations.sql",
-)
-"""The files in ``migrations``: the first leads to version 1."""
+VERSION: Final = 8
+"""Version of the tables in ``schema.sql``."""
 
 
-def version_of(cursor: sqlite3.Cursor, path: Path) -> int:
-    """Return the version of the outbox in the database; 0 if it holds none.
+def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
+    """Whether the database holds an outbox.
+
+    Args:
+        cursor: cursor of a connection in a transaction.
+        path: path of the outbox, for the errors.
 
     Raises:
-        NotAnOutbox: the outbox is of a newer version.
+        NotAnOutbox: the outbox is of another version.
     """
     # Without a transaction, another process could create the outbox between the two statements.
     assert cursor.connection.in_transaction
     (count,) = cursor.execute(QUERIES["has_schema"]).fetchone()
     if not count:
-        return 0
+        return False
     (version,) = cursor.execute(QUERIES["schema_version"]).fetchone()
-    newest = len(MIGRATIONS)
-    if version > newest:
+    if version > VERSION:
         raise NotAnOutbox(
-            f"outbox {path} has version {version}, and this reliablepub knows versions up to "
-            f"{newest}; upgrade reliablepub"
+            f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
+            "upgrade reliablepub"
         )
-    return int(version)
-
-
-def is_current(cursor: sqlite3.Cursor, path: Path) -> bool:
-    """Whether the database holds an outbox of this version; if not, `migrate` makes it one.
-
-    Raises:
-        NotAnOutbox: the outbox is of a newer version.
-    """
-    return version_of(cursor, path) == len(MIGRATIONS)
+    if version < VERSION:
+        raise NotAnOutbox(
+            f"outbox {path} has version {version}, made before the first release, and this "
+            f"reliablepub knows version {VERSION}; drain it with the reliablepub that made it, or "
+            "export its messages with that one and import them into a new outbox"
+        )
+    return True
 
 
 def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
@@ -109,24 +100,22 @@ def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
         )
 
 
-def migrate(cursor: sqlite3.Cursor, path: Path) -> None:
-    """Bring the outbox to the newest version, within the caller's open transaction.
+def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
+    """Create the tables of the outbox, if the database does not have them.
 
     Args:
         cursor: cursor of a connection in a transaction that may write.
         path: path of the outbox, for the errors.
 
     Raises:
-        NotAnOutbox: the outbox is of a newer version.
+        NotAnOutbox: the outbox is of another version.
         OutboxError: the database is not UTF-8.
     """
     refuse_utf16(cursor, path)
-    version = version_of(cursor, path)
-    for number, name in enumerate(MIGRATIONS, 1):
-        if number > version:
-            for statement in statements(script("migrations", name)):
-                cursor.execute(statement)
-            cursor.execute(QUERIES["record_migration"], (number, time.time()))
+    if not holds_outbox(cursor, path):
+        for statement in statements(script("schema.sql")):
+            cursor.execute(statement)
+        cursor.execute(QUERIES["record_version"], (VERSION, time.time()))
 
 
 BUSY_TIMEOUT_S: Final = 5.0
@@ -254,27 +243,22 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Open an outbox read-only, in one read transaction.
 
     Raises:
-        NotAnOutbox: there is no outbox at this path, or it is of an older or newer version.
+        NotAnOutbox: there is no outbox at this path, or it is of another version.
     """
-    with looking(path) as (connection, version):
-        if not version:
+    with looking(path) as (connection, has_outbox):
+        if not has_outbox:
             raise NotAnOutbox(
                 f"the database {path} holds no outbox; its first message or its relay adds one"
-            )
-        if version < len(MIGRATIONS):
-            raise NotAnOutbox(
-                f"outbox {path} is of the older version {version}; the next relay updates it, "
-                "or `reliablepub outbox migrate`"
             )
         yield connection
 
 
 @contextmanager
-def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
-    """Open a database read-only, with the version of its outbox; 0 if it holds none.
+def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
+    """Open a database read-only, and tell whether it holds an outbox.
 
     Raises:
-        NotAnOutbox: there is no file, or it is no database.
+        NotAnOutbox: there is no file, it is no database, or its outbox is of another version.
     """
     try:
         found = path.stat()
@@ -295,19 +279,19 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, int]]:
         try:
             # Damaged rows, which may not be UTF-8, must be listed too.
             connection.text_factory = lambda text: text.decode(errors="replace")
-            version = _begin_looking(connection, path)
+            has_outbox = _begin_looking(connection, path)
             check_side_files(real)
-            yield connection, version
+            yield connection, has_outbox
         finally:
             connection.close()
 
 
-def _begin_looking(connection: sqlite3.Connection, path: Path) -> int:
+def _begin_looking(connection: sqlite3.Connection, path: Path) -> bool:
     """Begin the read transaction; on a full disk, release a part of the ballast for it."""
     while True:
         connection.execute("BEGIN")
         try:
-            return version_of(connection.cursor(), path)
+            return holds_outbox(connection.cursor(), path)
         except sqlite3.OperationalError as error:
             if not lacks_index(error) or not Ballast(path.resolve()).lend():
                 raise
@@ -326,16 +310,16 @@ def _create(path: Path) -> None:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path, *, is_relay: bool) -> None:
-    connection.execute("BEGIN")  # read only: if the outbox is current, no writer delays the open
+    connection.execute("BEGIN")  # read only: if the tables are there, no writer delays the open
     try:
         refuse_utf16(connection.cursor(), path)
-        is_ready = is_current(connection.cursor(), path)
+        is_ready = holds_outbox(connection.cursor(), path)
     finally:
         connection.execute("ROLLBACK")
     if not is_ready:
         _shape(connection)
         with transaction(connection, path):
-            migrate(connection.cursor(), path)
+            add_outbox(connection.cursor(), path)
         Ballast(path).restore()
     retry_while_locked = Retrying(
         retry=retry_if_exception_type(OutboxLocked),

@@ -19,7 +19,7 @@ from reliablepub.headers import utf8
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.database import check_file, migrate
+from reliablepub.outbox.sqlite.database import add_outbox, check_file
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
@@ -122,7 +122,7 @@ class Enqueuing:
         return message_id
 
     def _insert_beside_tables(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
-        migrate(cursor, self.path)
+        add_outbox(cursor, self.path)
         return self.insert(cursor, entry, key)
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:

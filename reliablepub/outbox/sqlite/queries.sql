@@ -6,7 +6,7 @@ SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'reliablepub_
 -- name: schema_version
 SELECT coalesce(max(version), 0) FROM reliablepub_schema;
 
--- name: record_migration
+-- name: record_version
 INSERT INTO reliablepub_schema (version, applied_at) VALUES (?, ?);
 
 -- name: owner
@@ -645,7 +645,7 @@ SELECT
     outcome, reply_code
 FROM reliablepub_parked ORDER BY id;
 
--- What the migrations make, however it is spaced. Indexes that SQLite makes itself have no text.
+-- What schema.sql makes, however it is spaced. Indexes that SQLite makes itself have no text.
 -- name: made
 SELECT type || ' ' || name, replace(replace(replace(sql, char(10), ' '), ' ', ''), '"', '')
 FROM sqlite_schema WHERE name GLOB 'reliablepub_*' AND sql IS NOT NULL;

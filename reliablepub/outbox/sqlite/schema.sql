@@ -1,6 +1,6 @@
--- The outbox, as all migrations together leave it (a test compares the two).
+-- The tables of an outbox, version 8 (see `VERSION` in database.py).
 --
--- It may live among an application's own tables, so every name begins with `reliablepub_`.
+-- They may stand among an application's own tables, so every name begins with `reliablepub_`.
 --
 -- A message is in exactly one of two tables: `reliablepub_messages` while it is open,
 -- `reliablepub_parked` once it was given up. A confirmed message is in neither: it is only counted,
@@ -8,8 +8,8 @@
 -- count, so that at every commit
 --   stored = confirmed + parked + expired + discarded + (rows in reliablepub_messages).
 
--- Which migrations this database has been through: its highest version is what the tables are. Not
--- `user_version`, which belongs to the application whose database this may be.
+-- The version of these tables, and when they were made; the highest one counts. Not `user_version`,
+-- which belongs to the application whose database this may be.
 CREATE TABLE reliablepub_schema (
     version INTEGER PRIMARY KEY,
     applied_at REAL NOT NULL

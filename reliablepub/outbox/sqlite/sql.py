@@ -15,12 +15,12 @@ from typing import Final
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def script(*path: str) -> str:
+def script(name: str) -> str:
     """Text of one of this package's ``.sql`` files, which may be in a zip.
 
     `importlib.resources` has ten milliseconds of imports, for all that it can do beside this.
     """
-    data = pkgutil.get_data("reliablepub.outbox.sqlite", "/".join(path))
+    data = pkgutil.get_data("reliablepub.outbox.sqlite", name)
     assert data is not None, "every loader of packages has data"
     return data.decode()
 
@@ -28,7 +28,7 @@ def script(*path: str) -> str:
 def statements(text: str) -> Iterator[str]:
     """Cut a script into its statements.
 
-    ``executescript`` would commit an open transaction first, so migrations run one by one.
+    ``executescript`` would commit an open transaction first, so statements run one by one.
     """
     lines: list[str] = []
     for line in text.splitlines():
