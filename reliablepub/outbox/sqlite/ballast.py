@@ -1,13 +1,12 @@
-"""Reserved disk space, so that verdicts and one checkpoint still succeed on a full disk.
+"""Reserved disk space, released so that outcomes and one checkpoint can be written on a full disk.
 
 Knows: one file beside the outbox, and how much of the disk is free. Must never know: messages.
 
-On a full disk SQLite cannot even delete: a delete, too, writes to the log first. The relay then
-gives this space back, and only the relay may use it: for verdicts, and for the checkpoint after
-which the log is space again. The file is emptied and not removed. Everybody who stores new messages
-first asks `Ballast.check` whether the disk has room for them *beside* the ballast and beside what
-the log still owes to the database, so the space that is given back, or that a person frees, is left
-to the relay until the ballast is whole.
+On a full disk SQLite cannot even delete, because a delete writes to the log first. The relay then
+truncates the file, and uses the space for outcomes and for a checkpoint, which lets the log reuse
+its own space. Before a new message is stored, `Ballast.check` requires room for it beside the
+ballast and beside what the log owes to the database. So released space, or space that an operator
+frees, is left to the relay until the ballast is whole again.
 """
 
 from __future__ import annotations
@@ -26,26 +25,27 @@ from reliablepub.outbox.sqlite.location import open_side_file
 from reliablepub.outbox.sqlite.quota import may_take
 
 BALLAST_BYTES: Final = 5 * 1024 * 1024
-"""More than one checkpoint, with room for the verdicts of a few turns."""
+"""More than one checkpoint (4 MiB), with room for the outcomes of a few turns."""
 LENT_BYTES: Final = 128 * 1024
-"""What one look may take: the index of the log (``-shm``) of an outbox that nobody has open."""
+"""Released for one read-only open: room for the index of the log (``-shm``), which SQLite creates
+if no other process has the outbox open."""
 MARGIN_BYTES: Final = 256 * 1024
-"""What a transaction may write beyond the bytes of its messages, with both its copies."""
+"""Bytes that a transaction may write besides its messages, in the log and the database together."""
 PLENTY_BYTES: Final = 64 * 1024 * 1024
-"""With so much to spare, the disk is looked at again only after `PLENTY_S`."""
+"""With more than this to spare, free space is not measured again for `PLENTY_S`."""
 PLENTY_S: Final = 0.1
 _KEPT_BLOCKS: Final = 4_096
-"""Most blocks that ext4 counts as free and gives to nobody."""
+"""Most blocks that ext4 reserves for itself, and counts as free nevertheless."""
 _BLOCK_BYTES: Final = 512
 """Unit of ``st_blocks``, on every file system."""
 
 
 class Ballast:
-    """``<outbox>.ballast``. Nothing is written before `restore`.
+    """The file ``<outbox>.ballast``. The constructor does not create it; `restore` does.
 
     Args:
         outbox: path of the outbox.
-        size: bytes that it holds when it is whole.
+        size: bytes of the whole ballast.
     """
 
     def __init__(self, outbox: Path, *, size: int = BALLAST_BYTES) -> None:
@@ -56,7 +56,10 @@ class Ballast:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the space is kept, but for what looks have borrowed of it."""
+        """Whether at least 7/8 of the space is reserved: read-only opens may have released a part.
+
+        A reserved byte is one that the file system has allocated.
+        """
         try:
             found = os.lstat(self._path)
         except OSError:
@@ -69,11 +72,14 @@ class Ballast:
         return self._size - self._size // 8
 
     def release(self) -> bool:
-        """Give the space back to the disk; False when there is none to give. For the relay."""
+        """Release all space; return False if there was none. For the relay only.
+
+        The file is truncated and stays.
+        """
         return self._cut(0) > 0
 
     def lend(self) -> bool:
-        """Give back a little, for a look at the outbox; False when there is no more to lend."""
+        """Release `LENT_BYTES` for a read-only open; return False if no more may be released."""
         with suppress(OSError):
             size = os.lstat(self._path).st_size
             if self.is_whole and size - LENT_BYTES >= self._least:
@@ -81,15 +87,15 @@ class Ballast:
         return False
 
     def restore(self) -> bool:
-        """Keep the space, as far as it is not kept; whether it is. For the relay, or at birth.
+        """Reserve the whole space; return whether it is reserved.
 
-        Where the file cannot be made for another reason than a full disk, there is no ballast, and
-        only `check` protects what is stored.
+        For the relay, and for the process that creates the outbox. If the file cannot be created
+        at all, there is no ballast, and only `check` keeps space free.
         """
         return self._is_complete() or self._keep(self._size)
 
     def restore_within(self, spare: float) -> None:
-        """Keep the space again, if so much is to spare; or most of it, if a little is lacking."""
+        """Reserve the space, if ``spare`` bytes allow it; 7/8 of it, if a little is lacking."""
         if spare >= 0:
             self.restore()
         elif not self.is_whole and spare >= self._least - self._size:
@@ -105,14 +111,14 @@ class Ballast:
             os.posix_fallocate(fd, 0, size)
         except OSError:
             with suppress(OSError):
-                os.ftruncate(fd, before)  # part of the rest would be of no use
+                os.ftruncate(fd, before)  # free what was allocated before the disk was full
             return False
         finally:
             os.close(fd)
         return True
 
     def spare_bytes(self, connection: sqlite3.Connection | sqlite3.Cursor) -> float:
-        """Bytes free beyond what the ballast lacks and what the log owes; negative when short.
+        """Return free bytes minus what the ballast lacks and the log owes; negative if short.
 
         Raises:
             sqlite3.Error: the database cannot be read.
@@ -121,18 +127,18 @@ class Ballast:
         folder = self._outbox.parent
         spare = free_bytes(folder) - owed_bytes(connection, self._outbox) - lacking
         if lacking and spare >= 0 and not may_take(folder, lacking):
-            return -lacking  # by a quota
+            return -lacking  # the disk has room, but the user's quota has not
         return spare
 
     def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
-        """Refuse to store new messages for which there is no room; under the write lock.
+        """Check that the disk has room for new messages. The caller holds the write lock.
 
         Args:
-            connection: to the database that is to grow.
+            connection: connection to the database that is to grow.
             size: bytes of the messages.
 
         Raises:
-            OutboxDiskFull: nothing may be stored now.
+            OutboxDiskFull: there is no room; nothing may be stored.
         """
         is_whole, now = self.is_whole, time.monotonic()
         if is_whole and now < self._plenty_until:
@@ -156,7 +162,7 @@ class Ballast:
             return False
 
     def _cut(self, size: int) -> int:
-        """Shorten the file; by how many bytes."""
+        """Truncate the file; return by how many bytes."""
         try:
             fd = open_side_file(self._outbox, ".ballast", os.O_WRONLY)
         except (OutboxError, OSError):
@@ -174,14 +180,14 @@ class Ballast:
 
 
 def free_bytes(folder: Path) -> float:
-    """Bytes that this user may still write in a folder; infinite if the disk does not tell."""
+    """Return the bytes that this user may still write in a folder; infinite if unknown."""
     try:
         disk = os.statvfs(folder)
     except OSError:
-        return float("inf")  # the folder is gone: the commit says so
+        return float("inf")  # the folder is gone: the commit reports that
     if not disk.f_blocks:
         return float("inf")
     free = disk.f_bavail
-    if os.geteuid() == 0:  # root may use what is reserved for it, but not what ext4 keeps
+    if os.geteuid() == 0:  # root may use the blocks reserved for it, but not those of ext4 itself
         free = max(free, disk.f_bfree - _KEPT_BLOCKS)
     return float(free * disk.f_frsize)

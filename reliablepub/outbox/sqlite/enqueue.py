@@ -1,7 +1,7 @@
-"""How one message gets into the outbox, also within a transaction of the application's own.
+"""Stores one message, also within a transaction of the application.
 
-Knows: keys of the caller's, limits, the row and the ledger. Must never know: the relay, or whose
-connection it is beyond what SQLite says of it.
+Knows: the caller's deduplication keys, limits, the row and the ledger. Must never know: the relay,
+or more of the caller's connection than SQLite tells.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _SYNCHRONOUS_FULL: Final = 2
 
 @dataclass(slots=True)
 class Enqueuing:
-    """Puts messages into one outbox.
+    """Stores messages in one outbox.
 
     Attributes:
-        path: the file.
-        keys: encrypt what is stored; None: it is not encrypted.
-        limits: what may be open.
-        ballast: says whether the disk has room.
+        path: path of the file.
+        keys: keys to encrypt messages; None for no encryption.
+        limits: limits on open messages.
+        ballast: checks that the disk has room.
     """
 
     path: Path
@@ -51,13 +51,16 @@ class Enqueuing:
     _place: Place | None = field(default=None, init=False)
 
     def within(self, connection: sqlite3.Connection, entry: Entry, key: str | None) -> str:
-        """Insert into the caller's transaction, wholly or not at all; returns as `insert` does.
+        """Store a message through the caller's connection, in its open transaction if there is one.
+
+        Returns:
+            the id of the message that has the key.
 
         Raises:
             ConfigurationError: the connection is to another file.
-            OutboxMoved: the file that it has open is not the one at the path any more.
-            OutboxError: it was not stored. A transaction that was open is so still, unless SQLite
-                has ended it; none was begun.
+            OutboxMoved: the file that the connection has open is no longer the one at the path.
+            OutboxError: the message was not stored. A transaction that the caller had open is
+                still open, unless SQLite has ended it. No other one is left open.
         """
         with (
             GATE.use(),
@@ -65,7 +68,7 @@ class Enqueuing:
             reported(self.path),
             closing(connection.cursor()) as cursor,
         ):
-            cursor.row_factory = None  # the caller's rows may be anything
+            cursor.row_factory = None  # the caller's connection may have set one
             self._check_same_file(cursor)
             is_theirs = connection.in_transaction
             if not is_theirs and _is_autocommit(connection):
@@ -76,30 +79,31 @@ class Enqueuing:
             if is_theirs:
                 _write_first(cursor)
             else:
-                cursor.execute("BEGIN IMMEDIATE")  # as their own INSERT would; theirs to commit
+                # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
+                cursor.execute("BEGIN IMMEDIATE")
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
                 message_id = self._insert_beside_tables(cursor, entry, key)
                 self._check_place()
             except BaseException:
-                if connection.in_transaction:  # a full disk may have ended it
+                if connection.in_transaction:  # SQLite may have ended it on a full disk
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
                     cursor.execute("RELEASE reliablepub_enqueue")
-                    if not is_theirs:  # or its lock would keep everybody out until they notice
+                    if not is_theirs:  # its lock would block all writers until the caller ends it
                         cursor.execute("ROLLBACK")
                 raise
             cursor.execute("RELEASE reliablepub_enqueue")
             return message_id
 
     def insert(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
-        """Store it, unless its key was there before; under the write lock.
+        """Store a message, unless its key is known. The caller holds the write lock.
 
         Returns:
-            The id of the message that has the key.
+            the id of the message that has the key.
 
         Raises:
-            OutboxFull: there is no room for it.
-            OutboxDiskFull: the disk has none.
+            OutboxFull: a limit of the outbox is reached.
+            OutboxDiskFull: the disk is full.
         """
         message_id = entry.message.message_id
         assert message_id is not None
@@ -141,11 +145,13 @@ class Enqueuing:
             _warn_of_unsynced(cursor, self.path)
 
     def _check_place(self) -> None:
-        """Whether the caller's connection has the files open that are at the path.
+        """Check that the caller's connection has the files open that are at the path.
 
-        The files are compared with those of the last call. Where they differ, the caller may have
-        opened a new connection to new files; or has the old ones open still.
+        Raises:
+            OutboxMoved: it has other files open.
         """
+        # The files at the path are compared with those of the last call. If they differ, the caller
+        # has either opened a new connection to the new files, or still has the old ones open.
         if self._place is None:
             self._place = Place(self.path)
             return
@@ -159,7 +165,7 @@ class Enqueuing:
 
 
 def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
-    """The caller's connection decides whether its commits survive a loss of power."""
+    """Warn if commits of the caller's connection do not survive a power cut."""
     (synchronous,) = cursor.execute("PRAGMA synchronous").fetchone()
     if synchronous < _SYNCHRONOUS_FULL:
         LOGGER.warning(
@@ -171,26 +177,26 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
 
 
 def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:
-    """Whether exactly this entry is stored."""
+    """Whether this entry is stored: its id alone could be that of another message."""
     values = (entry.id, entry.message.message_id, entry.stored_at)
     return connection.execute(QUERIES["is_stored"], values).fetchone() is not None
 
 
 def _write_first(cursor: sqlite3.Cursor) -> None:
-    """Take the write lock, if their transaction (Django's, say) has done nothing yet.
+    """Take the write lock by a write, in case the caller's transaction has done nothing yet.
 
-    Who reads first and then writes cannot wait for another writer (SQLITE_BUSY_SNAPSHOT).
+    A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT).
     """
     try:
         cursor.execute(QUERIES["touch_ledger"])
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # that: there is no outbox yet
+        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # SQLITE_ERROR: there is no outbox yet
             raise
 
 
 @contextmanager
 def _texts_as_str(connection: sqlite3.Connection) -> Iterator[None]:
-    """What the caller's connection makes of texts is for the caller's rows."""
+    """Set aside the caller's `text_factory` within the block."""
     theirs, connection.text_factory = connection.text_factory, str
     try:
         yield

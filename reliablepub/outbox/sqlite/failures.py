@@ -1,4 +1,4 @@
-"""What SQLite's errors mean for the outbox, in words a person can act on.
+"""Maps errors of SQLite and of the file system to `OutboxError`, with what the operator can do.
 
 Knows: SQLite's result codes. Must never know: what the caller was about to do.
 """
@@ -28,42 +28,42 @@ _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
-"""A transaction that does not fit into a quota needs more than is left of it, and hardly more than
-this."""
+"""Bytes tried to find out whether a quota is used up: hardly any transaction writes more."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
-"""SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that ends with one of these has not happened."""
+"""SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that fails with one of these is rolled back."""
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the file is not what SQLite once wrote (SQLITE_CORRUPT)."""
+    """Whether the database is damaged (SQLITE_CORRUPT)."""
     return _code(error) == _CORRUPT
 
 
 def lacks_index(error: sqlite3.Error) -> bool:
-    """Whether the disk is too full for the index of the log (``-shm``), which even a look needs."""
+    """Whether the disk is too full for the index of the log (``-shm``), which reading needs too."""
     return getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMSIZE
 
 
 def is_unfinished(error: sqlite3.Error) -> bool:
-    """Whether somebody who may write must first undo what another process has left half done.
+    """Whether a connection that may write must first roll back another process's transaction.
 
-    Only before there is a write-ahead log: while the outbox is made, or in an application's file.
+    This happens only before the database has a write-ahead log: while the outbox is created, or in
+    an application's file.
     """
     return getattr(error, "sqlite_errorcode", 0) == _READONLY_ROLLBACK
 
 
 def is_decided(path: Path, error: sqlite3.Error) -> bool:
-    """Whether a commit that failed so is known to be undone.
+    """Whether a commit that failed with this error is known to be rolled back.
 
-    After any other error (a write or a sync that failed) the disk may have all of it.
+    After any other error (a failed write or sync), the transaction may be on the disk.
     """
     return _code(error) in _DECIDED or _is_over_quota(path, error)
 
 
 def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
-    """Whether a write failed for want of space, and SQLite took it for a failing disk."""
+    """Whether a write failed because a quota is used up: SQLite reports a disk error for it."""
     is_write = getattr(error, "sqlite_errorcode", 0) == _IOERR_WRITE
     return is_write and not may_take(path.parent, _TRIED_BYTES)
 
@@ -104,13 +104,13 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
             "system is mounted read-only"
         ),
     ),  # SQLITE_CANTOPEN
-    15: _LOCKED,  # SQLITE_PROTOCOL: too many others at the same lock, for seconds
+    15: _LOCKED,  # SQLITE_PROTOCOL: other processes competed for the lock for seconds
     26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
 }
 
 
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
-    """The error to raise for one of SQLite's."""
+    """Make the error to raise for one of SQLite's."""
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
     if lacks_index(error) or _is_over_quota(path, error):
         kind, meaning = _MEANING[_FULL]
@@ -122,13 +122,13 @@ def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
 
 @contextmanager
 def reported(path: Path) -> Iterator[None]:
-    """Whatever SQLite raises in here is raised in our words."""
+    """Raise `OutboxError` for any error of SQLite in the block."""
     try:
         yield
     except sqlite3.Error as error:
         raise outbox_error(path, error) from error
     except UnicodeDecodeError as error:
-        # SQLite quotes a schema that is damaged, and Python makes no error of what is no text.
+        # SQLite quotes a damaged schema in its error, and Python fails to decode that as UTF-8.
         if not error.object.startswith(_BROKEN_SCHEMA):
             raise
         kind, meaning = _MEANING[_CORRUPT]
@@ -136,7 +136,7 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def os_error(path: Path, error: OSError) -> OutboxError:
-    """The error to raise when the file or its folder cannot be used."""
+    """Make the error to raise if the file or its folder cannot be used."""
     if error.errno in FULL:
         return OutboxDiskFull(
             f"the disk is full under outbox {path} ({error.strerror}); free some space and "

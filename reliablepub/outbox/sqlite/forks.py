@@ -1,19 +1,20 @@
-"""Forks: SQLite connections are closed before one, and a file that was still open is refused after.
+"""Closes SQLite connections before a fork, and refuses files in the child that stayed open.
 
 Knows: SQLite's table of locks, the process's descriptors. Must never know: what is in an outbox.
 
-SQLite keeps one table a process of the files it has open and of the locks it holds on them. A fork
+SQLite has one table a process of the files it has open and the locks it holds on them. A fork
 copies the table, but not the locks: POSIX locks belong to one process. A *new* connection in the
-child then finds in the table that the file is locked already, and asks the kernel for nothing. The
-parent closes its last connection, gets the exclusive lock, and deletes the write-ahead log into
-which the child goes on committing, without an error. So there are two rules:
+child finds the file locked in the table, and does not lock it. When the parent closes its last
+connection, it gets the exclusive lock and deletes the write-ahead log, and the child goes on
+committing into the deleted log without an error. Two rules prevent that:
 
-- Before a fork no thread begins to use SQLite, those that use it are waited for, and every
-  connection of ours is closed. With no connection left, SQLite removes the file from its table.
-  Parent and child open it again when they need it.
-- In the child, a database file that was open at the fork is never opened again: a connection of the
-  application's, a read that did not end in time, or a fork that Python's hooks do not see. Of a
-  file that was open before this module was imported, `place` looks whether its lock is real.
+- Before a fork, no thread may begin to use SQLite, calls under way are waited for, and every
+  connection of this library is closed. With no connection left, SQLite removes the file from its
+  table. Parent and child open it again when they need it.
+- In the child, a database file that was open at the fork is never opened again. It stays open if
+  the application has a connection to it, if a call did not end in time, or if a C library forked
+  without Python's hooks. For a file that was open before this module was imported, `location`
+  checks whether its lock is real.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from typing import Final, Protocol
 from reliablepub.errors import OutboxForked
 
 Inode = tuple[int, int]
-"""Device and number: what a file is, whatever its name."""
+"""Device and inode number, which identify a file whatever its name."""
 
 QUIET_TIMEOUT_S: Final = 15.0
-"""How long a fork waits for calls under way; a call waits up to 5 s for a lock of SQLite's."""
+"""How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite's."""
 _MAGIC: Final = b"SQLite format 3\0"
 
 
@@ -42,18 +43,18 @@ class Keeper(Protocol):
     """An object that keeps a connection open between two uses."""
 
     def rest(self) -> None:
-        """Let go of the connection until the next use. No use is under way.
+        """Close the connection until the next use. No use is under way.
 
-        In a forked child it is the parent's, and is abandoned instead of closed.
+        In a forked child the connection is the parent's, and is abandoned instead of closed.
         """
 
 
 class Gate:
-    """Every use of SQLite passes it; a fork shuts it. Reentrant, also from signal handlers.
+    """Keeps uses of SQLite and forks apart. Reentrant, also from signal handlers.
 
     Attributes:
-        open_before: databases that the process had open before it knew of this module. Whether it
-            was forked with them open is not known; see `place`.
+        open_before: databases that the process had open when this module was imported. An earlier
+            fork may have torn their locks; `location.Place` checks that.
     """
 
     def __init__(self) -> None:
@@ -70,9 +71,10 @@ class Gate:
 
     @contextmanager
     def use(self) -> Iterator[None]:
-        """Use SQLite in here: no fork happens meanwhile, and this waits while another thread forks.
+        """Delay forks until the block ends; wait at its start while another thread forks.
 
-        It may end in another thread than it began in, as a generator does that nobody finished.
+        The block may end in another thread than the one it began in, as that of a generator that
+        was not exhausted does.
         """
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
@@ -91,20 +93,20 @@ class Gate:
         with self._changed:
             uses = self._using.get(thread, 1) - 1
             self._using[thread] = uses
-            if not uses:  # a signal handler may have used it in between, and removed this
+            if not uses:  # with a default: a signal handler may have removed the item just now
                 self._using.pop(thread, None)
             if self._forker is not None:
                 self._changed.notify_all()
 
     def keep(self, keeper: Keeper) -> None:
-        """Have a connection closed before each fork."""
+        """Close the keeper's connection before each fork."""
         self._keepers.add(keeper)
 
     def check(self, path: Path, found: os.stat_result) -> None:
         """Refuse a file that was open when this process was forked.
 
         Raises:
-            OutboxForked: it was.
+            OutboxForked: the file was open at the fork.
         """
         if os.getpid() != self._pid:
             self._after_in_child()
@@ -139,7 +141,7 @@ class Gate:
 
 
 def forked(path: Path, what: str) -> OutboxForked:
-    """The error to raise where SQLite believes to have locks that this process does not have."""
+    """Make the error to raise if SQLite's table has locks that this process does not hold."""
     return OutboxForked(
         f"outbox {path} {what} (process {os.getpid()}), so SQLite's locks on it do not hold here, "
         "and what is stored could be lost; nothing was stored. Close the application's own "
@@ -148,14 +150,14 @@ def forked(path: Path, what: str) -> OutboxForked:
 
 
 def open_files() -> dict[Inode, list[int]]:
-    """The regular files that this process has open, each with its descriptors.
+    """Return the regular files that this process has open, each with its descriptors.
 
-    Empty where the system has no list of descriptors.
+    The result is empty if the system does not list descriptors.
     """
     found: dict[Inode, list[int]] = {}
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
-            names = os.listdir(folder)  # noqa: PTH208 - names alone, as fast as can be
+            names = os.listdir(folder)  # noqa: PTH208 - faster than `Path.iterdir`
         except OSError:
             continue
         for name in names:
@@ -170,8 +172,8 @@ def open_files() -> dict[Inode, list[int]]:
 
 
 def abandon(connection: sqlite3.Connection) -> None:
-    """Keep a connection open until the process ends: to close it could delete others' log."""
-    import ctypes  # noqa: PLC0415 - 3 ms, for what hardly ever happens
+    """Keep a connection open until the process ends: closing it could delete another one's log."""
+    import ctypes  # noqa: PLC0415 - takes 3 ms, and is rarely needed
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
 

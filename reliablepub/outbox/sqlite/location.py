@@ -1,28 +1,29 @@
-"""The files of an outbox: who owns them, and whether the path still leads to them.
+"""Checks the files of an outbox: their owners and modes, and whether the path still leads to them.
 
 Knows: names, inodes, links, owners and modes; where SQLite keeps the length of its log. Must never
 know: messages, what is in a side file.
 
-SQLite does not notice when its files are deleted, moved or replaced: commits go on into files that
-no process will open again. So after each commit, and before a message is called stored, the path
-and its ``-wal`` and ``-shm`` are compared with the files that this process opened: three ``lstat``.
-The relay, which then holds the only copy of a deleted file, writes it to another one (`rescue`).
+SQLite does not notice when its files are deleted, moved or replaced: it goes on committing to files
+that no process will open again. So after each commit, before a message is reported as stored, the
+database and its ``-wal`` and ``-shm`` at the path are compared with the open files, by three
+``lstat``. If they differ, the relay has the only copy of the open ones, and saves it (`rescued`).
 
-A backup that is copied *into* the open file (``cp backup.db outbox.db``) leaves every name and
-inode as it was. SQLite's own counter of changes, in the first page, gives it away: a checkpoint
-only raises it, and in a backup it is lower. It is compared before a commit too, since a checkpoint
+A backup that is copied *into* the open file (``cp backup.db outbox.db``) changes no name and no
+inode. SQLite's file change counter in the first page reveals it: a checkpoint only raises the
+counter, and in a backup it is lower. It is also compared before a commit, because a checkpoint
 within the commit would overwrite it.
 
-A file with two names has two write-ahead logs, one beside each name, and what is written by one
-name is not seen by the other. So a file with a hard link, or mounted by itself, is refused.
+A file with two names has two write-ahead logs, one beside each name, and changes made through one
+name are not visible through the other. So a file with a hard link, or one that is mounted as a
+single file, is refused.
 
-In a folder that other users can write to, any of them can create ``outbox.db-wal`` before SQLite
-does, and SQLite writes message bodies into the file it finds. The sticky bit does not help: it
-stops renaming and removing, not creating. So every side file is checked before the outbox is
-opened, and again after, when SQLite holds its log open and the sticky bit keeps it in place. For a
-process of root, SQLite gives a file that it finds to the owner of the database, and the second
-check would not recognize it. So where that can happen, the log is created here first, and must be
-the file that SQLite then has open.
+In a folder that other users can write to, another user can create ``outbox.db-wal`` before SQLite
+does, and SQLite then writes message bodies into that file. The sticky bit does not prevent that: it
+forbids renaming and removing, not creating. So every side file is checked before the outbox is
+opened, and again afterwards, when SQLite has its log open and the sticky bit keeps the file in
+place. If the process runs as root, SQLite changes the owner of an existing log to that of the
+database, and the second check would not recognize a planted file. In that case `claim_log` creates
+the log first, and SQLite must have opened that file.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ _OTHERS: Final = 0o077
 
 
 def check_side_files(outbox: Path, suffixes: tuple[str, ...] = (*OF_SQLITE, *OURS)) -> None:
-    """Refuse an outbox with a file beside it that another user has planted or can use.
+    """Refuse an outbox if another user has planted a file beside it, or can use one.
 
     Args:
-        outbox: its path; it need not exist yet.
-        suffixes: of the files to look at; missing ones are fine.
+        outbox: path of the outbox, which need not exist yet.
+        suffixes: suffixes of the files to check, which need not exist.
 
     Raises:
-        OutboxError: a file is no regular file, has a second name, belongs to a user who may not
-            write to the outbox, or gives others more rights than the outbox does.
+        OutboxError: a file is not a regular file, has a second name, belongs to a user who may not
+            write to the outbox, or grants other users more rights than the outbox does.
     """
     base = os.fspath(outbox)
     for suffix in suffixes:
@@ -73,30 +74,30 @@ def check_side_files(outbox: Path, suffixes: tuple[str, ...] = (*OF_SQLITE, *OUR
 
 
 def takes_over(outbox: Path) -> bool:
-    """Whether SQLite would take over a log that another user has planted: only for root."""
+    """Whether SQLite would use a log planted by another user as its own: only if run as root."""
     return os.geteuid() == 0 and bool(folder_exposure(outbox.parent))
 
 
 def claim_log(outbox: Path) -> list[tuple[int, int]]:
-    """Create the log and its index where they are missing; device and number of each file.
+    """Create the log and its index if they are missing; return the identity of each file.
 
-    A database that is empty has none: SQLite would remove it.
+    Nothing is created beside an empty database, because SQLite would remove it.
 
     Raises:
-        OutboxError: one that is there is refused, for the reasons of `check_side_files`.
+        OutboxError: an existing file is refused, for the reasons of `check_side_files`.
     """
     main = outbox.stat()
     files: list[tuple[int, int]] = []
     if not main.st_size:
         return files
     for suffix in ("-wal", "-shm"):
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # which follows no link
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC  # O_EXCL follows no link
         try:
             fd = os.open(os.fspath(outbox) + suffix, flags, 0o600)
         except FileExistsError:
             pass
         except OSError:
-            continue  # nothing can be created here: SQLite will say so
+            continue  # nothing can be created here: SQLite will report that
         else:
             try:
                 os.fchown(fd, main.st_uid, main.st_gid)
@@ -114,12 +115,12 @@ def open_side_file(outbox: Path, suffix: str, flags: int) -> int:
     """Open a side file without following a link or waiting for a pipe; created with mode 0600.
 
     Args:
-        outbox: its path.
-        suffix: of the file, one of `OURS`.
-        flags: of ``os.open``.
+        outbox: path of the outbox.
+        suffix: suffix of the file, one of `OURS`.
+        flags: flags of ``os.open``.
 
     Returns:
-        A file descriptor, not inherited by programs that this one starts.
+        a file descriptor that child programs do not inherit.
 
     Raises:
         OutboxError: the file is refused, for the reasons of `check_side_files`.
@@ -136,7 +137,7 @@ def open_side_file(outbox: Path, suffix: str, flags: int) -> int:
 
 
 def read_side_file(outbox: Path, suffix: str, bytes_max: int) -> bytes:
-    """The content of a side file, at most ``bytes_max`` bytes of it.
+    """Read a side file, at most ``bytes_max`` bytes of it.
 
     Raises:
         OutboxError: the file is refused, for the reasons of `check_side_files`.
@@ -148,17 +149,16 @@ def read_side_file(outbox: Path, suffix: str, bytes_max: int) -> bytes:
 
 @cache
 def warn_of_folder(folder: Path) -> None:
-    """Log, once, that other users can create files in the folder of an outbox.
+    """Log, once a folder, that other users can create files in the folder of an outbox.
 
-    It is a warning and no error, because volumes of containers are often made so; a file that was
-    planted there is an error.
+    It is not an error, because container volumes often have such modes. A planted file is one.
     """
     if words := folder_exposure(folder):
         LOGGER.warning("%s", words)
 
 
 def folder_exposure(folder: Path) -> str:
-    """Which other users can write to a folder, and what to do; empty if none can."""
+    """Say which other users can write to a folder, and what to do; empty if none can."""
     found = folder.stat()
     if found.st_mode & stat.S_IWOTH:
         who = "every user can"
@@ -224,7 +224,7 @@ def _may_write(user: int, group: int, mode: int) -> bool:
 
 
 def _is_private_group(group: int) -> bool:
-    """Whether a group has one member, this user, as distributions set it up by default."""
+    """Whether this user is the only member of a group, as distributions set it up by default."""
     try:
         user, record = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
@@ -238,25 +238,25 @@ def _is_private_group(group: int) -> bool:
 
 _LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _FRAMES_AT: Final = 16
-"""Where ``mxFrame``, the number of frames in the log, is in a ``-shm`` (wal.c, WalIndexHdr)."""
+"""Offset of ``mxFrame``, the number of frames in the log, in a ``-shm`` (wal.c, WalIndexHdr)."""
 _FRAMES_BYTES: Final = 4
 _CHANGES_AT: Final = 24
-"""Where the file change counter is in a database (fileformat2.html), big-endian."""
+"""Offset of the file change counter in a database (fileformat2.html), big-endian."""
 _CHANGES_BYTES: Final = 4
 
 
 class Place:
-    """The files that a connection has open, taken stock of when it was opened.
+    """The files that a connection has open, recorded right after it was opened.
 
     Args:
-        path: of the database, absolute; this process has it open.
+        path: absolute path of the database, which this process has open.
 
     Attributes:
-        is_overwritten: another content was copied into the database, beside its old log.
+        is_overwritten: other content was copied into the database, beside its old log.
 
     Raises:
-        OutboxMoved: the path leads elsewhere already, or its log was deleted while in use.
-        OutboxForked: SQLite's lock on it is only in SQLite's table, and not the kernel's.
+        OutboxMoved: the path already leads to other files, or the log was deleted while in use.
+        OutboxForked: SQLite's table has a lock on the database that the kernel does not have.
     """
 
     def __init__(self, path: Path) -> None:
@@ -270,14 +270,14 @@ class Place:
 
     @property
     def file(self) -> Inode | None:
-        """The database itself."""
+        """Identity of the database file."""
         return self._inodes[0]
 
     def check(self) -> None:
-        """Compare the files at the path with those that were opened.
+        """Compare the files at the path with the open ones, and the content with what was seen.
 
         Raises:
-            OutboxMoved: they are not the same; says what happened.
+            OutboxMoved: a file was deleted, moved, replaced or overwritten; says which.
         """
         for name, inode in zip(self._names, self._inodes, strict=True):
             if _inode(name) != inode:
@@ -285,10 +285,10 @@ class Place:
         self.check_content()
 
     def check_content(self) -> None:
-        """Compare the database with what was last seen of it; for where time matters.
+        """Compare the database's change counter with the one seen last. Cheaper than `check`.
 
         Raises:
-            OutboxMoved: it was overwritten.
+            OutboxMoved: the database was overwritten.
         """
         changes = _changes(self._locked_fd)
         if changes < self._changes and self._is_ours(self._locked_fd):
@@ -297,7 +297,7 @@ class Place:
         self._changes = changes
 
     def _is_ours(self, fd: int) -> bool:
-        """Whether a descriptor is still one of the database: an application may have closed it."""
+        """Whether a descriptor is of the database: the application may have closed SQLite's."""
         try:
             found = os.fstat(fd)
         except OSError:
@@ -306,15 +306,15 @@ class Place:
 
     @property
     def is_locked(self) -> bool:
-        """Whether SQLite's lock on the database is still there.
+        """Whether SQLite still has its lock on the database; True if the system does not tell.
 
-        Closing any other descriptor of the file in this process drops it, as a copy by ``shutil``
-        does. True where the system does not tell.
+        Closing another descriptor of the file in this process drops the lock. A copy by
+        ``shutil`` does that.
         """
         return self._locked_fd < 0 or _has_lock(self._locked_fd)
 
     def is_left_open(self, instead: Place) -> bool:
-        """Whether this process still has one of these files open that is not among others."""
+        """Whether this process still has one of these files open that is not in ``instead``."""
         return bool(open_files().keys() & (set(self._inodes) - set(instead._inodes)))
 
     def _now(self) -> tuple[Inode | None, ...]:
@@ -357,7 +357,7 @@ class Place:
 
 
 def moved(path: Path, what: str) -> OutboxMoved:
-    """The error to raise when the path of an outbox leads elsewhere than it did."""
+    """Make the error to raise if the path of an outbox leads to other files than before."""
     return OutboxMoved(
         f"outbox {path} {what} while this process had it open: what is stored now is not there for "
         "the next process. See what moved it, stop every process that uses it, and start them again"
@@ -365,10 +365,10 @@ def moved(path: Path, what: str) -> OutboxMoved:
 
 
 class WritingConnection(sqlite3.Connection):
-    """A connection to an outbox that knows which files it has open.
+    """A connection to an outbox, with the files it has open.
 
     Attributes:
-        place: those files; compared with the path after each commit.
+        place: the open files, which are compared with the path after each commit.
         is_unsure: the disk failed during the last commit; see `transactions`.
     """
 
@@ -377,15 +377,15 @@ class WritingConnection(sqlite3.Connection):
 
     @property
     def must_stay(self) -> bool:
-        """Whether to close it, or to open another one, could make things worse."""
+        """Whether closing it, or opening another one, could lose or corrupt messages."""
         return self.is_unsure or self.place.is_overwritten
 
 
 def refuse_second_name(path: Path, found: os.stat_result) -> None:
-    """Refuse a file that another name leads to as well: each name would have its own log.
+    """Refuse a file that has a second name: each name would have its own log.
 
     Raises:
-        OutboxError: it has a hard link, or is mounted by itself.
+        OutboxError: it has a hard link, or is mounted as a single file.
     """
     if found.st_nlink > 1:
         raise OutboxError(
@@ -409,7 +409,7 @@ def _inode(name: str) -> Inode | None:
 
 
 def _has_lock(fd: int) -> bool:
-    """Whether this process has locked a file by this descriptor, as SQLite does (proc(5))."""
+    """Whether this process holds a POSIX lock through this descriptor, by ``fdinfo`` of proc(5)."""
     try:
         info_fd = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -421,27 +421,28 @@ def _has_lock(fd: int) -> bool:
 
 
 def _changes(fd: int) -> int:
-    """How often the first page was changed, as far as the database and not its log has it."""
+    """Read the file change counter from the database file. Pages in the log do not count."""
     try:
         return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
     except OSError:
-        return 0  # the descriptor is unknown, or closed
+        return 0  # the descriptor is -1, or closed
 
 
 @cache
 def _locks_are_listed() -> bool:
-    """Whether the system lists locks at all: a sandbox may have the list and leave it empty."""
+    """Whether ``fdinfo`` lists locks: in some sandboxes it exists without them."""
     with TemporaryFile() as file:
         fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return _has_lock(file.fileno())
 
 
 def _is_whole(log_fd: int, index_fd: int) -> bool:
-    """Whether a log that is said to hold frames has a header at all. Reads by SQLite's descriptors.
+    """Whether the log has a header, if its index says that it holds frames.
 
-    A log that was deleted in use is made again, empty, by the next connection. Frames appended to
-    it are never found again, since its header is written with the first frame only.
+    If a log is deleted while in use, the next connection creates an empty one. Frames appended to
+    that one are never found, because only the first frame of a log is written with a header.
     """
+    # `os.pread` on SQLite's own descriptors: closing others would drop SQLite's locks.
     frames = os.pread(index_fd, _FRAMES_BYTES, _FRAMES_AT)
     return not any(frames) or os.pread(log_fd, len(_LOG_MAGICS[0]), 0) in _LOG_MAGICS
 
@@ -455,28 +456,30 @@ def _mount_points() -> set[str]:
 
 
 def _unescaped(name: str) -> str:
-    """Of proc(5): space, tab, newline and backslash are octal."""
+    """Decode the octal escapes of proc(5): space, tab, newline and backslash."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name)
 
 
 RESCUED: Final = ".rescued-"
-"""Goes behind the name of the outbox, and before the number of the relay's run."""
+"""Suffix of a rescued copy, between the name of the outbox and the number of the relay's run."""
 
 
 def rescued(
     connection: sqlite3.Connection, path: Path, run: int, error: OutboxMoved
 ) -> OutboxMoved:
-    """Copy the whole database beside the path, and say in the error where it is, or why not.
+    """Copy the open database beside the path; return the error to raise, with the copy's name.
+
+    If the copy fails, the error says why.
 
     Args:
-        connection: not in a transaction.
-        path: of the outbox; its folder may be gone.
-        run: of the relay, for the name of the copy.
-        error: what the relay raises.
+        connection: connection to the moved files, not in a transaction.
+        path: path of the outbox, whose folder may be gone.
+        run: number of the relay's run, for the name of the copy.
+        error: the error of `Place.check`.
     """
     copy = path.with_name(f"{path.name}{RESCUED}{run}")
     try:
-        # Made before SQLite would, with a wider mode; SQLite takes an empty file.
+        # Created here, because SQLite would give it a wider mode; SQLite accepts an empty file.
         os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         connection.execute("VACUUM INTO ?", (str(copy),))
     except (OSError, sqlite3.Error) as failure:

@@ -1,13 +1,13 @@
-"""Who relays an outbox: one process at a time, and the kernel knows when it is dead.
+"""The relay lock: one process at a time relays an outbox. The kernel releases it when that dies.
 
 Knows: ``flock`` on a file beside the outbox. Must never know: what is in the outbox.
 
-The lock is never put on the outbox itself: closing *any* descriptor of a file drops this process's
-POSIX locks on it, and with them SQLite's. ``flock`` ends with the last descriptor of the one open
-file, however the process ends; there is no time-out, and nothing to clean up. A fork shares that
-open file: a child would keep the lock of a dead parent, so a forked child closes its copy at once
-(closing does not release; ``LOCK_UN`` would, also for the parent, and is never used). Only a fork
-that Python does not see (in a C library) can still hold the lock longer than its owner lives.
+The lock is on a file of its own, because closing *any* descriptor of the database would drop this
+process's POSIX locks on it, which are SQLite's. ``flock`` ends when the last descriptor of the open
+file is closed, however the process ends. It needs no timeout and no cleanup. A forked child shares
+the open file and would keep the lock of a dead parent, so it closes its descriptor at once. That
+does not release the lock; ``LOCK_UN`` would, also for the parent, and is never used. Only after a
+fork that Python does not see (in a C library) can the lock outlive its owner.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import open_side_file, read_side_file
 
 ACQUIRE_TIMEOUT_S = 1.0
-"""A predecessor that was killed is given this long to be gone."""
+"""How long to wait for a relay that was killed to exit."""
 BORROWED_MAX_S = 30.0
-"""Who has borrowed the relay lock for a checkpoint is given this long."""
+"""How long to wait for a process that has borrowed the lock for a checkpoint."""
 
 _SUFFIX = ".lock"
 _PID_BYTES_MAX = 32
@@ -35,11 +35,11 @@ _held: weakref.WeakSet[RelayLock] = weakref.WeakSet()
 
 
 class _Taken(Exception):
-    """Somebody else holds the lock now."""
+    """Another process, or another publisher of this process, holds the lock."""
 
 
 def lock_path(outbox: Path) -> Path:
-    """The file whose lock is the relay lock."""
+    """Return the path of the file on which the relay lock is."""
     return outbox.with_name(outbox.name + _SUFFIX)
 
 
@@ -47,12 +47,12 @@ class RelayLock:
     """The right to relay one outbox, from construction until `release` or the end of the process.
 
     Args:
-        outbox: its path.
-        timeout_s: how long a relay that has it is waited for.
+        outbox: path of the outbox.
+        timeout_s: how long to wait for a relay that holds the lock.
 
     Raises:
-        OutboxInUse: another process (or publisher in this process) has it; says which.
-        OutboxError: the lock file cannot be used, or is another user's.
+        OutboxInUse: another process (or publisher in this process) holds it; says which.
+        OutboxError: the lock file cannot be used, or belongs to another user.
     """
 
     def __init__(self, outbox: Path, *, timeout_s: float = ACQUIRE_TIMEOUT_S) -> None:
@@ -60,7 +60,7 @@ class RelayLock:
         self._fd = -1
         attempts = Retrying(
             retry=retry_if_exception_type(_Taken),
-            # Who has it without a name has borrowed it, and will not be long.
+            # A lock file without a process id: the lock is borrowed, and will be released soon.
             stop=lambda state: (
                 (state.seconds_since_start or 0.0)
                 >= (BORROWED_MAX_S if _named_pid(outbox) is None else timeout_s)
@@ -73,7 +73,7 @@ class RelayLock:
             os.ftruncate(self._fd, 0)
             os.pwrite(
                 self._fd, f"{os.getpid()}\n".encode(), 0
-            )  # for people, and for the loser's error
+            )  # for operators, and for `OutboxInUse` in another process
         except _Taken:
             pid = _named_pid(outbox)
             who = f"process {pid}" if pid else "another process"
@@ -88,12 +88,15 @@ class RelayLock:
 
     @classmethod
     def borrow(cls, outbox: Path) -> RelayLock | None:
-        """Have it for a moment, without a name: who asks will see no relay. None if it is taken."""
+        """Acquire it for a moment without a process id in the file; return None if it is held.
+
+        Other processes then see no relay.
+        """
         relay_lock = cls.__new__(cls)
         relay_lock._path, relay_lock._fd = lock_path(outbox), -1  # noqa: SLF001 - same class
         try:
             relay_lock._fd = _locked_fd(outbox)  # noqa: SLF001
-            os.ftruncate(relay_lock._fd, 0)  # noqa: SLF001 - a relay that was killed has left its name
+            os.ftruncate(relay_lock._fd, 0)  # noqa: SLF001 - a killed relay leaves its process id
         except (_Taken, OSError, OutboxError):
             relay_lock._drop()  # noqa: SLF001
             return None
@@ -102,11 +105,11 @@ class RelayLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process has the relay lock; never true in a forked child."""
+        """Whether this process holds the relay lock; always False in a forked child."""
         return self._fd >= 0
 
     def release(self) -> None:
-        """Let the next one have it. The file stays: without it, two processes could lock two."""
+        """Release the lock. The file stays: if it were removed, two processes could lock two."""
         if self._fd < 0:
             return
         with suppress(OSError):
@@ -120,9 +123,9 @@ class RelayLock:
 
 
 def holder_pid(outbox: Path) -> int | None:
-    """Process that relays an outbox now, or None.
+    """Return the id of the process that relays the outbox now, or None.
 
-    Looks for a moment whether the lock is free; a relay that acquires it just then tries again.
+    Takes a shared lock for a moment to find out; a relay that starts at that moment tries again.
     """
     pid = _named_pid(outbox)
     if pid is None:
@@ -150,7 +153,7 @@ def _locked_fd(outbox: Path) -> int:
     except BaseException:
         os.close(fd)
         raise
-    if not is_current:  # taken, or the file was removed in between
+    if not is_current:  # locked by another process, or the file was removed in between
         os.close(fd)
         raise _Taken
     return fd

@@ -1,10 +1,10 @@
-"""Whether a user's disk quota is used up, which neither SQLite nor ``statvfs`` tells.
+"""Finds out whether a user's disk quota is used up.
 
 Knows: the errors of the file system. Must never know: SQLite, messages.
 
-SQLite reports a write beyond a quota (``EDQUOT``) as it does one that the disk refuses, and the
-free blocks of a file system are not those that its user may still have. So it is tried, with a file
-that has no name.
+SQLite reports a write beyond a quota (``EDQUOT``) as a failing disk, and the free blocks that
+``statvfs`` reports do not consider quotas. So the space is allocated in an unnamed file
+(``O_TMPFILE``) to see whether that succeeds.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def may_take(folder: Path, size: int) -> bool:
-    """Whether this user may have so many bytes more there; True where that cannot be tried."""
+    """Whether this user may write ``size`` more bytes in a folder; True if that is unknown."""
     if not hasattr(os, "O_TMPFILE"):
         return True
     try:

@@ -1,21 +1,25 @@
-"""Disk space: what is kept of messages that are gone, and what gives way on a full disk.
+"""Disk space: retention of confirmed messages and of keys, and what is freed on a full disk.
 
-Knows: confirmed rows, deduplication keys, free pages, the ballast, and in which order they go. Must
-never know: open or parked messages, the relay.
+Knows: confirmed rows, deduplication keys, free pages, the ballast, and in which order they are
+freed. Must never know: open or parked messages, the relay.
 
-Old rows are deleted in small steps inside transactions that are made anyway, so none of these takes
-noticeably longer and nothing has to run beside them. Free pages are cut off the file all at once,
-when little is left after an outage: SQLite can also cut them off one by one, but it looks through
-its list of free pages each time, and with a million pages one takes 3 ms.
+Old rows are deleted a few at a time, within transactions that are made for other reasons. So no
+transaction takes noticeably longer, and no background task is needed. Free pages are removed from
+the file all at once, when few pages are in use after an outage. SQLite can also remove them one by
+one, but searches its list of free pages each time: with a million pages, one takes 3 ms.
 
-While the disk is short of space, in this order: new messages are refused (`Ballast.check`);
-confirmed rows are deleted, the oldest first, and none is kept; a commit that does not fit gets the
-space of the ballast; free pages are cut off the file. Each commit checkpoints behind itself, so
-that the log begins afresh and needs no more space. Deleted rows are not overwritten meanwhile,
-which would write as many bytes to the log as it frees: bodies of confirmed messages may stay in
-free pages until these are used again. Outcomes are recorded in `pieces` that the ballast can hold,
-however many messages a turn settles. Space that an operator frees goes to a checkpoint first: as
-long as less is free than the log owes to the database, nothing is written at all.
+While the disk is full:
+
+- New messages are refused (`Ballast.check`).
+- Confirmed rows are deleted, the oldest first, and no new ones are kept.
+- A commit that does not fit gets the space of the ballast.
+- Free pages are removed from the file, a few at a time.
+- Each commit is followed by a checkpoint, so that the log is reset and does not grow.
+- ``secure_delete`` is FAST: overwriting deleted rows would write as many bytes to the log as it
+  frees. Bodies of confirmed messages may stay in free pages until these are used again.
+- Outcomes are recorded in `pieces` that fit into the ballast, however many messages a turn settles.
+- Space that an operator frees is used for a checkpoint first: while less is free than the log owes
+  to the database, nothing is written.
 """
 
 from __future__ import annotations
@@ -39,27 +43,28 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import transaction
 
 KEYS_KEPT_S: Final = 7 * 86_400.0
-"""How long a key is remembered; and as long as its message is there, open or given up."""
+"""Retention of a deduplication key: 7 days, and as long as its message is open or parked."""
 PRUNED_MIN: Final = 100
-"""Kept rows that one commit deletes, or twice as many as it confirms: they cannot pile up."""
+"""Kept rows that one commit deletes, or twice as many as it confirms if that is more, so that
+they cannot accumulate."""
 KEYS_LOOKED_AT: Final = 4
-"""Overdue keys that each new one looks at."""
+"""Overdue keys that are checked whenever a new one is stored."""
 FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
-"""So much stays for the next burst."""
+"""Fewer free pages stay in the file for the next burst."""
 LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
-"""So much is copied in a tenth of a second."""
+"""Most pages in use for which the file is rewritten: copying them takes 0.1 s."""
 
 
 def prune_confirmed(
     connection: sqlite3.Connection, confirmed_before: float, just_confirmed: int
 ) -> int:
-    """Delete the oldest kept rows, if they are old enough; how many were."""
+    """Delete the oldest confirmed rows before a time; return how many."""
     limit = max(PRUNED_MIN, 2 * just_confirmed)
     return connection.execute(QUERIES["prune_confirmed"], (confirmed_before, limit)).rowcount
 
 
 def has_space_to_give(connection: sqlite3.Connection) -> bool:
-    """Whether much of the file is free, little is left, and all of that is ours."""
+    """Whether much of the file is free, little is in use, and no table is the application's."""
     free = free_pages(connection)
     if free < FREE_PAGES_MIN or pages(connection) - free > LEFT_PAGES_MAX:
         return False
@@ -67,43 +72,43 @@ def has_space_to_give(connection: sqlite3.Connection) -> bool:
 
 
 def give_space_back(connection: sqlite3.Connection) -> None:
-    """Write the file anew, without its free pages; not inside a transaction.
+    """Rewrite the file without its free pages (``VACUUM``); not inside a transaction.
 
-    Where it fails (the disk is full, somebody else writes), the file stays as it is.
+    If that fails (the disk is full, or another process writes), the file stays as it is.
     """
     with contextlib.suppress(sqlite3.OperationalError):
         connection.execute("VACUUM")
 
 
 def pages(connection: sqlite3.Connection) -> int:
-    """Pages of the file."""
+    """Return the number of pages of the file."""
     (count,) = connection.execute("PRAGMA page_count").fetchone()
     return int(count)
 
 
 def free_pages(connection: sqlite3.Connection) -> int:
-    """Those of them that hold nothing."""
+    """Return the number of pages that hold nothing."""
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     return int(free)
 
 
 def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
-    """The ``message_id`` that was enqueued under a key before, if that is remembered."""
+    """Return the ``message_id`` that was enqueued under a key before, or None."""
     row = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone()
     return None if row is None else str(row[0])
 
 
 def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
-    """From here on the key is taken; and a few that are overdue are looked at."""
+    """Store a key, and forget a few overdue ones."""
     forget_keys(cursor, now, KEYS_LOOKED_AT)
     cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
 
 
 def forget_keys(cursor: sqlite3.Cursor, now: float, limit: int) -> tuple[int, int]:
-    """Look at keys that are overdue; those whose message is still there are kept on.
+    """Forget overdue keys. A key whose message is open or parked is kept for another 7 days.
 
     Returns:
-        how many were looked at, and how many of them are forgotten.
+        how many keys were checked, and how many of them were forgotten.
     """
     overdue = cursor.execute(QUERIES["overdue_keys"], (now, limit)).fetchall()
     for old, is_there in overdue:
@@ -119,25 +124,26 @@ T = TypeVar("T")
 LOW_BYTES: Final = 1024 * 1024
 """With less than this to spare, the disk counts as full; `Ballast.check` asks for less."""
 LOOK_S: Final = 1.0
-"""How often the disk is looked at while it has space."""
+"""Interval of checks while the disk has space."""
 SHORT_LOOK_S: Final = 0.25
-"""How often while it has none."""
+"""Interval of checks while the disk is full."""
 PRUNED: Final = 250
 """`prune_confirmed` deletes twice as many in one transaction."""
 CUT_PAGES: Final = 64
-"""Pages that are cut off the file in one transaction: half a mebibyte of log."""
+"""Pages that one transaction removes from the file: 0.5 MiB of log."""
 CUT_S: Final = 0.02
 PIECE_BYTES: Final = 1024 * 1024
-"""Of messages that are settled in one transaction. To park one writes it to the log and, where no
-page is free, to the end of the database."""
+"""Bytes of the messages that one transaction settles on a full disk. Parking a message writes it to
+the log and, if no page is free, to the end of the database."""
 DISK_FULL: Final = "disk full: no new message is stored until space is freed"
 
 
 def pieces(changes: Changes) -> Iterator[Changes]:
-    """What of a turn may be recorded ahead of the rest, because it counts once however often it is.
+    """Divide the outcomes of a turn into changes of about `PIECE_BYTES`, to be committed first.
 
-    So each piece needs no more space than the ballast has, unless it is one large message. Nothing
-    if the turn settles little.
+    So each piece fits into the ballast, unless it is one large message. The turn itself is
+    committed after them: an outcome that is recorded twice counts once. A turn that settles less
+    than `PIECE_BYTES` has no pieces.
     """
     for confirmed in _by_bytes(changes.confirmed, lambda entry: entry.message.size):
         yield Changes(confirmed=confirmed)
@@ -158,14 +164,14 @@ def _by_bytes(settled: list[T], size_of: Callable[[T], int]) -> Iterator[list[T]
 
 
 class Shortage:
-    """Whether the disk of an outbox is full, and what its relay does about it.
+    """Detects that the disk of an outbox is full, and frees space.
 
     Args:
-        path: of the outbox.
-        ballast: given back, and kept again.
+        path: path of the outbox.
+        ballast: reserved space, released and reserved again.
 
     Attributes:
-        is_on: whether space is short.
+        is_on: whether the disk counts as full.
     """
 
     def __init__(self, path: Path, ballast: Ballast) -> None:
@@ -175,19 +181,19 @@ class Shortage:
         self.is_on = False
 
     def settle(self, connection: sqlite3.Connection, *, release: bool = False) -> None:
-        """Before a transaction that only settles: have the log moved into the database.
+        """Checkpoint the log, before a transaction that stores no new messages.
 
         Args:
-            connection: the relay's.
-            release: the disk was too full for the transaction, so it gets the ballast.
+            connection: the relay's connection.
+            release: whether to release the ballast, because the transaction did not fit.
 
         Raises:
-            OutboxDiskFull: less is free than the log needs to be moved; nothing was written.
+            OutboxDiskFull: less is free than the checkpoint needs; nothing was written.
         """
         with reported(self._path):
             connection.execute("PRAGMA secure_delete = FAST")
         if release:
-            with transaction(connection, self._path):  # whose lock everybody's check waits for
+            with transaction(connection, self._path):  # no `Ballast.check` runs under its lock
                 self._ballast.release()
         with reported(self._path):
             owed = move_what_is_owed(connection, self._path)
@@ -200,10 +206,10 @@ class Shortage:
             )
 
     def look(self, connection: sqlite3.Connection) -> str:
-        """Look at the disk now and then, and have something give way if it is full.
+        """Check the disk at intervals, and free space if it is full.
 
         Returns:
-            why no new message is taken; empty when there is space.
+            why new messages are refused; empty if there is space.
         """
         now = time.monotonic()
         if now >= self._next_look_at:
@@ -217,7 +223,7 @@ class Shortage:
         if spare < LOW_BYTES:
             self.is_on = True
             connection.execute("PRAGMA secure_delete = FAST")
-            with suppress(OutboxError):  # then at the next look
+            with suppress(OutboxError):  # tried again at the next look
                 self._give(connection)
             spare = self._ballast.spare_bytes(connection)
         self._ballast.restore_within(spare)
@@ -226,7 +232,7 @@ class Shortage:
             connection.execute("PRAGMA secure_delete = ON")
 
     def _give(self, connection: sqlite3.Connection) -> None:
-        """Delete what is kept, and shorten the file where it can be."""
+        """Delete confirmed rows that are kept, and remove free pages from the file."""
         has_kept = connection.execute(QUERIES["has_confirmed"]).fetchone() is not None
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
         if not has_kept and not (vacuum and free_pages(connection)):
@@ -234,7 +240,7 @@ class Shortage:
         try:
             self._shrink(connection, release=False)
         except OutboxDiskFull:
-            if vacuum:  # the ballast comes back with more
+            if vacuum:  # removing free pages gives back the space of the ballast, and more
                 self._shrink(connection, release=True)
 
     def _shrink(self, connection: sqlite3.Connection, *, release: bool) -> None:

@@ -1,7 +1,7 @@
-"""The named statements of ``queries.sql``, and how a script is cut into statements.
+"""The named statements of ``queries.sql``, and the splitting of scripts into statements.
 
-Knows: where this package keeps its ``.sql`` files, and their one convention (``-- name: xyz``).
-Must never know: what any statement means. No SQL is ever put together from strings.
+Knows: where this package has its ``.sql`` files, and their convention (``-- name: xyz``). Must
+never know: what a statement means.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def script(name: str) -> str:
-    """Text of one of this package's ``.sql`` files, which may be in a zip.
-
-    `importlib.resources` has ten milliseconds of imports, for all that it can do beside this.
-    """
+    """Return the text of one of this package's ``.sql`` files."""
+    # It works from a zip too, and spares the imports of `importlib.resources`, which take 10 ms.
     data = pkgutil.get_data("reliablepub.outbox.sqlite", name)
     assert data is not None, "every loader of packages has data"
     return data.decode()
 
 
 def statements(text: str) -> Iterator[str]:
-    """Cut a script into its statements.
+    """Split a script into statements, to run one by one within a transaction.
 
-    ``executescript`` would commit an open transaction first, so statements run one by one.
+    ``executescript`` would commit an open transaction first.
     """
     lines: list[str] = []
     for line in text.splitlines():
@@ -44,7 +42,7 @@ def statements(text: str) -> Iterator[str]:
 
 
 def _named(text: str) -> dict[str, str]:
-    """Statements by the name in the comment above each."""
+    """Return the statements by the name in the comment above each."""
     queries: dict[str, str] = {}
     parts = _NAME.split(text)[1:]
     for name, part in zip(parts[::2], parts[1::2], strict=True):

@@ -1,10 +1,10 @@
-"""How the relay says how it is doing to whoever looks at the outbox from outside.
+"""The status file: the relay writes its status for other processes, as JSON beside the outbox.
 
-Knows: a small JSON file beside the outbox. Must never know: what the status says.
+Knows: one small file. Must never know: what the status says.
 
-Nothing is decided by it, so it is not part of the database, costs no transaction and no fsync, and
-a full disk only makes it old. It is replaced as a whole, so no process reads half of it; a reader
-ignores one that was not written by the process that holds the relay lock.
+No decision depends on the file. So it is not part of the database, and costs no transaction and no
+fsync; on a full disk it is not updated. It is replaced as a whole, so no process reads half of it.
+A reader ignores a file that was not written by the process that holds the relay lock.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from reliablepub.outbox.sqlite.location import read_side_file
 from reliablepub.outbox.sqlite.lock import holder_pid
 
 STATUS_BYTES_MAX: Final = 65_536
-"""Read at most; a relay writes about 500 bytes, and more with paused destinations."""
+"""Limit on reading. A relay writes about 500 bytes, and more with paused destinations."""
 _SUFFIX: Final = ".relay"
 _IS_LAST: Final = "is_last"
 
 
 def status_file_path(outbox: Path) -> Path:
-    """The file of an outbox's relay."""
+    """Return the path of the status file of an outbox."""
     return outbox.with_name(outbox.name + _SUFFIX)
 
 
 def write_status_file(outbox: Path, values: Mapping[str, object]) -> None:
-    """Replace the file; a failure only leaves an older status."""
+    """Replace the file. If that fails, the older status remains."""
     path = status_file_path(outbox)
     draft = path.with_name(path.name + ".new")
     with suppress(OSError):
         draft.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # which follows no link
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # O_EXCL follows no symbolic link
         with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
             json.dump({"pid": os.getpid(), **values}, file)
         draft.replace(path)
 
 
 def remove_status_file(outbox: Path, last: Mapping[str, object] | None = None) -> None:
-    """Remove the file at the end of a relay; a failed relay leaves its last status instead.
+    """Remove the file at the end of a relay, or leave the last status of one that failed.
 
-    Another relay that has taken the outbox over meanwhile keeps its own.
+    The file of another relay that has taken over the outbox stays.
     """
     values = _read(outbox)
     if values is not None and values.get("pid") != os.getpid():
@@ -59,9 +59,9 @@ def remove_status_file(outbox: Path, last: Mapping[str, object] | None = None) -
 
 
 def read_status_file(outbox: Path) -> dict[str, Any] | None:
-    """The status of the relay that runs now, or the last one of a relay that has failed.
+    """Return the status of the running relay, or the last status of a relay that failed.
 
-    None without either, and of a relay that was killed.
+    None if no relay runs, and the last one ended otherwise (a killed relay included).
     """
     values = _read(outbox)
     if values is None:
