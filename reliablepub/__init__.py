@@ -1,7 +1,7 @@
-"""The RabbitMQ publisher that keeps its word.
+"""A reliable publisher for RabbitMQ: publisher confirms, retries and a durable outbox.
 
 When ``publish()`` returns, the message is on disk. From then on it is published until the broker
-has taken responsibility for it, or it is parked with a reason a person can read and undo.
+has taken responsibility for it, or it is parked with the broker's reason; an operator can retry it.
 """
 
 from importlib import import_module
@@ -128,7 +128,8 @@ _ADMIN: Final = {
     "Rekeyed": "rekeying",
     "Salvaged": "salvage",
 }
-"""Results of what operators ask an outbox, by module; a program that publishes loads none."""
+"""Result types of the operators' tools and their modules; imported on first access, so that a
+program that only publishes does not load them."""
 
 
 def __getattr__(name: str) -> object:

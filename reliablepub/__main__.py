@@ -1,4 +1,4 @@
-"""`python -m reliablepub`: the command line, and nothing else."""
+"""Entry point of `python -m reliablepub`: the command line."""
 
 from reliablepub.cli import main
 

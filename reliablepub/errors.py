@@ -1,39 +1,39 @@
-"""What can go wrong, in words a person can act on.
+"""Exceptions. Each text says what happened, to which message, and what to do.
 
-Knows: the names of failures, and which of them may be tried again. Must never know: sockets, SQL,
-clocks.
+Knows: the kinds of failure, and which of them are retryable. Must never know: sockets, SQL, clocks.
 
     ReliablePubError
-    ├── InvalidMessage        the message could never be published; nothing was stored or sent
-    ├── ConfigurationError    an option, an address or a policy is wrong
-    ├── TopologyError         exchanges or queues are not what the publisher counts on
-    ├── PublishError          the final outcome of one message that was not confirmed
-    │   ├── Unroutable        no queue wanted it (basic.return)
+    ├── InvalidMessage        the broker would reject the message; it was not stored or sent
+    ├── ConfigurationError    an option, a URL or a policy is invalid
+    ├── TopologyError         the broker's exchanges or queues differ from the topology
+    ├── PublishError          final outcome of a message that was not confirmed
+    │   ├── Unroutable        no queue is bound for the message (basic.return)
     │   ├── Nacked            the broker refused responsibility (basic.nack)
-    │   ├── Refused           the broker closed the channel because of it, or it cannot be written
-    │   ├── Expired           its deadline passed before it was confirmed
-    │   ├── Damaged           its row in the outbox is not what was stored; it is parked, unsent
-    │   └── Withdrawn         a person parked or discarded it before it was confirmed
-    ├── StillOpen             the wait ended first; the message is not lost, and not yet confirmed
-    ├── PublisherClosed       this publisher takes no more messages
-    │   └── PublisherFailed   because its relay has failed
-    ├── PublisherForked       this process did not open the publisher
-    ├── WrongEventLoop        this event loop did not open the publisher
-    ├── WrongThread           a callback waits for the relay, on the relay's own thread
-    ├── RelayHeldUp           a callback does not return, and the relay waits for it
-    └── OutboxError           the outbox on disk
-        ├── OutboxFull        its limit in messages or bytes is reached
+    │   ├── Refused           the message made the broker close the channel, or cannot be encoded
+    │   ├── Expired           the message's deadline passed before it was confirmed
+    │   ├── Damaged           the message's row in the outbox is corrupt; parked, not sent
+    │   └── Withdrawn         an operator parked or discarded the message before it was confirmed
+    ├── StillOpen             the wait timed out; the message is still being published
+    ├── PublisherClosed       the publisher is closed
+    │   └── PublisherFailed   the publisher's relay has failed
+    ├── PublisherForked       the publisher was opened in a parent process
+    ├── WrongEventLoop        the publisher was opened in another event loop
+    ├── WrongThread           a callback on the relay's thread called what waits for the relay
+    ├── RelayHeldUp           the relay waits for a callback that does not return
+    └── OutboxError           the outbox on disk cannot be used
+        ├── OutboxFull        the outbox's limit of messages or bytes is reached
         ├── OutboxDiskFull    the disk is full
         ├── OutboxDiskFailed  the disk cannot be read or written; nothing was stored
-        ├── OutboxInUse       another process relays it
-        ├── OutboxLocked      another process keeps it locked for too long
-        ├── OutboxForked      it was open when this process was forked
-        ├── OutboxMoved       its files were deleted, moved or replaced while they were open
+        ├── OutboxInUse       another process relays the outbox
+        ├── OutboxLocked      another process kept the file locked for too long
+        ├── OutboxForked      the file was open when this process was forked
+        ├── OutboxMoved       the files were deleted, moved or replaced while they were open
         ├── OutboxSealed      a message is encrypted, and its key was not given
-        ├── OutboxUnsure      the disk failed during a commit: it may or may not be stored
-        └── NotAnOutbox       the file is something else, or of a newer version
+        ├── OutboxUnsure      the disk failed during a commit; the message may or may not be stored
+        └── NotAnOutbox       the file is not an outbox, or of a newer version
 
-Every error can be pickled (Spark sends them between processes); none holds a body or a password.
+Every error can be pickled (Spark sends errors between processes). No error holds a body or a
+password.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from typing import Any, ClassVar, Final
 
 from reliablepub.printable import printable
 
-DISCARDED: Final = "it was discarded, as the retry policy says"
+DISCARDED: Final = "the retry policy discarded it"
 
 
 class ReliablePubError(Exception):
-    """The root of everything that reliablepub raises on purpose.
+    """The base class of all exceptions that reliablepub raises on purpose.
 
     Attributes:
-        retryable: whether the same call may succeed later without a change by a person.
+        retryable: whether the identical call may succeed later without any change.
     """
 
     retryable: ClassVar[bool] = False
 
     def __str__(self) -> str:
-        """The text, without characters that would act on a terminal or forge a line of a log."""
+        """The text, with control characters escaped: safe for a terminal and for a log."""
         return printable(super().__str__())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by state, so that subclasses may have any constructor."""
+        """Pickle by state, so that a subclass may have any constructor."""
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -74,11 +74,11 @@ def _rebuild(
 
 
 class InvalidMessage(ReliablePubError, ValueError):
-    """The broker would punish this message; nothing was stored and nothing was sent.
+    """The broker would reject this message with an error; nothing was stored or sent.
 
     Attributes:
-        field: the property at fault, such as ``routing_key``.
-        problem: what is wrong with it.
+        field: name of the invalid field, such as ``routing_key``.
+        problem: what is wrong with the field.
     """
 
     def __init__(self, field: str, problem: str) -> None:
@@ -88,14 +88,14 @@ class InvalidMessage(ReliablePubError, ValueError):
 
 
 class ConfigurationError(ReliablePubError, ValueError):
-    """An option or an address cannot be used as it is."""
+    """An option, a URL or a policy is invalid."""
 
 
 class TopologyError(ReliablePubError):
-    """Exchanges, queues or permissions are not what the topology says.
+    """Exchanges, queues or permissions on the broker differ from the topology.
 
     Attributes:
-        problems: all of them, one line each.
+        problems: all differences, one line each.
     """
 
     def __init__(self, problems: Sequence[str]) -> None:
@@ -104,19 +104,19 @@ class TopologyError(ReliablePubError):
 
 
 class PublishError(ReliablePubError):
-    """A message that will not be sent again: what the broker said, and what to do.
+    """A message was not confirmed and will not be sent again.
 
     Attributes:
-        message_id: the message's AMQP ``message_id``.
-        exchange: where it was published to.
-        routing_key: with which routing key.
-        reply_code: the broker's code, 0 where it gave none.
-        reply_text: the broker's words.
-        attempts: how often it was refused before it was given up; of an expired one, how often it
-            was sent.
-        may_have_arrived: whether a queue may hold it all the same: an attempt may have gone well
-            without our hearing of it.
-        is_kept: it is parked in the outbox, if there is one; otherwise the policy discarded it.
+        message_id: AMQP ``message_id``.
+        exchange: exchange it was published to.
+        routing_key: routing key it was published with.
+        reply_code: the broker's reply code; 0 if it sent none.
+        reply_text: the broker's reply text.
+        attempts: number of refusals; for an expired message, number of attempts.
+        may_have_arrived: whether a queue may hold the message: an attempt may have succeeded
+            although its confirm never arrived.
+        is_kept: True if the message is parked (in the outbox, if there is one); False if the retry
+            policy discarded it.
     """
 
     what: ClassVar[str] = "was not confirmed"
@@ -152,7 +152,7 @@ class PublishError(ReliablePubError):
 
 
 class Unroutable(PublishError):
-    """The broker returned the message: no queue is bound where it was sent (``basic.return``)."""
+    """The broker returned the message (``basic.return``): no queue is bound for its routing key."""
 
     what = "was returned: no queue is bound for it"
     remedy = "bind a queue or correct the routing key, then retry it"
@@ -166,35 +166,35 @@ class Nacked(PublishError):
 
 
 class Refused(PublishError):
-    """The broker closed the channel because of this message, or cannot be sent it at all."""
+    """The broker closed the channel because of this message, or the message cannot be encoded."""
 
     what = "was refused by the broker"
     remedy = "correct what the broker names, then retry it"
 
 
 class Expired(PublishError):
-    """The message's own deadline passed before it was confirmed."""
+    """The message's deadline (``expires_in_s``) passed before the message was confirmed."""
 
     what = "expired before it was confirmed"
     remedy = "retry it if it is still wanted"
 
 
 class Damaged(PublishError):
-    """The message's row in the outbox is not what was stored, so it is parked and never sent."""
+    """The message's row in the outbox is corrupt; the relay parks the message and sends nothing."""
 
     what = "was damaged on the disk before it was confirmed"
     remedy = "see `reliablepub outbox salvage`, and check the disk"
 
 
 class Withdrawn(PublishError):
-    """A person parked or discarded the message before it was confirmed."""
+    """An operator parked or discarded the message before it was confirmed."""
 
-    what = "was withdrawn by a person before it was confirmed"
-    remedy = "`reliablepub outbox explain` tells by whom"
+    what = "was parked or discarded by an operator before it was confirmed"
+    remedy = "`reliablepub outbox explain` names the operator"
 
 
 class StillOpen(ReliablePubError, TimeoutError):
-    """The wait ended before the outcome was known; the message goes on being published."""
+    """The wait timed out before the outcome was known; the message is still being published."""
 
     retryable = True
 
@@ -204,9 +204,9 @@ class PublisherClosed(ReliablePubError):
 
 
 class PublisherFailed(PublisherClosed):
-    """The publisher's relay has failed: nothing more is published; the log tells why.
+    """The publisher's relay has failed, and publishes nothing more. The log has the cause.
 
-    What is not confirmed stays in the outbox, for the next publisher that opens it.
+    Unconfirmed messages stay in the outbox; the next publisher that opens it publishes them.
     """
 
 
@@ -219,33 +219,36 @@ class WrongEventLoop(ReliablePubError, RuntimeError):
 
 
 class WrongThread(ReliablePubError, RuntimeError):
-    """A callback on the relay's own thread called what waits for the relay; it would never end."""
+    """A callback on the relay's thread called a method that waits for the relay: a deadlock."""
 
 
 class RelayHeldUp(ReliablePubError):
-    """The relay waits for a callback of the application's that does not return."""
+    """The relay waits for a callback of the application that does not return."""
 
     retryable = True
 
 
 class OutboxError(ReliablePubError):
-    """Something is wrong with the outbox on disk."""
+    """The outbox on disk cannot be used; the text says why."""
 
 
 class OutboxFull(OutboxError):
-    """The outbox holds as many open messages, or bytes, as it may; this one was not accepted."""
+    """The outbox's limit of open messages or bytes is reached; this message was not accepted."""
 
     retryable = True
 
 
 class OutboxDiskFull(OutboxError):
-    """The disk is full: this message was not accepted; what was accepted before stays."""
+    """The disk is full; this message was not accepted. Messages accepted before are safe."""
 
     retryable = True
 
 
 class OutboxDiskFailed(OutboxError):
-    """The disk cannot be read or written: this was not stored; what was accepted before stays."""
+    """The disk cannot be read or written; nothing of this call was stored.
+
+    Messages that were accepted before stay in the outbox.
+    """
 
     retryable = True
 
@@ -257,13 +260,13 @@ class OutboxInUse(OutboxError):
 
 
 class OutboxLocked(OutboxError):
-    """Another process keeps the file locked for too long; the same call may succeed later."""
+    """Another process kept the file locked for too long; a later call may succeed."""
 
     retryable = True
 
 
 class OutboxForked(OutboxError):
-    """The file was open when this process was forked, which breaks SQLite's locks in the child."""
+    """The file was open when this process was forked; SQLite's locks do not hold in the child."""
 
 
 class OutboxMoved(OutboxError):
@@ -271,17 +274,18 @@ class OutboxMoved(OutboxError):
 
 
 class OutboxUnsure(OutboxError):
-    """The disk failed while a transaction was being committed: it may or may not be on it."""
+    """The disk failed during a commit; the message may or may not be stored."""
 
 
 class OutboxSealed(OutboxError):
-    """A message is encrypted, and its key was not given, or is another one; it stays as it is."""
+    """A message is encrypted, and its key was not given or does not fit; the message is kept."""
 
 
 class NotAnOutbox(OutboxError):
-    """The file is no SQLite database, holds no outbox, or one of a newer version."""
+    """The file is not a SQLite database, holds no outbox, or holds one of a newer version."""
 
 
 for _error in list(globals().values()):
     if isinstance(_error, type) and issubclass(_error, ReliablePubError):
-        _error.__module__ = "reliablepub"  # what users see and catch; the private path may move
+        # Tracebacks and pickles name the public path; the module may move.
+        _error.__module__ = "reliablepub"

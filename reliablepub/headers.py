@@ -1,4 +1,4 @@
-"""Header tables as an application hands them over: copied, and checked for what AMQP can hold.
+"""Message headers: validated and copied, so that each value can be encoded as an AMQP field.
 
 Knows: field tables (AMQP 0-9-1, 4.2.5.5), and RabbitMQ's limits and reserved names in them. Must
 never know: the other properties of a message, or how a table is encoded.
@@ -26,12 +26,11 @@ FieldValue: TypeAlias = (
     | Mapping[str, "FieldValue"]
     | None
 )
-"""What an AMQP field table may hold (RabbitMQ's rabbit_binary_parser)."""
+"""A value in an AMQP field table (RabbitMQ's rabbit_binary_parser)."""
 
 ATTEMPT_HEADER: Final = "rp-attempt"
-"""Our own header, unique per attempt: a ``basic.return`` carries no tag, and is matched by this.
-
-Its name is short for the broker's sake, to which each byte of a header has its price."""
+"""Header that identifies an attempt. ``basic.return`` carries no delivery tag, so a return is
+matched by this header. The name is short because the broker handles every byte of a header."""
 SHORT_STRING_MAX: Final = 255
 NESTING_MAX: Final = 32
 
@@ -43,7 +42,19 @@ _ROUTING_HEADERS = ("CC", "BCC")
 
 
 def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], int]:
-    """A copy of the headers, and their size when encoded."""
+    """Validate headers.
+
+    Args:
+        headers: the mapping that the application gave.
+        room: most bytes that the encoded table may take.
+
+    Returns:
+        A copy of the headers, and their encoded size in bytes.
+
+    Raises:
+        InvalidMessage: AMQP cannot hold a name or value, a name is reserved, or there are too many
+            bytes.
+    """
     if not isinstance(headers, Mapping):
         raise InvalidMessage("headers", f"is {type(headers).__name__}, not a mapping")
     table, size = _checked_table("headers", headers, 1)
@@ -51,19 +62,23 @@ def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], 
         raise InvalidMessage(f"headers[{ATTEMPT_HEADER!r}]", "is reserved; leave it out")
     for name in _ROUTING_HEADERS:
         if name in table and not isinstance(table[name], list):
-            raise InvalidMessage(f"headers[{name!r}]", "is no list of routing keys")
+            raise InvalidMessage(f"headers[{name!r}]", "is not a list of routing keys")
     if size > room:
         raise InvalidMessage(
             "headers",
-            f"take {size} bytes; the header frame holds {room} (put large data into the body)",
+            f"take {size} bytes; the header frame holds {room} (put large data in the body)",
         )
     return table, size
 
 
 def utf8(name: str, value: str) -> bytes:
-    """The bytes of a text; half of a surrogate pair has none."""
+    """Encode a string as UTF-8.
+
+    Raises:
+        InvalidMessage: the value is not a str, or holds an unpaired surrogate.
+    """
     if not isinstance(value, str):
-        raise InvalidMessage(name, f"is a {type(value).__name__}, not a text")
+        raise InvalidMessage(name, f"is {type(value).__name__}, not str")
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -71,7 +86,11 @@ def utf8(name: str, value: str) -> bytes:
 
 
 def checked_datetime(name: str, value: datetime) -> datetime:
-    """The same moment in UTC."""
+    """Convert a datetime to UTC.
+
+    Raises:
+        InvalidMessage: the datetime has no time zone, or is before 1970 or after 9999.
+    """
     if value.utcoffset() is None:
         raise InvalidMessage(name, "is a datetime without a time zone; give it one, such as UTC")
     if value.timestamp() < 0:
@@ -85,7 +104,7 @@ def checked_datetime(name: str, value: datetime) -> datetime:
 def _checked_table(
     path: str, table: Mapping[object, object], depth: int
 ) -> tuple[dict[str, FieldValue], int]:
-    """A copy of the table, and its size when encoded."""
+    """Return a copy of the table, and its encoded size in bytes."""
     copy: dict[str, FieldValue] = {}
     size = 4
     for name, value in table.items():
@@ -102,7 +121,7 @@ def _checked_table(
 
 
 def _checked_value(path: str, value: object, depth: int) -> tuple[FieldValue, int]:
-    """A copy of the value, and its size when encoded, its type octet included."""
+    """Return a copy of the value, and its encoded size in bytes including the type octet."""
     if depth > NESTING_MAX:
         raise InvalidMessage(path, f"is nested more than {NESTING_MAX} deep")
     match value:
@@ -142,22 +161,23 @@ def _checked_number(path: str, value: float) -> float:
     if isinstance(value, int):
         if not _INT64_MIN <= value <= _INT64_MAX:
             raise InvalidMessage(path, "does not fit 64 bits")
-        return int(value)  # of an IntEnum, its number
+        return int(value)  # an IntEnum becomes a plain int
     if not isfinite(value):
-        raise InvalidMessage(path, f"is {value}; many clients cannot read such a number")
+        raise InvalidMessage(path, f"is {value}; many AMQP clients cannot decode that")
     return value
 
 
 def _checked_decimal(path: str, value: Decimal) -> Decimal:
-    """AMQP decimals are a 32-bit integer and a number of decimal places."""
+    """Check that AMQP can hold the decimal: a 32-bit integer and 0 to 255 decimal places."""
     if not value.is_finite():
         raise InvalidMessage(path, "is a decimal that is not a finite number")
     exponent = int(value.as_tuple().exponent)
     fits = (
         exponent >= -_DECIMAL_PLACES_MAX
-        and value.adjusted() - min(exponent, 0) < _DECIMAL_DIGITS_MAX  # before any large power
+        # Checked first, so that `scaleb` never computes a huge power of ten.
+        and value.adjusted() - min(exponent, 0) < _DECIMAL_DIGITS_MAX
         and abs(int(value.scaleb(max(0, -exponent)))) <= _INT32_MAX
     )
     if not fits:
-        raise InvalidMessage(path, "does not fit AMQP's decimal (32 bits, 255 places)")
+        raise InvalidMessage(path, "does not fit an AMQP decimal (32 bits, 255 places)")
     return value

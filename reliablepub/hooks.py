@@ -1,10 +1,10 @@
-"""What happens to messages and to the connection, told to the application as it happens.
+"""Hooks: callbacks for events of messages and of the connection.
 
-Knows: what is told, and to whom: one small protocol per event. Must never know: who listens, and
-what for (metrics, traces, logs).
+Knows: the events, and one small protocol for each. Must never know: which hooks exist, or what
+they do (metrics, traces, logs).
 
-A hook is any object with one or more of these methods. Each is called at most once a turn of the
-relay, with everything that has happened in it, in order::
+A hook is any object with one or more of the methods below. The relay calls each method at most once
+a turn, with all events of that turn, in order::
 
     class Slow:
         def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
@@ -14,14 +14,13 @@ relay, with everything that has happened in it, in order::
 
     Publisher(url, outbox="outbox.db", hooks=[Slow()])
 
-It is called on the relay's thread, so it must be quick; with asyncio too. One that raises harms
-nobody: that is logged once for each event, and counted (``Status.callback_errors``). What nobody
-listens to costs nothing.
+Hooks run on the relay's thread, with asyncio too, so they must be quick. An exception from a hook
+does not stop the relay: it is counted (``Status.callback_errors``), and logged the first time for
+each method. Events without listeners are not collected.
 
-Some things are states rather than events: whoever has a method `Watches.watch` is given the
-publisher to look at, whenever it likes. And what only the caller knows, such as the trace it is in,
-is gone on the relay's thread: a method `Stamps.stamp` is called where a message is accepted, by
-whoever publishes or enqueues it.
+Two methods are no event callbacks. `Watches.watch` receives the publisher when it is opened, so
+that the hook can read its status at any time. `Stamps.stamp` is called with each message before it
+is stored, on the caller's thread, where the caller's context (such as its trace) is available.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ from reliablepub.outcome import Outcome
 
 @dataclass(frozen=True, slots=True)
 class MessageEvent:
-    """Something that happened to one message; its body is not told.
+    """An event of one message. It does not hold the body.
 
     Attributes:
-        message_id: the AMQP ``message_id``, the same on every attempt.
-        exchange: where it goes.
-        routing_key: with which routing key.
-        headers: as the application set them, where a trace may have left its context.
-        size: bytes that it counts for in limits.
+        message_id: AMQP ``message_id``, identical on every attempt.
+        exchange: exchange it is published to.
+        routing_key: routing key it is published with.
+        headers: headers as the application set them, including trace context.
+        size: bytes that it counts for in limits (`Message.size`).
     """
 
     message_id: str
@@ -56,7 +55,7 @@ class MessageEvent:
 
 @dataclass(frozen=True, slots=True)
 class MessageStored(MessageEvent):
-    """A message was accepted: it is in the store, on disk where there is an outbox."""
+    """A message was accepted and committed: to disk if there is an outbox, otherwise to memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +63,9 @@ class AttemptBegun(MessageEvent):
     """A message was written to the wire.
 
     Attributes:
-        epoch: the channel's name, unique in this outbox.
-        tag: its delivery tag there.
-        attempt: which attempt that is, from 1.
+        epoch: name of the channel epoch, unique in this outbox.
+        tag: delivery tag on that channel.
+        attempt: number of the attempt, from 1.
     """
 
     epoch: str
@@ -79,11 +78,11 @@ class AttemptEnded(MessageEvent):
     """An attempt has ended: confirmed, returned, nacked, refused or uncertain.
 
     Attributes:
-        epoch: the channel's name.
-        tag: the delivery tag there; 0 where it could not be written.
-        outcome: how, in the broker's words where it gave any.
-        attempts: how many attempts of it have ended without a confirm until now.
-        latency_s: seconds since it was written; 0 where it was not.
+        epoch: name of the channel epoch.
+        tag: delivery tag on that channel; 0 if the message could not be written.
+        outcome: outcome of the attempt, with the broker's reply code and text if it sent any.
+        attempts: number of attempts that have ended without a confirm so far.
+        latency_s: seconds since the message was written; 0 if it was not written.
     """
 
     epoch: str
@@ -98,9 +97,10 @@ class MessageGivenUp(MessageEvent):
     """A message will not be sent again: parked, expired or discarded.
 
     Attributes:
-        outcome: why, in the broker's words where it gave any. Uncertain, with what is wrong, where
-            the message's row on the disk is damaged; then headers and size are not told.
-        attempts: how many attempts of it have ended without a confirm.
+        outcome: the reason, with the broker's reply code and text if it sent any. If the message's
+            row on disk is damaged, it is *uncertain* and its text names the damage; ``headers`` is
+            then None and ``size`` is 0.
+        attempts: number of attempts that have ended without a confirm.
     """
 
     outcome: Outcome
@@ -109,11 +109,11 @@ class MessageGivenUp(MessageEvent):
 
 @dataclass(frozen=True, slots=True)
 class LinkChanged:
-    """The connection: made, lost, blocked or unblocked.
+    """The connection was made, lost, blocked or unblocked.
 
     Attributes:
-        reason: why it was lost or is blocked; empty where there is nothing to say.
-        connects: connections made so far; more than 1 means that it was made again.
+        reason: why the connection was lost or blocked; may be empty.
+        connects: connections made so far; more than 1 after a reconnect.
         open: messages that are accepted and not settled.
     """
 
@@ -124,13 +124,13 @@ class LinkChanged:
 
 @dataclass(frozen=True, slots=True)
 class DestinationChanged:
-    """A destination was paused because it kept refusing, or goes on (`Breaker`).
+    """A destination was paused because it kept refusing messages, or was resumed (`Breaker`).
 
     Attributes:
-        exchange: of the destination.
-        routing_key: likewise; None where it is the whole exchange.
-        refusals: in a row, until now.
-        outcome: the last refusal, with the broker's words.
+        exchange: exchange of the destination.
+        routing_key: routing key of the destination; None if it is a whole exchange.
+        refusals: refusals in a row so far.
+        outcome: the last refusal, with the broker's reply code and text.
     """
 
     exchange: str
@@ -143,140 +143,143 @@ class OnStored(Protocol):
     """Messages were accepted."""
 
     def on_stored(self, events: Sequence[MessageStored]) -> None:
-        """Called after their commit."""
+        """Called after the commit that stored the messages."""
 
 
 class OnSent(Protocol):
     """Messages were written to the wire."""
 
     def on_sent(self, events: Sequence[AttemptBegun]) -> None:
-        """Called after they were written."""
+        """Called after the write to the socket."""
 
 
 class OnConfirmed(Protocol):
-    """The broker has taken responsibility."""
+    """The broker has taken responsibility for messages (ack, no return)."""
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the confirm is known; the row is deleted a moment later."""
+        """Called when the confirms arrive; a later commit deletes the rows."""
 
 
 class OnReturned(Protocol):
-    """Messages were unroutable."""
+    """The broker returned messages as unroutable (``basic.return``)."""
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when their confirm is known."""
+        """Called when the confirms that follow the returns arrive."""
 
 
 class OnNacked(Protocol):
-    """Queues refused messages."""
+    """The broker refused responsibility for messages (``basic.nack``)."""
 
     def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when that is known."""
+        """Called when the nacks arrive."""
 
 
 class OnRefused(Protocol):
     """The broker closed a channel or the connection because of messages."""
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the guilty one is known."""
+        """Called when each of these messages is proven to be the cause."""
 
 
 class OnUncertain(Protocol):
-    """The fate of attempts is unknowable; the messages are sent again."""
+    """Attempts ended without a confirm, though the messages may have arrived; they are sent again.
+
+    Causes are a lost channel or connection, and a confirm that is overdue.
+    """
 
     def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when their channel is gone."""
+        """Called when the channel is gone."""
 
 
 class OnParked(Protocol):
-    """Messages were given up, and kept for a person."""
+    """Messages were given up, and kept with the reason for an operator."""
 
     def on_parked(self, events: Sequence[MessageGivenUp]) -> None:
-        """Called after the commit."""
+        """Called after the commit that parked the messages."""
 
 
 class OnExpired(Protocol):
     """Deadlines of messages passed before they were confirmed."""
 
     def on_expired(self, events: Sequence[MessageGivenUp]) -> None:
-        """Called after the commit."""
+        """Called after the commit that recorded the expiry."""
 
 
 class OnDiscarded(Protocol):
-    """Messages were given up and deleted, as the policy says."""
+    """Messages were given up and deleted (`GiveUp.DISCARD`)."""
 
     def on_discarded(self, events: Sequence[MessageGivenUp]) -> None:
-        """Called after the commit."""
+        """Called after the commit that deleted the messages."""
 
 
 class OnConnected(Protocol):
     """The connection was made, or made again."""
 
     def on_connected(self, events: Sequence[LinkChanged]) -> None:
-        """Called when it may carry channels."""
+        """Called when the connection is open and channels can be opened on it."""
 
 
 class OnDisconnected(Protocol):
     """The connection was lost, or could not be made."""
 
     def on_disconnected(self, events: Sequence[LinkChanged]) -> None:
-        """Called once for each reason, not for each attempt to connect again."""
+        """Called once for each reason, not for each failed attempt to reconnect."""
 
 
 class OnBlocked(Protocol):
-    """The broker takes no publishes for now."""
+    """The broker accepts no publishes for now (``connection.blocked``)."""
 
     def on_blocked(self, events: Sequence[LinkChanged]) -> None:
-        """Called when it says so."""
+        """Called when ``connection.blocked`` arrives."""
 
 
 class OnUnblocked(Protocol):
-    """It takes them again."""
+    """The broker accepts publishes again (``connection.unblocked``)."""
 
     def on_unblocked(self, events: Sequence[LinkChanged]) -> None:
-        """Called when it says so."""
+        """Called when ``connection.unblocked`` arrives."""
 
 
 class OnPaused(Protocol):
-    """Destinations that kept refusing were paused."""
+    """Destinations were paused because they kept refusing messages."""
 
     def on_paused(self, events: Sequence[DestinationChanged]) -> None:
-        """Called for each pause, also after a probe that was refused."""
+        """Called for each pause, including a pause after a refused probe."""
 
 
 class OnResumed(Protocol):
-    """Destinations that were paused have confirmed something."""
+    """Paused destinations have confirmed a message."""
 
     def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
-        """Called before what waits for them is sent."""
+        """Called before the messages that wait for these destinations are sent."""
 
 
 class Watched(Protocol):
-    """A publisher, to be looked at from any thread."""
+    """What `Watches.watch` receives: a publisher whose status any thread can read."""
 
     @property
-    def status(self) -> Any:  # noqa: ANN401 - `reliablepub.Status`, which is made of what is not known here
-        """The `reliablepub.Status` of its relay's last turn."""
+    def status(self) -> Any:  # noqa: ANN401 - `reliablepub.Status`; this floor must not import it
+        """The `reliablepub.Status` of the relay's last turn."""
 
     @property
     def is_ended(self) -> bool:
-        """Whether there will be no other."""
+        """Whether the relay has ended, so that the status will not change any more."""
 
 
 class Watches(Protocol):
-    """Somebody who looks at the publisher, besides being told of events or instead."""
+    """A hook that reads the publisher's status; it may have event callbacks too."""
 
     def watch(self, publisher: Watched) -> None:
-        """Called once, when the publisher is opened, by whoever opens it."""
+        """Called once, when the publisher is opened, on the thread that opens it."""
 
 
 class Stamps(Protocol):
-    """Somebody who adds to messages what their caller knows."""
+    """A hook that adds the caller's context to messages."""
 
     def stamp(self, message: Message) -> Message:
-        """The message as it shall be stored; called on the caller's thread, or in its task.
+        """Return the message to store. Called on the caller's thread, or in its asyncio task.
 
-        What this raises the caller gets, and the message is not stored.
+        An exception propagates to the caller, and the message is not stored.
         """
 
 
@@ -285,4 +288,4 @@ EVENTS: Final = (
     *("parked", "expired", "discarded"),
     *("connected", "disconnected", "blocked", "unblocked", "paused", "resumed"),
 )
-"""The events; a hook's method is called ``on_`` and one of these."""
+"""Names of the events. A hook's method is named ``on_`` followed by one of these."""

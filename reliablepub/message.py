@@ -1,10 +1,10 @@
-"""A message as the application hands it over: frozen, and checked for what a broker would punish.
+"""`Message`: an immutable message, validated when it is created.
 
 Knows: the limits of AMQP 0-9-1 (short strings, field tables, header frames) and RabbitMQ's own.
 Must never know: how a message is stored, encoded or sent.
 
-A channel error throws away the confirms of every other message on the channel, so a message that is
-certain to cause one must not come into being: the caller gets the error, at the line that made it.
+A message that breaks a protocol limit makes the broker close the channel, and every other message
+on that channel loses its confirm. So the constructor rejects it, at the caller's own line.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from reliablepub.headers import (
 from reliablepub.printable import printable
 
 HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
-"""RabbitMQ's default frame_max, less the frame's own bytes and room for `ATTEMPT_HEADER`: a content
-header frame beyond frame_max is a 501 that closes the connection."""
+"""RabbitMQ's default frame_max, less the frame's own 8 bytes and 128 for `ATTEMPT_HEADER`. A
+content header frame larger than frame_max closes the connection (501)."""
 BODY_BYTES_MAX: Final = 512 * 1024 * 1024
-"""RabbitMQ's hard cap; ``max_message_size`` of a broker is usually lower (16 MiB since 4.0)."""
+"""RabbitMQ's hard limit. A broker's ``max_message_size`` is usually lower (16 MiB since 4.0)."""
 EXPIRATION_MS_MAX: Final = 4_294_967_295
 PRIORITY_MAX: Final = 255
 EXPIRES_IN_S_MAX: Final = 1e9
-"""Thirty years; who needs longer does not need a deadline."""
+"""About 30 years."""
 
 _FIXED_BYTES: Final = 128
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
@@ -49,39 +49,42 @@ _RARE_SHORT_STRINGS = (
 
 @dataclass(frozen=True, init=False)
 class Message:
-    """One message: where it goes, its properties (AMQP ``basic`` class), and its body.
+    """A message: body, destination and properties (AMQP class ``basic``).
 
     Attributes:
-        body: the payload; encode text yourself, and name it in ``content_type``.
+        body: payload. Encode text to bytes, and name the format in ``content_type``.
         exchange: exchange name, at most 255 bytes of UTF-8; empty for the default exchange.
-        routing_key: at most 255 bytes of UTF-8.
-        headers: an AMQP field table; ``rp-attempt`` is ours.
-        message_id: stays the same on every attempt, so that consumers can deduplicate; minted
-            when the message is published without one.
-        persistent: delivery mode 2; a transient message dies with the broker, confirmed or not.
-        priority: 0 to 255.
-        expiration: milliseconds after which the *broker* drops the message from its queue.
-        timestamp: with a time zone; AMQP keeps whole seconds.
+        routing_key: routing key, at most 255 bytes of UTF-8.
+        headers: AMQP field table. The name ``rp-attempt`` is reserved.
+        message_id: message identifier (AMQP ``message_id``), identical on every attempt, so that
+            consumers can deduplicate. Generated on publish if it is None.
+        persistent: delivery mode 2. A transient message is lost when the broker restarts, even if
+            it was confirmed.
+        priority: message priority, 0 to 255.
+        expiration: time to live in a queue, in milliseconds; the broker applies it.
+        timestamp: application-defined time, with a time zone. AMQP keeps whole seconds.
         content_type: MIME type, such as ``application/json``.
-        content_encoding: such as ``gzip``.
-        correlation_id: of the application.
-        reply_to: of the application.
-        type: of the application.
-        user_id: RabbitMQ refuses any other than the connection's own user.
-        app_id: of the application.
-        expires_in_s: seconds from its acceptance after which it is given up, if it was not
-            confirmed before (``expiration`` is what a queue does to it later).
-        not_before: with a time zone; it waits in the outbox until then.
-        ordering_key: messages of one key are sent one after the other, in the order in which they
-            were stored; at most 255 bytes of UTF-8. Consumers do not see it.
-        size: bytes that count against windows and limits: body, routing, properties, and a flat sum
-            for what frames and rows add.
-        is_plain: nothing is set but body, routing, ``headers``, ``message_id``, ``persistent`` and
-            ``ordering_key``: so it is with most messages, and they are done with sooner.
+        content_encoding: MIME content encoding, such as ``gzip``.
+        correlation_id: application-defined correlation identifier (AMQP ``correlation_id``).
+        reply_to: application-defined reply address (AMQP ``reply_to``).
+        type: application-defined message type (AMQP ``type``).
+        user_id: name of the publishing user. RabbitMQ refuses the message if this is not the user
+            of the connection.
+        app_id: identifier of the publishing application (AMQP ``app_id``).
+        expires_in_s: publishing deadline, in seconds after the message was accepted. A message that
+            is not confirmed by then is not sent again: it expires. (``expiration`` limits the time
+            in a queue.)
+        not_before: earliest time to publish, with a time zone. The message waits in the outbox.
+        ordering_key: messages of one key are sent one at a time, in the order in which they were
+            stored. At most 255 bytes of UTF-8. Not sent to the broker.
+        size: bytes that count against window and outbox limits: body, exchange, routing key,
+            properties, and 128 for frames and row.
+        is_plain: whether only ``body``, ``exchange``, ``routing_key``, ``headers``, ``message_id``,
+            ``persistent`` and ``ordering_key`` are set. Such messages take a faster path.
 
     Raises:
-        InvalidMessage: when the broker would answer it with an error (RabbitMQ rabbit_channel,
-            rabbit_basic), naming the field.
+        InvalidMessage: the broker would answer this message with an error (RabbitMQ
+            rabbit_channel, rabbit_basic). The error names the field.
     """
 
     body: bytes
@@ -113,7 +116,7 @@ class Message:
         routing_key: str = "",
         headers: Mapping[str, FieldValue] | None = None,
         message_id: str | None = None,
-        persistent: bool = True,  # noqa: FBT001, FBT002 - likewise
+        persistent: bool = True,  # noqa: FBT001, FBT002 - in the order of the fields
         priority: int | None = None,
         expiration: int | None = None,
         timestamp: datetime | None = None,
@@ -128,7 +131,7 @@ class Message:
         not_before: datetime | None = None,
         ordering_key: str | None = None,
     ) -> None:
-        """Check and copy: by hand, since what a dataclass writes here takes three times as long."""
+        """Validate and copy. A generated ``__init__`` would take three times as long."""
         if body.__class__ is not bytes or len(body) > BODY_BYTES_MAX:  # `type` is a parameter
             raise _invalid_body(body)
         fields = self.__dict__
@@ -179,11 +182,12 @@ class Message:
         fields["size"] = size
 
     def with_message_id(self, message_id: str) -> Message:
-        """The same message under the given id."""
+        """Return a copy of this message with the given ``message_id``."""
         given = self.__dict__
         if "message_id" in given or "headers" in given:
             return replace(self, message_id=message_id)
-        twin = object.__new__(Message)  # in a fifth of the time of `replace`: the rest is checked
+        # A fifth of the time of `replace`: every other field has been validated already.
+        twin = object.__new__(Message)
         fields = twin.__dict__
         fields.update(given)
         fields["message_id"] = message_id
@@ -191,7 +195,7 @@ class Message:
         return twin
 
     def __repr__(self) -> str:
-        """Name the message without showing its body or headers."""
+        """Show id, destination and size, but neither body nor headers."""
         return (
             f"<Message {printable(self.message_id or '(no id yet)')} to {self.exchange!r} "
             f"{self.routing_key!r}, {len(self.body)} bytes>"
@@ -209,7 +213,7 @@ def _invalid_body(body: object) -> InvalidMessage:
 def _address_bytes(exchange: object, routing_key: object) -> int:
     if type(exchange) is str and type(routing_key) is str:
         both = exchange + routing_key
-        if len(both) <= SHORT_STRING_MAX and both.isascii():  # the common case, in one look
+        if len(both) <= SHORT_STRING_MAX and both.isascii():  # the common case, in one check
             return len(both)
     return _short_string_bytes("exchange", exchange) + _short_string_bytes(
         "routing_key", routing_key
@@ -218,27 +222,27 @@ def _address_bytes(exchange: object, routing_key: object) -> int:
 
 def _message_id_bytes(value: object) -> int:
     if type(value) is str and value.isascii() and 0 < len(value) <= SHORT_STRING_MAX:
-        return len(value)  # the common case, in one look
+        return len(value)  # the common case, in one check
     if value == "":
-        raise InvalidMessage("message_id", "is empty; leave it out to have one minted")
+        raise InvalidMessage("message_id", "is empty; leave it out to have one generated")
     return _short_string_bytes("message_id", value)
 
 
 def _checked_persistent(value: object) -> bool:
     if type(value) is not bool:
-        raise InvalidMessage("persistent", f"is {value!r}; True or False")
+        raise InvalidMessage("persistent", f"is {value!r}, not True or False")
     return value
 
 
 def _rare_bytes(fields: Mapping[str, object]) -> int:
-    """Check the fields that most messages leave out; the bytes of those that take any."""
+    """Validate the fields that most messages leave out; return their size in bytes."""
     _check_range("priority", fields["priority"], PRIORITY_MAX)
     _check_range("expiration", fields["expiration"], EXPIRATION_MS_MAX)
     _check_time("timestamp", fields["timestamp"])
     _check_time("not_before", fields["not_before"])
     _check_expires_in(fields["expires_in_s"])
     if fields["reply_to"] == _DIRECT_REPLY_TO:
-        raise InvalidMessage("reply_to", "direct reply-to needs a consumer on our own channel")
+        raise InvalidMessage("reply_to", "direct reply-to needs a consumer on the same channel")
     given = ((name, fields[name]) for name in _RARE_SHORT_STRINGS)
     return sum(_short_string_bytes(name, value) for name, value in given if value is not None)
 

@@ -1,7 +1,7 @@
-"""What became of one attempt to publish: six outcomes, never a boolean.
+"""The outcome of one attempt to publish: one of six kinds, never a boolean.
 
-Knows: the six words, and what each says about where the message may be. Must never know: how they
-came about.
+Knows: the six kinds, and what each says about whether a queue holds the message. Must never know:
+how an outcome is found.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 
 class OutcomeKind(StrEnum):
-    """The six ways an attempt can end."""
+    """How an attempt ended."""
 
     CONFIRMED = "confirmed"
     RETURNED = "returned"
@@ -30,8 +30,8 @@ class Persistence(StrEnum):
     PERSISTED = "persisted"
 
 
-# A nack may come from one queue of several while the others keep the message, and an expired
-# message may have been in flight: both are honest only as "possibly".
+# A nack may come from one of several queues while the others keep the message. An expired message
+# may have been in flight. So both are only "possibly" persisted.
 _PERSISTENCE = {
     OutcomeKind.CONFIRMED: Persistence.PERSISTED,
     OutcomeKind.RETURNED: Persistence.NOT_WRITTEN,
@@ -43,29 +43,30 @@ _PERSISTENCE = {
 
 
 class Concern(StrEnum):
-    """What a refusal is about: what would be refused in the same way."""
+    """Which messages the broker would refuse for the reason of one refusal."""
 
     MESSAGE = "message"
-    """This message, wherever it went (406: too large, a bad property)."""
+    """Only this message, at any destination (406: too large, or an invalid property)."""
     ADDRESS = "address"
     """Every message to this exchange with this routing key (nacked, returned)."""
     EXCHANGE = "exchange"
-    """Every message to this exchange (404: it does not exist, 403: no permission)."""
+    """Every message to this exchange (404: it does not exist; 403: no permission)."""
 
 
 _OF_THE_EXCHANGE: Final = frozenset({403, 404})
-"""Reply codes of a refusal that concerns every message to its exchange."""
+"""Reply codes of refusals that concern every message to the exchange."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one attempt ended, in the broker's own words where it gave any.
+    """How one attempt ended, with the broker's reply.
 
     Attributes:
-        kind: which of the six.
-        reply_code: the AMQP reply code (312 for a return, 404 for a missing exchange), or 0.
-        reply_text: the broker's text, or ours where the broker said nothing.
-        known: where the message may be, if more is known than the kind says.
+        kind: one of the six kinds.
+        reply_code: AMQP reply code (312 for a return, 404 for a missing exchange); 0 if there is
+            none.
+        reply_text: the broker's reply text, or reliablepub's own if the broker sent none.
+        known: whether a queue holds the message, if more is known than the kind says.
     """
 
     kind: OutcomeKind
@@ -80,10 +81,10 @@ class Outcome:
 
     @property
     def concern(self) -> Concern:
-        """What a refusal (nacked, returned, refused) is about.
+        """Which messages the broker would refuse for the same reason (nacked, returned, refused).
 
-        RabbitMQ refuses a single routing key with 403 where users have topic permissions: "access
-        to topic 'x' in exchange 'y' in vhost '/' refused".
+        With topic permissions, RabbitMQ's 403 concerns a single routing key: "access to topic 'x'
+        in exchange 'y' in vhost '/' refused".
         """
         if self.kind is not OutcomeKind.REFUSED:
             return Concern.ADDRESS
@@ -101,7 +102,7 @@ class Confirmed:
     """The broker has taken responsibility for the message: an ack, and no return.
 
     Attributes:
-        message_id: the AMQP ``message_id`` under which consumers see it.
+        message_id: AMQP ``message_id``, as consumers see it.
     """
 
     message_id: str

@@ -1,12 +1,13 @@
-"""What is done with a message that the broker refused: tried again for how long, and then?
+"""Retry policy: how long a refused message is retried, at what intervals, and what happens then.
 
-Knows: tenacity's strategies, and what a refusal is. Must never know: the clock, the outbox or the
-wire; what it says are numbers and words that others act upon.
+Knows: tenacity's strategies, and the kinds of refusal. Must never know: the clock, the outbox or
+the wire. It returns decisions; the relay acts on them.
 
-Outages spend no budget: an uncertain attempt is sent again without limit, so that a broker that is
-down for a week parks nothing. Refusals do. Those that concern a destination (nacked, returned, 403,
-404) are a state of the world that ends one day, so their budgets are times; one that concerns the
-message itself (406 and the like) ends only when a person does something, so its budget is one.
+Outages spend no retry budget: an uncertain attempt is repeated without limit, so a broker that is
+down for a week parks nothing. Only refusals spend it. A refusal that concerns a destination
+(nacked, returned, 403, 404) is a temporary state of the broker, so its budget is a time. A refusal
+that concerns the message itself (406, for example) does not end without an operator, so its budget
+is one attempt.
 """
 
 from __future__ import annotations
@@ -28,43 +29,53 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outcome import Concern, Outcome, OutcomeKind
 
 StopStrategy: TypeAlias = Callable[[RetryCallState], bool]
-"""Of tenacity's ``stop_...``, one or several: ``stop_after_attempt(10) | stop_after_delay(60)``."""
+"""A tenacity stop strategy, such as ``stop_after_attempt(10) | stop_after_delay(60)``."""
 WaitStrategy: TypeAlias = Callable[[RetryCallState], float]
-"""One of tenacity's ``wait_...``; gives seconds."""
+"""A tenacity wait strategy, such as ``wait_fixed(3)``; returns seconds."""
 
 
 class GiveUp(StrEnum):
-    """What becomes of a message that is not tried again."""
+    """What happens to a message whose retry budget is spent."""
 
     PARK = "park"
-    """It is kept in the outbox for a person, who may retry it."""
+    """Keep the message in the outbox, with the reason; an operator can retry it."""
     DISCARD = "discard"
-    """It is deleted, and counted as discarded."""
+    """Delete the message, and count it as discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryIn:
-    """Try the message again after so many seconds."""
+    """A verdict: retry the message after a wait.
+
+    Attributes:
+        seconds: length of the wait, 0 or more.
+    """
 
     seconds: float
 
     def __post_init__(self) -> None:
-        """Nothing can be tried in the past."""
+        """Reject a negative wait."""
         if not self.seconds >= 0:
             msg = f"RetryIn({self.seconds}): a wait is 0 or more seconds"
             raise ConfigurationError(msg)
 
 
 Verdict: TypeAlias = RetryIn | GiveUp
+"""What a policy decides after a refusal."""
 
 
 def wait_s(strategy: WaitStrategy, attempt: int) -> float:
-    """Seconds that the strategy wants to wait after the given attempt (from 1)."""
+    """Return the wait that the strategy chooses after an attempt, in seconds.
+
+    Args:
+        strategy: a tenacity wait strategy.
+        attempt: number of the attempt, from 1.
+    """
     return max(0.0, strategy(_state(attempt, 0.0)))
 
 
 def _state(attempt: int, age_s: float) -> RetryCallState:
-    """What a strategy looks at."""
+    """The argument of a tenacity strategy."""
     state = RetryCallState(retry_object=None, fn=None, args=(), kwargs={})  # type: ignore[arg-type]
     state.attempt_number = attempt
     state.start_time, state.outcome_timestamp = 0.0, age_s
@@ -73,14 +84,14 @@ def _state(attempt: int, age_s: float) -> RetryCallState:
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """The budget for one kind of refusal, and what comes after it.
+    """The retry budget for one kind of refusal.
 
     Attributes:
-        stop: a tenacity stop strategy. An *attempt* is a refusal of this kind, so that
-            ``stop_after_attempt(1)`` never tries again; *delay* is the time since the message was
-            refused for the first time, in whatever way, or had to wait for a paused destination.
-        wait: a tenacity wait strategy (gives seconds), such as ``wait_random_exponential()``.
-        then: what is done with the message when it is stopped.
+        stop: tenacity stop strategy. Its *attempt number* is the number of refusals of this kind,
+            so ``stop_after_attempt(1)`` never retries. Its *delay* is the time since the message
+            was first refused, in any way, or first had to wait for a paused destination.
+        wait: tenacity wait strategy, such as ``wait_random_exponential()``; returns seconds.
+        then: what happens to the message when ``stop`` ends the retries.
     """
 
     stop: StopStrategy
@@ -88,7 +99,7 @@ class Retries:
     then: GiveUp = GiveUp.PARK
 
     def __post_init__(self) -> None:
-        """Refuse numbers where strategies are wanted, before a message is refused at night."""
+        """Reject numbers in place of strategies when the policy is made, not at the first retry."""
         if not callable(self.stop):
             msg = f"stop is {self.stop!r}; it takes a strategy, such as stop_after_attempt(3)"
             raise ConfigurationError(msg)
@@ -97,11 +108,11 @@ class Retries:
             raise ConfigurationError(msg)
 
     def verdict(self, refusals: int, age_s: float) -> Verdict:
-        """What is to be done after a refusal.
+        """Decide what happens after a refusal.
 
         Args:
-            refusals: of this kind, this one included.
-            age_s: seconds since the first one, of any kind.
+            refusals: number of refusals of this kind, including this one.
+            age_s: seconds since the first refusal, of any kind.
         """
         state = _state(refusals, age_s)
         state.upcoming_sleep = max(0.0, self.wait(state))  # for `stop_before_delay`
@@ -109,7 +120,7 @@ class Retries:
 
     @property
     def is_patient(self) -> bool:
-        """Whether the budget is a time; False if it counts attempts."""
+        """Whether the budget is a time. False if it is a number of attempts."""
         return not self.stop(_state(_MANY_ATTEMPTS, 0.0))
 
 
@@ -122,26 +133,28 @@ _ONCE: Final = Retries(stop_after_attempt(1), wait_random_exponential(multiplier
 
 
 def _for(seconds: float) -> Retries:
-    """Patience for a time."""
+    """A budget of so many seconds."""
     return Retries(stop_after_delay(seconds), wait_random_exponential(multiplier=0.2, max=60))
 
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """When a destination that keeps refusing is paused.
+    """A circuit breaker: pauses a destination that keeps refusing messages.
 
-    What goes there then waits, and everything else goes on. After the pause one message is sent as
-    a probe: if it is refused too, another pause begins; if it is confirmed, the others follow, two
-    for each that is confirmed. A destination is an exchange and a routing key, or a whole exchange
-    where it does not exist (404) or may not be written to (403); such an exchange is paused by its
-    first refusal. Only messages that are to be tried again pause anything: where the policy gives
-    messages up at once, each is tried.
+    Messages for a paused destination wait; all others are sent. After the pause, one message is
+    sent as a probe. If the probe is refused, another pause begins. If it is confirmed, the waiting
+    messages follow, two for each confirm.
+
+    A destination is an exchange and a routing key. It is a whole exchange if the exchange does not
+    exist (404) or the user may not write to it (403); the first such refusal pauses the exchange.
+    Only a refusal that is to be retried pauses a destination. Where the policy gives messages up
+    at once, every message is tried.
 
     Attributes:
-        refusals_max: so many in a row (nacked, returned) pause a destination.
-        pause: how long; a tenacity wait strategy. The *attempt* is the number of the pause, since
-            something was last confirmed there.
-        destinations_max: so many destinations that refuse are watched at a time.
+        refusals_max: number of refusals in a row (nacked, returned) that pause a destination.
+        pause: tenacity wait strategy for the length of a pause. Its *attempt number* is the number
+            of pauses since the destination last confirmed a message.
+        destinations_max: maximum number of refusing destinations that are tracked.
     """
 
     refusals_max: int = 5
@@ -149,7 +162,7 @@ class Breaker:
     destinations_max: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse numbers that would pause everything, or nothing."""
+        """Reject limits below 1 and a pause that is not a strategy."""
         if self.refusals_max < 1 or self.destinations_max < 1:
             msg = "refusals_max and destinations_max of a Breaker are at least 1"
             raise ConfigurationError(msg)
@@ -159,23 +172,23 @@ class Breaker:
 
 
 _OF_THE_PATIENT: Final = Breaker()
-"""The default, told from one that is given by its identity."""
+"""The default breaker. Compared by identity: an equal breaker that the caller gives is another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message that the broker refused, as `RetryPolicy.decide` sees it: its address, no body.
+    """A refused message, the argument of `RetryPolicy.decide`. It has no body.
 
     Attributes:
-        message_id: the AMQP ``message_id``.
-        exchange: where it was published to.
-        routing_key: with which routing key.
-        outcome: nacked, returned or refused, with the broker's words.
-        refusals: how often that has happened to it, this time included; one that only waited for a
-            paused destination may not have been refused itself.
-        age_s: seconds since it was refused for the first time, in whatever way, or had to wait for
-            a paused destination.
-        verdict: what the policy would do.
+        message_id: AMQP ``message_id``.
+        exchange: exchange it was published to.
+        routing_key: routing key it was published with.
+        outcome: the refusal (nacked, returned or refused), with the broker's reply code and text.
+        refusals: number of refusals of this kind, including this one. 0 is possible for a message
+            that has only waited for a paused destination.
+        age_s: seconds since the message was first refused, in any way, or first had to wait for a
+            paused destination.
+        verdict: what the policy will do if ``decide`` returns None.
     """
 
     message_id: str
@@ -189,25 +202,26 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What to do with messages that the broker will not take.
+    """What happens to messages that the broker refuses.
 
     Attributes:
-        nacked: a queue is full, or has failed: tried for 24 hours.
-        returned: no queue is bound. A binding may be missing for the time of a deployment, or the
-            routing key is wrong: tried for 15 minutes.
-        refused: the broker closed the channel, or the connection, because of the message itself
-            (406 and the like): it will not change by itself, so by default (None) it is not tried
-            again.
-        decide: called with every refusal, and when the budget of a message runs out that waits for
-            a paused destination; what it returns is done, and None means as the policy says. It is
-            called on the relay's thread, so it must be quick. One that raises changes nothing: it
-            is logged and counted (``Status.callback_errors``).
-        breaker: pauses destinations that keep refusing; None pauses none. By default a refusal
-            pauses its destination where its budget is a time, and not where it counts attempts,
-            since a message that waits makes none. A breaker that is given pauses either way.
-        unavailable: the exchange does not exist (404), or this user may not write to it (403): a
-            state of the broker and not of the message. By default (None) it is tried for 24 hours,
-            or as ``refused`` says where that is given.
+        nacked: budget for nacked messages (a queue is full or has failed). Default: 24 hours.
+        returned: budget for returned messages (no queue is bound: the binding is missing during a
+            deployment, or the routing key is wrong). Default: 15 minutes.
+        refused: budget for messages because of which the broker closed the channel or the
+            connection (406, for example). Repeating such a message has the same result, so the
+            default (None) is a single attempt.
+        decide: called with every refusal, and when the budget of a message that waits for a paused
+            destination runs out. Its return value replaces the policy's verdict; None keeps the
+            policy's verdict. Called on the relay's thread, so it must be quick. If it raises, the
+            policy's verdict stands; the exception is logged and counted
+            (``Status.callback_errors``).
+        breaker: pauses destinations that keep refusing; None disables pauses. The default breaker
+            pauses only for refusals whose budget is a time: a waiting message makes no attempts, so
+            a pause would stretch a budget of attempts. A breaker that the caller gives pauses for
+            both.
+        unavailable: budget for messages whose exchange does not exist (404) or may not be written
+            to by this user (403). Default (None): ``refused`` if that is given, otherwise 24 hours.
     """
 
     nacked: Retries = field(default_factory=lambda: _for(_DAY_S))
@@ -219,9 +233,9 @@ class RetryPolicy:
 
     @classmethod
     def prompt(cls) -> RetryPolicy:
-        """A few seconds of patience, and no pauses: where somebody waits for each outcome.
+        """A policy of short retries without pauses, for callers that wait for each outcome.
 
-        A nacked message is tried ten times, a returned one three times, any other once.
+        A nacked message is tried ten times, a returned message three times, any other message once.
         """
         return cls(
             nacked=Retries(stop_after_attempt(10), wait_random_exponential(multiplier=0.2, max=60)),
@@ -237,7 +251,11 @@ class RetryPolicy:
         return self.breaker is not None
 
     def retries(self, outcome: Outcome) -> Retries:
-        """The budget for an outcome that is ``nacked``, ``returned`` or ``refused``."""
+        """Return the budget for an outcome.
+
+        Raises:
+            ValueError: the outcome is not ``nacked``, ``returned`` or ``refused``.
+        """
         match outcome.kind:
             case OutcomeKind.NACKED:
                 return self.nacked

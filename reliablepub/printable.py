@@ -1,10 +1,10 @@
-"""Texts of others made safe for a terminal or a log: message ids, addresses, a broker's words.
+"""Escaping of untrusted text (message ids, routing keys, reply texts) for a terminal or a log.
 
-Knows: which characters are seen as themselves. Must never know: where a text came from or goes to.
+Knows: which characters are printable. Must never know: where a text comes from, or where it goes.
 
-Whoever publishes chooses ids and routing keys, and a broker its reply texts. An escape sequence in
-one would act on the operator's terminal, a line end would forge a line of the log, and a
-bidirectional control would show another address than the one there is.
+Applications choose message ids and routing keys, and the broker chooses reply texts. An escape
+sequence in such a text would act on the operator's terminal, a line end would forge a log line, and
+a bidirectional control character would disguise an address.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from unicodedata import category
 
 
 def printable(text: str) -> str:
-    r"""The text with every character escaped that is not seen as itself, as in ``\x1b``.
+    r"""Escape every character that is not printable, as in ``\x1b``.
 
-    Escaped are control characters, line ends, format characters (bidirectional ones among them),
-    halves of surrogate pairs, and characters for private use or without a meaning. Spaces of any
-    width stay.
+    These are control characters, line ends, format characters (including bidirectional controls),
+    unpaired surrogates, and private-use and unassigned characters. Spaces of any width stay.
     """
     if text.isprintable():
         return text
@@ -25,7 +24,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text in one line, with single spaces, and otherwise as `printable` has it."""
+    """Join the text into one line with single spaces, and escape what is not printable."""
     return printable(" ".join(text.split()))
 
 
@@ -35,6 +34,6 @@ def _is_seen(char: str) -> bool:
 
 def _escaped(char: str) -> str:
     code = ord(char)
-    if code <= 0xFF:  # noqa: PLR2004 - as Python writes it
+    if code <= 0xFF:  # noqa: PLR2004 - the escapes of Python's string literals
         return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004 - likewise
+    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004

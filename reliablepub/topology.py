@@ -1,10 +1,10 @@
-"""Exchanges, queues and bindings that a publisher counts on, as data.
+"""Topology: the exchanges, queues and bindings that a publisher needs, as data.
 
-Knows: what AMQP can say of them, and TOML. Must never know: connections, whether they are there.
+Knows: their AMQP arguments, and TOML. Must never know: connections, or what exists on a broker.
 
-As a file::
+As a TOML file::
 
-    declare = true            # false: they are only checked, and nothing is made
+    declare = true            # false: check only, declare nothing
 
     [[exchange]]
     name = "orders"
@@ -35,7 +35,7 @@ _SHORT_STRING_MAX = 255
 def _check_names(kind: str, **names: str) -> None:
     for name, value in names.items():
         if not isinstance(value, str) or len(value.encode()) > _SHORT_STRING_MAX:
-            msg = f"{kind}: {name} is {value!r:.80}; it must be a text of at most 255 bytes"
+            msg = f"{kind}: {name} is {value!r:.80}; it must be a string of at most 255 bytes"
             raise ConfigurationError(msg)
 
 
@@ -44,12 +44,15 @@ class Exchange:
     """An exchange.
 
     Attributes:
-        name: not empty; the default exchange is always there.
-        type: ``direct``, ``fanout``, ``topic``, ``headers`` or a plug-in's.
-        durable: it outlives a restart of the broker.
-        auto_delete: it is deleted with its last binding.
+        name: exchange name; not empty, because the default exchange always exists.
+        type: ``direct``, ``fanout``, ``topic``, ``headers`` or a type of a plug-in.
+        durable: the exchange survives a restart of the broker.
+        auto_delete: the broker deletes the exchange with its last binding.
         internal: only other exchanges may publish to it.
-        arguments: such as ``alternate-exchange``.
+        arguments: optional arguments, such as ``alternate-exchange``.
+
+    Raises:
+        ConfigurationError: the name is empty, or a name is longer than 255 bytes.
     """
 
     kind: ClassVar[str] = "exchange"
@@ -62,14 +65,14 @@ class Exchange:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse names that AMQP cannot carry."""
+        """Reject names that AMQP cannot carry."""
         _check_names(self.kind, name=self.name, type=self.type)
         if not self.name:
             msg = "exchange: name is empty; the default exchange cannot be declared"
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
-        """Name it."""
+        """Kind and name."""
         return f"exchange {self.name!r}"
 
 
@@ -78,10 +81,13 @@ class Queue:
     """A queue.
 
     Attributes:
-        name: not empty.
-        durable: it outlives a restart of the broker.
-        auto_delete: it is deleted with its last consumer.
-        arguments: such as ``x-queue-type``.
+        name: queue name; not empty.
+        durable: the queue survives a restart of the broker.
+        auto_delete: the broker deletes the queue with its last consumer.
+        arguments: optional arguments, such as ``x-queue-type``.
+
+    Raises:
+        ConfigurationError: the name is empty, or longer than 255 bytes.
     """
 
     kind: ClassVar[str] = "queue"
@@ -92,27 +98,31 @@ class Queue:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse names that AMQP cannot carry."""
+        """Reject names that AMQP cannot carry."""
         _check_names(self.kind, name=self.name)
         if not self.name:
-            msg = "queue: name is empty; nobody could publish to it"
+            msg = "queue: name is empty; the broker would choose a name that no publisher knows"
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
-        """Name it."""
+        """Kind and name."""
         return f"queue {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What goes from an exchange to a queue, or to another exchange.
+    """A binding from an exchange to a queue, or to another exchange.
 
     Attributes:
-        exchange: where it comes from.
-        queue: where it goes, or empty.
-        to_exchange: where it goes instead, or empty.
-        routing_key: which messages, as the exchange's type reads it.
-        arguments: likewise, for ``headers``.
+        exchange: source exchange.
+        queue: destination queue; empty if the destination is an exchange.
+        to_exchange: destination exchange; empty if the destination is a queue.
+        routing_key: binding key, interpreted by the type of the source exchange.
+        arguments: optional arguments, such as the headers that a ``headers`` exchange matches.
+
+    Raises:
+        ConfigurationError: a name is longer than 255 bytes, the source is empty, or there is not
+            exactly one destination.
     """
 
     kind: ClassVar[str] = "binding"
@@ -124,28 +134,28 @@ class Binding:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse what leads nowhere, or to two places."""
+        """Reject a binding without exactly one destination."""
         names = {"exchange": self.exchange, "queue": self.queue, "to_exchange": self.to_exchange}
         _check_names(self.kind, **names, routing_key=self.routing_key)
         if not self.exchange or bool(self.queue) == bool(self.to_exchange):
-            msg = "binding: it has an exchange, and either a queue or to_exchange"
+            msg = "binding: it needs an exchange, and either a queue or to_exchange"
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
-        """Name both ends."""
+        """Source, destination and key."""
         end = f"queue {self.queue!r}" if self.queue else f"exchange {self.to_exchange!r}"
         return f"binding of {end} to exchange {self.exchange!r} with key {self.routing_key!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What a publisher counts on.
+    """The exchanges, queues and bindings that a publisher needs.
 
     Attributes:
-        exchanges: declared first, and in this order.
-        queues: declared second.
-        bindings: made last.
-        declare: make what is missing; otherwise everything is only checked.
+        exchanges: exchanges, declared first, in this order.
+        queues: queues, declared after the exchanges.
+        bindings: bindings, declared last.
+        declare: whether missing objects are declared; if False, everything is only checked.
     """
 
     exchanges: Sequence[Exchange] = ()
@@ -155,15 +165,15 @@ class Topology:
 
     @classmethod
     def from_toml(cls, text: str) -> Topology:
-        """Read the text of a file.
+        """Parse the text of a TOML file.
 
         Raises:
-            ConfigurationError: it says something else, or what it says makes no sense.
+            ConfigurationError: the text is not TOML, has an unknown name, or has an invalid value.
         """
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
-            msg = f"the topology is no TOML: {error}"
+            msg = f"the topology is not valid TOML: {error}"
             raise ConfigurationError(msg) from error
         declare = tables.pop("declare", True)
         if not isinstance(declare, bool):
@@ -182,9 +192,9 @@ T = TypeVar("T")
 
 
 def _all_of(kind: type[Any], tables: object) -> tuple[Any, ...]:
-    """All tables of one kind."""
+    """Parse the tables of one kind."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        msg = f"{kind.kind} is no list of tables; write [[{kind.kind}]]"
+        msg = f"{kind.kind} is not a list of tables; write [[{kind.kind}]]"
         raise ConfigurationError(msg)
     return tuple(_one_of(kind, table) for table in tables)
 
@@ -202,5 +212,5 @@ def _one_of(kind: type[Any], table: dict[str, Any]) -> object:
     try:
         return kind(**table)
     except TypeError as error:
-        msg = f"{kind.kind}: something is missing: {error}"
+        msg = f"{kind.kind}: a value is missing: {error}"
         raise ConfigurationError(msg) from error

@@ -1,6 +1,6 @@
-"""The core that decides: pure functions and state machines; no socket, thread, clock or chance.
+"""The sans-I/O core: pure functions and state machines without socket, thread, clock or randomness.
 
-Time is an argument. Methods are of four kinds, after quinn-proto: getters; ``handle_*`` inputs;
-commands; ``poll_*`` outputs, which are polled after every input and command. Nothing calls back and
-nothing sleeps, so that a test, a simulation and a network drive the very same code.
+Time is an argument. As in quinn-proto there are four kinds of methods: getters; ``handle_*``
+inputs; commands; ``poll_*`` outputs, polled after every input and command. The core never calls
+back and never sleeps, so unit tests, the simulation and the relay drive identical code.
 """

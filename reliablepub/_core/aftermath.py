@@ -1,27 +1,29 @@
-"""What becomes of messages in flight when their channel, or the whole connection, is gone.
+"""What happens to the messages in flight when a channel or the connection ends.
 
-Knows: the two lanes, and what was said at the end. Must never know: windows, deadlines, when a
-channel is opened again (the session's).
+Knows: the two lanes, and the reason of the end. Must never know: windows, deadlines, or when a
+channel is reopened (the session knows).
 
     ====================================  ======================================================
-    the end                               who was in flight
+    end                                   messages in flight
     ====================================  ======================================================
-    a channel, because of a publish       suspects: halved on the quarantine channel; refused when
-                                          it was the only one
-    the connection, because of a publish  likewise, and fresh messages wait while they are tried
-    (`reliablepub._core.blame`)
-    the connection, nobody blamed         sent again, first in line
-    that, `STRIKES_MAX` times in a row,   suspects of a connection: halved; *set aside*, never
-    before the broker said anything of    refused, when it was the only one
-    what was in flight
+    channel, because of a publish         suspects: halved on the quarantine channel; a message
+                                          that was alone in flight is refused
+    connection, because of a publish      suspects: halved on the quarantine channel, while fresh
+    (`reliablepub._core.blame`)           messages wait; a message that was alone in flight is
+                                          refused
+    connection, no publish blamed         sent again, first in line
+    connection, no publish blamed,        suspects: halved, while fresh messages wait; a message
+    `STRIKES_MAX` times in a row before   that was alone in flight is *set aside*, never refused
+    the broker answered any of them
     anything else                         sent again, first in line
     ====================================  ======================================================
 
-A returned message was routed, if to nowhere: it is settled as returned, and no suspect.
+A returned message is settled as returned. It is no suspect: the broker has already routed it.
 
-``connection.close`` names no channel. So it proves nothing against the only message in flight as
-long as the broker may still be reading what was written on a channel that ended before, on the same
-connection. Then that message is tried on the next one, which is clean.
+``connection.close`` names no channel. Publishes that were written earlier, on a channel of this
+connection that has ended, may still be in the broker's input. Then the close is no proof against
+the only message in flight, and that message is tried again on the next connection, which carries
+nothing else.
 """
 
 from __future__ import annotations
@@ -46,21 +48,21 @@ from reliablepub.outcome import Outcome, OutcomeKind
 K = TypeVar("K")
 
 STRIKES_MAX: Final = 3
-"""So many connections in a row, lost before the broker said anything of what was in flight, make
-suspects of it."""
+"""Connections lost in a row, before the broker answered any message in flight, after which the
+messages in flight become suspects."""
 
 
 class Aftermath(Generic[K]):
-    """Ends epochs, and puts whoever was in flight where they belong.
+    """Ends epochs, and moves the messages that were in flight to a buffer or the quarantine.
 
     Args:
         main: the lane of fresh messages.
         quarantine: the lane of suspects.
-        is_named: whether the broker's words name a message.
+        is_named: whether the broker's reply text names the message of a key.
 
     Attributes:
-        settlements: attempts that have ended and were not told yet.
-        violations: what the broker said out of turn, in epochs that are over.
+        settlements: attempts that have ended, not polled yet.
+        violations: violations of the broker in epochs that are over.
     """
 
     __slots__ = (
@@ -88,21 +90,21 @@ class Aftermath(Generic[K]):
     # ------------------------------------------------------------------ evidence
 
     def connected(self) -> None:
-        """A new connection, on which nothing was written yet."""
+        """Start with a new connection, on which nothing has been written."""
         self._is_clean = True
         self._has_heard = False
 
     def nothing_heard(self) -> None:
-        """Nothing is in flight of which the broker could have said something."""
+        """Forget earlier answers: nothing is in flight, and suspects are about to be written."""
         self._has_heard = False
 
     def heard(self) -> None:
-        """The broker has said something of what is in flight."""
+        """Note that the broker has answered a message in flight."""
         self._has_heard = True
         self._strikes = 0
 
     def ended(self, one: Ended[K]) -> None:
-        """It has said how attempts ended; those that are confirmed in a row are told at once."""
+        """Record ended attempts; consecutive confirms of an epoch are joined into one record."""
         last = self.settlements[-1] if self.settlements else None
         if (
             isinstance(one, ConfirmedEach)
@@ -115,17 +117,18 @@ class Aftermath(Generic[K]):
             self.settlements.append(one)
 
     def all_violations(self) -> Counter[Violation]:
-        """What it said out of turn, in epochs that go on as well; only to be read."""
+        """The broker's violations, including those of current epochs. Do not modify the result."""
         current = (self._main.violations, self._quarantine.violations)
-        return sum(filter(None, current), self.violations)  # each turn asks, and mostly it is none
+        # Read every turn, and nearly always empty: `filter` avoids adding empty counters.
+        return sum(filter(None, current), self.violations)
 
     # ------------------------------------------------------------------ endings
 
     def connection_lost(self, event: ConnectionLost, now: float) -> None:
-        """Both lanes are at an end.
+        """End the epochs of both lanes.
 
         Args:
-            event: with the broker's words, if there were any.
+            event: the loss, with the broker's ``connection.close`` if it sent one.
             now: on the session's active clock.
         """
         lanes = (self._quarantine, self._main)
@@ -139,23 +142,29 @@ class Aftermath(Generic[K]):
                 self.send_again(lane, reason)
 
     def channel_closed(self, lane: Lane[K], event: ChannelClosed) -> None:
-        """A lane is at an end because of one of its publishes."""
+        """End a lane's epoch, because one of its publishes made the broker close the channel."""
         self._isolate((lane,), event)
 
     def overdue(self, lane: Lane[K], reason: str) -> None:
-        """A lane is at an end because it owes verdicts for too long.
+        """End a lane's epoch, because its confirms are overdue.
 
-        What closes a channel or a connection does so at once, so suspects are suspects no more.
+        Suspects are cleared and go to the main lane: a guilty message closes its channel at once.
         """
         self.send_again(lane, reason, by=self._main)
 
     def send_again(self, lane: Lane[K], reason: str, *, by: Lane[K] | None = None) -> None:
-        """Everything in flight is uncertain and goes first on the next epoch, here or elsewhere."""
+        """End a lane's epoch; all in flight is uncertain, and goes first in the next epoch.
+
+        Args:
+            lane: the lane that ends.
+            reason: reply text of the uncertain outcomes.
+            by: the lane that sends the messages again; by default ``lane``.
+        """
         uncertain = self.close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
         (by or lane).buffer.extendleft(reversed(uncertain))
 
     def close(self, lane: Lane[K], outcome: Outcome) -> list[tuple[K, int]]:
-        """End the lane's epoch; give back, in order, what is uncertain."""
+        """End the lane's epoch; return the uncertain messages (key, size), in order."""
         self.violations += lane.violations
         settlements, uncertain = lane.close(outcome)
         self.settlements += settlements
@@ -165,7 +174,10 @@ class Aftermath(Generic[K]):
     # ------------------------------------------------------------------ inside
 
     def _isolate(self, lanes: Sequence[Lane[K]], close: ChannelClosed | ConnectionClose) -> None:
-        """One of those in flight made the broker close the channel, or all: find out which."""
+        """Quarantine the messages in flight: one of them made the broker close.
+
+        A message that is proven guilty is settled as refused.
+        """
         is_connection = isinstance(close, ConnectionClose)
         is_alone = is_connection or (self._quarantine in lanes and self._quarantine.is_alone)
         is_proof = self._is_clean or not is_connection
@@ -182,7 +194,10 @@ class Aftermath(Generic[K]):
         self._quarantine.suspect(named, others, is_alone=is_alone)
 
     def _is_struck_again(self) -> bool:
-        """Whether connections are lost, one after the other, over what was in flight."""
+        """Whether messages in flight are now suspected of losing the connection.
+
+        While suspects are being tried, one loss is enough.
+        """
         if self._has_heard or not (self._main.in_flight or self._quarantine.in_flight):
             return False
         self._strikes += 1
@@ -190,11 +205,14 @@ class Aftermath(Generic[K]):
 
     @property
     def _is_trying(self) -> bool:
-        """Whether suspects are in flight, with nothing beside them."""
+        """Whether suspects are in flight, without any other message."""
         return self._quarantine.is_alone and self._quarantine.in_flight > 0
 
     def _suspect(self, lanes: Sequence[Lane[K]], outcome: Outcome, now: float) -> None:
-        """One of those in flight may be what costs us the connections; nobody says so."""
+        """Quarantine the messages in flight: one of them may be the cause of the lost connections.
+
+        The broker blames none, so none is refused.
+        """
         losses = self._quarantine.losses if self._is_trying else 0
         suspects = [item for lane in lanes for item in self.close(lane, outcome)]
         if len(suspects) == 1:

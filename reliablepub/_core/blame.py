@@ -1,23 +1,23 @@
-"""Whether the broker blames a publish when it closes the whole connection.
+"""Whether a ``connection.close`` blames a publish.
 
-Knows: reply codes, and what ``connection.close`` says of the method that failed (AMQP 0-9-1,
-1.4.2.6; which code comes with which method was observed on RabbitMQ 3.10). Must never know: which
-messages were in flight.
+Knows: reply codes, and the failed method in ``connection.close`` (AMQP 0-9-1, 1.4.2.6; the pairs
+of code and method were observed on RabbitMQ 3.10). Must never know: which messages were in flight.
 
-    ==================================  ====================  =====================================
-    reply code                          method named          blames
-    ==================================  ====================  =====================================
-    501 frame error, 502 syntax error,  basic.publish, or     what we wrote: a publish, since no
-    503 command invalid,                none (the frame was   other frame of ours can be at fault
-    505 unexpected frame                never understood)
-    530 not allowed,                    basic.publish         the publish
+    ==================================  ======================  ===================================
+    reply code                          method named            blames
+    ==================================  ======================  ===================================
+    501 frame error, 502 syntax error,  basic.publish, or none  a publish: no other frame of this
+    503 command invalid,                (the broker could not   client can be at fault
+    505 unexpected frame                parse the frame)
+    530 not allowed,                    basic.publish           a publish
     540 not implemented
-    everything else                     any                   nobody: an operator (320), a race of
-                                                              channels (504), a lack of resources
-                                                              (506), an error of its own (541)
-    ==================================  ====================  =====================================
+    any other                           any                     no publish: operator (320), channel
+                                                                race (504), lack of resources
+                                                                (506), internal error (541)
+    ==================================  ======================  ===================================
 
-Who is not blamed is not refused, however often it happens: an outage looks just the same.
+A message that is not blamed is never refused, however many connections are lost: to the client, a
+message that crashes the broker and an outage look alike.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def blames_a_publish(close: ConnectionClose | None) -> TypeGuard[ConnectionClose
     """Whether a publish made the broker close the connection.
 
     Args:
-        close: the broker's words; None where it gave none.
+        close: the broker's ``connection.close``; None if it sent none.
     """
     if close is None:
         return False

@@ -1,25 +1,27 @@
-"""A circuit breaker for each destination: one that keeps refusing is paused, then probed.
+"""Circuit breakers, one for each destination: pause a destination that keeps refusing, then probe.
 
-Knows: destinations by name, why one refuses, and the time it is told. Must never know: what a
-destination is, which messages wait for it, or where.
+Knows: names of destinations, the reason of the last refusal, and the time it is given. Must never
+know: what a destination is, or which messages wait for it.
 
     ==========  ===========================  ========================  ===========================
-    state       refused                      confirmed                 the pause is over
+    state       on a refusal                 on a confirm              when the pause is over
     ==========  ===========================  ========================  ===========================
-    closed      counted; one too many in a   forgotten
-                row opens it
-    open        no change: sent before       recovering                probing
-    probing     open, for a longer pause     recovering                one more may go: nothing was
-                                                                       heard of the last probe
-    recovering  open, for the first pause    two more may go           one more may go
+    closed      counted; ``refusals_max``    forgotten
+                in a row: open
+    open        no change: the message was   recovering                probing
+                sent before the pause
+    probing     open, for a longer pause     recovering                one more message may go: the
+                                                                       last probe has no outcome
+    recovering  open, for the first pause    two more messages may go  one more message may go
     ==========  ===========================  ========================  ===========================
 
-*Probing* lets one message go. *Recovering* lets two more go for each that is confirmed, as TCP's
-slow start does: behind a full queue with one free place, the probe that takes it must not bring
-thousands of refusals after it. It is closed when fewer messages wait than may go.
+*Probing* admits one message. *Recovering* admits two more for each confirm, like TCP slow start: a
+probe that takes the only free place of a full queue must not be followed by thousands of refusals.
+A recovering destination is closed when fewer messages wait than may go.
 
-Only destinations that refuse are remembered, and of these a limited number: a closed one gives way
-to a newer one. When all of them are paused, more are left to the retry policy alone.
+Only refusing destinations are tracked, up to ``destinations_max``. A new one replaces the closed
+one whose last refusal is oldest. If all of them are paused, a new one is not tracked, and its
+messages follow the retry policy alone.
 """
 
 from __future__ import annotations
@@ -32,12 +34,12 @@ from itertools import count
 from typing import Final, Generic, TypeVar
 
 D = TypeVar("D")
-"""The name of a destination."""
+"""Name of a destination."""
 W = TypeVar("W")
-"""Why it refuses."""
+"""Reason of a refusal."""
 
 AT_ONCE_MAX: Final = 2_000
-"""Most messages that may go between two confirms."""
+"""Maximum number of messages admitted to a recovering destination at a time."""
 
 
 class _State(Enum):
@@ -49,18 +51,18 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Circuit(Generic[W]):
-    """One destination.
+    """The breaker of one destination. Times have a meaning only while it is not closed.
 
     Attributes:
-        state: as in the table.
-        refusals: in a row.
-        openings: how often it has been opened, without a confirm in between.
-        since: when it was paused, while it is not closed.
-        until: when its pause is over, while it is not closed.
-        why: what was said at the last refusal.
-        room: so many messages may go, while it is not closed.
-        asked: so many of these were not told by `Breakers.poll_room` yet.
-        alarm: when `Breakers.poll_room` looks at it, while it is not closed; not after ``until``.
+        why: reason of the last refusal.
+        state: state, as in the module's table.
+        refusals: refusals in a row.
+        openings: pauses in a row, without a confirm in between.
+        since: when the destination was paused.
+        until: when the pause is over.
+        room: number of messages that may go while the breaker is not closed.
+        asked: part of ``room`` that `Breakers.poll_room` has not returned yet.
+        alarm: when `Breakers.poll_room` checks this breaker; never after ``until``.
     """
 
     why: W
@@ -76,14 +78,14 @@ class _Circuit(Generic[W]):
 
 @dataclass(frozen=True, slots=True)
 class Pause(Generic[D, W]):
-    """A destination that is not closed.
+    """A destination whose breaker is not closed.
 
     Attributes:
-        destination: its name.
-        refusals: in a row.
+        destination: name of the destination.
+        refusals: refusals in a row.
         since: when it was paused.
-        until: when it is probed, or was.
-        why: what was said at the last refusal.
+        until: when the pause ends, or ended, with a probe.
+        why: reason of the last refusal.
     """
 
     destination: D
@@ -94,49 +96,49 @@ class Pause(Generic[D, W]):
 
 
 class Breakers(Generic[D, W]):
-    """The breakers of all destinations that have refused something lately.
+    """The breakers of all destinations that have recently refused messages.
 
     Args:
-        destinations_max: so many destinations are remembered.
-        pause_s: how long the n-th pause in a row lasts, from 1.
+        destinations_max: maximum number of destinations that are tracked.
+        pause_s: length in seconds of the n-th pause in a row, n from 1.
     """
 
     def __init__(self, *, destinations_max: int, pause_s: Callable[[int], float]) -> None:
         self._destinations_max = destinations_max
         self._pause_s = pause_s
-        self._circuits: dict[D, _Circuit[W]] = {}  # the one that refused last is last
+        self._circuits: dict[D, _Circuit[W]] = {}  # ordered by time of the last refusal
         self._paused: dict[D, _Circuit[W]] = {}
         self._letting_go: dict[D, None] = {}
         self._alarms: list[tuple[float, int, D, _Circuit[W]]] = []
         self._numbers = count()
 
     def __bool__(self) -> bool:
-        """Whether any destination is remembered."""
+        """Whether any destination is tracked."""
         return bool(self._circuits)
 
     @property
     def pauses(self) -> Iterator[Pause[D, W]]:
-        """Destinations that are not closed, those that were paused first in front."""
+        """The destinations that are not closed, in the order in which they were paused."""
         for name, one in self._paused.items():
             yield Pause(name, one.refusals, one.since, one.until, one.why)
 
     def pause(self, destination: D) -> Pause[D, W] | None:
-        """One of them."""
+        """The pause of a destination; None if it is closed."""
         one = self._paused.get(destination)
         if one is None:
             return None
         return Pause(destination, one.refusals, one.since, one.until, one.why)
 
     def __len__(self) -> int:
-        """How many are not closed."""
+        """Number of destinations that are not closed."""
         return len(self._paused)
 
     def is_paused(self, destination: D) -> bool:
-        """Whether messages for it have to wait, unless they are let go."""
+        """Whether the destination is not closed, so that its messages wait until admitted."""
         return destination in self._paused
 
     def admits(self, destination: D) -> bool:
-        """Whether a message for it may go now; while it is paused, that is one of few."""
+        """Whether one message may go to the destination now; if it is paused, uses up room."""
         circuit = self._paused.get(destination)
         if circuit is None:
             return True
@@ -146,16 +148,17 @@ class Breakers(Generic[D, W]):
         return True
 
     def refused(self, destination: D, now: float, *, why: W, refusals_max: int) -> bool:
-        """A message was refused there.
+        """Record the refusal of a message.
 
         Args:
-            destination: its name.
+            destination: name of the destination.
             now: seconds.
-            why: what was said.
-            refusals_max: so many in a row pause it.
+            why: reason of the refusal.
+            refusals_max: number of refusals in a row that pause the destination.
 
         Returns:
-            whether it is paused from now on: then nothing that is waiting to be sent there may go.
+            Whether this refusal has paused the destination. If so, the caller must hold back the
+            messages that it was about to send there.
         """
         circuit = self._circuits.pop(destination, None) or self._remember(why)
         if circuit is None:
@@ -172,10 +175,12 @@ class Breakers(Generic[D, W]):
         return True
 
     def suspect(self, destination: D, now: float, *, why: W) -> bool:
-        """Messages wait there from an earlier time, and nobody knows how it is: it is to be probed.
+        """Pause a destination so that it is probed at once.
+
+        Used after a restart: messages wait for the destination, and its state is unknown.
 
         Returns:
-            whether there was room to remember it.
+            Whether there was room to track the destination.
         """
         circuit = self._remember(why)
         if circuit is None:
@@ -186,7 +191,7 @@ class Breakers(Generic[D, W]):
         return True
 
     def confirmed(self, destination: D, now: float) -> None:
-        """A message was confirmed there."""
+        """Record the confirm of a message."""
         circuit = self._paused.get(destination)
         if circuit is None:
             self._circuits.pop(destination, None)
@@ -201,7 +206,7 @@ class Breakers(Generic[D, W]):
             self._letting_go[destination] = None
 
     def poll_room(self, now: float) -> list[tuple[D, int]]:
-        """Destinations to which messages may go since the last call, and how many more."""
+        """Take the destinations to which more messages may go since the last call, and how many."""
         over = []
         while self._next_alarm() <= now:
             _, _, destination, circuit = heapq.heappop(self._alarms)
@@ -220,17 +225,18 @@ class Breakers(Generic[D, W]):
         return due
 
     def poll_timeout(self) -> float | None:
-        """When `poll_room` has something to tell, or None."""
+        """When `poll_room` will return something; None if it will not."""
         if self._letting_go:
             return float("-inf")
         return self._next_alarm() if self._paused else None
 
     def no_more_wait(self, destination: D) -> bool:
-        """Fewer were waiting there than might go.
+        """Close a destination for which fewer messages wait than may go.
+
+        A destination that has refused a message in the meantime (open) stays paused.
 
         Returns:
-            whether it was recovering, and so is well now; one that nobody waits for is forgotten,
-            and one that has refused something since stays as it is.
+            Whether the destination was recovering, and so has recovered.
         """
         circuit = self._paused.get(destination)
         if circuit is None or circuit.state is _State.OPEN:
@@ -239,7 +245,7 @@ class Breakers(Generic[D, W]):
         return circuit.state is _State.RECOVERING
 
     def forget(self, destination: D) -> None:
-        """It is well, or nobody waits for it: the next refusal is its first."""
+        """Stop tracking a destination; its next refusal counts as the first."""
         self._circuits.pop(destination, None)
         self._paused.pop(destination, None)
         self._letting_go.pop(destination, None)
@@ -259,19 +265,19 @@ class Breakers(Generic[D, W]):
         heapq.heappush(self._alarms, (circuit.alarm, next(self._numbers), destination, circuit))
 
     def _next_alarm(self) -> float:
-        """When the next pause is over; infinity without one."""
+        """When the next pause is over; infinity if there is none."""
         while self._alarms:
             at, _, destination, circuit = self._alarms[0]
             is_paused = self._paused.get(destination) is circuit
             if is_paused and at == circuit.alarm == circuit.until:
                 return at
             heapq.heappop(self._alarms)
-            if is_paused and at == circuit.alarm:  # its pause was made longer since
+            if is_paused and at == circuit.alarm:  # the pause was extended after this alarm was set
                 self._set_alarm(destination, circuit)
         return float("inf")
 
     def _remember(self, why: W) -> _Circuit[W] | None:
-        """Room for one more; None where all are paused."""
+        """Make room for one more breaker; None if all tracked destinations are paused."""
         if len(self._circuits) >= self._destinations_max:
             if len(self._paused) >= len(self._circuits):
                 return None

@@ -1,17 +1,17 @@
-"""The delivery tags of one channel epoch: what is outstanding, and what each confirm settles.
+"""The delivery tags of one channel epoch: which are outstanding, and what each confirm settles.
 
 Knows: tags, keys, and the table below. Must never know: time, windows, other channels.
 
-A delivery tag is nothing but a count of publishes on one channel since ``confirm.select``; both
-sides count on their own. So a tag is registered before its publish is written, one that was not
-written is taken back before the next is registered, and a new channel gets a new ledger.
+A delivery tag is the number of a publish on its channel since ``confirm.select``. Client and broker
+count independently. So a tag is registered before its publish is written, a tag whose publish was
+not written is taken back before the next is registered, and each new channel has a new ledger.
 
-The broker confirms in any order and shape: one by one, ``multiple`` for all outstanding tags up to
-one, and both mixed: 37, 39, then 36 with multiple (RabbitMQ rabbit_channel:coalesce_and_send). A
-``basic.return`` precedes the confirm of its message and carries no tag; whoever calls
-`handle_return` found it by our header.
+The broker confirms in any order: single tags, ``multiple`` (all outstanding tags up to this one),
+and both mixed, as in 37, 39, then 36 with ``multiple`` (RabbitMQ
+rabbit_channel:coalesce_and_send). A ``basic.return`` precedes the confirm of its message and
+carries no tag; the transport finds the tag in the attempt header.
 
-What happens to one publish:
+The states of one publish:
 
     =========  ========  =========  ==============  ===========  ============
     state      sent      return     ack             nack         channel gone
@@ -21,11 +21,13 @@ What happens to one publish:
     settled    bug       violation  violation       violation    no change
     =========  ========  =========  ==============  ===========  ============
 
-A *bug* is ours: it raises and changes nothing. A *violation* is the broker's: it is counted and
-changes nothing. Three of them also raise `EpochUntrusted`, for the session to end the epoch, since
-going on would mean to guess: a tag beyond the last one sent (the two counts differ); tag 0, "all
-outstanding" (which of ours had the broker seen when it said so?); and a return that cannot be
-recognized (the next ack would confirm an unroutable message).
+A *bug* is an error of this client: it raises and changes nothing. A *violation* is an error of the
+broker: it is counted and changes nothing. Three violations also raise `EpochUntrusted`, and the
+session ends the epoch, because any other reaction would be a guess:
+
+- a tag beyond the last one sent: the two counts differ;
+- tag 0, "all outstanding": it is unknown which publishes the broker had received by then;
+- a return that matches no publish: the next ack would confirm an unroutable message.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ K = TypeVar("K")
 
 
 class Violation(StrEnum):
-    """What a broker should never say."""
+    """What a correct broker never sends."""
 
     TAG_BEYOND_LAST = "confirm for a tag that was never sent"
     TAG_ZERO = "confirm that names no tag"
@@ -53,15 +55,15 @@ class Violation(StrEnum):
 
 
 class EpochUntrusted(Exception):
-    """What the broker says cannot be matched with what was sent: the epoch must end."""
+    """What the broker sent does not match what was published: the epoch must end."""
 
 
 class ConfirmLedger(Generic[K]):
     """The outstanding tags of one channel epoch.
 
     Attributes:
-        epoch: the number of the epoch.
-        violations: what the broker said out of turn, counted.
+        epoch: number of the epoch.
+        violations: count of each violation in this epoch.
     """
 
     __slots__ = ("_last", "_lowest", "_outstanding", "_returned", "epoch", "violations")
@@ -72,26 +74,26 @@ class ConfirmLedger(Generic[K]):
         self._outstanding: dict[int, K] = {}
         self._returned: dict[int, Outcome] = {}
         self._last = 0
-        self._lowest = 1  # every tag below is settled: `multiple` counts up from here
+        self._lowest = 1  # every lower tag is settled, so `multiple` starts here
 
     @property
     def outstanding(self) -> int:
-        """How many tags are not settled."""
+        """Number of tags that are not settled."""
         return len(self._outstanding)
 
     @property
     def returned(self) -> int:
-        """How many of them have been returned, and wait for their confirm."""
+        """Number of outstanding tags that were returned and wait for their confirm."""
         return len(self._returned)
 
     @property
     def last_tag(self) -> int:
-        """The highest tag registered, 0 before the first."""
+        """The highest registered tag; 0 before the first."""
         return self._last
 
     @property
     def lowest_tag(self) -> int:
-        """The lowest tag that is not settled, or one beyond the last."""
+        """The lowest tag that is not settled; `last_tag` + 1 if all are settled."""
         lowest, last, outstanding = self._lowest, self._last, self._outstanding
         while lowest <= last and lowest not in outstanding:
             lowest += 1
@@ -99,20 +101,23 @@ class ConfirmLedger(Generic[K]):
         return lowest
 
     def key_of(self, tag: int) -> K | None:
-        """Whose tag it is, while it is not settled."""
+        """The key of an outstanding tag; None if the tag is not outstanding."""
         return self._outstanding.get(tag)
 
     def register(self, *keys: K) -> int:
-        """Give the next tags to publishes that are about to be written; the last one of them."""
+        """Assign the next tags to publishes that are about to be written; return the last tag."""
         self._outstanding.update(enumerate(keys, self._last + 1))
         self._last += len(keys)
         return self._last
 
     def take_back(self, tag: int) -> K:
-        """Forget the newest tag: its publish was not written, so the broker has not counted it.
+        """Remove the newest tag: its publish was not written, so the broker has not counted it.
+
+        Returns:
+            The key of the tag.
 
         Raises:
-            ValueError: the tag is not the newest one, or is settled: a bug of ours.
+            ValueError: the tag is not the newest, is settled or was returned: a bug of the caller.
         """
         if tag != self._last or tag not in self._outstanding or tag in self._returned:
             msg = f"tag {tag} cannot be taken back: the newest is {self._last}"
@@ -121,10 +126,10 @@ class ConfirmLedger(Generic[K]):
         return self._outstanding.pop(tag)
 
     def handle_return(self, tag: int, reply_code: int, reply_text: str) -> None:
-        """Note that a message was unroutable; its confirm will settle it as returned.
+        """Note that a message was returned; its confirm will settle it as returned.
 
         Raises:
-            EpochUntrusted: some message in flight was returned, and which one cannot be known.
+            EpochUntrusted: the tag was never sent, so it is unknown which message was returned.
         """
         if not 0 < tag <= self._last:
             self.violations[Violation.RETURN_UNKNOWN] += 1
@@ -140,18 +145,18 @@ class ConfirmLedger(Generic[K]):
     def handle_confirm(
         self, tag: int, verdict: Outcome, *, multiple: bool
     ) -> list[tuple[int, K, Outcome]]:
-        """Settle what ``basic.ack`` or ``basic.nack`` covers.
+        """Settle the publishes that a ``basic.ack`` or ``basic.nack`` covers.
 
         Args:
-            tag: as the broker sent it.
-            verdict: `CONFIRMED` or `NACKED`, for those that were not returned.
-            multiple: as the broker sent it: all outstanding tags up to this one.
+            tag: the broker's delivery tag.
+            verdict: `CONFIRMED` or `NACKED`, the outcome of publishes that were not returned.
+            multiple: the broker's flag: all outstanding tags up to this one.
 
         Returns:
-            tag, key and outcome of each publish settled by it, in the order of their tags.
+            Tag, key and outcome of each settled publish, in the order of tags.
 
         Raises:
-            EpochUntrusted: nothing was settled.
+            EpochUntrusted: the tag is 0 or was never sent; nothing was settled.
         """
         if tag == 0:
             self.violations[Violation.TAG_ZERO] += 1
@@ -173,11 +178,12 @@ class ConfirmLedger(Generic[K]):
         return settled
 
     def handle_acks(self, tags: Sequence[int]) -> list[K] | None:
-        """Settle single tags as confirmed, all at once: most confirms are like that.
+        """Settle single tags as confirmed, all at once: the fast path for most confirms.
 
         Returns:
-            their keys; or None, and nothing was settled, where one of them needs a closer look: it
-            is not outstanding, or one of those outstanding was returned.
+            The keys of the tags. None if a tag is not outstanding or is repeated, or if any
+            outstanding publish was returned; then nothing was settled, and the caller uses
+            `handle_confirm`.
         """
         distinct = set(tags)
         is_plain = len(distinct) == len(tags) and not self._returned
@@ -186,10 +192,12 @@ class ConfirmLedger(Generic[K]):
         return list(map(self._outstanding.pop, tags))
 
     def handle_acks_up_to(self, tag: int) -> tuple[list[int], list[K]] | None:
-        """Settle all outstanding tags up to this one as confirmed (``multiple``).
+        """Settle all outstanding tags up to this one as confirmed (``multiple``): a fast path.
 
         Returns:
-            they and their keys; or None, and nothing was settled, where that needs a closer look.
+            The tags and their keys. None if the tag is invalid, covers no outstanding tag, or if
+            any outstanding publish was returned; then nothing was settled, and the caller uses
+            `handle_confirm`.
         """
         if self._returned or not 0 < tag <= self._last:
             return None
@@ -197,13 +205,20 @@ class ConfirmLedger(Generic[K]):
         return (tags, list(map(self._outstanding.pop, tags))) if tags else None
 
     def _covered(self, tag: int) -> list[int]:
-        """The outstanding tags up to this one, which are about to be settled."""
+        """The outstanding tags up to this one. The caller must settle them."""
         tags = [t for t in range(self._lowest, tag + 1) if t in self._outstanding]
         self._lowest = max(self._lowest, tag + 1)
         return tags
 
     def close(self, outcome: Outcome) -> list[tuple[int, K, Outcome]]:
-        """Settle all that is outstanding, the channel being gone: returned, else as given."""
+        """Settle all outstanding publishes at the end of the channel.
+
+        Args:
+            outcome: outcome of the publishes that were not returned.
+
+        Returns:
+            Tag, key and outcome of each, in the order of tags.
+        """
         settled = [
             (tag, key, self._returned.get(tag, outcome)) for tag, key in self._outstanding.items()
         ]

@@ -1,20 +1,20 @@
-"""What to do with a message after an attempt: a small table.
+"""The decision about a message after an attempt.
 
-Knows: outcomes and numbers. Must never know: how the numbers came about (policy, clock, chance).
+Knows: outcomes, and numbers that the caller computes. Must never know: policy, clock, randomness.
 
-    =========  ===========================================
+    =========  ====================================================================
     outcome    decision
-    =========  ===========================================
-    confirmed  remove it
-    uncertain  send it again, however often (outages never spend the budget), unless it is late
-    returned   retry after the wait while the budget lasts, then park or discard; unless late
-    nacked     likewise
-    refused    likewise
-    =========  ===========================================
+    =========  ====================================================================
+    confirmed  remove
+    uncertain  send again, without limit: outages never spend the budget
+    returned   retry after the wait while the budget lasts, then park or discard
+    nacked     retry after the wait while the budget lasts, then park or discard
+    refused    retry after the wait while the budget lasts, then park or discard
+    =========  ====================================================================
 
-*Late* is a message whose own deadline has passed: it expires instead of being sent again. A
-deadline decides nothing while an attempt is on the wire. The attempt's own end does: a confirm is a
-confirm, however late, and a refusal that is final is told as what it is.
+A message whose deadline has passed expires instead of being sent again. The deadline has no effect
+while an attempt is in flight: a late confirm is still a confirm, and a message whose budget is
+spent is parked or discarded for its refusal, not for its deadline.
 """
 
 from __future__ import annotations
@@ -27,34 +27,38 @@ from reliablepub.outcome import OutcomeKind
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The broker has taken responsibility; the message leaves the outbox."""
+    """Remove the message from the outbox: the broker has taken responsibility."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendAgain:
-    """The session sends it again as soon as it can."""
+    """Do nothing: the session itself sends the message again, as soon as it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryAt:
-    """Leave it in the outbox until then (same clock as ``now``)."""
+    """Keep the message in the outbox, and send it again later.
+
+    Attributes:
+        at: when, on the clock of `decide`'s ``now``.
+    """
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Its own deadline has passed: give it up as expired, and keep it for a person."""
+    """Give the message up as expired, and keep it for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Give it up, and keep it for a person."""
+    """Give the message up, and keep it for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """Give it up, and keep nothing but its count."""
+    """Give the message up, and delete it; only a count remains."""
 
 
 Decision: TypeAlias = Remove | SendAgain | RetryAt | Expire | Park | Discard
@@ -71,15 +75,18 @@ def decide(
     now: float,
     expires_at: float | None = None,
 ) -> Decision:
-    """Decide on a message whose attempt has just ended.
+    """Decide about a message whose attempt has just ended.
 
     Args:
-        kind: how it ended.
-        is_spent: whether the budget of refusals is.
-        is_kept: whether a person shall see it when it is.
-        wait_s: seconds to wait before the next attempt, if there is one.
-        now: seconds; `RetryAt` is on the same clock.
-        expires_at: the message's own deadline, on the same clock.
+        kind: outcome of the attempt.
+        is_spent: whether the retry budget is spent.
+        is_kept: whether the message is parked, not discarded, when its budget is spent.
+        wait_s: seconds to wait before a retry.
+        now: seconds, on the clock of `RetryAt`.
+        expires_at: the message's deadline, on the clock of ``now``; None if it has none.
+
+    Raises:
+        ValueError: no attempt ends with this outcome (*expired*).
     """
     if kind is OutcomeKind.CONFIRMED:
         return Remove()

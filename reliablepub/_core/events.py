@@ -1,7 +1,6 @@
-"""What crosses the border of the core: frozen facts in, frozen orders out.
+"""The core's inputs and outputs: events of a connection, commands to it, ended attempts.
 
-Knows: the names of things that happen on a connection. Must never know: which client library saw
-them.
+Knows: what happens on an AMQP connection. Must never know: which client library reports it.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from reliablepub.outcome import CONFIRMED, Outcome
 
 K = TypeVar("K")
-"""What the caller names a message by; the core only hands it back."""
+"""The caller's key of a message. The core never looks into it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The connection is open and may carry channels."""
+    """The connection is open; channels can be opened on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClose:
-    """What the broker said when it closed the connection (``connection.close``).
+    """The broker's ``connection.close``.
 
     Attributes:
-        reply_code: such as 320 or 540.
-        reply_text: the broker's words.
-        method: class and method that failed: (60, 40) is ``basic.publish``, (0, 0) none.
+        reply_code: reply code, such as 320 or 540.
+        reply_text: reply text.
+        method: class and method that failed: (60, 40) is ``basic.publish``, (0, 0) is none.
     """
 
     reply_code: int
@@ -38,13 +37,13 @@ class ConnectionClose:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection is gone, or could not be made; with it every channel.
+    """The connection, with all its channels, is gone, or could not be made.
 
     Attributes:
-        reason: for people.
-        close: what the broker said, if it said anything.
-        is_refusal: whether the broker or TLS refuses the connection as it is: to try again helps
-            only when one of the two sides is changed.
+        reason: text for operators.
+        close: the broker's ``connection.close``, if it sent one.
+        is_refusal: whether the broker or TLS refuses the connection for its configuration, so that
+            a retry cannot succeed until one side is reconfigured.
     """
 
     reason: str
@@ -61,7 +60,7 @@ class ChannelOpened:
 
 @dataclass(frozen=True, slots=True)
 class NoChannel:
-    """The channel was not opened, because the connection has no number left for one more."""
+    """The channel was not opened: no channel number is free on the connection."""
 
     epoch: int
 
@@ -71,10 +70,10 @@ class ChannelClosed:
     """The broker closed one channel (``channel.close``).
 
     Attributes:
-        epoch: which channel.
-        reply_code: such as 404.
-        reply_text: the broker's words.
-        by_publish: the close names ``basic.publish`` (class 60, method 40) as what failed.
+        epoch: epoch of the channel.
+        reply_code: reply code, such as 404.
+        reply_text: reply text.
+        by_publish: whether the failed method is ``basic.publish`` (class 60, method 40).
     """
 
     epoch: int
@@ -85,7 +84,7 @@ class ChannelClosed:
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """``basic.ack``: this tag, or with ``multiple`` all outstanding up to it."""
+    """``basic.ack`` of this tag, or with ``multiple`` of all outstanding tags up to this one."""
 
     epoch: int
     tag: int
@@ -94,7 +93,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class AckedEach:
-    """``basic.ack`` several times in a row, without ``multiple``: one `Acked` after the other."""
+    """Several ``basic.ack`` in a row without ``multiple``, in place of one `Acked` for each tag."""
 
     epoch: int
     tags: Sequence[int]
@@ -102,7 +101,7 @@ class AckedEach:
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """``basic.nack``, read like `Acked`."""
+    """``basic.nack`` of this tag, or with ``multiple`` of all outstanding tags up to this one."""
 
     epoch: int
     tag: int
@@ -111,14 +110,15 @@ class Nacked:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """``basic.return``: its tag is read from our own header; 0 where that could not be read.
+    """``basic.return``.
 
     Attributes:
-        epoch: which channel.
-        tag: of the publish that came back.
-        reply_code: such as 312.
-        reply_text: the broker's words.
-        body_bytes: how much of a body it is said to have.
+        epoch: epoch of the channel.
+        tag: delivery tag of the returned publish, read from the attempt header; 0 if the header
+            could not be read.
+        reply_code: reply code, such as 312.
+        reply_text: reply text.
+        body_bytes: body size according to the returned content header.
     """
 
     epoch: int
@@ -130,26 +130,27 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """``connection.blocked``: the broker takes no publishes for now."""
+    """``connection.blocked``: the broker accepts no publishes for now."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unblocked:
-    """``connection.unblocked``."""
+    """``connection.unblocked``: the broker accepts publishes again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Bytes have left this host of late, and a publish has not left it entirely.
+    """Bytes have left this host recently, and at least one publish has not left it entirely.
 
-    A transport repeats it while both hold, several times a second. What is not reported has left.
+    A transport repeats this event several times a second while both are true. A publish that no
+    event reports has left.
 
     Attributes:
-        epoch: which channel.
-        tag: the first publish that has not left entirely; 0 is the opening of the channel. From one
-            report to the next it never falls.
+        epoch: epoch of the channel.
+        tag: the first publish that has not left entirely; 0 stands for the opening of the channel.
+            Never decreases from one event to the next.
     """
 
     epoch: int
@@ -164,14 +165,14 @@ Event: TypeAlias = ChannelEvent | Connected | ConnectionLost | Blocked | Unblock
 
 @dataclass(frozen=True, slots=True)
 class OpenChannel:
-    """Open a channel in confirm mode; answer with `ChannelOpened` of this epoch."""
+    """Open a channel in confirm mode; the transport answers with `ChannelOpened` of this epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class CloseChannel:
-    """Close the channel of this epoch; whatever it still says will be ignored."""
+    """Close the channel of this epoch; later events of the channel are ignored."""
 
     epoch: int
     reason: str
@@ -179,7 +180,11 @@ class CloseChannel:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Drop the connection: it does not answer, or it closes channels for no fault of ours."""
+    """Drop the connection, because only a new one can help.
+
+    The broker does not answer, its confirms do not match what was sent, or it closed a channel for
+    another reason than a publish.
+    """
 
     reason: str
 
@@ -189,7 +194,7 @@ Command: TypeAlias = OpenChannel | CloseChannel | Disconnect
 
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[K]):
-    """Messages to write next on one channel: ``keys[i]`` has delivery tag ``first_tag + i``."""
+    """Messages to write on one channel; ``keys[i]`` has delivery tag ``first_tag + i``."""
 
     epoch: int
     first_tag: int
@@ -197,9 +202,9 @@ class Batch(Generic[K]):
 
 
 class Settlement(NamedTuple, Generic[K]):
-    """One attempt has ended; how most of them end is told by `ConfirmedEach`.
+    """One attempt has ended. Confirmed attempts are usually reported by `ConfirmedEach` instead.
 
-    An uncertain message is sent again by the session; with every other the caller decides.
+    The session itself sends an uncertain message again. For any other outcome the caller decides.
     """
 
     key: K
@@ -210,17 +215,14 @@ class Settlement(NamedTuple, Generic[K]):
 
 @dataclass(slots=True)
 class ConfirmedEach(Generic[K]):
-    """Attempts of one epoch that were confirmed one after the other, as most are, in large numbers.
-
-    It grows until it is told.
-    """
+    """Attempts of one epoch that were confirmed in a row. Grows until it is polled."""
 
     epoch: int
     tags: list[int]
     keys: list[K]
 
     def each(self) -> Iterator[Settlement[K]]:
-        """The same, one by one."""
+        """One `Settlement` for each attempt."""
         for tag, key in zip(self.tags, self.keys, strict=True):
             yield Settlement(key, self.epoch, tag, CONFIRMED)
 

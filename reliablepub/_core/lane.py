@@ -1,7 +1,7 @@
-"""One channel at a time, with what waits to be written on it and since when confirms are owed.
+"""A lane: one channel at a time, the buffer of messages for it, and since when confirms are owed.
 
-Knows: the ledger of the current epoch, sizes, and times it is told. Must never know: why a channel
-is opened or closed (the session's), what a key means.
+Knows: the ledger of the current epoch, sizes, and times it is given. Must never know: why a channel
+is opened or closed (the session knows), or what a key means.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ K = TypeVar("K")
 
 
 class ChannelState(Enum):
-    """Where a lane's channel stands."""
+    """State of a lane's channel."""
 
     CLOSED = auto()
     OPENING = auto()
@@ -30,13 +30,13 @@ class ChannelState(Enum):
 
 
 class Lane(Generic[K]):
-    """A buffer of messages and the channel they leave by; the epochs follow each other.
+    """A buffer of messages and the channel on which they are sent, one epoch after another.
 
     Attributes:
-        buffer: key and size of each message not yet written, in order.
-        state: of the channel.
-        ledger: of the current epoch, while there is one.
-        in_flight_bytes: size of what is written and not settled.
+        buffer: key and size of each message that is not written yet, in order.
+        state: state of the channel.
+        ledger: confirms of the current epoch; None if there is no channel.
+        in_flight_bytes: size of the messages that are written and not settled.
     """
 
     __slots__ = (
@@ -56,45 +56,45 @@ class Lane(Generic[K]):
         self.ledger: ConfirmLedger[tuple[K, int]] | None = None
         self.in_flight_bytes = 0
         self._opening_since: float | None = None
-        self._sent: deque[tuple[int, float]] = deque()  # last tag of each batch, and when
-        self._leaving: deque[tuple[int, float]] = deque()  # first tag not gone, and when last seen
-        self._advanced = (1, -inf)  # the lowest tag that is not settled, and since when it is
+        self._sent: deque[tuple[int, float]] = deque()  # (last tag, write time) of each batch
+        self._leaving: deque[tuple[int, float]] = deque()  # (first tag not gone, time of report)
+        self._advanced = (1, -inf)  # (lowest unsettled tag, since when it is the lowest)
 
     @property
     def epoch(self) -> int:
-        """The current epoch, where there is one."""
+        """Number of the current epoch. There must be one."""
         assert self.ledger is not None
         return self.ledger.epoch
 
     @property
     def in_flight(self) -> int:
-        """Messages written and not settled."""
+        """Number of messages that are written and not settled."""
         return self.ledger.outstanding if self.ledger is not None else 0
 
     @property
     def progress(self) -> Progress:
-        """How far the current epoch is."""
+        """Progress of the current epoch, for the window."""
         ledger = self.ledger or ConfirmLedger(0)
         settled = ledger.last_tag - ledger.outstanding
         return Progress(ledger.epoch, ledger.last_tag, ledger.lowest_tag, settled)
 
     @property
     def suspects(self) -> int:
-        """Those of them that the broker may still find fault with: not the returned ones."""
+        """Number of messages in flight that were not returned: the broker may still reject them."""
         return self.in_flight - (self.ledger.returned if self.ledger is not None else 0)
 
     @property
     def violations(self) -> Counter[Violation]:
-        """Of the current epoch."""
+        """Violations of the broker in the current epoch."""
         return self.ledger.violations if self.ledger is not None else Counter()
 
     @property
     def waiting_since(self) -> float | None:
-        """Since when an answer is owed: to the channel's opening, or to its oldest publish.
+        """Since when the broker owes an answer to the channel's opening or to the oldest publish.
 
-        To a publish it is owed from the moment it was written, has left this host and was the
-        oldest one, whichever came last: a slow link and a broker that confirms one message after
-        the other are no reason to send anything twice.
+        For a publish, that is the latest of three times: when it was written, when it had left this
+        host, and when it became the oldest. So neither a slow link nor a broker that confirms
+        messages one after another causes a message to be sent twice.
         """
         if self.ledger is None or self.state is ChannelState.OPENING:
             return self._opening_since
@@ -109,27 +109,27 @@ class Lane(Generic[K]):
         return max(since, leaving[0][1]) if leaving and leaving[0][0] <= lowest else since
 
     def opening(self, epoch: int, now: float) -> None:
-        """A channel has been asked for."""
+        """Begin an epoch: a channel was requested."""
         self.ledger = ConfirmLedger(epoch)
         self.state = ChannelState.OPENING
         self._opening_since = now
         self._advanced = (1, now)
 
     def opened(self) -> None:
-        """The channel is there."""
+        """Note that the channel is open."""
         self.state = ChannelState.OPEN
 
     def take_over(self, other: Lane[K]) -> None:
-        """The open channel of another lane is this one's from now on; nothing is in flight on it.
+        """Take the open channel of another lane, on which nothing is in flight.
 
-        The epoch goes on, and with it the tags.
+        The epoch and its tags continue.
         """
         self.ledger = other.hand_over()
         self.state = ChannelState.OPEN
         self._advanced = (self.ledger.lowest_tag, -inf)
 
     def hand_over(self) -> ConfirmLedger[tuple[K, int]]:
-        """Give the channel away, with what it has counted."""
+        """Give up the channel, and return its ledger."""
         ledger, self.ledger = self.ledger, None
         assert ledger is not None
         assert not ledger.outstanding
@@ -138,7 +138,7 @@ class Lane(Generic[K]):
         return ledger
 
     def still_leaving(self, tag: int, now: float) -> None:
-        """Bytes leave, and this publish and those behind it have not left entirely."""
+        """Note that bytes are leaving this host, but not yet all of this publish or later ones."""
         if self.state is ChannelState.OPENING:
             self._opening_since = now
             return
@@ -147,20 +147,24 @@ class Lane(Generic[K]):
         self._leaving.append((tag, now))
 
     def heard(self, now: float) -> None:
-        """The broker has confirmed something."""
+        """Note that the broker has confirmed something."""
         assert self.ledger is not None
         lowest = self.ledger.lowest_tag
         if lowest != self._advanced[0]:
             self._advanced = (lowest, now)
 
     def transmit(self, *, room: int, room_bytes: int, is_alone: bool, now: float) -> list[Batch[K]]:
-        """Register the next messages, as many as there is room for: one batch, if there is any.
+        """Register the next messages of the buffer, as many as fit, as one batch.
 
         Args:
-            room: messages.
-            room_bytes: bytes.
-            is_alone: nothing is in flight anywhere, so the first one may exceed ``room_bytes``.
+            room: maximum number of messages.
+            room_bytes: maximum number of bytes.
+            is_alone: nothing is in flight on any lane, so the first message may exceed
+                ``room_bytes``.
             now: on the session's active clock.
+
+        Returns:
+            One batch, or none.
         """
         assert self.ledger is not None
         count = total = 0
@@ -178,10 +182,15 @@ class Lane(Generic[K]):
         return [Batch(self.ledger.epoch, first_tag, [key for key, _ in items])]
 
     def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Ended[K]]:
-        """Settle what one confirm covers.
+        """Settle the publishes that one confirm covers.
+
+        Args:
+            tag: the broker's delivery tag.
+            verdict: `CONFIRMED` or `NACKED`.
+            multiple: the broker's flag: all outstanding tags up to this one.
 
         Raises:
-            EpochUntrusted: nothing was settled.
+            EpochUntrusted: the tag is 0 or was never sent; nothing was settled.
         """
         assert self.ledger is not None
         if multiple and verdict is CONFIRMED:
@@ -199,7 +208,12 @@ class Lane(Generic[K]):
         ]
 
     def confirm_each(self, tags: Sequence[int]) -> ConfirmedEach[K] | None:
-        """Settle what a run of single acks covers; None, and nothing is settled, if one is odd."""
+        """Settle a run of single acks.
+
+        Returns:
+            The confirmed attempts. None if the run needs `confirm` for each tag; then nothing was
+            settled.
+        """
         assert self.ledger is not None
         items = self.ledger.handle_acks(tags)
         return None if items is None else self._confirmed(list(tags), items)
@@ -209,10 +223,11 @@ class Lane(Generic[K]):
         return ConfirmedEach(self.epoch, tags, [key for key, _ in items])
 
     def note_return(self, tag: int, reply_code: int, reply_text: str, body_bytes: int) -> None:
-        """A message was unroutable; its confirm will say so.
+        """Note that a message was returned; its confirm will settle it as returned.
 
         Raises:
-            EpochUntrusted: which one it was cannot be known, or it has grown.
+            EpochUntrusted: the tag was never sent, or the returned body is larger than the message
+                that was sent.
         """
         assert self.ledger is not None
         item = self.ledger.key_of(tag)
@@ -223,11 +238,11 @@ class Lane(Generic[K]):
         self.ledger.handle_return(tag, reply_code, reply_text)
 
     def waiting_keys(self) -> Iterator[K]:
-        """What is not in flight."""
+        """Keys of the messages that are not in flight."""
         return (key for key, _ in self.buffer)
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
-        """Forget buffered messages, and tell which."""
+        """Remove the buffered messages of these keys; return those that were buffered."""
         withdrawn = [key for key, _ in self.buffer if key in keys]
         self.buffer = without(keys, self.buffer)
         return withdrawn
@@ -242,10 +257,13 @@ class Lane(Generic[K]):
         self._sent.pop()
 
     def close(self, outcome: Outcome) -> tuple[list[Settlement[K]], list[tuple[K, int]]]:
-        """End the epoch; what was outstanding ends as returned, or as given.
+        """End the epoch, and settle what is outstanding.
+
+        Args:
+            outcome: outcome of the messages that were not returned.
 
         Returns:
-            all that has ended by it, and key and size of what is uncertain, in order.
+            All attempts that ended, and key and size of those that are uncertain, in order.
         """
         settled = self.ledger.close(outcome) if self.ledger is not None else []
         settlements = [Settlement(key, self.epoch, tag, end) for tag, (key, _), end in settled]
@@ -263,5 +281,5 @@ class Lane(Generic[K]):
 
 
 def without(keys: Collection[K], items: deque[tuple[K, int]]) -> deque[tuple[K, int]]:
-    """The items that are not of these keys, in order."""
+    """The items whose key is not among these keys, in order."""
     return deque(item for item in items if item[0] not in keys)

@@ -1,13 +1,13 @@
-"""Ordering keys: of the messages that share one, one at a time, in their order.
+"""Ordering keys: at most one message of each key is on its way, in the order of storing.
 
-Knows: keys, and numbers that grow in the order in which messages were stored. Must never know: what
-a message is, where the messages behind the first one are stored.
+Knows: keys, and message numbers that grow in the order of storing. Must never know: what a message
+is, or where the later messages of a key are stored.
 
-The rule: a message of a key is never sent before every earlier one of that key is confirmed, or was
-given up in a way that lets the key go on. So at most one of a key is *admitted* at a time, and it
-stays so through every retry; when it has left, the key's next one is to be looked for, and only the
-store can say which that is. Nothing is remembered of a key of which no message is admitted and none
-is looked for: keys may come in millions.
+The rule: a message is not sent before every earlier message of its key is confirmed, or was given
+up in a way that releases the key. So at most one message of a key is *admitted* at a time, and
+retries do not release the key. When the message has left the store, the key becomes *wanted*: the
+caller asks the store for the key's next message. A key that is neither admitted nor wanted takes no
+memory; there may be millions of keys.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice
 
 
 class KeyOrder:
-    """One message of each key at a time."""
+    """Admits one message of each key at a time."""
 
     def __init__(self) -> None:
         self._admitted: dict[str, int] = {}
@@ -24,28 +24,28 @@ class KeyOrder:
 
     @property
     def wanted(self) -> int:
-        """How many keys' next messages are to be looked for."""
+        """Number of keys whose next message is to be looked up in the store."""
         return len(self._wanted)
 
     @property
     def admitted(self) -> int:
-        """How many messages are on their way."""
+        """Number of admitted messages."""
         return len(self._admitted)
 
     def want(self, key: str) -> None:
-        """The next message of this key may be found now, unless one is on its way."""
+        """Have the key's next message looked up, unless one of its messages is admitted."""
         if key not in self._admitted:
             self._wanted[key] = None
 
     def next_wanted(self, limit: int) -> list[str]:
-        """Take up to so many of the keys to look for, those wanted longest first."""
+        """Take up to ``limit`` wanted keys, in the order in which they became wanted."""
         keys = list(islice(self._wanted, limit))
         for key in keys:
             del self._wanted[key]
         return keys
 
     def admit(self, key: str, number: int) -> bool:
-        """Whether this message may go now: no other one of its key is on its way."""
+        """Admit a message, unless another message of its key is admitted; return whether it was."""
         if key in self._admitted:
             return False
         self._admitted[key] = number
@@ -53,9 +53,16 @@ class KeyOrder:
         return True
 
     def leave(self, key: str, number: int, *, is_settled: bool) -> None:
-        """A message has left; if it is settled, the next one of its key is wanted.
+        """Note that a message has left the relay's memory.
 
-        One that was never admitted may leave too: it was given up before its turn came.
+        A message that was never admitted may leave too: it was given up before it was next of its
+        key.
+
+        Args:
+            key: the message's ordering key.
+            number: the message's number.
+            is_settled: whether it has left the store too, so that the key is wanted. False for a
+                message that waits in the store until it is due.
         """
         if self._admitted.get(key) == number:
             del self._admitted[key]

@@ -1,23 +1,25 @@
-"""The lane of the suspects: one group at a time, halved until the guilty one is alone.
+"""The quarantine: the lane on which suspects are halved until the guilty message is alone.
 
-Knows: which messages may have made the broker close a channel or the connection, and in which
-groups they are tried. Must never know: what the broker said (the session's), what a key means.
+Knows: which messages may have made the broker close a channel or the connection, and the groups in
+which they are tried. Must never know: what the broker sent (the session knows), or what a key
+means.
 
-When the broker closes a channel because of a publish, everything in flight there is uncertain and
-one message is guilty, but the broker does not say which. Sending all again would close the next
-channel too. So the suspects go to a second channel, halved at every close, until one alone is in
-flight when it happens. A window of n with k guilty ones costs O(k log n) channels. Where the
-broker's words name some of the suspects (by their exchange), these are tried first.
+When the broker closes a channel because of a publish, everything in flight there is uncertain, and
+the broker does not say which message is guilty. Sending all of them again would close the next
+channel too. So the suspects go to a second channel and are halved at every close, until a message
+is alone in flight at a close. For n suspects with k guilty messages among them this costs
+O(k log n) channels. Suspects that the broker's reply text names (by their exchange) are tried
+first.
 
-When the *connection* is lost, whatever else is in flight shares that fate. So these groups are
-tried with nothing beside them, and fresh messages wait meanwhile: a moment each, since what closes
-a connection does so at once.
+When the *connection* is closed, everything in flight on it is lost too. So these groups are tried
+with nothing else in flight, and fresh messages wait: briefly, since a guilty message closes its
+connection at once.
 
-**Set aside.** Sometimes connection after connection is lost before the broker has said anything
-about what was in flight, and nobody is blamed: a proxy that does not like a message, a broker that
-crashes over it, or one that simply does not come up. What it is cannot be known, so nobody is
-refused. But the suspects are halved too, so that the innocent ones pass; one that is alone when the
-connection is lost is set aside, and tried again, alone, after waits that grow.
+**Set aside.** Several connections in a row may be lost before the broker answers any message in
+flight, with no publish blamed: a proxy rejects a message, the broker crashes over it, or the broker
+merely fails to come up. The cause cannot be known, so no message is refused. The suspects are
+halved all the same, so that innocent messages pass. A message that is alone when the connection is
+lost is set aside, and tried again, alone, after growing waits.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ Item: TypeAlias = tuple[K, int]
 """Key and size of a message."""
 
 ASIDE_S: Final = 1.0
-"""How long a message is set aside first; then twice as long, and so on."""
+"""Seconds for which a message is set aside the first time; doubled each time."""
 ASIDE_MAX_S: Final = 60.0
+"""Longest time for which a message is set aside, in seconds."""
 
 
 @dataclass(slots=True)
@@ -43,9 +46,9 @@ class _Group(Generic[K]):
     """Suspects that are tried together.
 
     Attributes:
-        items: not yet written.
-        is_alone: whether nothing else may be in flight on the connection beside them.
-        losses: connections that were lost while the only one of them was in flight.
+        items: suspects that are not written yet.
+        is_alone: whether nothing else may be in flight on the connection meanwhile.
+        losses: connections lost while this group's only message was in flight.
     """
 
     items: deque[tuple[K, int]]
@@ -62,47 +65,47 @@ class Quarantine(Lane[K]):
         super().__init__()
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
-        self._aside: list[tuple[float, _Group[K]]] = []  # when one is due, and who it is
+        self._aside: list[tuple[float, _Group[K]]] = []  # (due time, group of one message)
 
     @property
     def waiting(self) -> int:
-        """Suspects that are not in flight."""
+        """Number of suspects that are not in flight."""
         return len(self.buffer) + sum(len(group.items) for group in self._groups) + self.aside
 
     @property
     def is_alone(self) -> bool:
-        """Whether the group under trial goes with nothing beside it on the connection."""
+        """Whether nothing else may be in flight on the connection while this group is tried."""
         return self._trial.is_alone
 
     @property
     def losses(self) -> int:
-        """Connections lost so far while the one under trial was alone in flight."""
+        """Connections lost so far while the message under trial was alone in flight."""
         return self._trial.losses
 
     @property
     def aside(self) -> int:
-        """How many are set aside."""
+        """Number of messages that are set aside."""
         return len(self._aside)
 
     @property
     def due(self) -> float | None:
-        """When the next of these is to be tried again."""
+        """When the next message that is set aside is due; None if there is none."""
         return min((at for at, _ in self._aside), default=None)
 
     def suspect(
         self, named: Sequence[Item[K]], others: Sequence[Item[K]], *, is_alone: bool
     ) -> None:
-        """One of these made the broker close their channel, or the connection: try them next.
+        """Try these messages next: one of them made the broker close a channel or the connection.
 
-        All together would surely close the next one too, so they go in halves; and of those that
-        are named one goes before, alone: where the words are true of all of them, it is the proof.
-        What is in the buffer was not written yet and is innocent of this close, so it
-        waits behind them.
+        They are tried in halves, because all of them together would close the next channel too. If
+        the reply text names some, the first of these is tried before, alone: if it is true of all
+        of them, this one is the proof. Buffered messages were not written, so they are innocent of
+        this close and wait behind.
 
         Args:
-            named: whom the broker's words name.
-            others: everybody else who was in flight.
-            is_alone: it was the connection.
+            named: messages that the broker's reply text names.
+            others: the other messages that were in flight.
+            is_alone: whether the connection was closed, not only a channel.
         """
         if self.buffer:
             self._groups.appendleft(_Group(self.buffer, self.is_alone))
@@ -113,24 +116,30 @@ class Quarantine(Lane[K]):
         )
 
     def expect(self, item: Item[K]) -> None:
-        """This one is likely to make the broker close its channel: try it alone, after others."""
+        """Queue a message that is likely to make the broker close its channel; it is sent alone."""
         self._groups.append(_Group(deque([item])))
 
     def set_aside(self, item: Item[K], now: float, *, losses: int) -> None:
-        """The connection was lost while this one was alone in flight, and nobody is blamed."""
+        """Set a message aside: it was alone in flight when the connection was lost, and not blamed.
+
+        Args:
+            item: key and size of the message.
+            now: on the session's active clock.
+            losses: connections lost in this way so far, this one included.
+        """
         wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** (losses - 1))
         self._aside.append((now + wait_s, _Group(deque([item]), is_alone=True, losses=losses)))
 
     def recall(self, now: float) -> None:
-        """Whoever was set aside until now is tried after the others."""
+        """Queue the messages whose time aside is over, behind the other groups."""
         self._groups.extend(group for at, group in self._aside if at <= now)
         self._aside = [(at, group) for at, group in self._aside if at > now]
 
     def advance(self) -> bool:
-        """Go on to the next group once this one is through.
+        """Go on to the next group once the current group is settled.
 
         Returns:
-            whether there is any suspect to be tried now.
+            Whether there is a suspect to try now.
         """
         if self.buffer or self.in_flight:
             return True
@@ -139,13 +148,13 @@ class Quarantine(Lane[K]):
         return bool(self.buffer)
 
     def waiting_keys(self) -> Iterator[K]:
-        """Suspects that are not in flight."""
+        """Keys of the suspects that are not in flight."""
         yield from super().waiting_keys()
         for group in (*self._groups, *(group for _, group in self._aside)):
             yield from (key for key, _ in group.items)
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
-        """Forget suspects that are not in flight, and tell which."""
+        """Remove suspects of these keys that are not in flight; return those that were removed."""
         withdrawn = super().withdraw(keys)
         for group in (*self._groups, *(group for _, group in self._aside)):
             withdrawn += [key for key, _ in group.items if key in keys]

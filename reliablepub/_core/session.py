@@ -1,37 +1,37 @@
-"""One publisher's dealings with one broker: window, deadlines, blocked, epochs, quarantine, drain.
+"""The publishing session: window, confirm deadlines, blocking, epochs, quarantine and drain.
 
-Knows: keys and sizes of messages, channels by epoch, and the time it is told. Must never know: what
-a message is, how bytes travel, where messages are stored.
+Knows: keys and sizes of messages, channels by epoch, and the time it is given. Must never know:
+what a message is, how bytes travel, or where messages are stored.
 
-The life of a message in here::
+The states of a message in a session::
 
     submit -> buffered -> in flight -> settled (confirmed, returned, nacked, refused)
                  ^            |
                  +-uncertain--+   channel or connection gone, or the confirm deadline passed
 
-*Buffered* was never written and carries no risk of a duplicate; *in flight* was. An uncertain
-attempt is reported like any other, and the session itself sends the message again, on a new epoch:
-a late confirm of the old one is recognized by its number and changes nothing. Words that cannot be
-matched with what was sent end the epoch in the same way.
+A *buffered* message was not written, so it cannot cause a duplicate; a message *in flight* was. An
+uncertain attempt is reported like any other, and the session itself sends the message again in a
+new epoch. A late confirm of the old epoch is recognized by the epoch's number and ignored. A
+confirm or return that does not match what was sent ends the epoch too.
 
 **Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second
-channel (`reliablepub._core.quarantine`), and the main channel reopens at once and carries fresh
-messages meanwhile. When it was the whole connection that was closed, they wait: a suspect is then
-tried with nothing beside it. `reliablepub._core.aftermath` has the table of what becomes of whom.
+channel (`reliablepub._core.quarantine`), while the main channel reopens at once and carries fresh
+messages. When the broker closes the whole connection because of a publish, fresh messages wait
+while suspects are tried. `reliablepub._core.aftermath` has the table of ends and their effects.
 
-**One channel.** A user may be limited to one, or the connection may have a number for one only. The
-broker says so to the second one, once, and then the lanes share a channel: as soon as nothing is in
-flight on it, it goes to the suspects, if there are any to be tried, and then back.
+**One channel.** A user may be limited to one channel, or the connection to one channel number. The
+broker then refuses the second channel, once, and the lanes share one channel from then on. Whenever
+nothing is in flight on it, it goes to the suspects if there are any to try, otherwise to the main
+lane.
 
-**Blocked.** Nothing is sent into an alarm, and nothing times out: the clock for it stands still.
+**Blocked.** During an alarm nothing is sent and nothing times out: the session's clock is stopped.
 
-**A slow link.** The time for a confirm begins when the publish has left this host (the transport
-reports with `Leaving` what has not), and begins anew when an older one is confirmed. So a message
-may be under way for as long as its bytes move, and a broker that accepts no bytes, or confirms
-nothing of what it has, is still given up within ``confirm_timeout_s``. What a proxy on the way
-holds nobody sees. So the time is doubled whenever it was not enough, up to `PATIENCE_MAX` times,
-until a confirm comes within the time that was asked for: a message is sent a few times, and not for
-ever.
+**A slow link.** The time for a confirm starts when the publish has left this host (the transport
+reports with `Leaving` what has not), and restarts when an older publish is confirmed. So a message
+may be under way for as long as its bytes move, while a broker that accepts no bytes, or confirms
+nothing that it has received, is given up within ``confirm_timeout_s``. Bytes that a proxy holds
+cannot be seen. So the time is doubled each time it was too short, up to `PATIENCE_MAX` times its
+length, until a confirm arrives within ``confirm_timeout_s``. This bounds the number of repetitions.
 """
 
 from __future__ import annotations
@@ -73,30 +73,31 @@ from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
 _NOT_ALLOWED: Final = 530
 COUNTED_OUT_S: Final = 0.1
-"""How long RabbitMQ may go on counting a channel that it has closed, where it limits channels."""
+"""Seconds for which RabbitMQ may still count a closed channel against a user's channel limit."""
 PATIENCE_MAX: Final = 16
-"""So many times ``confirm_timeout_s`` may be waited for a confirm, after it was too short."""
+"""Longest wait for a confirm, as a multiple of ``confirm_timeout_s``."""
 
 
 class Session(Generic[K]):
-    """The window between buffered messages and a broker that confirms them.
+    """The state machine between a publisher's messages and one broker.
 
-    Poll `poll_commands`, `poll_settlements` and `poll_timeout` after every input and command, and
-    `poll_transmit` when you are ready to write.
+    The caller polls `poll_commands`, `poll_settlements` and `poll_timeout` after every input and
+    command, and `poll_transmit` when it can write.
 
     Args:
-        window_max: most messages in flight.
-        window_bytes_max: most bytes in flight; one message may exceed it when it is alone.
-        confirm_timeout_s: how long the broker may owe the oldest confirm before the channel is
-            retired.
-        window_min: from where on the window adapts, up to ``window_max``; None: it is fixed.
-        is_named: whether the broker's words, when it closes a channel, name a message (by its
-            exchange, say); those are suspected first.
+        window_max: maximum number of messages in flight.
+        window_bytes_max: maximum number of bytes in flight; a message that is alone may exceed it.
+        confirm_timeout_s: seconds for which the broker may owe the oldest confirm before the
+            channel is retired.
+        window_min: lower bound of an adaptive window, whose upper bound is ``window_max``; None for
+            a fixed window.
+        is_named: whether the broker's reply text, when it closes a channel, names the message of a
+            key (by its exchange, for example). Such messages are suspected first.
 
     Attributes:
-        window: how many messages may be in flight just now.
-        blocked_reason: the broker's reason for blocking us, or None.
-        stale: events of old epochs that were ignored.
+        window: the current limit of messages in flight.
+        blocked_reason: the broker's reason for blocking this connection; None if it does not.
+        stale: number of ignored events of epochs that are over.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class Session(Generic[K]):
         self._patience = 1
         self._is_connected = False
         self._is_draining = False
-        self._is_sharing = False  # both lanes have one channel
-        self._may_open_at: float | None = None  # while they have none
+        self._is_sharing = False  # both lanes use one channel
+        self._may_open_at: float | None = None  # earliest time to reopen the shared channel
         self._last_epoch = 0
         self._main: Lane[K] = Lane()
         self._quarantine: Quarantine[K] = Quarantine()
@@ -129,51 +130,51 @@ class Session(Generic[K]):
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection that answers."""
+        """Whether there is a connection that has not been given up."""
         return self._is_connected
 
     @property
     def is_ready(self) -> bool:
-        """Whether fresh messages can be written right now, window permitting."""
+        """Whether fresh messages can be written now, if the window has room."""
         return self._can_write and self._main.state is ChannelState.OPEN
 
     @property
     def buffered(self) -> int:
-        """Messages waiting to be written, suspects included."""
+        """Number of messages waiting to be written, including suspects."""
         return len(self._main.buffer) + self._quarantine.waiting
 
     def waiting(self) -> Iterator[K]:
-        """Each of them."""
+        """Keys of the messages waiting to be written, including suspects."""
         yield from self._main.waiting_keys()
         yield from self._quarantine.waiting_keys()
 
     @property
     def in_flight(self) -> int:
-        """Messages written and not settled."""
+        """Number of messages that are written and not settled."""
         return self._main.in_flight + self._quarantine.in_flight
 
     @property
     def in_flight_bytes(self) -> int:
-        """Their size."""
+        """Size of the messages that are written and not settled."""
         return self._main.in_flight_bytes + self._quarantine.in_flight_bytes
 
     @property
     def aside(self) -> int:
-        """Messages set aside: connections were lost over them, or so it looks."""
+        """Number of messages set aside because connections may have been lost over them."""
         return self._quarantine.aside
 
     @property
     def violations(self) -> Counter[Violation]:
-        """What the broker said out of turn, over all epochs."""
+        """The broker's violations, over all epochs."""
         return self._aftermath.all_violations()
 
     # ------------------------------------------------------------------ inputs
 
     def handle(self, event: Event, now: float) -> None:
-        """Take in one event of the connection.
+        """Process one event of the connection.
 
         Args:
-            event: what happened.
+            event: the event.
             now: monotonic seconds.
         """
         if not isinstance(event, ChannelEvent):
@@ -190,7 +191,7 @@ class Session(Generic[K]):
             self._begin_anew(lane, str(violation))
 
     def handle_timeout(self, now: float) -> None:
-        """Retire every channel whose oldest confirm, or whose opening, is overdue."""
+        """Retire every channel whose oldest confirm or whose opening is overdue."""
         self._quarantine.recall(self._clock.reading(now))
         self._open_lanes(now)
         for lane in (self._main, self._quarantine):
@@ -217,7 +218,7 @@ class Session(Generic[K]):
             is_second = ChannelState.OPENING in states and ChannelState.CLOSED not in states
             self._is_sharing = self._is_sharing or is_second
         self._is_connected = False
-        self._commands.clear()  # they were for the connection that is gone
+        self._commands.clear()  # they were meant for the lost connection
         self._unblocked(event, now)
         self._aftermath.connection_lost(event, self._clock.reading(now))
 
@@ -301,11 +302,11 @@ class Session(Generic[K]):
         self._main.buffer += items
 
     def submit_alone(self, key: K, size: int, now: float) -> None:
-        """Buffer a message that is likely to cost its channel: it goes by the quarantine, alone.
+        """Buffer a message that is likely to close its channel; it is sent alone, in quarantine.
 
         Args:
-            key: what the caller names it by.
-            size: in bytes.
+            key: the caller's key of the message.
+            size: size in bytes.
             now: monotonic seconds.
 
         Raises:
@@ -317,10 +318,12 @@ class Session(Generic[K]):
         self._open_lanes(now)
 
     def take_back(self, batches: Sequence[Batch[K]]) -> None:
-        """Undo `poll_transmit`: nothing of these batches was written. Call it before anything else.
+        """Undo `poll_transmit`: nothing of these batches was written.
+
+        Must be called before any other input or command.
 
         Raises:
-            ValueError: something else came first: a bug of ours.
+            ValueError: another call came first: a bug of the caller.
         """
         for batch in reversed(batches):
             lane = self._lane(batch.epoch)
@@ -330,29 +333,30 @@ class Session(Generic[K]):
             lane.take_back(batch.first_tag, len(batch.keys))
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
-        """Forget buffered messages, suspects included, as if they had never been submitted.
+        """Remove buffered messages, including suspects, as if they had never been submitted.
 
         Args:
-            keys: best a set; keys that are not buffered are ignored.
+            keys: preferably a set; keys that are not buffered are ignored.
 
         Returns:
-            those that were buffered.
+            The keys that were buffered.
         """
         withdrawn = self._quarantine.withdraw(keys) + self._main.withdraw(keys)
         self._next_suspects()
         return withdrawn
 
     def drain(self) -> None:
-        """Send nothing more; what is in flight is still settled."""
+        """Send nothing more. Messages in flight are still settled."""
         self._is_draining = True
 
     # ------------------------------------------------------------------ outputs
 
     def poll_transmit(self, now: float) -> list[Batch[K]]:
-        """Take what the window allows: the tags are registered, so write them all or `take_back`.
+        """Take the messages that the window allows, with delivery tags assigned.
 
-        Suspects go first: they are few, and old. While they lack room, fresh messages wait: they
-        would take every byte that becomes free, and a large suspect would never be sent.
+        The caller must write all of them, or call `take_back`. Suspects go first, since they are
+        few and old. While a suspect does not fit, fresh messages wait: otherwise they would take
+        every byte that becomes free, and a large suspect would never be sent.
         """
         if not self._can_write or self._is_draining:
             self.window.forget_round()
@@ -385,7 +389,7 @@ class Session(Generic[K]):
         return batches
 
     def poll_commands(self) -> Iterable[Command]:
-        """Take the orders for the transport, in order."""
+        """Take the commands for the transport, in order."""
         while self._commands:
             yield self._commands.popleft()
 
@@ -400,7 +404,7 @@ class Session(Generic[K]):
         return bool(self._commands or self._aftermath.settlements)
 
     def poll_timeout(self) -> float | None:
-        """When `handle_timeout` wants to be called (monotonic), or None."""
+        """When the caller must call `handle_timeout` (monotonic seconds); None if never."""
         dues = (
             *(self._due(self._main), self._due(self._quarantine)),
             *(self._due_aside(), self._may_open_at if self._is_connected else None),
@@ -414,13 +418,13 @@ class Session(Generic[K]):
         return self._is_connected and self.blocked_reason is None
 
     def _due(self, lane: Lane[K]) -> float | None:
-        """When the lane's oldest answer is overdue, should the broker not block us before."""
+        """When the lane's oldest answer is overdue, unless the broker blocks publishes before."""
         since = lane.waiting_since if self._can_write else None
         patience_s = self._confirm_timeout_s * self._patience
         return None if since is None else self._clock.due_at(since + patience_s)
 
     def _be_less_patient(self, lane: Lane[K], now: float) -> None:
-        """A confirm has come: maybe so soon that the time asked for is enough again."""
+        """Reset the patience if this confirm came within ``confirm_timeout_s``."""
         if self._patience > 1:
             since = lane.waiting_since
             waited_s = 0.0 if since is None else self._clock.reading(now) - since
@@ -428,19 +432,19 @@ class Session(Generic[K]):
                 self._patience = 1
 
     def _due_aside(self) -> float | None:
-        """When somebody who was set aside is due; without a connection that changes nothing."""
+        """When the next message that was set aside is due; None if nothing can be sent."""
         due = self._quarantine.due
         return self._clock.due_at(due) if due is not None and self._can_write else None
 
     def _lane(self, epoch: int) -> Lane[K] | None:
-        """The lane whose current epoch this is; None for epochs that are over."""
+        """The lane of a current epoch; None if the epoch is over."""
         for lane in (self._main, self._quarantine):
             if lane.ledger is not None and lane.ledger.epoch == epoch:
                 return lane
         return None
 
     def _open_lanes(self, now: float) -> None:
-        """Have a channel wherever one is wanted."""
+        """Open a channel for every lane that needs one."""
         if not self._is_connected:
             return
         self._next_suspects()
@@ -458,7 +462,7 @@ class Session(Generic[K]):
 
     @property
     def _sharing(self) -> tuple[Lane[K], Lane[K]]:
-        """Of two lanes with one channel: the one whose turn it is, and the other."""
+        """The lane that uses the shared channel next, and the other lane."""
         is_trying = self._quarantine.buffer or self._quarantine.in_flight
         lanes: tuple[Lane[K], Lane[K]] = (self._quarantine, self._main)
         return lanes if is_trying else (lanes[1], lanes[0])
@@ -470,34 +474,37 @@ class Session(Generic[K]):
             self._order(OpenChannel(self._last_epoch))
 
     def _order(self, command: Command) -> None:
-        """Tell the transport; of a connection that is given up nothing more is asked."""
+        """Queue a command for the transport, unless the connection has been given up."""
         if self._is_connected:
             self._commands.append(command)
 
     def _disconnect(self, reason: str) -> None:
-        """Give the connection up; its loss follows."""
+        """Give the connection up; a `ConnectionLost` follows."""
         self._order(Disconnect(reason))
         self._is_connected = False
 
     def _next_suspects(self) -> None:
-        """When a group is through: the next one, or no more need for the quarantine channel."""
+        """Go on to the next group of suspects; close the quarantine channel after the last."""
         lane = self._quarantine
         if not lane.advance() and lane.state is not ChannelState.CLOSED and not self._is_sharing:
             self._order(CloseChannel(lane.epoch, "quarantine is empty"))
             self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:
-        """Leave a channel whose verdicts are overdue."""
+        """End the epoch of a channel whose confirms are overdue."""
         self._order(CloseChannel(lane.epoch, reason))
         self._patience = min(2 * self._patience, PATIENCE_MAX)
         self.window.reset()
         self._aftermath.overdue(lane, reason)
-        if self._is_sharing:  # the next one may come before the broker has counted this one out
+        if self._is_sharing:  # a new channel might exceed the limit while this one still counts
             self._disconnect(reason)
         self._open_lanes(now)
 
     def _begin_anew(self, lane: Lane[K], reason: str) -> None:
-        """Not our doing, so a new channel may fare alike: connect again, which takes its time."""
+        """Reconnect: no publish is the cause, so a new channel may end the same way.
+
+        Only reconnecting waits between attempts.
+        """
         self._aftermath.send_again(lane, reason)
         self._disconnect(reason)
 

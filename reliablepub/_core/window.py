@@ -1,47 +1,49 @@
-"""How many messages may be in flight: as many as make the broker faster, and no more.
+"""The adaptive window: how many messages may be in flight.
 
-Knows: how many publishes were settled by when, and whether the window was what held them up. Must
-never know: tags' keys, channels, why anything was sent.
+Knows: how many publishes were settled by when, and whether the window limited them. Must never
+know: keys, channels, or why anything was sent.
 
-A small window leaves the broker waiting for us; a large one makes a queue in front of it, in which
-messages only wait, and all of which may arrive twice when the connection is lost. Where the one
-becomes the other nobody can know beforehand: it depends on the distance, the disks, the queues, and
-who else is publishing. So it is measured, as congestion control does it.
+With a small window the broker waits for the publisher. A large window builds a queue in front of
+the broker, in which messages only wait, and all of which may arrive twice if the connection is
+lost. The best size depends on network distance, disks, queues and other publishers. So it is
+measured, as in congestion control.
 
-**What is measured.** A *round* (BBR's word) begins when the window is full, and ends when all that
-was in flight then is settled. It lasts as long as a confirm takes: so many messages in so much
-time. By Little's law ``window = rate x latency``: if twice the window has the same latency, the
-rate has doubled; if it has twice the latency, nothing is won but a queue. So the question "does
-latency stay flat, or climb?" is put as "by how much does the rate grow?".
+**What is measured.** A *round* (as in BBR) begins when the window is full, and ends when all
+messages that were in flight at its beginning are settled. It yields a rate: messages settled by
+time. By Little's law ``window = rate x latency``: if latency does not change when the window is
+doubled, the rate has doubled; if latency doubles, only the queue has grown. So the question "does
+latency stay flat or climb?" becomes "by how much does the rate grow?".
 
-TCP Vegas and Netflix' limits compare with the lowest latency ever seen. That does not serve here: a
-broker syncs its disk once for all messages that wait for it, so a confirm takes longest where most
-of them are made a second, and what they take for congestion is the best there is.
+TCP Vegas and Netflix's concurrency limits compare with the lowest latency ever seen. That does not
+work here. A broker syncs its disk once for all messages that wait for the sync, so latency is
+highest where the rate of confirms is highest: what they would take for congestion is the optimum.
 
-**How it is decided.** First as TCP's slow start does: a new connection doubles its window until
-three doublings in a row bring nothing more. In doubt it grows: what is too large costs latency,
-what is too small costs messages. From then on by trials: rounds at half the window, or twice of it,
-take turns with rounds at the window itself, so that whatever else happens on the machine happens to
-both, until the mean of the differences is clear beyond its own error.
+**How the size is chosen.** A new connection doubles its window, as TCP slow start does, until three
+doublings in a row bring no gain. In doubt the window grows: a window that is too large costs
+latency, one that is too small costs throughput. After that the window is adjusted by trials. Rounds
+at half or twice the window alternate with rounds at the current window, so that other load on the
+host affects both, until the mean difference exceeds its own error.
 
     ==================  ==========================  ====================================
-    trial               it is adopted if the rate   then
+    trial               adopted if the rate         next
     ==================  ==========================  ====================================
-    half the window     clearly loses less than     the next trial in the same direction
+    half the window     clearly loses less than     a trial in the same direction
                         `MATTERS`
-    twice the window    gains `MATTERS`             likewise
-    either              (it is not)                 rest, longer each time; then the other
-    a rest              --                          cut short when latency is suddenly
-                                                    another: what was learned is void
+    twice the window    gains `MATTERS`             a trial in the same direction
+    either              (not adopted)               a rest, longer each time; then a trial
+                                                    in the other direction
+    a rest              --                          ends early if the rate changes by more
+                                                    than `JUMP`: earlier results are void
     ==================  ==========================  ====================================
 
-Rounds in which the window was not what held messages up prove nothing: too few were there, the
-bytes were at their limit, suspects were tried, the broker blocked us. They are forgotten.
+A round in which the window did not limit the messages proves nothing and is discarded: there were
+too few messages, the byte limit was reached, suspects were being tried, or the broker blocked.
 
-**A new connection** begins at the least again: it may be another broker, or the same one with cold
-caches and all its clients at the door; and if connections do not last, little is in flight when
-they are lost. It takes a round for each doubling. A new channel on the same connection goes on as
-it was, but for one whose confirms were overdue: that is what congestion looks like.
+**A new connection** starts at the lower bound again: it may lead to another broker, or to one that
+has restarted with cold caches and all clients reconnecting; and if connections are short-lived,
+little is in flight when they are lost. Growing takes one round for each doubling. A new channel on
+the same connection keeps the window, unless the old channel was retired for overdue confirms, which
+indicates congestion.
 """
 
 from __future__ import annotations
@@ -51,36 +53,36 @@ from math import exp, log, sqrt
 from typing import Final
 
 LOOK_S: Final = 0.1
-"""Rounds are taken together until they have lasted so long: a machine's hiccups are no shorter."""
+"""Minimum length of a *look* in seconds. A look sums up rounds, to average out stalls of a host."""
 MATTERS: Final = log(1.05)
-"""A difference that matters (rates are compared by their logarithms)."""
+"""Smallest difference of rates that counts: 5 %, as a difference of logarithms."""
 LEAP: Final = log(1.1)
-"""What a doubling in the slow start brings, for it to go on."""
+"""Gain over the best rate so far (10 %) that makes a doubling in slow start a success."""
 STRIKES_MAX: Final = 3
-"""So many doublings in a row without a leap end it."""
+"""Doublings in a row without success that end slow start."""
 NOISE: Final = 0.2
-"""What two looks differ by for no reason, before there is experience."""
+"""Prior standard deviation of the difference between two looks."""
 PAIRS_MAX: Final = 8
-"""Most pairs of looks in a trial."""
+"""Maximum number of pairs of looks in a trial."""
 REST_MIN: Final = 4
-"""Looks between trials, when something has changed."""
+"""Looks in a rest after a change."""
 REST_MAX: Final = 128
-"""The same, when nothing has changed for long."""
+"""Looks in a rest after many trials without a change."""
 JUMP: Final = log(2)
-"""A latency that is so much another, in a rest, ends it."""
+"""Change of the rate in a rest (factor 2) that ends the rest."""
 SMOOTHING: Final = 0.25
-"""Weight of the newest look, in a rest, in what is expected of the next."""
+"""Weight of the newest look in the expected rate during a rest (exponential smoothing)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the channel of fresh messages is.
+    """Progress of the channel that carries fresh messages.
 
     Attributes:
-        epoch: its number.
-        last_tag: the highest one given.
-        lowest_tag: everything below is settled.
-        settled: how many of the epoch are.
+        epoch: number of the channel epoch.
+        last_tag: highest assigned delivery tag.
+        lowest_tag: lowest delivery tag that is not settled.
+        settled: number of settled publishes in this epoch.
     """
 
     epoch: int
@@ -90,16 +92,16 @@ class Progress:
 
     @property
     def in_flight(self) -> int:
-        """How many are not."""
+        """Number of publishes in this epoch that are not settled."""
         return self.last_tag - self.settled
 
 
 class Trial:
-    """Two windows side by side, until it is clear which one is better.
+    """A comparison of two window sizes by alternating looks, until one is clearly better.
 
     Args:
-        base: the window there is.
-        probe: the one that may replace it.
+        base: current window.
+        probe: window that may replace it.
     """
 
     __slots__ = ("_base_rate", "_differences", "base", "probe")
@@ -112,14 +114,14 @@ class Trial:
 
     @property
     def next_size(self) -> int:
-        """The window to look at next."""
+        """The window of the next look."""
         return self.base if self._base_rate is None else self.probe
 
     def enter(self, rate: float) -> bool | None:
-        """Enter the rate at `next_size`.
+        """Add the rate that was measured at `next_size`.
 
         Returns:
-            whether the probe is adopted; None if it is not clear yet.
+            Whether the probe is adopted; None if the trial goes on.
         """
         if self._base_rate is None:
             self._base_rate = rate
@@ -138,7 +140,7 @@ class Trial:
 
 
 class SlowStart:
-    """Doubles, until that brings nothing more."""
+    """Decides how long doubling the window goes on."""
 
     __slots__ = ("_best", "_strikes")
 
@@ -147,7 +149,7 @@ class SlowStart:
         self._strikes = 0
 
     def goes_on(self, rate: float) -> bool:
-        """Enter the rate at a size; whether to try the next."""
+        """Add the rate that was measured at a size; return whether to double again."""
         if rate > self._best * exp(LEAP):
             self._best = rate
             self._strikes = 0
@@ -157,16 +159,16 @@ class SlowStart:
 
 
 class Window:
-    """The limit on messages in flight; it stays between two bounds, which may be one.
+    """The limit of messages in flight, between two bounds. Equal bounds give a fixed window.
 
-    Tell it `heard` before each transmission, and `sent` after it.
+    The caller calls `heard` before each transmission and `sent` after it.
 
     Args:
-        least: its lower bound, at which each connection begins; or ``most``, if that is less.
-        most: its upper bound.
+        least: lower bound, at which each connection starts; at most ``most``.
+        most: upper bound.
 
     Attributes:
-        size: the limit.
+        size: the current limit, in messages.
     """
 
     __slots__ = (
@@ -189,10 +191,10 @@ class Window:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew: what was learned was about another connection, or is over."""
+        """Start at the lower bound, and discard all measurements."""
         self.size = self._least
-        self._round: tuple[Progress, float] | None = None  # how far all was at its start, and when
-        self._look = (0, 0.0)  # settled in rounds, and how long they lasted
+        self._round: tuple[Progress, float] | None = None  # progress and time at its start
+        self._look = (0, 0.0)  # messages settled in its rounds, and seconds they lasted
         self._start: SlowStart | None = SlowStart()
         self._trial: Trial | None = None
         self._grows = True
@@ -202,11 +204,11 @@ class Window:
     # ------------------------------------------------------------------ rounds
 
     def forget_round(self) -> None:
-        """What is under way proves nothing: an epoch or an alarm, bytes or suspects, or no need."""
+        """Discard the current round: something else than the window limits the messages."""
         self._round = None
 
     def heard(self, progress: Progress, now: float) -> None:
-        """Something may have been settled since the last transmission."""
+        """End the round if all messages that were in flight at its start are settled."""
         if self._round is None:
             return
         begin, since = self._round
@@ -221,12 +223,12 @@ class Window:
                 self._look = (0, 0.0)
 
     def sent(self, progress: Progress, now: float, *, is_held_up: bool) -> None:
-        """A transmission is over.
+        """Begin a round if the window is full after a transmission; discard it if it is not.
 
         Args:
-            progress: after it.
+            progress: progress after the transmission.
             now: on the session's active clock.
-            is_held_up: whether messages wait for room, with nothing else in flight than these.
+            is_held_up: whether fresh messages wait for room and no suspects are in flight.
         """
         if not is_held_up or progress.in_flight < self.size:
             self.forget_round()
@@ -236,7 +238,7 @@ class Window:
     # ------------------------------------------------------------------ trials
 
     def _learn(self, rate: float) -> None:
-        """So many a second are settled at the size there is."""
+        """Process the rate of a look at the current size, in messages per second."""
         if self._start is not None:
             if self.size < self._most and self._start.goes_on(rate):
                 self.size = min(2 * self.size, self._most)
@@ -249,7 +251,7 @@ class Window:
             self._tried(self._trial, rate)
 
     def _tried(self, trial: Trial, rate: float) -> None:
-        """A look of a trial is over."""
+        """Process the rate of a look that belongs to a trial."""
         is_adopted = trial.enter(rate)
         if is_adopted is None:
             self.size = trial.next_size
@@ -261,20 +263,20 @@ class Window:
             self._turn_round()
 
     def _try_next(self) -> None:
-        """Begin a trial in the direction that is taken."""
+        """Begin a trial in the current direction."""
         probe = min(2 * self.size, self._most) if self._grows else max(self.size // 2, self._least)
         self._trial = Trial(self.size, probe)
         if probe == self.size:
             self._turn_round()
 
     def _turn_round(self) -> None:
-        """There is nothing better in this direction: rest, then look into the other."""
+        """Rest, then try the other direction: this one brings no gain."""
         self._trial = self._expected = None
         self._grows = not self._grows
         self._rest_left, self._rest = self._rest, min(2 * self._rest, REST_MAX)
 
     def _rested(self, rate: float) -> None:
-        """A look of a rest is over."""
+        """Process the rate of a look that belongs to a rest."""
         expected = self._expected or rate
         change = log(rate / expected)
         self._expected = expected * exp(SMOOTHING * change)

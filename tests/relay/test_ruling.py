@@ -63,7 +63,7 @@ def test_what_the_policy_discards_is_counted_and_told_at_once(store: Store) -> N
     [entry] = [gone.entry for turn in w.store.turns for gone in turn.discarded]
     error = publish_error(entry, told.outcomes["a"])
     assert not error.is_kept
-    assert "discarded, as the retry policy says" in str(error)
+    assert "the retry policy discarded it" in str(error)
 
 
 @pytest.mark.parametrize(

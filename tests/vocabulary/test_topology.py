@@ -54,12 +54,12 @@ def test_an_empty_file_wants_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("[[exchange]", "is no TOML"),
+        ("[[exchange]", "is not valid TOML"),
         ("declare = 1", "declare is 1"),
         ("[[exchanges]]\nname = 'x'", "has exchanges; known are"),
         ("exchange = 'x'", r"write \[\[exchange\]\]"),
         ("[exchange]\nname = 'x'", r"write \[\[exchange\]\]"),
-        ("[[exchange]]\ntype = 'topic'", "exchange: something is missing.*name"),
+        ("[[exchange]]\ntype = 'topic'", "exchange: a value is missing.*name"),
         ("[[exchange]]\nname = 'x'\nkind = 'topic'", "has 'kind'; known are name, type"),
         ("[[exchange]]\nname = 7", "name is 7, not a str"),
         ("[[queue]]\nname = 'x'\ndurable = 'yes'", "durable is 'yes', not a bool"),
