@@ -2,17 +2,19 @@
 
 Knows: AES-256-GCM, keys by name, modes of key files. Must never know: tables, where keys come from.
 
-A row's body and properties (headers among them) are one plaintext and one ciphertext. The message
-id, exchange, routing key, ordering key, times and sizes stay in clear, because statements search by
-them. The name of the key stands where the properties were. The checksum covers what is stored, so
-an audit and a salvage need no key.
+A row's body and properties (headers included) are encrypted together. The message id, exchange,
+routing key, ordering key, times and sizes are not encrypted, because statements search by them. The
+column of the properties holds the name of the key. The checksum covers the stored bytes, so an
+audit and a salvage need no key.
 
-A row of version 2 (``{"$key":"2026-11","v":2}``) begins with a fingerprint of its key, and is
-bound to its number, message id, exchange, routing key and ordering key. A wrong key has another
-fingerprint, and stops the relay; with the right one, a row that does not decrypt was changed, and
-is parked. A row of version 1 (``{"$key":"2026-11"}``) has no fingerprint, and is bound to its
-number and message id only; it can still be read. Removing ``"v":2`` from a row does not make it
-one of version 1, because the two bind different bytes.
+A row of version 2 (``{"$key":"2026-11","v":2}``) begins with a fingerprint of its key. Its
+associated data are row id, message id, exchange, routing key and ordering key. A wrong key has
+another fingerprint, and stops the relay. With the right key, a row that does not decrypt was
+changed, and is parked.
+
+A row of version 1 (``{"$key":"2026-11"}``) has no fingerprint, and its associated data are row id
+and message id only. It can still be read. Removing ``"v":2`` from a row does not make it one of
+version 1, because the associated data differ.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ _OTHERS = stat.S_IRWXO | stat.S_IWGRP
 
 
 def exposure(path: str | os.PathLike[str]) -> str:
-    """What is wrong with the mode of a secret file, and what to do; empty if nothing is.
+    """Say what is wrong with the mode of a secret file, and what to do; empty if nothing is.
 
-    A group may read it, which is how services are given secrets; nobody else may, and only its
-    owner may write to it.
+    Only the owner may write to it. A group may read it, because services get secrets that way;
+    other users may not.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -65,24 +67,24 @@ _VERSION: Final = 2
 _WORDS_OF_FINGERPRINT: Final = b"reliablepub: fingerprint of an outbox key"
 
 Where = tuple[str, str, str, str | None]
-"""Message id, exchange, routing key and ordering key: what a row shows, and is bound to."""
+"""Message id, exchange, routing key and ordering key of a row: not encrypted, but authenticated."""
 
 
 class Forged(ValueError):
-    """A row that was not stored by a process with the keys; the text says how that shows."""
+    """The row was changed, or was stored without the keys; the text says which."""
 
 
 class OutboxKeys:
-    """Keys for what an outbox holds, by name. The first encrypts; all of them decrypt.
+    """Encryption keys of an outbox, by name. The first one encrypts; all of them decrypt.
 
-    To rotate without a gap, add the new key at the end everywhere, then make it the first
-    everywhere, then run ``reliablepub outbox rekey``, then drop the old one. Use a key for at most
-    4 billion (2^32) messages: each has a random nonce of 96 bits.
+    To rotate keys without an interruption: add the new key at the end in every process, then make
+    it the first in every process, then run ``reliablepub outbox rekey``, then remove the old key.
+    Use a key for at most 4 billion (2^32) messages: each has a random nonce of 96 bits.
 
     Args:
-        keys: 32 bytes each. A name is written into the file in clear, such as ``"2026-11"``.
-        accept_plaintext: whether messages that are not encrypted are published. By default the
-            relay parks them: a process without the keys has stored them, or an intruder.
+        keys: keys of 32 bytes by name. The names, such as ``"2026-11"``, are stored unencrypted.
+        accept_plaintext: whether to publish messages that are not encrypted. By default the relay
+            parks them, because a process without the keys, or an intruder, has stored them.
 
     Raises:
         ConfigurationError: a key or a name cannot be used, or `cryptography` is not installed.
@@ -111,14 +113,17 @@ class OutboxKeys:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, accept_plaintext: bool = False) -> Self:
-        """Keys from a file: a line each, a name and the key as 64 hexadecimal digits; first first.
+        """Read keys from a file. A line is a name, a space and 64 hexadecimal digits.
+
+        The first line is the key that encrypts. Empty lines, and lines that begin with ``#``, are
+        ignored.
 
         Args:
-            path: of the file.
-            accept_plaintext: see the class.
+            path: path of the file.
+            accept_plaintext: whether to publish messages that are not encrypted.
 
         Raises:
-            ConfigurationError: the file cannot be used; nothing of it is shown.
+            ConfigurationError: the file cannot be used. The error shows nothing of its content.
         """
         keys: dict[str, bytes] = {}
         if words := exposure(path):
@@ -137,7 +142,7 @@ class OutboxKeys:
         return cls(keys, accept_plaintext=accept_plaintext)
 
     def __repr__(self) -> str:
-        """Names only."""
+        """Show the names of the keys only."""
         return f"OutboxKeys({', '.join(map(repr, self._ciphers))})"
 
     def _seal(self, id_: int, where: Where, properties: str, body: bytes) -> tuple[str, bytes]:
@@ -183,7 +188,7 @@ class OutboxKeys:
 def sealed(
     keys: OutboxKeys, id_: int, where: Where, properties: str, body: bytes
 ) -> tuple[str, bytes]:
-    """Properties and body of a row, encrypted under the first key."""
+    """Encrypt the properties and body of a row under the first key."""
     return keys._seal(id_, where, properties, body)  # noqa: SLF001 - same module
 
 
@@ -193,19 +198,19 @@ def is_sealed(properties: str) -> bool:
 
 
 def current_mark(keys: OutboxKeys) -> str:
-    """What stands for the properties of a row under the first key, in the newest version."""
+    """Return the properties column of a row that is encrypted under the first key."""
     return _mark(keys._current)  # noqa: SLF001 - same module
 
 
 def opened(
     keys: OutboxKeys | None, id_: int, where: Where, properties: str, body: bytes
 ) -> tuple[str, bytes]:
-    """Properties and body of a row, decrypted if they are encrypted.
+    """Return the properties and body of a row, decrypted if they are encrypted.
 
     Raises:
         OutboxSealed: the key is missing, or is another one. The row stays as it is.
         Forged: the row was changed, or is not encrypted although keys are given.
-        ValueError: the name of the key is not what `sealed` writes.
+        ValueError: the properties column was not written by `sealed`.
     """
     if not is_sealed(properties):
         if keys is None or keys._accepts_plaintext:  # noqa: SLF001 - same module
@@ -234,7 +239,7 @@ def _bound_to(name: str, id_: int, where: Where) -> bytes:
 
 
 def _fingerprint(key: bytes) -> bytes:
-    """Eight bytes by which a key is recognized, and that tell nothing else of it."""
+    """Return 8 bytes that identify a key and reveal nothing else of it (HMAC-SHA-256)."""
     return hmac.digest(key, _WORDS_OF_FINGERPRINT, hashlib.sha256)[:_FINGERPRINT_BYTES]
 
 

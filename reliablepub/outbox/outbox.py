@@ -1,10 +1,8 @@
-"""`Outbox`: enqueue messages, look at them, and step in; a relay in another place publishes them.
+"""`Outbox`: enqueues messages, inspects them and intervenes. A relay publishes them.
 
-Knows: the file, a connection of its own, and which module carries out what. Must never know: the
-relay.
+Knows: the file, a connection of its own, and which module does what. Must never know: the relay.
 
-What operators ask for is in `reliablepub.outbox.admin`, and imported when they ask: a program that
-only enqueues never loads it.
+`reliablepub.outbox.admin` is imported on demand: a program that only enqueues never loads it.
 """
 
 from __future__ import annotations
@@ -44,20 +42,21 @@ class Outbox:
     """A durable table of messages to publish, in its own file or in the application's database.
 
     Any number of processes and threads may enqueue; one relay (a `Publisher` with this outbox, or
-    ``reliablepub relay``) publishes. Nothing is opened before it is needed.
+    ``reliablepub relay``) publishes. The file is opened when it is first used.
 
     Args:
-        path: the SQLite file, your application's own or another; the first message creates it, or
-            adds the outbox to it.
-        keys: encrypt what is enqueued; whoever relays needs them too. Looking needs none.
-        open_messages_max: `enqueue` refuses a message when so many are open, whoever stored them.
-            None: as many as the disk takes.
-        open_bytes_max: likewise, the bytes of open messages (`Message.size`).
-        hooks: objects that add to each message what its caller knows (`reliablepub.hooks.Stamps`);
-            what happens to it is told to the hooks of whoever relays.
+        path: path of the SQLite file, which may be the application's own database. The first
+            message creates the file, or adds the outbox to it.
+        keys: keys to encrypt enqueued messages; the relay needs them too, inspection does not.
+        open_messages_max: `enqueue` raises `OutboxFull` when so many messages are open, whichever
+            process stored them. None: no limit but the disk.
+        open_bytes_max: `enqueue` raises `OutboxFull` if open messages would have more bytes
+            (`Message.size`). None: no limit but the disk.
+        hooks: objects that add to each message, such as headers (`reliablepub.hooks.Stamps`).
+            Other hooks belong to the relay's publisher.
 
     Raises:
-        ConfigurationError: with such a limit no message would ever fit, or a hook stamps nothing.
+        ConfigurationError: a limit is below 1, or a hook has no method ``stamp``.
 
     Example:
         The message exists if, and only if, the order does::
@@ -96,28 +95,30 @@ class Outbox:
         """Store one message; the relay publishes it.
 
         Args:
-            message: gets a ``message_id`` if it has none.
-            key: yours for this message, such as ``"order 17 created"``. A second message with the
-                same key is not stored, whichever process enqueues it; keys are remembered for 7
-                days, and as long as their message is open or parked.
-            connection: yours, to the same database file. The message becomes part of its open
-                transaction, or of the one that it opens now and you commit. In autocommit mode the
-                message is stored at once. The first message adds the outbox to your database.
+            message: the message. It gets a ``message_id`` if it has none.
+            key: deduplication key, such as ``"order 17 created"``. A second message with this key
+                is not stored, whichever process enqueues it. Keys are kept for 7 days, and as long
+                as their message is open or parked.
+            connection: the application's connection to the same database file. The message becomes
+                part of its open transaction, or of a new one that the application commits. In
+                autocommit mode the message is stored at once. The first message adds the outbox
+                to the database.
 
         Returns:
-            The ``message_id``; that of the first message, if the key was there already. Without
-            ``connection``, the message is on disk.
+            The ``message_id``, or that of the first message with this key. If no ``connection`` is
+            given, the message is on disk.
 
         Raises:
-            OutboxFull: a limit of this outbox is reached; it was not stored. A transaction of yours
-                stays open with what else is in it, and keeps the relay from making room.
-            OutboxDiskFull: the disk is full; it was not stored.
-            OutboxUnsure: the disk failed during the commit; look whether it was stored.
-            OutboxMoved: the path leads to other files than those that are open; it was not stored.
-            OutboxForked: the file was open when this process was forked; it was not stored.
+            OutboxFull: a limit of this outbox is reached; the message was not stored. An open
+                transaction of the application stays open, and blocks the relay until it ends.
+            OutboxDiskFull: the disk is full; the message was not stored.
+            OutboxUnsure: the disk failed during the commit; check whether the message was stored.
+            OutboxMoved: the path no longer leads to the open files; the message was not stored.
+            OutboxForked: the file was open when this process was forked; the message was not
+                stored.
             ConfigurationError: the connection is to another file.
-            NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
-            OutboxError: it was not stored.
+            NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
+            OutboxError: the message was not stored.
         """
         for stamp in self._stamps:
             message = stamp(message)
@@ -133,7 +134,7 @@ class Outbox:
         )
 
     def status(self) -> OutboxStatus:
-        """Look at the outbox, without disturbing anybody.
+        """Return counts and the state of the relay. Neither writers nor the relay wait for it.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -143,7 +144,10 @@ class Outbox:
         return read_status(self.path)
 
     def parked(self, limit: int = 100) -> list[ParkedMessage]:
-        """Messages that were given up and are kept for a person, oldest first.
+        """Return parked messages, oldest first.
+
+        Args:
+            limit: at most so many messages.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -153,15 +157,15 @@ class Outbox:
         return read_parked(self.path, limit=limit)
 
     def rows(self, view: str) -> Iterator[dict[str, object]]:
-        """Rows of a view, by column; taken a piece at a time, however many there are.
+        """Iterate over the rows of a view, as dictionaries by column, without loading all of them.
 
-        Bodies and headers are not among the columns; times are text, in UTC.
+        Bodies and headers are not among the columns. Times are text, in UTC.
 
         Args:
-            view: ``open``, ``parked``, ``confirmed`` (as long as they are kept), ``history`` (the
-                attempts of every message that was not confirmed at once, kept for a week after it
-                has left), ``interventions`` (what people did to messages, kept as long) or
-                ``audit`` (the ledger, recounted).
+            view: ``open``, ``parked``, ``confirmed`` (messages kept for the retention time),
+                ``history`` (attempts of messages that were not confirmed at once, kept for 7 days
+                after the message has left), ``interventions`` (of operators, kept for 7 days after
+                the message has left) or ``audit`` (the ledger, recounted).
 
         Raises:
             ConfigurationError: there is no such view.
@@ -172,11 +176,11 @@ class Outbox:
         return read_view(self.path, view)
 
     def audit(self) -> Audit:
-        """Recount the ledger, and compare each row with its checksum; disturbs nobody.
+        """Recount the ledger, and compare each row with its checksum. Read-only.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
-            OutboxError: it cannot be read.
+            OutboxError: the file cannot be read.
         """
         from reliablepub.outbox.admin.integrity import audit
 
@@ -185,62 +189,63 @@ class Outbox:
     def salvage(self, damaged: str | os.PathLike[str]) -> Salvaged:
         """Copy every intact message of a damaged outbox into this one, which must not exist yet.
 
-        The damaged file stays as it is. Its messages keep their ids; the history of attempts stays
-        behind. A message that was confirmed already may come back, where the damage hides that.
+        The damaged file is not changed. Messages keep their ids; the history of attempts is not
+        copied. If the damage hides that a message was confirmed, the message is sent again.
 
         Args:
-            damaged: no process uses it, and this one has not since it began: the file is read
-                without SQLite, which would cost an open connection its locks.
+            damaged: path of the damaged outbox. No process may use it, and this one must not have
+                opened it before: the file is read without SQLite, and closing it would drop the
+                locks of an open connection.
 
         Raises:
             OutboxInUse: a relay still uses the damaged outbox.
-            OutboxError: it cannot be read, or this one exists already or cannot be written.
+            OutboxError: the damaged file cannot be read, or this one exists or cannot be written.
         """
         from reliablepub.outbox.admin.salvage import salvage
 
         return salvage(absolute(damaged), self.path)
 
     def position(self, source: str) -> int:
-        """How many messages of a named source are stored (see `Publisher.publish_many`).
+        """Return how many messages of a named source were stored (see `Publisher.publish_many`).
 
         Returns:
-            0 also where there is no outbox yet.
+            The number; 0 if there is no outbox yet.
 
         Raises:
-            NotAnOutbox: the file is something else.
+            NotAnOutbox: the file is no SQLite database.
         """
         from reliablepub.outbox.admin.inspection import read_position
 
         return read_position(self.path, source)
 
     def forget(self, source: str) -> None:
-        """Count a named source from 0 again; its messages stay.
+        """Set the position of a named source to 0. Its messages stay.
 
         Raises:
-            OutboxError: the file cannot be written; it is not forgotten.
+            OutboxError: the file cannot be written; the position is unchanged.
         """
         if not self.position(source):
             return
         self._write(lambda own: own.execute(QUERIES["forget_source"], (source,)))
 
     def retry(self, ids: Iterable[int] | None = None) -> int:
-        """Put parked messages back: they are due now, and their refusals are forgotten.
+        """Put parked messages back: they are due now, and their refusals no longer count.
 
         Args:
-            ids: of `ParkedMessage`; None for all. One that is open and waits to be sent again is
-                due now too; any other is left alone.
+            ids: ids of the messages (`ParkedMessage.id`); None for all parked ones. An open message
+                that waits for a retry becomes due too. Other ids are ignored.
 
         Returns:
-            How many were put back.
+            How many messages are due now.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
-            OutboxError: nothing was put back.
+            OutboxError: nothing was changed.
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
 
         with reading(self.path):
-            pass  # there is one: a retry must not add an outbox to a database
+            pass  # raises if there is none: a retry must not add an outbox to a database
         wanted = None if ids is None else list(dict.fromkeys(ids))
         what = Intervention(Action.RETRY)
 
@@ -253,9 +258,12 @@ class Outbox:
         return self._write(put_back)
 
     def held_keys(self, limit: int = 100) -> list[HeldKey]:
-        """Parked messages that hold their ordering keys, with what waits behind each of them.
+        """Return parked messages that hold their ordering keys, and how many wait behind each.
 
-        `resume_key` tries them again, `skip_key` lets the others go first.
+        `resume_key` retries them; `skip_key` lets the later messages go first.
+
+        Args:
+            limit: at most so many messages.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -265,7 +273,7 @@ class Outbox:
         return read_held_keys(self.path, limit=limit)
 
     def resume_key(self, ordering_key: str) -> int:
-        """Put back what holds a key: it is due now, and what waits behind it goes after it.
+        """Retry the parked messages that hold an ordering key; the later ones follow after them.
 
         Returns:
             How many messages were put back; 0 if nothing holds the key.
@@ -277,12 +285,12 @@ class Outbox:
         return self.retry(self._holding(ordering_key))
 
     def skip_key(self, ordering_key: str) -> int:
-        """Let a key go on without what holds it, which stays parked.
+        """Let the later messages of an ordering key go first; those that hold it stay parked.
 
-        Should it be retried later, it is sent after what has gone before it meanwhile.
+        If one of them is retried afterwards, messages that were sent before it stay ahead of it.
 
         Returns:
-            How many messages hold the key no more; 0 if nothing did.
+            How many messages no longer hold the key; 0 if none did.
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
@@ -300,15 +308,15 @@ class Outbox:
         return [id_ for (id_,) in rows]
 
     def rekey(self) -> Rekeyed:
-        """Encrypt every message under the first of ``keys``, also beside a relay that has them.
+        """Encrypt every message under the first of ``keys``. A relay with these keys may run.
 
-        After it, and once no process has another key as its first, the other keys can be dropped.
+        Afterwards, and once every process has this key as its first, the other keys can be removed.
 
         Raises:
-            ConfigurationError: this outbox was made without ``keys``.
+            ConfigurationError: this `Outbox` has no ``keys``.
             NotAnOutbox: there is no outbox at this path.
             OutboxSealed: a message is encrypted with a key that was not given.
-            OutboxError: the file cannot be written; what was done before stays done.
+            OutboxError: the file cannot be written; messages encrypted until then stay so.
         """
         if self._keys is None:
             raise ConfigurationError("to encrypt anew, give this Outbox its keys")
@@ -317,7 +325,7 @@ class Outbox:
         return rekey(self.path, self._keys)
 
     def close(self) -> None:
-        """Close the file, if it was opened; the outbox may be used again."""
+        """Close the file if it is open. The next use opens it again."""
         with GATE.use(), self._lock:
             self._writer.close()
 
@@ -342,9 +350,9 @@ class Outbox:
         is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
     ) -> T:
         """Run `commit_with_retry` on this object's own connection, one thread at a time."""
-        if os.getpid() != self._pid:  # a thread of the parent's may have had the lock
+        if os.getpid() != self._pid:  # another thread of the parent may have held the lock
             self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
-        with GATE.use(), self._lock:  # the gate first: no fork happens while a thread has the lock
+        with GATE.use(), self._lock:  # gate first: then no fork happens while a thread has the lock
             if self._is_writing:
                 raise OutboxError(
                     f"outbox {self.path} was called by a signal handler that has interrupted a "
@@ -369,7 +377,7 @@ class Outbox:
                 raise
             except OutboxError as error:
                 if not error.retryable and not isinstance(error, OutboxUnsure):
-                    self._writer.close()  # look afresh next time: the file may be another one
+                    self._writer.close()  # the next use may find another file at the path
                 raise
             finally:
                 self._is_writing = False

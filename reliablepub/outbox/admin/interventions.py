@@ -35,7 +35,7 @@ from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.lock import holder_pid
 from reliablepub.outbox.sqlite.rows import ID_MAX, Unreadable, rewritten
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.store import NO_CHANGE, judge_left_in_flight, remove
+from reliablepub.outbox.sqlite.store import NO_CHANGE, remove, settle_left_in_flight
 from reliablepub.outbox.sqlite.transactions import commit_with_retry
 
 T = TypeVar("T")
@@ -205,7 +205,7 @@ def change(
     """
     is_relayed = holder_pid(path) is not None
     if not is_relayed:
-        judge_left_in_flight(connection, now)
+        settle_left_in_flight(connection, now)
     return _Step(connection, what, now, keys, is_relayed=is_relayed).change(ids)
 
 

@@ -1,4 +1,5 @@
--- Every statement on messages and their counts, by name (see sql.py). Hot ones first.
+-- Every statement on messages and their counts, by name (see sql.py). The most frequent ones come
+-- first.
 
 -- name: has_schema
 SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'reliablepub_schema';
@@ -22,20 +23,19 @@ INSERT INTO reliablepub_messages (
     due_at, nacked, returned, refused, uncertain, expires_at, ordering_key, refused_at
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- Most messages have nothing else, and are stored many at once. If one is refused, those before it
--- stay until the turn is rolled back; to take them back by itself, as by default, the statement
--- would have SQLite copy each page into a temporary file first.
+-- Most messages have only these columns, and many are stored by one statement. OR FAIL: if a row is
+-- refused, the rows before it stay until the turn is rolled back. By default SQLite would undo the
+-- statement alone, for which it first copies each page to a temporary file.
 -- name: insert_plain_message
 INSERT OR FAIL INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?);
 
--- `total`, within bounds, where sizes are summed: `sum` fails on a row in which somebody has written
--- 2^63-1.
+-- `total` within bounds instead of `sum`, which fails if a size was edited to 2^63-1.
 -- name: size_of_run
 SELECT CAST(min(max(total(size), 0), 1e12) AS INTEGER) FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
--- Without RETURNING, which costs twice as much as the look before.
+-- Without RETURNING: `size_of_run` and this statement cost half as much.
 -- name: delete_run
 DELETE FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
@@ -57,7 +57,7 @@ DELETE FROM reliablepub_confirmed WHERE id IN (
 -- name: has_confirmed
 SELECT 1 FROM reliablepub_confirmed LIMIT 1;
 
--- A key counts while it is remembered, and while its message is there.
+-- A key is known until `kept_until`, and as long as its message is open or parked.
 -- name: key
 SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (
     kept_until >= :now
@@ -85,23 +85,24 @@ DELETE FROM reliablepub_keys WHERE key = ?;
 UPDATE reliablepub_messages
 SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at = ? WHERE id = ?;
 
--- The wall clock was set: what waits for a retry, or for its destination, waits as long as before.
+-- The wall clock was set: waits for a retry or for a paused destination stay as long as they were.
 -- name: step_retries
 UPDATE reliablepub_messages
 SET due_at = max(0.0, due_at + :by), refused_at = max(0.0, refused_at + :by)
 WHERE due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
 
--- A deadline is as far away as before; not that of a message that was stored by the new clock.
+-- The wall clock was set: deadlines stay as far away as they were, except those of messages that were
+-- stored after the change.
 -- name: step_deadlines
 UPDATE reliablepub_messages SET expires_at = max(0.0, expires_at + :by)
 WHERE expires_at IS NOT NULL AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
 
--- What is due since it was stored (see the triggers) is due whatever the clock says.
+-- A message with the time of its storage as its due time (see the triggers) is due at any clock.
 -- name: due_since_stored
 UPDATE reliablepub_messages SET due_at = 0.0
 WHERE due_at > :now AND due_at = stored_at AND nacked + returned + refused = 0;
 
--- A retry that an earlier run scheduled when the clock was ahead of now: its wait is what it was then.
+-- Retries scheduled by an earlier run when the clock was ahead of now: their waits stay as long.
 -- name: rebase_retries
 UPDATE reliablepub_messages AS m SET
     due_at = :now + max(0.0, m.due_at - (
@@ -123,8 +124,8 @@ SELECT
     size, checksum, body, expires_at, ordering_key
 FROM reliablepub_messages WHERE id = :id;
 
--- Those that wait until their destination is well have an infinite due time; an index has them by
--- exchange, routing key and id. Pages of them follow each other by the last row of the page before.
+-- Messages whose destination is paused have an infinite due time, and are indexed by exchange,
+-- routing key and id. A page of them begins after the last row of the preceding page.
 -- name: held
 SELECT id, CAST(exchange AS BLOB), CAST(routing_key AS BLOB) FROM reliablepub_messages INDEXED BY reliablepub_messages_held
 WHERE due_at = 9e999
@@ -180,7 +181,7 @@ DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 INSERT INTO reliablepub_sources (name, position) VALUES (?, ?)
 ON CONFLICT (name) DO UPDATE SET position = position + excluded.position;
 
--- The bytes are at least 0, also after a size was edited in the file; an audit tells.
+-- The bytes stay at least 0 even if a size was edited in the file, which an audit reports.
 -- name: change_ledger
 UPDATE reliablepub_ledger SET
     stored = stored + :stored,
@@ -197,10 +198,11 @@ UPDATE reliablepub_ledger SET stored = stored;
 -- name: ledger
 SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepub_ledger;
 
--- Reading. Text is read as bytes, so that a flipped bit in it is found by the checksum and not by the
--- decoder; messages are read lazily, up to a limit in messages and bytes.
+-- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
+-- decoder. Messages are read one by one, up to a limit in messages and bytes.
 
--- A message with a key is first when no earlier one of its key is open, or is parked and holds it.
+-- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
+-- the key.
 -- name: ready
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
@@ -252,7 +254,7 @@ UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ? AND (EXISTS (
     AND p.id < m.id
 ));
 
--- Whoever comes after an open message that is taken away, by id: it may be the first of its key now.
+-- Make due the message after an open one that is about to be removed: it may be next of its key now.
 -- name: next_falls_due
 UPDATE reliablepub_messages SET due_at = stored_at
 WHERE due_at IS NULL AND id = (
@@ -260,8 +262,8 @@ WHERE due_at IS NULL AND id = (
     WHERE m.id = ? AND n.ordering_key = m.ordering_key AND n.id > m.id
 );
 
--- Numbers and times that this library never writes, and that no reading would come to. Ranges of
--- indexes: it costs nothing where there are none.
+-- Ids and times that this library never writes, and that no other statement would ever reach. The
+-- statement reads ranges of indexes, so it costs nothing if there are none.
 -- name: never_read
 SELECT id FROM reliablepub_messages WHERE id < 1
 UNION SELECT id FROM reliablepub_messages WHERE id > :id_max
@@ -316,12 +318,12 @@ SELECT
     size, checksum, body, expires_at, ordering_key
 FROM reliablepub_messages WHERE id = :id;
 
--- The row cannot be trusted, so neither can its size: count the others afresh.
+-- The size of a damaged row cannot be trusted, so the sizes of all others are summed.
 -- name: recount_open_bytes
 UPDATE reliablepub_ledger
 SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_messages);
 
--- A relay begins and ends.
+-- Start and end of a relay.
 
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
@@ -354,8 +356,8 @@ DELETE FROM reliablepub_interventions WHERE at < ?
 AND id NOT IN (SELECT id FROM reliablepub_messages)
 AND id NOT IN (SELECT id FROM reliablepub_parked);
 
--- A person prunes: the same in small steps, a stretch of numbers at a time. The newest intervention
--- stays, since its number tells the relay whether there are new ones.
+-- Pruning by an operator, a range of numbers at a time. The newest intervention stays, because the
+-- relay finds new ones by its number.
 
 -- name: attempt_numbers
 SELECT min(attempt), max(attempt) FROM reliablepub_attempts;
@@ -395,7 +397,7 @@ SELECT
         AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
     );
 
--- People step in, and the relay lets go.
+-- Interventions of operators.
 
 -- name: insert_intervention
 INSERT INTO reliablepub_interventions (
@@ -487,7 +489,7 @@ FROM (
 )
 GROUP BY name ORDER BY name;
 
--- People ask, and change their mind.
+-- Inspection by operators.
 
 -- name: waiting_count
 SELECT count(*) FROM reliablepub_messages WHERE due_at IS NOT NULL;
@@ -502,8 +504,8 @@ SELECT stored_at FROM reliablepub_messages ORDER BY id LIMIT 1;
 SELECT outcome, reply_code, reply_text FROM reliablepub_attempts
 WHERE id = ? ORDER BY attempt DESC LIMIT 1;
 
--- The newest of the history, and no further back than a thousand lines. Attempts of unknown fate are
--- no news once their message has gone its way, and explain less than refusals do.
+-- The newest failures among the last 1,000 attempts. Uncertain attempts are left out if their message
+-- has left the outbox.
 -- name: newest_failures
 SELECT
     a.at, a.id, a.message_id,
@@ -516,6 +518,7 @@ WHERE a.outcome <> 'confirmed'
 AND (a.outcome <> 'uncertain' OR m.id IS NOT NULL OR p.id IS NOT NULL)
 ORDER BY a.attempt DESC LIMIT ?;
 
+-- Uncertain attempts come last, because they explain less than refusals do.
 -- name: top_reasons
 SELECT outcome, reply_code, reply_text, count(*) AS attempts, max(at) AS last_at
 FROM (SELECT * FROM reliablepub_attempts ORDER BY attempt DESC LIMIT 1000)
@@ -645,7 +648,7 @@ SELECT
     outcome, reply_code
 FROM reliablepub_parked ORDER BY id;
 
--- What schema.sql makes, however it is spaced. Indexes that SQLite makes itself have no text.
+-- What schema.sql created, without white space. Indexes that SQLite creates itself have no text.
 -- name: made
 SELECT type || ' ' || name, replace(replace(replace(sql, char(10), ' '), ' ', ''), '"', '')
 FROM sqlite_schema WHERE name GLOB 'reliablepub_*' AND sql IS NOT NULL;
@@ -656,7 +659,7 @@ SELECT name, dflt_value FROM pragma_table_info('reliablepub_messages') ORDER BY 
 -- name: parked_columns
 SELECT name, dflt_value FROM pragma_table_info('reliablepub_parked') ORDER BY cid;
 
--- Whether a relay had sent it, nobody knows: the tags in flight stay behind.
+-- At least one uncertain attempt: tags in flight are not salvaged, so a relay may have sent it.
 -- name: salvage_open
 INSERT OR IGNORE INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
@@ -711,7 +714,7 @@ UPDATE reliablepub_parked SET is_skipped = 1 WHERE id = ?;
 -- name: parked_ids
 SELECT id FROM reliablepub_parked ORDER BY id;
 
--- The deadline is forgotten: whoever puts a message back still wants it.
+-- Without the deadline: an operator who retries a message wants it to be sent.
 -- name: unpark
 INSERT INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
@@ -722,13 +725,13 @@ SELECT
     0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE id = :id;
 
--- After one of these a queue may hold the message.
+-- Whether a queue may hold the message because of an earlier attempt.
 -- name: is_possible
 SELECT nacked + uncertain > 0 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT nacked + uncertain > 0 FROM reliablepub_parked WHERE id = :id;
 
--- A message that came from another file has counts and no history; when it goes, they are kept so.
+-- An imported message has counts and no history. Before it is removed, its counts become history.
 -- name: remember_counts
 INSERT INTO reliablepub_attempts (
     id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
@@ -747,7 +750,7 @@ WHERE NOT EXISTS (
 -- name: delete_parked
 DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, min(max(size, 0), 1000000000000);
 
--- Messages come and go as lines.
+-- Export and import.
 
 -- name: export
 SELECT

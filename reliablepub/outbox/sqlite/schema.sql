@@ -1,23 +1,22 @@
 -- The tables of an outbox, version 8 (see `VERSION` in database.py).
 --
--- They may stand among an application's own tables, so every name begins with `reliablepub_`.
+-- The database may belong to an application, so every name begins with `reliablepub_`.
 --
--- A message is in exactly one of two tables: `reliablepub_messages` while it is open,
--- `reliablepub_parked` once it was given up. A confirmed message is in neither: it is only counted,
--- in `reliablepub_ledger`. A row moves in one transaction, under the same id, together with its
--- count, so that at every commit
+-- An open message is in `reliablepub_messages`, and a parked or expired one in `reliablepub_parked`.
+-- A confirmed message is in neither, and is only counted in `reliablepub_ledger`. A row moves in one
+-- transaction, under the same id and together with its count, so that at every commit
 --   stored = confirmed + parked + expired + discarded + (rows in reliablepub_messages).
 
--- The version of these tables, and when they were made; the highest one counts. Not `user_version`,
--- which belongs to the application whose database this may be.
+-- The version of these tables, and when they were created; the highest one counts. `user_version` is
+-- not used, because it belongs to the application.
 CREATE TABLE reliablepub_schema (
     version INTEGER PRIMARY KEY,
     applied_at REAL NOT NULL
 ) STRICT;
 
--- Open messages. A row leaves only in the transaction of its verdict; what is in flight is not marked
--- here. AUTOINCREMENT: ids must not be given out twice, though most rows are soon deleted. The body
--- comes after the columns that are read without it; later ones are looked up by their indexes.
+-- Open messages. A row leaves in the transaction that records its final outcome. Messages in flight
+-- are not marked here. AUTOINCREMENT: no id may be assigned twice, though most rows are soon deleted.
+-- The columns before `body` can be read without it; the columns after it are found by their indexes.
 CREATE TABLE reliablepub_messages (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     message_id TEXT NOT NULL,
@@ -44,15 +43,15 @@ WHERE due_at IS NOT NULL;
 CREATE INDEX reliablepub_messages_expiring ON reliablepub_messages (expires_at)
 WHERE expires_at IS NOT NULL;
 
--- What waits until its destination is well: an infinite due time.
+-- Messages whose destination is paused have an infinite due time.
 CREATE INDEX reliablepub_messages_held ON reliablepub_messages (exchange, routing_key)
 WHERE due_at = 9e999;
 
--- With the id, which every index ends with: in the order of their commits.
+-- In the order of the ids, which is that of the commits: every index ends with the id.
 CREATE INDEX reliablepub_messages_of_key ON reliablepub_messages (ordering_key)
 WHERE ordering_key IS NOT NULL;
 
--- Messages that were given up, with the last thing that was said about them. They can be retried.
+-- Parked and expired messages, with their last outcome. An operator can retry them.
 CREATE TABLE reliablepub_parked (
     id INTEGER PRIMARY KEY,
     message_id TEXT NOT NULL,
@@ -77,11 +76,11 @@ CREATE TABLE reliablepub_parked (
     is_skipped INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
--- A parked message holds its key: what was put in after it waits, until a person has decided.
+-- A parked message holds its ordering key: later messages of the key wait until an operator decides.
 CREATE INDEX reliablepub_parked_holding ON reliablepub_parked (ordering_key)
 WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
 
--- However a key is let go, its next message falls due, and so is found by the relay.
+-- When a key is no longer held, its next message becomes due, so that the relay finds it.
 CREATE TRIGGER reliablepub_key_skipped AFTER UPDATE OF is_skipped ON reliablepub_parked
 WHEN NEW.ordering_key IS NOT NULL AND NEW.is_skipped <> 0
 BEGIN
@@ -100,7 +99,7 @@ BEGIN
     );
 END;
 
--- Every attempt that did not end in a confirm: the story of one message is read by `id`.
+-- Every attempt that did not end in a confirm, to be looked up by the `id` of the message.
 CREATE TABLE reliablepub_attempts (
     attempt INTEGER PRIMARY KEY,
     id INTEGER NOT NULL,
@@ -117,8 +116,9 @@ CREATE TABLE reliablepub_attempts (
 
 CREATE INDEX reliablepub_attempts_of_message ON reliablepub_attempts (id, epoch, tag);
 
--- Delivery tags in flight, one row a batch: written for people, never read to decide. `ids` is JSON,
--- [[first id, how many], ...] in the order of the tags, because ids mostly follow each other.
+-- Delivery tags in flight, one row a batch. Operators see them, and a relay that starts records the
+-- messages in them as uncertain; no message is sent or settled because of them. `ids` is JSON,
+-- [[first id, count], ...] in the order of the tags, because ids mostly follow each other.
 CREATE TABLE reliablepub_in_flight (
     epoch TEXT NOT NULL,
     first_tag INTEGER NOT NULL,
@@ -128,7 +128,7 @@ CREATE TABLE reliablepub_in_flight (
     PRIMARY KEY (epoch, first_tag)
 ) STRICT, WITHOUT ROWID;
 
--- One row. Changed in the transactions that move the messages, by what these really changed.
+-- One row, changed in the transactions that move messages, by the number of rows really changed.
 CREATE TABLE reliablepub_ledger (
     id INTEGER PRIMARY KEY CHECK (id = 1),
     stored INTEGER NOT NULL CHECK (stored >= 0),
@@ -142,7 +142,8 @@ CREATE TABLE reliablepub_ledger (
 
 INSERT INTO reliablepub_ledger VALUES (1, 0, 0, 0, 0, 0, 0);
 
--- Each relay that opened this outbox. The newest one owns it; its number names its channel epochs.
+-- Each run of a relay on this outbox. The newest one owns it; its number is part of the names of its
+-- channel epochs.
 CREATE TABLE reliablepub_runs (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     pid INTEGER NOT NULL,
@@ -151,15 +152,15 @@ CREATE TABLE reliablepub_runs (
     ended_at REAL
 ) STRICT;
 
--- How many messages of a replayable source were ever stored, so that it can go on where it stopped.
+-- Number of messages ever stored from a replayable source, so that it can continue after them.
 CREATE TABLE reliablepub_sources (
     name TEXT PRIMARY KEY,
     position INTEGER NOT NULL CHECK (position >= 0)
 ) STRICT, WITHOUT ROWID;
 
--- Messages that the broker has confirmed, where the relay was asked to keep them for a while; not a
--- part of the ledger's sum. `confirmed_at` comes before the texts, so that no such row can be taken
--- for an open message when a damaged file is salvaged.
+-- Confirmed messages that the relay keeps for the retention time. The ledger counts them as
+-- confirmed. `confirmed_at` comes before the texts, so that a salvage of a damaged file cannot take
+-- such a row for an open message.
 CREATE TABLE reliablepub_confirmed (
     id INTEGER PRIMARY KEY,
     confirmed_at REAL NOT NULL,
@@ -176,7 +177,7 @@ CREATE TABLE reliablepub_confirmed (
 
 CREATE INDEX reliablepub_confirmed_by_time ON reliablepub_confirmed (confirmed_at);
 
--- Which message was enqueued under which key of the caller's: a second one is not stored.
+-- Deduplication keys of callers: a second message with a known key is not stored.
 CREATE TABLE reliablepub_keys (
     key TEXT PRIMARY KEY,
     id INTEGER NOT NULL,
@@ -186,9 +187,9 @@ CREATE TABLE reliablepub_keys (
 
 CREATE INDEX reliablepub_keys_by_time ON reliablepub_keys (kept_until);
 
--- What people did to single messages, with the address the message had until then. The relay reads
--- what is new here before each commit, and lets go of these messages. AUTOINCREMENT: a number that
--- it has seen must not come back.
+-- Interventions of operators in single messages, with the address of the message before it. The
+-- relay reads new ones before each commit, and drops these messages from memory. AUTOINCREMENT: a
+-- number that the relay has seen must not be assigned again.
 CREATE TABLE reliablepub_interventions (
     intervention INTEGER PRIMARY KEY AUTOINCREMENT,
     id INTEGER NOT NULL,
@@ -203,7 +204,7 @@ CREATE TABLE reliablepub_interventions (
 
 CREATE INDEX reliablepub_interventions_of_message ON reliablepub_interventions (id);
 
--- For people. ----------------------------------------------------------------------------------
+-- Views for operators. ---------------------------------------------------------------------------
 
 CREATE VIEW reliablepub_in_flight_tags AS
 WITH id_runs AS (
@@ -313,7 +314,7 @@ SELECT
 FROM reliablepub_attempts
 ORDER BY attempt;
 
--- Every difference is 0, or something outside of this library has changed the tables.
+-- Every difference is 0, unless another program has changed the tables.
 CREATE VIEW reliablepub_audit AS
 SELECT
     stored,

@@ -310,7 +310,7 @@ def park_damaged(
     return rows
 
 
-def judge_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
+def settle_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
     """Record messages that an ended relay left in flight as uncertain: a queue may have them.
 
     Only while no relay runs.
@@ -399,7 +399,7 @@ class SqliteStore:
 
     Raises:
         OutboxInUse: the relay of another process owns the outbox.
-        NotAnOutbox: the file is no SQLite database, or its outbox is of a newer version.
+        NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
         OutboxError: the file cannot be opened or written.
     """
 
@@ -656,7 +656,7 @@ class SqliteStore:
             if never_read:
                 reasons = dict.fromkeys(never_read, NEVER_READ)
                 self._damaged += park_damaged(connection, reasons, now)
-            judge_left_in_flight(connection, now)
+            settle_left_in_flight(connection, now)
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
             for kind in ("rebase_retries", "due_since_stored"):
