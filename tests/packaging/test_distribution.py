@@ -80,7 +80,7 @@ def test_the_metadata_says_what_holds(built: Built) -> None:
     assert metadata["License-Expression"] == "MIT"
     assert metadata["Requires-Python"] == ">=3.11"
     assert set(metadata.get_all("Provides-Extra", [])) == {
-        *("aio", "clients", "dev", "encryption", "observe", "spark")
+        *("aio", "encryption", "observe", "spark")
     }
     classifiers = metadata.get_all("Classifier", [])
     assert "Typing :: Typed" in classifiers

@@ -36,13 +36,11 @@ def locked(path: Path, python: str) -> dict[str, str]:
 
 
 def asked_for() -> list[Requirement]:
-    """All that `pip install -e .[dev]` asks for itself."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    texts = project["dependencies"] + [text for extra in extras.values() for text in extra]
-    return [
-        requirement for text in texts if (requirement := Requirement(text)).name != "reliablepub"
-    ]
+    """Every dependency of the project, its extras and its dependency groups."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, groups = settings["project"], settings["dependency-groups"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values(), *groups.values()]
+    return [Requirement(text) for texts in lists for text in texts if isinstance(text, str)]
 
 
 @pytest.mark.parametrize("path", FILES)
