@@ -39,6 +39,21 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 
 LENT = "asyncio, the application's connection"
+LONG = ("test_one_channel", "test_states_of_the_world", "test_survival")
+"""Modules whose tests take many seconds each on RabbitMQ."""
+SHORT_FORM = {"threads", LENT}
+"""Their publishers on RabbitMQ in the short form: both kinds, and both client libraries."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not soak"` is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The other publishers meet RabbitMQ in the long form only; the bundled broker meets all."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is None or item.path.stem not in LONG:
+            continue
+        if callspec.params.get("rig") == "real" and callspec.params["front_door"] not in SHORT_FORM:
+            item.add_marker(pytest.mark.soak)
 
 
 @pytest.fixture(autouse=True, params=["threads", "threads, pika's public way", "asyncio", LENT])

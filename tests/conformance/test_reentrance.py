@@ -89,7 +89,9 @@ def test_whatever_a_callback_raises_is_counted_and_logged_and_ends_nothing(
         raise kind("by a decision")
 
     policy = RetryPolicy(ONCE, Retries(Stop(), wait_none()), ONCE, decide=decide)
-    with front_door(broker.url, outbox=outbox, hooks=[Everything()], retry=policy) as publisher:
+    with front_door(
+        broker.url, outbox=outbox, hooks=[Everything()], retry=policy, close_timeout_s=0.2
+    ) as publisher:
         publisher.publish(b"x", routing_key="q").result(30)
         publisher.publish(b"x", routing_key="nowhere")
         until(lambda: publisher.status.callback_errors >= 7)

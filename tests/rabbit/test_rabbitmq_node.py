@@ -95,6 +95,7 @@ def test_confirmed_message_outlives_kill(rabbitmq_node: RabbitMQNode) -> None:
     probe = AmqpProbe(rabbitmq_node.url)
     queue = probe.declare_queue()
     publish_confirmed(rabbitmq_node.url, queue, b"durable")
+    rabbitmq_node.eval("mnesia:sync_log().")  # the declaration is answered before it is on disk
     rabbitmq_node.kill()
     assert not can_handshake(rabbitmq_node.url)
     rabbitmq_node.start()
