@@ -18,17 +18,36 @@ PYTHON_CACHE ?= $(CURDIR)/.python-versions
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
-.PHONY: test test-simulation test-spark test-all-else demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
+# Which tests run together.
+CORE := tests/core tests/relay
+BROKERS := tests/chaos tests/clients tests/conformance tests/facts tests/rabbit tests/surroundings
+QUICK := tests/core tests/outbox tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
+QUICKLY := not rabbit and not soak and not bench and not spark_versions
 
-# Two at once, in this order: the simulation and Spark together take as long as half of all else.
+.PHONY: check test test-quick test-core test-brokers test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
+
+# Three at once: much of it waits for a broker or for Spark. The longest come first.
 test: .venv/.installed rabbitmq java lint typecheck
-	$(BIN)/coverage erase
-	$(MAKE) -j2 test-all-else test-simulation test-spark
-	$(BIN)/coverage combine --quiet
-	$(BIN)/coverage report
-	$(BIN)/coverage report --include='reliablepub/_core/*' --fail-under=100
+	$(MAKE) -j3 test-brokers test-spark test-others test-core test-simulation
 
-# Without coverage, which would double its time.
+# What is quick, and needs neither RabbitMQ nor Java nor root: for each small step while you work.
+check: .venv/.installed
+	$(MAKE) -j2 typecheck lint test-quick
+
+test-quick: .venv/.installed
+	$(BIN)/pytest --hypothesis-profile=quick -m "$(QUICKLY)" $(QUICK)
+
+# The core decides: all of it is tested, line by line and branch by branch.
+test-core: .venv/.installed
+	$(BIN)/coverage run -m pytest $(CORE)
+	$(BIN)/coverage report --fail-under=100
+
+test-brokers: .venv/.installed
+	$(BIN)/pytest $(BROKERS)
+
+test-others: .venv/.installed
+	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) tests/simulation tests/spark)
+
 test-simulation: .venv/.installed
 	$(BIN)/pytest tests/simulation
 
@@ -36,10 +55,7 @@ test-simulation: .venv/.installed
 test-spark $(SPARK_VERSIONS:%=spark-%): export JDK_JAVA_OPTIONS := -XX:TieredStopAtLevel=1
 
 test-spark: .venv/.installed
-	$(BIN)/coverage run --parallel-mode -m pytest tests/spark
-
-test-all-else: .venv/.installed
-	$(BIN)/coverage run --parallel-mode -m pytest --ignore=tests/simulation --ignore=tests/spark
+	$(BIN)/pytest tests/spark
 
 # The long forms of what `test` runs in short.
 soak: .venv/.installed rabbitmq java

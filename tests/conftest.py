@@ -22,9 +22,9 @@ ROOT_VARIABLE = "RELIABLEPUB_TEST_RABBITMQ_ROOT"
 """The folder of another Debian whose RabbitMQ the private node shall be: make rabbitmq-versions."""
 MAX_MESSAGE_SIZE = 1024 * 1024
 
-# For thousands of runs of which most fail: the same examples each time, and none made smaller.
+# For `make check` and for mutants: few examples, the same ones each time, and none made smaller.
 settings.register_profile(
-    "mutants",
+    "quick",
     database=None,
     derandomize=True,
     max_examples=8,
