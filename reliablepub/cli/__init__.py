@@ -1,7 +1,7 @@
-"""The command line: the only code of this package that prints.
+"""The command line, ``reliablepub``; no other module of this package prints.
 
-Knows: the front door, the outbox and the vocabulary. Must never know: pika, SQL, or the fake
-broker, whose commands it finds as entry points.
+Knows: the publishers, the outbox and the vocabulary. Must never know: pika, SQL, or the fake
+broker, whose commands are loaded through entry points.
 """
 
 from reliablepub.cli.app import main

@@ -1,9 +1,10 @@
-"""The group of all commands: finds them, runs one, and turns every expected error into one line.
+"""The root group: finds commands, runs one, and prints every expected error as one line.
 
-Knows: the names of the commands, built in or plugged in, and click. Must never know: what they do.
+Knows: the names of the commands, built in or plugged in, and click. Must never know: what a command
+does.
 
-Built-in commands are imported when they are needed. Others come from the entry point group
-``reliablepub.commands``; one that cannot be loaded says so, and disturbs no other.
+A built-in command is imported when it is called. Other commands come from the entry point group
+``reliablepub.commands``; a command that cannot be loaded reports why, and the others still work.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ _BUILT_IN: Final = {
 
 
 class CommandLine(LazyGroup):
-    """The built-in commands and the plug-ins."""
+    """The root group: built-in commands and plug-ins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, sorted."""
+        """The names of all commands, sorted."""
         return sorted({*super().list_commands(ctx), *_plug_ins()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load one command; None where there is none of this name."""
+        """Load a command; None if no command has this name."""
         built_in = super().get_command(ctx, cmd_name)
         if built_in is not None:
             return built_in
         plug_in = _plug_ins().get(cmd_name)
         return None if plug_in is None else _load(plug_in)
 
-    def main(  # type: ignore[override]  # the base promises a value where it does not exit
+    def main(  # type: ignore[override]  # the base may return a value; this one always exits
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: object
     ) -> NoReturn:
-        """Run the command line, and exit."""
+        """Run the command line and exit with its code."""
         _silence()
         sys.exit(self._run(args, prog_name or "reliablepub"))
 
@@ -66,7 +67,7 @@ class CommandLine(LazyGroup):
 
 
 def _ending(error: Exception) -> tuple[str, int]:
-    """What to say of an error that ends a command, and the exit code."""
+    """The error line and the exit code for an exception that ends a command."""
     match error:
         case Failure():
             return error.message, error.code
@@ -86,13 +87,16 @@ def _plug_ins() -> dict[str, EntryPoint]:
 
 
 def _load(plug_in: EntryPoint) -> click.Command:
-    """The command of an entry point, or one of the same name that says what is wrong with it."""
+    """The command of an entry point.
+
+    If it cannot be loaded: a stand-in of the same name, whose help and error say why.
+    """
     try:
         command = plug_in.load()
         if isinstance(command, click.Command):
             return command
         problem = f"{plug_in.value} is no click command"
-    except Exception as error:  # noqa: BLE001 - code of others, which may fail in any way
+    except Exception as error:  # noqa: BLE001 - importing a plug-in can raise anything
         problem = f"{type(error).__name__}: {error}"
     message = f"the command {plug_in.name!r} cannot be loaded ({problem})"
 
@@ -109,7 +113,10 @@ def _load(plug_in: EntryPoint) -> click.Command:
 
 
 def _silence() -> None:
-    """Keep logs off the terminal: what matters in them reaches people as `Status.reason`."""
+    """Keep log lines off the terminal.
+
+    The commands print what matters in them themselves, from `Status.reason`.
+    """
     logging.getLogger("pika").setLevel(logging.CRITICAL)
     ours = logging.getLogger("reliablepub")
     if not ours.handlers:
@@ -144,9 +151,8 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 def main(ctx: click.Context) -> int:
     """Publish to RabbitMQ, and keep what could not be published yet.
 
-    A message that was stored is published until the broker confirms it, or it is parked in the
-    outbox with a reason. It is never silently lost; it may arrive more than once, under the same
-    message id.
+    A stored message is published until the broker confirms it, or it is parked in the outbox with a
+    reason. It is never silently lost. It may arrive more than once, under the same message id.
 
     \b
     Example:
@@ -156,10 +162,10 @@ def main(ctx: click.Context) -> int:
 
     \b
     Exit codes of every command; where several apply, the first one counts:
-      4  the outbox cannot be used, or the disk is full
-      2  bad input, usage or configuration
-      1  some messages were given up (parked)
-      3  not finished: messages are open, or it was interrupted
+      4  the outbox cannot be used or has a problem, the disk is full, or the relay has failed
+      2  bad input, usage or configuration, or a problem with the broker
+      1  some messages were given up (parked) or are damaged
+      3  not finished: messages are open or in flight, or the command was interrupted
       0  done
     """  # noqa: D301 - click: keep these lines as they are
     return ask_for_command(ctx)

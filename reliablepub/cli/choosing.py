@@ -1,6 +1,7 @@
-"""Choosing messages: the filter that listing and changing have in common, and names of messages.
+"""Selecting messages: the filter options that several commands share, and lookup by ID.
 
-Knows: options, and what they choose. Must never know: what is done with the chosen.
+Knows: options, and which messages they select. Must never know: what a command does with the
+messages.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ else:
 
 
 class Duration(_ParamType):
-    """``90``, ``90s``, ``5m``, ``2h`` or ``7d``, as seconds."""
+    """A duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``7d``, converted to seconds."""
 
     name = "duration"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Seconds."""
+        """The duration in seconds; a float is already converted."""
         if isinstance(value, float):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
@@ -49,13 +50,19 @@ _FILTERS: Final[dict[str, dict[str, Any]]] = {
     },
     "--exchange": {
         "metavar": "PATTERN",
-        "help": "Only to this exchange. * and ? stand for any characters.",
+        "help": "Only to this exchange; * stands for any characters, ? for one.",
     },
-    "--routing-key": {"metavar": "PATTERN", "help": "Only with this routing key; likewise."},
-    "--key": {"metavar": "PATTERN", "help": "Only with this ordering key; likewise."},
+    "--routing-key": {
+        "metavar": "PATTERN",
+        "help": "Only with this routing key; * stands for any characters, ? for one.",
+    },
+    "--key": {
+        "metavar": "PATTERN",
+        "help": "Only with this ordering key; * stands for any characters, ? for one.",
+    },
     "--reason": {
         "metavar": "TEXT",
-        "help": "Only if this is a part of what was said of an attempt, such as 404 or no_route.",
+        "help": "Only if the answer to an attempt contains this text, such as 404 or no_route.",
     },
     "--older-than": {
         "metavar": "TIME",
@@ -65,13 +72,13 @@ _FILTERS: Final[dict[str, dict[str, Any]]] = {
     "--newer-than": {
         "metavar": "TIME",
         "type": Duration(),
-        "help": "Only if stored less long ago.",
+        "help": "Only if stored more recently than this, such as 90s, 5m, 2h or 7d.",
     },
 }
 
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter; the function gets it as ``chosen``, a `Selection`."""
+    """Add the filter options; the function receives them as ``chosen``, a `Selection`."""
 
     @functools.wraps(function)
     def with_selection(**values: Any) -> Any:  # noqa: ANN401 - click's
@@ -94,10 +101,10 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rows_named(outbox: Path, names: tuple[str, ...]) -> list[int]:
-    """The rows of the given numbers and message ids.
+    """The row ids for the given IDs: row numbers, message ids or keys of `Outbox.enqueue`.
 
     Raises:
-        Failure: one of them names nothing that is or was in this outbox, as far as it remembers.
+        Failure: the outbox has no message and no history under one of the IDs.
     """
     found: list[int] = []
     for name in names:
@@ -109,7 +116,11 @@ def rows_named(outbox: Path, names: tuple[str, ...]) -> list[int]:
 
 
 def unknown(outbox: Path, name: str) -> Failure:
-    """Nothing is known under this name, which does not mean much."""
+    """The error for an ID that the outbox does not know.
+
+    It does not prove that the message was never stored: a message that was confirmed at the first
+    attempt leaves no history.
+    """
     return Failure(
         f"{outbox} knows no message {name!r}: it was never stored here, or it was confirmed at the "
         "first attempt, which leaves no trace; look for it in the queue",

@@ -1,8 +1,8 @@
-"""A group of commands, each in a module of its own that is imported when it is asked for.
+"""A click group that imports a command's module when the command is called.
 
-Knows: names and where their commands are. Must never know: what they do.
+Knows: the name and the module of each command. Must never know: what a command does.
 
-So starting one command does not load the others, and a new command is one line in one table.
+Starting one command does not import the others, and a new command is one line in one table.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import click
 
 
 class LazyGroup(click.Group):
-    """Commands by name, loaded when asked for.
+    """A group whose commands are imported on first use.
 
     Args:
-        table: ``module:attribute`` of each command.
-        settings: as for `click.Group`.
+        args: positional arguments of `click.Group`.
+        table: ``module:attribute`` of each command, by name.
+        settings: keyword arguments of `click.Group`.
     """
 
     def __init__(self, *args: Any, table: Mapping[str, str], **settings: Any) -> None:  # noqa: ANN401 - click's
@@ -27,12 +28,12 @@ class LazyGroup(click.Group):
         self._table = table
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, sorted."""
+        """The names of the commands, sorted."""
         del ctx
         return sorted(self._table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Load one command; None where there is none of this name."""
+        """Import a command; None if no command has this name."""
         del ctx
         if cmd_name not in self._table:
             return None

@@ -1,9 +1,9 @@
-"""Options from a TOML file and from variables: a file counts less than they, they less than flags.
+"""Options from environment variables and from a TOML file.
 
-Knows: TOML, and the options a click command has. Must never know: what an option is for.
+Knows: TOML, and the options of a click command. Must never know: what an option is for.
 
-The order is click's own: a flag, the variable, the ``default_map``, the default. The file becomes
-the ``default_map``, so a value of it is read as if it had been typed.
+The precedence is click's: flag, environment variable, ``default_map``, default. The file becomes
+the ``default_map``, so click parses its values like values typed on the command line.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from reliablepub.transport.address import has_password
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 PREFIX: Final = "RELIABLEPUB_"
-"""Of every variable; the rest is the option's name, in capitals."""
+"""Prefix of every variable; the option's name follows, in capitals with ``_`` for ``-``."""
 CONFIG_VARIABLE: Final = "RELIABLEPUB_CONFIG"
 TABLES: Final = ("publish", "relay")
-"""Commands that read the file; each has a table for what is its own."""
+"""Commands that read the file; each has a table for its own options."""
 SHARED: Final = (
     *("accept-plaintext", "outbox", "outbox-keys", "password-file"),
     *("tls-ca", "tls-certificate", "tls-key", "url", "window", "window-min"),
 )
-"""What stands above the tables, for all of these commands."""
+"""Top-level keys of the file: options that all of these commands have."""
 
 
 class ConfigurableCommand(click.Command):
-    """A command each of whose options has a variable, named by the same rule."""
+    """A command that gives each option an environment variable, named by `variable_of`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **settings)
@@ -43,12 +43,12 @@ class ConfigurableCommand(click.Command):
 
 
 def variable_of(flag: str) -> str:
-    """The variable that stands for a flag."""
+    """The environment variable of a flag: ``--health-port`` is ``RELIABLEPUB_HEALTH_PORT``."""
     return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
 def config_option(function: _F) -> _F:
-    """``--config``; it stands above all other options, whose defaults it changes."""
+    """Add ``--config``, which click handles before all other options: it sets their defaults."""
     return click.option(
         "--config",
         metavar="FILE",
@@ -57,7 +57,7 @@ def config_option(function: _F) -> _F:
         expose_value=False,
         callback=_use,
         envvar=CONFIG_VARIABLE,
-        help="Options from a TOML file, for what neither a flag nor a variable sets. "
+        help="A TOML file with options; flags and environment variables override it. "
         f"Also from {CONFIG_VARIABLE}.",
     )(function)
 
@@ -68,7 +68,7 @@ def _use(ctx: click.Context, _option: click.Parameter, path: Path | None) -> Non
 
 
 def _defaults(command: click.Command, path: Path) -> dict[str, object]:
-    """What the file sets, by parameter of the command."""
+    """The values that the file sets for this command, by parameter name."""
     file = _read(path)
     options = {
         name.removeprefix("--"): option
@@ -107,7 +107,10 @@ def _refuse_unknown(
     *,
     tables: Collection[str] = (),
 ) -> None:
-    """A key that nobody reads is a setting that somebody believes in."""
+    """Raise for an unknown key, with the nearest known one.
+
+    An ignored key would be a setting that the operator believes is in effect.
+    """
     for key in keys:
         if key in known:
             continue
@@ -119,7 +122,7 @@ def _refuse_unknown(
 
 
 def _value(path: Path, key: str, value: object, option: click.Option) -> object:
-    """The value as it would have been typed."""
+    """The value as text, as it would be typed on the command line."""
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, str | int | float) for one in values):
         raise click.UsageError(f"{path}: {key} is a {type(value).__name__}, which no option takes")

@@ -1,7 +1,7 @@
-"""What is good and what is bad about an outbox and a broker, and what to do about it.
+"""The findings of ``doctor`` and ``outbox check``: each fact's level, and the remedy.
 
-Knows: facts, and what they mean for somebody who waits for messages. Must never know: how facts are
-found, or how findings are printed. Pure.
+Knows: facts about an outbox, a broker and the client, and what they mean for delivery. Must never
+know: how facts are gathered, or how findings are printed. Pure.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _MIB: Final = 1024 * 1024
 FREE_MIN: Final = 100 * _MIB
 FREE_GOOD: Final = 1024 * _MIB
 LOG_LONG: Final = 64 * _MIB
-"""A relay that can checkpoint keeps it below 20 MiB."""
+"""A relay whose checkpoints succeed keeps the write-ahead log below 20 MiB."""
 SYNC_TOO_FAST_MS: Final = 0.02
 SYNC_SLOW_MS: Final = 50.0
 OLD_S: Final = 3_600.0
 AHEAD_S: Final = 5.0
 WAL_RESET_FIXED: Final = (3, 51, 3)
-"""The first SQLite without the bug that `outbox/sqlite/checkpoints.py` tells of."""
+"""The first SQLite without the WAL-reset bug, which `outbox/sqlite/checkpoints.py` describes."""
 FRAME_BYTES_MIN: Final = 131_072
 _SHOWN: Final = 5
-"""Of many things that are wrong in the same way."""
+"""Examples in a finding that concerns many things of one kind."""
 
 
 class Level(StrEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
@@ -46,14 +46,14 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         about: ``outbox``, ``client`` or ``broker``.
-        check: what was looked at.
-        level: how bad it is.
+        check: name of the check.
+        level: severity.
         found: what was found.
-        remedy: what to do; empty when it is fine.
+        remedy: what to do; empty for level ``ok``.
     """
 
     about: str
@@ -70,9 +70,14 @@ def of_outbox(
     relay_status: Mapping[str, Any],
     failed: str = "",
 ) -> Iterator[Finding]:
-    """What an outbox's figures, its surroundings, and the picture that its relay shows, mean.
+    """Findings about an outbox.
 
-    And why its last relay has failed.
+    Args:
+        status: its figures.
+        around: disk, clock and SQLite.
+        now: wall clock, seconds since 1970.
+        relay_status: content of the relay's status file; empty without one.
+        failed: why the last relay failed; empty if it did not.
     """
     yield _relay(status, failed)
     yield _backlog(status, now)
@@ -92,10 +97,10 @@ def of_outbox(
     yield _of_outbox(
         "clock",
         around.ahead_s < AHEAD_S,
-        "no message is of the future"
+        "no message was stored in the future"
         if around.ahead_s < AHEAD_S
         else f"the newest message was stored {age(around.ahead_s)} from now",
-        "the clock was set back; delays and deadlines are counted by it: look at NTP",
+        "the clock was set back, and delays and deadlines depend on it: check NTP",
     )
 
 
@@ -110,31 +115,32 @@ def _paused(relay_status: Mapping[str, Any], now: float) -> Finding:
         "paused",
         Level.WARNING if rows else Level.OK,
         f"{paused}: {'; '.join(words)}{left}" if rows else "no destination is paused",
-        "mend what they refuse for (the exchange, the permission, the binding, room in the queue): "
-        "messages wait, and go by themselves; or `reliablepub outbox reroute` them"
+        "fix the cause (a missing exchange, permission or binding, or a full queue): the messages "
+        "wait, and are then published; or `reliablepub outbox reroute` them"
         if rows
         else "",
     )
 
 
 def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
-    """Whether pika is used the short way.
+    """The finding about pika: whether the fast path through its internals is on.
 
     Args:
-        relay: why the running relay does not; None without one that says.
-        here: why this process would not.
-        tested: versions that the short way was tested with.
+        relay: why the fast path is off in the running relay, empty if it is on; None if no relay
+            reports it.
+        here: why the fast path is off in this process; empty if it is on.
+        tested: pika versions with which the fast path was tested.
     """
     whose = "here" if relay is None else "in the relay"
     why = here if relay is None else relay
     if not why:
-        return Finding("client", "pika", Level.OK, f"its short way is taken {whose}")
-    remedy = f"it is slower, and just as safe; tested are pika {', '.join(tested)}"
-    return Finding("client", "pika", Level.WARNING, f"its short way is off {whose}: {why}", remedy)
+        return Finding("client", "pika", Level.OK, f"the fast path is on {whose}")
+    remedy = f"publishing is slower and just as safe; tested pika versions: {', '.join(tested)}"
+    return Finding("client", "pika", Level.WARNING, f"the fast path is off {whose}: {why}", remedy)
 
 
 def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
-    """What a broker said of itself, and of the names it was asked for."""
+    """Findings about a broker: connection, TLS, limits, and exchanges and queues it lacks."""
     where = probe.address
     if probe.problem:
         yield Finding(
@@ -148,7 +154,7 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
         "tls",
         is_safe,
         "encrypted, and its certificate is verified" if address.is_tls else "not encrypted",
-        "passwords and messages can be read on the way: use amqps://",
+        "passwords and messages can be read on the network: use amqps://",
     )
     yield _of_broker(
         "limits",
@@ -159,8 +165,8 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
     )
     if not probe.can_confirm:
         yield Finding(
-            *("broker", "confirms", Level.PROBLEM, "it has no publisher confirms"),
-            "nothing can be promised with it; use RabbitMQ",
+            *("broker", "confirms", Level.PROBLEM, "no publisher confirms"),
+            "without them no delivery can be guaranteed; use RabbitMQ",
         )
     for kind, name, said in probe.missing:
         yield Finding(
@@ -170,35 +176,41 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
 
 
 def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding]:
-    """What the state of an outbox's file means, and of the books in it where they can be read."""
+    """Findings about an outbox's file.
+
+    Args:
+        path: the file.
+        found: state of the file.
+        audit: result of the audit; None if the tables cannot be read.
+    """
     salvage = f"stop its relay, then reliablepub outbox salvage {path} NEW"
     yield _of_file("pages", found.pages, "every page is whole", salvage)
     parts = [f"{name} is missing" for name in found.missing]
     parts += [f"{name} was changed" for name in found.changed]
-    rebuild = f"somebody has edited it; {salvage}, which has them all"
-    yield _of_file("schema", parts, "tables, indexes, triggers and views are as made", rebuild)
+    rebuild = f"another program has edited it; {salvage}, which creates the whole schema"
+    yield _of_file("schema", parts, "tables, indexes, triggers and views are unchanged", rebuild)
     if audit is not None and not audit.structure:
         differences = [f"{by:+d} {name}" for name, by in audit.differences.items()]
         damaged = [f"message {id_}: {reason}" for id_, reason in audit.damaged.items()]
         compared = f"{count_of(audit.rows, 'message')} compared with their checksums"
-        remedy = "a relay parks what is damaged; ask its sender for the message, then discard it"
+        remedy = "the relay parks damaged messages; get them from their sender, then discard them"
         yield _of_file("messages", damaged, compared, remedy)
-        remedy = f"somebody has edited the tables; {salvage}, which counts afresh"
+        remedy = f"another program has edited the tables; {salvage}, which counts afresh"
         yield _of_file("ledger", differences, "it adds up", remedy)
     yield _of_outbox(
         "journal",
         found.journal == "wal",
         f"mode {found.journal}",
-        "something has changed it; the next relay sets it to wal again",
+        "another program has changed it; the next relay sets it to wal again",
     )
     yield _unused(found)
     yield _of_outbox(
         "access",
         not found.readable_by_others,
-        "of its owner alone"
+        "only the owner has access"
         if not found.readable_by_others
-        else "others may read or write it, as its mode says",
-        f"bodies can be read by them: chmod 600 {path}",
+        else "its mode lets other users read or write it",
+        f"they can read message bodies: chmod 600 {path}",
     )
     if found.folder:
         where, _, remedy = found.folder.partition("; ")
@@ -210,8 +222,8 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
             "outbox",
             "rescued",
             Level.WARNING,
-            f"{', '.join(file.name for file in found.rescued)} holds what a relay had when the "
-            "files of the outbox were moved",
+            f"{', '.join(file.name for file in found.rescued)} holds the messages that a relay had "
+            "when the files of the outbox were moved",
             "import what is missing (docs/on-call.md, The file was moved), then remove the copy",
         )
     names = ", ".join(file.name for file in found.leftovers)
@@ -236,8 +248,8 @@ def _encryption(keys: Mapping[str | None, int]) -> Finding:
         "encryption",
         not plain,
         ", ".join(counts),
-        "a relay with keys parks what is not encrypted: encrypt it (`reliablepub outbox rekey "
-        "--accept-plaintext`) if it is yours",
+        "a relay with keys parks messages that are not encrypted: encrypt your own with "
+        "`reliablepub outbox rekey --accept-plaintext`",
     )
 
 
@@ -274,11 +286,11 @@ def _backlog(status: OutboxStatus, now: float) -> Finding:
 def _sqlite(around: Surroundings) -> Finding:
     found = f"version {around.sqlite}, journal mode {around.journal}"
     if around.journal != "wal":
-        remedy = "something has changed the journal mode; the next relay sets it to wal again"
+        remedy = "another program has changed the journal mode; the next relay sets it to wal again"
         return Finding("outbox", "sqlite", Level.WARNING, found, remedy)
     if tuple(map(int, around.sqlite.split("."))) >= WAL_RESET_FIXED:
         return Finding("outbox", "sqlite", Level.OK, found)
-    # Not a warning: what an application's own connections have set cannot be seen from here.
+    # Not a warning: another connection's wal_autocheckpoint cannot be read from this one.
     excluded = "its WAL-reset bug is excluded, since the relay alone checkpoints"
     if around.is_shared:
         excluded += ", where the application's connections have PRAGMA wal_autocheckpoint = 0"
@@ -288,13 +300,14 @@ def _sqlite(around: Surroundings) -> Finding:
 def _sync(sync_ms: float | None) -> Finding:
     if sync_ms is None:
         found = "not measured, because the disk is full"
-        return Finding("outbox", "durability", Level.WARNING, found, "make room, and look again")
+        remedy = "free disk space, and run this again"
+        return Finding("outbox", "durability", Level.WARNING, found, remedy)
     found = f"{sync_ms:.2f} ms to write and sync a page"
     if sync_ms < SYNC_TOO_FAST_MS:
-        remedy = "no disk is so fast: what is synced may be lost with the power"
+        remedy = "no disk is so fast: a power failure may lose synced data"
         return Finding("outbox", "durability", Level.WARNING, found, remedy)
     if sync_ms > SYNC_SLOW_MS:
-        remedy = "a single publish() waits that long; a batch too: publish many, or a faster disk"
+        remedy = "every publish() and every batch waits that long: use batches, or a faster disk"
         return Finding("outbox", "durability", Level.WARNING, found, remedy)
     return Finding("outbox", "durability", Level.OK, found)
 
@@ -302,8 +315,8 @@ def _sync(sync_ms: float | None) -> Finding:
 def _log(status: OutboxStatus) -> Finding:
     found = f"{size_of(status.log_bytes)} of write-ahead log"
     remedy = (
-        "a read transaction that stays open, mostly the application's, keeps each checkpoint from "
-        "passing it: see who has the file open (fuser), and have it end its transaction"
+        "a read transaction that stays open, mostly the application's, blocks checkpoints: find "
+        "the process that has the file open (fuser), and end its transaction"
     )
     return _of_outbox("log", status.log_bytes < LOG_LONG, found, remedy)
 
@@ -312,13 +325,14 @@ def _disk(status: OutboxStatus, around: Surroundings) -> Finding:
     free = around.bytes_free
     found = f"{size_of(free)} of {size_of(around.bytes_total)} free"
     if status.is_disk_full:
-        found = f"disk full: {found}, and what is left is reserved for publishing"
-        remedy = "make room: new messages are refused until then"
+        found = f"disk full: {found}, and the rest is reserved for publishing"
+        remedy = "free disk space: new messages are refused until then"
         return Finding("outbox", "disk", Level.PROBLEM, found, remedy)
     if free >= FREE_GOOD:
         return Finding("outbox", "disk", Level.OK, found)
     level = Level.WARNING if free >= FREE_MIN else Level.PROBLEM
-    return Finding("outbox", "disk", level, found, "make room: publish() refuses when it is full")
+    remedy = "free disk space: publish() raises when the disk is full"
+    return Finding("outbox", "disk", level, found, remedy)
 
 
 def _of_outbox(check: str, is_fine: bool, found: str, remedy: str) -> Finding:  # noqa: FBT001

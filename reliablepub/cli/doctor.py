@@ -1,6 +1,7 @@
-"""``reliablepub doctor``: looks at everything that messages need to arrive, and says what to do.
+"""``reliablepub doctor``: checks everything that delivery depends on, with a remedy per finding.
 
-Knows: whom to ask for facts, and how findings are printed. Must never know: what a fact means.
+Knows: which functions gather the facts, and how findings are printed. Must never know: what a fact
+means.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from reliablepub.transport.probe import probe
     multiple=True,
     envvar=URL_VARIABLE,
     callback=with_passwords,
-    help="Of the broker; repeat it for failover. Without it only the outbox is looked at. Also "
+    help="URL of the broker; repeat it for failover. Without it only the outbox is checked. Also "
     f"from {URL_VARIABLE}.",
 )
 @password_option
@@ -47,10 +48,10 @@ from reliablepub.transport.probe import probe
 @inspected_option
 @form_option
 def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
-    """Check the outbox, the disk, the clock and the broker; each finding comes with a remedy.
+    """Check the outbox, the disk, the clock and the broker; each problem comes with a remedy.
 
-    Nothing is changed, neither in the outbox nor at the broker: exchanges and queues that messages
-    name are looked for by passive declarations.
+    Nothing is changed, neither in the outbox nor at the broker: passive declarations check the
+    exchanges and queues that messages name.
 
     \b
     Example:
@@ -60,7 +61,8 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
     Exit codes:
       0  no problem; there may be warnings
       2  bad usage, or a problem with the broker
-      4  a problem with the outbox, or it cannot be used
+      3  interrupted
+      4  a problem with the outbox, or the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     context = tls_context(click.get_current_context())
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()

@@ -1,9 +1,9 @@
-"""How a command ends: exit codes, and which of them an error stands for.
+"""Exit codes, and the exit code of each error.
 
 Knows: the errors of the vocabulary. Must never know: what a command does.
 
-Where several apply, the first of this order wins: 4, 2, 1, 3, 0. What needs a person goes before
-what only needs time.
+Where several codes apply, the first of 4, 2, 1, 3, 0 wins: what needs an operator goes before what
+only needs time.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from reliablepub.errors import OutboxError, PublisherClosed
 
 
 class Exit(IntEnum):
-    """Exit codes of every command."""
+    """Exit codes of every command; the help of a command says what each means there."""
 
     CONFIRMED = 0
-    """Everything that was asked for is done."""
+    """Done."""
     PARKED = 1
-    """Some messages were given up."""
+    """Some messages were given up (parked) or are damaged."""
     BAD_INPUT = 2
-    """The input, an option or an address is wrong."""
+    """Bad input, usage or configuration, or a problem with the broker."""
     OPEN = 3
-    """Not finished: messages are open, or reading was interrupted."""
+    """Not finished: messages are open or in flight, or the command was interrupted."""
     OUTBOX = 4
-    """The outbox cannot be used, the disk is full, or the relay has failed."""
+    """The outbox cannot be used or has a problem, the disk is full, or the relay has failed."""
 
 
 class Failure(click.ClickException):
-    """An error that ends the command with the given exit code and one line.
+    """An error that ends the command with one line on stderr and the given exit code.
 
     Args:
         message: what happened, and what to do.
-        code: how to end.
+        code: the exit code.
     """
 
     def __init__(self, message: str, code: Exit) -> None:
@@ -44,7 +44,7 @@ class Failure(click.ClickException):
 
 
 def ask_for_command(ctx: click.Context) -> Exit:
-    """A group that was called without a command shows what there is, and is not content."""
+    """Print the help of a group that was called without a command; that is bad usage."""
     if ctx.invoked_subcommand is not None:
         return Exit.CONFIRMED
     click.echo(ctx.get_help(), err=True)
@@ -52,8 +52,8 @@ def ask_for_command(ctx: click.Context) -> Exit:
 
 
 def exit_of(error: Exception) -> Exit:
-    """The exit code of an error that no command has dealt with."""
-    # A relay that fails has lost its outbox, or has met with a bug: what is open is in the outbox.
+    """The exit code of an error that the command did not handle."""
+    # A relay fails when it loses its outbox, or through a bug. Open messages stay in the outbox.
     if isinstance(error, (OutboxError, PublisherClosed)):
         return Exit.OUTBOX
     return Exit.BAD_INPUT

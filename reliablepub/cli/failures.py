@@ -1,6 +1,6 @@
-"""What the relay logs of messages that fail, as lines on stderr.
+"""Prints the relay's log lines about failed messages on stderr.
 
-Knows: the log's name. Must never know: what is logged, and how often (`relay.journal`).
+Knows: the logger. Must never know: what is logged, and how often; `relay.journal` decides that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def failures_noted() -> Iterator[None]:
-    """Print each line about messages, from warnings on."""
+    """Print log records about messages, of level WARNING and above, within the block."""
     notes = _Notes(logging.WARNING)
     MESSAGES.addHandler(notes)
     try:

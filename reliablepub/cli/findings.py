@@ -1,6 +1,7 @@
-"""Findings in a list, the same for every command that looks for problems, and how it ends.
+"""The list of findings of ``doctor`` and ``outbox check``, and the exit code for it.
 
-Knows: how they are printed, and which exit code they come to. Must never know: what they mean.
+Knows: how findings are printed, and which exit code they give. Must never know: what a finding
+means.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from reliablepub.cli.output import Form, print_rows
 
 
 def print_findings(found: Sequence[Finding], form: Form) -> None:
-    """All of them, also what is fine."""
+    """Print all findings, including those of level ``ok``."""
     columns = {
         "": lambda row: {"ok": "ok", "warning": "!", "problem": "!!"}[row["level"]],
         "about": lambda row: row["about"],
@@ -26,7 +27,7 @@ def print_findings(found: Sequence[Finding], form: Form) -> None:
 
 
 def exit_of(found: Sequence[Finding]) -> Exit:
-    """A problem of the outbox goes before one of the broker; warnings are none."""
+    """The exit code: a problem of the outbox outranks one of the broker; warnings do not count."""
     problems = {finding.about for finding in found if finding.level is Level.PROBLEM}
     if "outbox" in problems:
         return Exit.OUTBOX

@@ -1,6 +1,6 @@
-"""Single keys from a terminal, without waiting for the end of a line.
+"""Reads single keys from a terminal, without waiting for the end of a line.
 
-Knows: a terminal's modes, and that a signal may come first. Must never know: what a key does.
+Knows: terminal modes, and that a signal ends the wait. Must never know: what a key does.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _BYTES: Final = 32
 
 
 class Keyboard:
-    """Reads keys; the terminal is as before when it ends.
+    """Reads keys within the ``with`` block; restores the terminal's mode at its end.
 
     Args:
-        fd: the terminal.
+        fd: file descriptor of the terminal.
     """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def __enter__(self) -> Self:
-        """No echo, and no waiting for a line; Ctrl-C is still a signal."""
+        """Switch off echo and line buffering; Ctrl-C still sends SIGINT."""
         self._before = termios.tcgetattr(self._fd)
         tty.setcbreak(self._fd, termios.TCSANOW)
         return self
@@ -38,11 +38,15 @@ class Keyboard:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give it back."""
+        """Restore the terminal's mode."""
         termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
     def pressed(self, stop: Stop, timeout_s: float) -> str | None:
-        """What was typed; empty if nobody can type any more, None if the time is up first."""
+        """Wait for a key, at most ``timeout_s`` seconds or until a signal.
+
+        Returns:
+            what was typed; empty if the terminal is gone, None if nothing was typed in time.
+        """
         if not stop.wait_readable(self._fd, timeout_s):
             return None
         return os.read(self._fd, _BYTES).decode(errors="replace")

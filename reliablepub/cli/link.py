@@ -1,4 +1,4 @@
-"""The connection to the broker in words, one line for each change that matters.
+"""The state of the broker connection in words, and a line for each change of it.
 
 Knows: `Status`. Must never know: how a connection is made.
 """
@@ -12,13 +12,13 @@ from reliablepub.relay.status import Link, Status
 
 
 def spoken(reason: str) -> str:
-    """A reason as the end of a sentence: the system's own begin with a capital."""
+    """A reason as the end of a sentence; error texts of the system begin with a capital letter."""
     is_sentence = reason[:1].isupper() and reason[1:2].islower()
     return one_line(reason[:1].lower() + reason[1:] if is_sentence else reason)
 
 
 def describe(status: Status) -> str:
-    """Where the connection stands, with the reason."""
+    """The state of the connection, and the reason for it."""
     match status.link:
         case Link.CONNECTED:
             trouble = f"; {status.trouble}" if status.trouble else ""
@@ -34,11 +34,11 @@ def describe(status: Status) -> str:
 
 
 class LinkNotes:
-    """Says how the connection changes.
+    """Prints a line for each change of the connection.
 
     Args:
         say: prints a line.
-        is_eager: also say that the first connection was made, which nobody doubted.
+        is_eager: whether to report the first connection too, if it succeeds at once.
     """
 
     def __init__(self, say: Callable[[str], None], *, is_eager: bool) -> None:
@@ -46,7 +46,10 @@ class LinkNotes:
         self._last = "" if is_eager else "connected to the broker"
 
     def look(self, status: Status) -> None:
-        """Say it if it is new. To be trying again is no news, to fail for another reason is."""
+        """Print the state if it has changed.
+
+        Another attempt to connect is not a change; another reason for failing is.
+        """
         if status.link not in (Link.CONNECTED, Link.BLOCKED) and not status.reason:
             return
         words = describe(status)

@@ -1,9 +1,10 @@
-"""One look at an outbox and at the relay that is at work on it, as values with names.
+"""A snapshot of an outbox and its relay, as named values.
 
-Knows: whom to ask. Must never know: how it is shown, SQL, or a broker.
+Knows: which functions return the values. Must never know: how a snapshot is shown, SQL, or a
+broker.
 
-The names are those of ``--json``; times are seconds since 1970. What only a running relay knows is
-None without one.
+The names are the keys of ``--json``; times are seconds since 1970. Values that only a running relay
+has are None without one.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _COUNTS = (
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What was seen at one moment.
+    """A snapshot of an outbox and its relay.
 
     Attributes:
-        at: monotonic seconds, for rates.
-        now: wall clock.
-        counts: messages by where they are.
-        more: rates, the relay, its connection, the disk.
+        at: monotonic clock, seconds; rates are computed from it.
+        now: wall clock, seconds since 1970.
+        counts: number of messages by state.
+        more: all other values: rates, the relay, its connection, the disk.
     """
 
     at: float
@@ -48,19 +49,19 @@ class Look:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Everything."""
+        """`counts` and `more` in one mapping."""
         return {**self.counts, **self.more}
 
 
 def look(outbox: Path, before: Look | None = None) -> Look:
-    """Look, without disturbing anybody.
+    """Take a snapshot; read-only.
 
     Args:
-        outbox: its path.
-        before: an earlier look, to tell rates since then; None for no rates.
+        outbox: path of the outbox.
+        before: an earlier snapshot, from which rates are computed; None for no rates.
 
     Raises:
-        NotAnOutbox: there is none.
+        NotAnOutbox: there is no outbox at this path.
     """
     found, at, now = Outbox(outbox).status(), time.monotonic(), time.time()
     relay_status = read_status_file(outbox) or {}
@@ -93,7 +94,15 @@ def look(outbox: Path, before: Look | None = None) -> Look:
 
 
 def look_closely(outbox: Path, before: Look | None = None) -> Look:
-    """The same, with what the relay shows of its work, and what has failed of late."""
+    """Take a snapshot with more values: figures of the running relay, and recent failures.
+
+    Args:
+        outbox: path of the outbox.
+        before: an earlier snapshot, from which rates are computed; None for no rates.
+
+    Raises:
+        NotAnOutbox: there is no outbox at this path.
+    """
     seen = look(outbox, before)
     relay_status = read_status_file(outbox) or {}
     failures, reasons = read_failures(outbox, failures=FAILURES, reasons=REASONS)
@@ -104,9 +113,9 @@ def look_closely(outbox: Path, before: Look | None = None) -> Look:
 
 
 def link_words(seen: Mapping[str, Any], now: float) -> str:
-    """Where the connection to the broker stands, since when, and why."""
+    """The state of the relay's connection to the broker, since when, and the reason."""
     if seen["relay_pid"] is None and seen["link"] is None:
-        return "nobody knows: no relay is at work"
+        return "unknown: no relay runs"
     link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
     words = link.get(seen["link"], "not connected")
     since = f" since {age(now - seen['link_since'])}" if seen["link_since"] else ""
@@ -115,6 +124,6 @@ def link_words(seen: Mapping[str, Any], now: float) -> str:
 
 
 def disk_words(seen: Mapping[str, Any]) -> str:
-    """How large the outbox is, and how much is free; whether the disk is full."""
+    """The size of the outbox, the free space, and whether the disk is full."""
     words = f"{size_of(seen['bytes_on_disk'])}, {size_of(seen['bytes_free'])} free"
     return f"{words}; disk full: no new message is stored" if seen["is_disk_full"] else words

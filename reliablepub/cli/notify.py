@@ -1,9 +1,9 @@
-"""How a service tells systemd how it is doing (sd_notify(3)).
+"""Notifications to the service manager, by systemd's protocol (sd_notify(3)).
 
-Knows: a datagram socket and two environment variables. Must never know: what is told.
+Knows: a datagram socket and three environment variables. Must never know: what the notifications
+say.
 
-The protocol is lines of ``NAME=value`` in a datagram, and that is all of it: less than a library
-for it would have to be trusted with.
+The whole protocol is lines of ``NAME=value`` in a datagram, so no library is needed for it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from contextlib import suppress
 
 
 class Notifier:
-    """Tells whoever started this process; without such a one, nobody.
+    """Sends notifications to the service manager; does nothing if there is none.
 
     Args:
-        environment: where the service manager has left its address.
+        environment: the process's environment, with the address that the service manager has set.
 
     Attributes:
-        watchdog_s: how often it wants to hear ``WATCHDOG=1``, at half its patience; None: never.
+        watchdog_s: interval of ``WATCHDOG=1`` in seconds, half of the service manager's timeout;
+            None if it expects none.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
-        # "@" stands for the zero byte of an address that is no file.
+        # "@" stands for the leading zero byte of an abstract socket address.
         self._address = "\0" + address[1:] if address.startswith("@") else address
         self.watchdog_s: float | None = None
         patience_us = environment.get("WATCHDOG_USEC", "")
@@ -35,7 +36,7 @@ class Notifier:
             self.watchdog_s = int(patience_us) / 2e6
 
     def tell(self, **variables: str | int) -> None:
-        """Send variables; that nobody listens any more is no reason to end."""
+        """Send variables; errors are ignored, because a missing listener must not end the relay."""
         if not self._address:
             return
         text = "\n".join(f"{name}={value}" for name, value in variables.items())

@@ -1,6 +1,7 @@
-"""Options that several commands share, so that they are called and explained the same everywhere.
+"""Options that several commands share, with one name and one help text each.
 
-Knows: names, environment variables and help texts. Must never know: what is done with a value.
+Knows: names, environment variables and help texts. Must never know: what a command does with a
+value.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ KEYS_VARIABLE: Final = "RELIABLEPUB_OUTBOX_KEYS"
 URL_VARIABLE: Final = "RELIABLEPUB_URL"
 PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
 _READ: Final = "reliablepub.password-file"
-"""Where the content of the file is kept while options are read."""
+"""Key of `click.Context.meta` for the password file's content, while options are parsed."""
 _AS_GIVEN: Final = "reliablepub.urls"
 _PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
 
 def url_option(function: _F) -> _F:
-    """``--url``, required, repeatable; and ``--password-file``."""
+    """Add ``--url``, required and repeatable, and ``--password-file``."""
     function = click.option(
         "--url",
         "urls",
@@ -48,7 +49,7 @@ def url_option(function: _F) -> _F:
 
 
 def password_option(function: _F) -> _F:
-    """``--password-file``, whose content gets into what `with_passwords` is the callback of."""
+    """Add ``--password-file``; `with_passwords` puts its content into the URLs."""
     return click.option(
         "--password-file",
         metavar="FILE",
@@ -62,7 +63,7 @@ def password_option(function: _F) -> _F:
 
 
 def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
-    ctx.meta[_READ] = None  # also where an earlier reading of the options has left one
+    ctx.meta[_READ] = None  # an earlier parse of the options may have set it (relay, SIGHUP)
     if path is None or ctx.resilient_parsing:
         return
     try:
@@ -79,39 +80,39 @@ def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -
 def with_passwords(
     ctx: click.Context, _option: click.Parameter, urls: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The callback of ``--url``: each with the password of ``--password-file``, if there is one."""
+    """The callback of ``--url``: puts the password of ``--password-file``, if any, into each."""
     ctx.meta[_AS_GIVEN] = urls
     password = ctx.meta.get(_READ)
     return urls if password is None else tuple(with_password(url, password) for url in urls)
 
 
 def note_exposed_urls(urls: Sequence[str]) -> None:
-    """Say so where a password would go over a network in clear."""
+    """Print a warning for each URL that sends a password unencrypted over a network."""
     for address in parse_addresses(urls):
         if address.is_exposed:
             print_note(f"warning: {words_of_exposed(address)}")
 
 
 def note_exposed_folder(outbox: Path) -> None:
-    """Say so where other users can write to the folder of the outbox."""
+    """Print a warning if other users can write to the outbox's folder."""
     if outbox.parent.is_dir() and (words := folder_exposure(absolute(outbox).parent)):
         print_note(f"warning: {words}")
 
 
 def urls_as_given(ctx: click.Context) -> tuple[str, ...]:
-    """What ``--url`` was given, without the password of ``--password-file``."""
+    """The values of ``--url`` as the user gave them, without the content of the password file."""
     given: tuple[str, ...] = ctx.meta[_AS_GIVEN]
     return given
 
 
 def note_exposure(path: Path) -> None:
-    """Say so where other users can read a file with a secret."""
+    """Print a warning if other users can read a file that holds a secret."""
     if words := exposure(path):
         print_note(f"warning: {words}")
 
 
 def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
-    """``--outbox``."""
+    """Add ``--outbox`` with the given help text, for commands that publish."""
     return click.option(
         "--outbox",
         "outbox_path",
@@ -135,7 +136,7 @@ def _plaintext(ctx: click.Context, _parameter: click.Parameter, value: bool) -> 
 
 
 def relay_keys_options(function: _F) -> _F:
-    """``--outbox-keys``; and ``--accept-plaintext``, for commands that publish or encrypt anew."""
+    """Add ``--outbox-keys`` and ``--accept-plaintext``, for commands that publish or re-encrypt."""
     return keys_option(_plaintext_option(function))
 
 
@@ -146,13 +147,13 @@ def _plaintext_option(function: _F) -> _F:
         is_eager=True,
         expose_value=False,
         callback=_plaintext,
-        help="With keys, accept also messages in the outbox that are not encrypted; otherwise they "
-        "are parked.",
+        help="With keys: also accept messages in the outbox that are not encrypted; without this "
+        "option such messages are parked, or left as they are by rekey.",
     )(function)
 
 
 def keys_option(function: _F) -> _F:
-    """``--outbox-keys``."""
+    """Add ``--outbox-keys``."""
     return click.option(
         "--outbox-keys",
         "outbox_keys",
@@ -160,13 +161,13 @@ def keys_option(function: _F) -> _F:
         type=click.Path(path_type=Path),
         callback=_keys,
         envvar=KEYS_VARIABLE,
-        help="Keys that encrypt messages in the outbox, a line each: a name and 64 hexadecimal "
-        f"digits. The first encrypts. Also from {KEYS_VARIABLE}.",
+        help="A file of keys that encrypt messages in the outbox, one a line: a name and 64 "
+        f"hexadecimal digits. The first one encrypts. Also from {KEYS_VARIABLE}.",
     )(function)
 
 
 def inspected_option(function: _F) -> _F:
-    """``--outbox`` of the commands that look into one, or change what is in it."""
+    """Add ``--outbox``, for commands that inspect or change an outbox."""
     return click.option(
         "--outbox",
         "outbox_path",
@@ -180,10 +181,15 @@ def inspected_option(function: _F) -> _F:
 
 
 def window_options(function: _F) -> _F:
-    """``--window`` and ``--window-min``."""
+    """Add ``--window`` and ``--window-min``."""
     for name, variable, default, text in (
-        ("--window", "window_max", WINDOW_MAX, "Most messages in flight ever."),
-        ("--window-min", "window_min", WINDOW_MIN, "Most at first; from there it adapts."),
+        ("--window", "window_max", WINDOW_MAX, "Upper limit of messages in flight."),
+        (
+            "--window-min",
+            "window_min",
+            WINDOW_MIN,
+            "Limit of messages in flight at first; the window adapts from there.",
+        ),
     ):
         function = click.option(
             name,
@@ -198,16 +204,16 @@ def window_options(function: _F) -> _F:
 
 
 def json_option(function: _F) -> _F:
-    """``--json``."""
+    """Add ``--json``."""
     return click.option(
         "--json", "as_json", is_flag=True, help="Print the result as one JSON value on stdout."
     )(function)
 
 
 def form_option(function: _F) -> _F:
-    """``--json`` and ``--csv``; neither: a table."""
+    """Add ``--json`` and ``--csv``; with neither the command prints a table."""
     for form in (Form.CSV, Form.JSON):
-        words = {Form.JSON: "one JSON array", Form.CSV: "CSV with a line of titles"}[form]
+        words = {Form.JSON: "one JSON array", Form.CSV: "CSV with a header line"}[form]
         function = click.option(
             f"--{form.value}", "form", flag_value=form.value, help=f"Print {words}, on stdout."
         )(function)
@@ -215,5 +221,5 @@ def form_option(function: _F) -> _F:
 
 
 def as_form(value: str | None) -> Form:
-    """What was asked for."""
+    """The form that the options select; a table by default."""
     return Form(value or Form.TABLE)

@@ -1,7 +1,7 @@
-"""Where words go: results to stdout, everything else to stderr, an error in one line.
+"""Output: results to stdout, everything else to stderr, each error on one line.
 
-Knows: the two streams, JSON, and how numbers are written for people. Must never know: what the
-words are about.
+Knows: the two streams, JSON, CSV, tables, and the format of numbers in text. Must never know: what
+is printed.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from reliablepub.cli.exits import Exit, Failure
 from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
-"""Three thousand years; a damaged row can hold anything, infinity too."""
-
-
+"""About 3 000 years. A damaged row can hold any number, even infinity."""
 _FORMULAS: Final = ("=", "+", "-", "@")
+"""Characters with which a formula begins in a spreadsheet."""
 
 
 class Form(StrEnum):
@@ -38,11 +37,11 @@ class Form(StrEnum):
 
 
 def new_file(path: Path) -> IO[bytes]:
-    """Create a file that this user alone can read, from its first byte on; for message bodies.
+    """Create a file for message bodies, with mode 0600 from the start.
 
     Raises:
-        Failure: it exists.
-        OSError: it cannot be created.
+        Failure: the file exists.
+        OSError: the file cannot be created.
     """
 
     def opener(name: str, flags: int) -> int:
@@ -55,39 +54,39 @@ def new_file(path: Path) -> IO[bytes]:
 
 
 def print_result(text: str) -> None:
-    """A line of the command's result, for people."""
+    """Print one line of the command's result; control characters are escaped."""
     click.echo(printable(text))
 
 
 def print_text(text: str) -> None:
-    """Several lines as they are, but for what a terminal would act on."""
+    """Print lines; tabs stay, other characters that a terminal would act on are escaped."""
     for line in text.split("\n"):
         click.echo("\t".join(map(printable, line.removesuffix("\r").split("\t"))))
 
 
 def print_data(line: str) -> None:
-    """A line for programs, exactly as it is; whoever made it has escaped what is not printable."""
+    """Print one line for programs unchanged; the caller has escaped unprintable characters."""
     assert line.isprintable()
     click.echo(line)
 
 
 def print_json(value: object) -> None:
-    """The command's result for machines: one JSON value in one line."""
+    """Print the command's result as one JSON value on one line."""
     click.echo(json.dumps(value))
 
 
 def print_note(text: str) -> None:
-    """A line for whoever watches."""
+    """Print a note on stderr."""
     click.echo(one_line(text), err=True)
 
 
 def print_error(text: str) -> None:
-    """Why the command does not end well."""
+    """Print an error on stderr, as one line that begins with ``Error:``."""
     click.echo(f"Error: {one_line(text)}", err=True)
 
 
 def print_table(values: Mapping[str, object]) -> None:
-    """Names and values, one a line."""
+    """Print names and values in two columns, one pair a line."""
     width = max(map(len, values))
     for name, value in values.items():
         click.echo(printable(f"{name:<{width}}  {value}"))
@@ -100,14 +99,14 @@ def print_rows(
     *,
     nothing: str,
 ) -> None:
-    """A list of things: for machines with all their values, for people in a few columns.
+    """Print rows: all values as JSON or CSV, or selected columns as a table.
 
     Args:
-        rows: what was found; the same names in all.
-        form: how to print it.
-        columns: title of each column of the table, and how it is made from a row. The last one is
-            cut at the width of the terminal.
-        nothing: said to people when there is none.
+        rows: the rows; all have the same keys.
+        form: the output form.
+        columns: titles of the table's columns, and functions that make a cell from a row. On a
+            terminal, lines are cut at its width.
+        nothing: printed instead of a table without rows.
     """
     if form is Form.JSON:
         print_json(rows)
@@ -123,7 +122,7 @@ def print_rows(
 
 
 def _cell(value: object) -> object:
-    """A value for CSV: a text that a spreadsheet would run as a formula begins with a quote."""
+    """A CSV cell; a quote is put before text that a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)
@@ -147,7 +146,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration in the two largest units that matter."""
+    """A duration in its two largest units, such as ``2 h 5 min``."""
     if not abs(seconds) < _AGE_MAX_S:
         return "ages"
     whole = int(seconds)
@@ -160,7 +159,12 @@ def age(seconds: float) -> str:
 
 
 def ago(at: float | None, now: float | None = None) -> str:
-    """How long ago a time was, or how far off it is; nothing where there is none."""
+    """A time relative to now: ``5 s ago`` or ``in 5 s``; empty for None.
+
+    Args:
+        at: wall clock, seconds since 1970.
+        now: the reference time; the current time by default.
+    """
     if at is None:
         return ""
     seconds = (time.time() if now is None else now) - at
@@ -168,7 +172,7 @@ def ago(at: float | None, now: float | None = None) -> str:
 
 
 def size_of(count: float) -> str:
-    """Bytes, in the largest unit that leaves something before the point."""
+    """A size in the largest unit, up to GiB, in which it is at least 1."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:  # noqa: PLR2004
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -177,12 +181,12 @@ def size_of(count: float) -> str:
 
 
 def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
-    """A destination that is paused: which, what it said, since when, how many wait, and until when.
+    """A paused destination in words: name, reason, since when, messages waiting, next probe.
 
     Args:
-        row: as the relay shows it.
-        at: when it did.
-        now: wall clock, seconds.
+        row: the entry in the relay's status file.
+        at: when the relay wrote it, seconds since 1970.
+        now: wall clock, seconds since 1970.
     """
     key = row["routing_key"]
     where = f"{row['exchange'] or '(default)'} / {'every routing key' if key is None else key}"

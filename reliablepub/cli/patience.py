@@ -1,6 +1,7 @@
-"""How long to wait for a broker that does not answer.
+"""Decides when to stop waiting for a broker that does not answer.
 
-Knows: two limits and the time it is told. Must never know: the clock, or what is waited for. Pure.
+Knows: two limits, and the time that the caller passes. Must never know: the clock, or the broker.
+Pure.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Final
 from reliablepub.relay.status import Status
 
 CONNECT_S: Final = 10.0
-"""How long a broker that was never reached is waited for, where ``--timeout`` is longer."""
+"""Longest wait for a first connection; a shorter ``--timeout`` applies to it too."""
 
 
 class Patience:
-    """Runs out when nothing was settled for a while; progress renews it.
+    """A timeout that restarts whenever a message is settled.
 
     Args:
-        timeout_s: the while.
-        now: monotonic seconds; the wait for the first connection counts from here.
+        timeout_s: seconds without a settled message after which the wait is over.
+        now: monotonic seconds; the wait for the first connection begins here.
     """
 
     def __init__(self, timeout_s: float, now: float) -> None:
@@ -27,11 +28,11 @@ class Patience:
         self._since = now
 
     def renew(self, now: float) -> None:
-        """Begin to wait; what was before was not waiting."""
+        """Restart the timeout: the wait begins now."""
         self._since = now
 
     def is_over(self, status: Status, now: float) -> bool:
-        """Whether to give up waiting."""
+        """Whether the timeout has passed."""
         counters = status.counters
         settled = counters.stored - counters.open
         if settled != self._settled:

@@ -1,4 +1,4 @@
-"""A progress bar where somebody looks, and nothing where nobody does.
+"""Progress bars and spinners on stderr, shown only if stderr is a terminal.
 
 Knows: rich, which is imported only for a terminal. Must never know: what is counted.
 """
@@ -18,14 +18,15 @@ from reliablepub.printable import one_line
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-_PATIENCE_S: Final = 0.5
+_DELAY_S: Final = 0.5
+"""Shorter operations show no spinner."""
 
 
 class Bar:
-    """Confirmed messages of all, on stderr.
+    """Two progress bars: stored messages and settled messages.
 
     Args:
-        total: how many there will be; None if nobody knows.
+        total: number of messages to come; None if it is unknown (stdin).
     """
 
     def __init__(self, total: int | None) -> None:
@@ -33,7 +34,7 @@ class Bar:
         self._progress: Progress | None = None
 
     def __enter__(self) -> Self:
-        """Show it, if stderr is a terminal."""
+        """Show the bars, if stderr is a terminal."""
         if sys.stderr.isatty():
             self._progress = _progress()
             self._stored = self._progress.add_task("stored", total=self._total)
@@ -47,19 +48,19 @@ class Bar:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Leave its last state."""
+        """Stop updating; the last state stays on the terminal."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
     def show(self, *, stored: int, settled: int) -> None:
-        """Move it."""
+        """Update the bars with the total counts."""
         if self._progress is not None:
             self._progress.update(self._stored, completed=stored)
             self._progress.update(self._confirmed, completed=settled)
 
     def say(self, text: str) -> None:
-        """Print a line on stderr, above the bar."""
+        """Print a line on stderr, above the bars."""
         if self._progress is None:
             print_note(text)
         else:
@@ -68,9 +69,9 @@ class Bar:
 
 @contextmanager
 def patiently(text: str) -> Iterator[None]:
-    """Something whose end cannot be foretold; said only where it takes long enough to be seen.
+    """Show a spinner with a text while the block runs, if it runs longer than half a second.
 
-    SQLite lets go of the interpreter while it looks, so the line can be drawn meanwhile.
+    SQLite releases the interpreter lock during a query, so rich's thread can draw meanwhile.
     """
     if not sys.stderr.isatty():
         yield
@@ -78,7 +79,7 @@ def patiently(text: str) -> Iterator[None]:
     from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
 
     status = Console(stderr=True).status(text)
-    timer = threading.Timer(_PATIENCE_S, status.start)
+    timer = threading.Timer(_DELAY_S, status.start)
     timer.start()
     try:
         yield
@@ -90,7 +91,11 @@ def patiently(text: str) -> Iterator[None]:
 
 @contextmanager
 def following() -> Iterator[Callable[[str, int], None]]:
-    """What is counted under several names, one after the other, with no end in sight."""
+    """Show a spinner with a name and a count, for work of unknown length.
+
+    Yields:
+        a function that takes the name of what is being counted, and the count so far.
+    """
     if not sys.stderr.isatty():
         yield lambda _what, _count: None
         return
@@ -102,7 +107,11 @@ def following() -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def counting(total: int) -> Iterator[Callable[[int], None]]:
-    """One bar for something that is counted, where it takes long enough to be seen."""
+    """Show a progress bar for work of known length.
+
+    Yields:
+        a function that takes the count so far.
+    """
     if not sys.stderr.isatty():
         yield lambda _: None
         return

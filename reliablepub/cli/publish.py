@@ -1,7 +1,7 @@
 """``reliablepub publish``: its options, and the order of its steps.
 
-Knows: the parts of the command line and how they fit together. Must never know: what they do
-inside.
+Knows: the modules that read, publish and report, and the order in which they run. Must never know:
+how they work.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> dat
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """How to publish."""
+    """Options for the publisher, as parsed from the command line."""
 
     urls: tuple[str, ...]
     outbox: Path | None
@@ -92,42 +92,43 @@ class _Settings:
     callback=_template,
     default="",
     metavar="TEMPLATE",
-    help="Where to; empty is the default exchange, which routes to the queue that the routing key "
-    "names.",
+    help="Exchange to publish to; empty is the default exchange, which routes to the queue that "
+    "the routing key names.",
 )
 @click.option(
     "--routing-key",
     callback=_template,
     default="",
     metavar="TEMPLATE",
-    help="With which routing key, such as 'flight.{carrier}.{dest}'.",
+    help="Routing key, such as 'flight.{carrier}.{dest}'.",
 )
 @click.option(
     "--message-id",
     callback=_template,
     metavar="TEMPLATE",
-    help="Under which message id, such as '{id}'. Without it each message gets a random one.",
+    help="Message id, such as '{id}'; random unless given.",
 )
 @click.option(
     "--ordering-key",
     callback=_template,
     metavar="TEMPLATE",
-    help="Messages of one key are sent one after the other, in the order of their records; such as "
-    "'{order}'.",
+    help="Ordering key, such as '{order}': messages of one key are sent one after the other, in "
+    "the order of their records.",
 )
 @click.option(
     "--expires-in",
     "expires_in_s",
     metavar="SECONDS",
     type=click.FloatRange(min=0, min_open=True),
-    help="Give a message up that is not confirmed so long after it was stored. Never, without it.",
+    help="Give up a message that is not confirmed within this time after it was stored. Without "
+    "it no message expires.",
 )
 @click.option(
     "--not-before",
     callback=_moment,
     metavar="WHEN",
-    help="Send nothing before then, such as 2026-12-24T18:00:00+01:00. Needs --outbox, where the "
-    "messages wait; `reliablepub relay` publishes them.",
+    help="Send nothing before this time, such as 2026-12-24T18:00:00+01:00. Needs --outbox, where "
+    "the messages wait; `reliablepub relay` publishes them.",
 )
 @click.option(
     "--format",
@@ -142,8 +143,8 @@ class _Settings:
 @tls_options
 @outbox_option(
     required=False,
-    text="Store messages here first; what cannot be published now stays. "
-    "Without it they are in memory only, and what is not confirmed at the end is not kept.",
+    text="The outbox: messages are stored here first, and stay if they cannot be published now. "
+    "Without it messages are in memory only, and those not confirmed at the end are not kept.",
 )
 @relay_keys_options
 @window_options
@@ -154,8 +155,8 @@ class _Settings:
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="Stop waiting when nothing was confirmed for so long; at most 10 s for a first "
-    "connection.",
+    help="Stop waiting when no message was settled for this long; a first connection is waited "
+    "for at most 10 s.",
 )
 @tracing_option
 @json_option
@@ -179,9 +180,9 @@ def publish(  # noqa: PLR0917 - one argument for each option
 ) -> int:
     """Publish the records of a file, one message for each line that is not blank.
 
-    The line is the body, without its line end. A TEMPLATE is fixed text, or takes fields from the
-    record: {carrier}, {airport.code}; {{ and }} are braces. A file is checked as a whole before
-    anything is stored. If a run with an outbox was killed, the same command again goes on where it
+    The body is the line without its line end. A TEMPLATE is text that may contain fields of the
+    record: {carrier}, {airport.code}; {{ and }} are braces. The whole file is checked before
+    anything is stored. If a run with an outbox was killed, the same command resumes where it
     stopped.
 
     \b
@@ -194,10 +195,10 @@ def publish(  # noqa: PLR0917 - one argument for each option
     \b
     Exit codes:
       0  every message is confirmed
-      1  some messages were given up (parked)
-      2  bad input, usage or configuration: nothing was stored, or as said
-      3  messages are stored and still open (`reliablepub relay` publishes them), or interrupted
-      4  the outbox cannot be used, or the disk is full; what was accepted stays
+      1  some messages were given up; an outbox keeps them parked, with the reason
+      2  bad input, usage or configuration; nothing was stored, or the error says how much
+      3  messages are open (`reliablepub relay` publishes those in an outbox), or interrupted
+      4  the outbox cannot be used, the disk is full, or the relay has failed
     """  # noqa: D301 - click: keep these lines as they are
     if not exchange.text and not routing_key.text:
         raise click.UsageError("give --routing-key, --exchange or both")
@@ -265,8 +266,8 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         outbox_keys=settings.outbox_keys,
         window_min=settings.window_min,
         window_max=settings.window_max,
-        retry=RetryPolicy.prompt(),  # somebody waits for the result
-        # Room in memory is waited for here, where signals and the timeout are seen to.
+        retry=RetryPolicy.prompt(),  # the user waits for the result
+        # `Run` itself waits for room in memory, because it heeds signals and --timeout.
         open_messages_max=open_messages_max,
         open_bytes_max=None if settings.outbox is not None else 1 << 30,
         full_timeout_s=settings.timeout_s,
@@ -314,7 +315,14 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
 
 
 def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
-    """Refuse a file with a bad record before anything is stored; None: it can be read only once."""
+    """Check every record of a regular file before anything is stored.
+
+    Returns:
+        the number of records; None for input that can be read only once.
+
+    Raises:
+        Failure: a record is bad, or a signal interrupted the check.
+    """
     if not source.is_regular:
         return None
     try:
@@ -327,7 +335,10 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
 
 
 def _position(outbox: Path | None, name: str | None) -> int:
-    """How many records an earlier run has stored; nobody adds to them while we hold the outbox."""
+    """How many records an earlier run has stored.
+
+    The number cannot change: this process holds the outbox's lock.
+    """
     return 0 if outbox is None or name is None else Outbox(outbox).position(name)
 
 
@@ -338,7 +349,7 @@ def _resuming(done: int, records: int | None) -> str:
 
 
 def _forget(outbox: Path, name: str, run: Run) -> None:
-    """The run has come to its end: the same file again shall be published again."""
+    """Delete the record count of a finished run, so that the next run publishes the file again."""
     try:
         with Outbox(outbox) as opened:
             opened.forget(name)
@@ -347,14 +358,14 @@ def _forget(outbox: Path, name: str, run: Run) -> None:
 
 
 class _Reader:
-    """Lines, counted as they are read."""
+    """An iterator over lines that counts the records read."""
 
     def __init__(self, lines: Iterator[Line | None]) -> None:
         self._lines = lines
         self.count = 0
 
     def skip(self, records: int) -> None:
-        """Leave out the first records."""
+        """Skip the first records."""
         for _ in islice(filter(None, self._lines), records):
             self.count += 1
 

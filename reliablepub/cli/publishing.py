@@ -1,12 +1,12 @@
-"""One run of ``reliablepub publish``: from lines to a tally, and when to stop.
+"""One run of ``reliablepub publish``: stores and publishes lines, and decides when to stop.
 
-Knows: the publisher, the order of things, and every reason to end early. Must never know: where
+Knows: the publisher, the order of the steps, and every reason to end early. Must never know: where
 lines come from, or how the result is shown.
 
-Messages go in groups, each of which the publisher stores in one transaction. The first message goes
-alone, and its verdict is awaited for a moment: a misspelt exchange then parks one message and not
-the whole file. Groups are handed over one at a time, so that what is stored is always a beginning
-of the input; a resumed run relies on that.
+Messages are published in groups; the publisher stores each group in one transaction. The first
+message forms a group alone, and the run waits up to 1 s for its outcome: a misspelt exchange then
+parks one message and not the whole file. Groups are published one at a time, so the stored records
+are always a prefix of the input; a resumed run relies on that.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
 
 LOOK_S: Final = 0.1
-FIRST_VERDICT_S: Final = 1.0
+FIRST_OUTCOME_S: Final = 1.0
 ALIVE_S: Final = 1.0
 MEMORY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What is held without an outbox, unless one message alone is larger."""
+"""Limit of open messages without an outbox; a single larger message is still accepted."""
 
 
 class Stopped(StrEnum):
-    """Why a run ended before everything was confirmed or given up."""
+    """Why a run ended before every message was settled."""
 
     BAD_INPUT = "bad input"
     REFUSED = "refused"
@@ -54,18 +54,19 @@ class Run:
     """Publishes one input.
 
     Attributes:
-        publisher: the front door.
-        source: under which name the outbox counts what is stored, or None.
-        resumes: whether messages of an earlier run are to be waited for too.
-        open_messages_max: without an outbox, how many may be open; with one, None.
-        stop: the signals.
-        bar: shows how far it is.
-        patience: when to give up waiting.
-        not_before: before that the messages are not sent, and so not waited for; or None.
-        tally: what became of the messages.
-        stopped: why it ended early, or None.
-        error: in one line.
-        last_link: how the publisher was doing when the run ended.
+        publisher: an open publisher.
+        source: name under which the outbox counts the stored records, or None.
+        resumes: whether the run also waits for the messages of an earlier run.
+        open_messages_max: limit of open messages without an outbox; None with one.
+        stop: set by SIGINT and SIGTERM.
+        bar: the progress bars.
+        patience: the timeout of every wait.
+        not_before: time before which no message is sent, and for which the run does not wait; or
+            None.
+        tally: outcomes of the messages.
+        stopped: why the run ended early, or None.
+        error: the error that ended the run, in one line; or empty.
+        last_link: status of the publisher when the run ended, before it was closed.
     """
 
     publisher: Publisher
@@ -85,15 +86,15 @@ class Run:
     _alive_at: float = 0.0
 
     def __post_init__(self) -> None:
-        """What is said goes through the bar."""
+        """Print changes of the connection above the progress bars."""
         self._notes = LinkNotes(self.bar.say, is_eager=False)
 
     def run(self, lines: Iterable[Line | None], message: Callable[[Line], Message]) -> None:
         """Publish, and wait for the outcomes.
 
         Args:
-            lines: None among them says that more has to be waited for.
-            message: makes a message of a line, or raises `BadRecord`.
+            lines: lines of the input; None means that the next read would wait.
+            message: makes a message from a line, or raises `BadRecord`.
         """
         try:
             self._store(lines, message)
@@ -108,15 +109,16 @@ class Run:
         except PublisherClosed as error:
             self._end(Stopped.OUTBOX, str(error))
         self.last_link = self.publisher.status
-        # In flight is given a moment; the rest stays in the outbox, if there is one.
+        # close() still waits up to 1 s for confirms of messages in flight. The others stay in the
+        # outbox, if there is one.
         try:
             self.publisher.close(timeout=0)
-        except PublisherClosed as error:  # it has failed
+        except PublisherClosed as error:  # the relay has failed
             self._end(Stopped.OUTBOX, str(error))
         self._look()
 
     def end_for_outbox(self, error: OutboxError) -> None:
-        """Something went wrong with the outbox afterwards."""
+        """Record an error of the outbox that occurred after the run."""
         self._end(Stopped.OUTBOX, str(error))
 
     def _end(self, stopped: Stopped, error: str = "") -> None:
@@ -131,7 +133,7 @@ class Run:
                 return
             self.tally.add(self.publisher.publish_many(group, source=self.source))
             if self.tally.stored == len(group):
-                self._await_first_verdict()
+                self._await_first_outcome()
             self._look_sometimes()
             if self._is_refused():
                 self._end(Stopped.REFUSED)
@@ -141,22 +143,26 @@ class Run:
         if self.stop.is_set:
             self._end(Stopped.INTERRUPTED)
 
-    def _await_first_verdict(self) -> None:
+    def _await_first_outcome(self) -> None:
         if self._is_early():
-            return  # nothing is sent yet
-        give_up_at = time.monotonic() + FIRST_VERDICT_S
+            return  # nothing is sent before `not_before`
+        give_up_at = time.monotonic() + FIRST_OUTCOME_S
         while time.monotonic() < give_up_at and self.tally.open and not self.stop.wait(0.005):
             self._look()
             status = self.publisher.status
             if status.link is Link.BLOCKED or (status.link is not Link.CONNECTED and status.reason):
-                return  # no verdict to be had; storing needs none
+                return  # no outcome can come; storing goes on without it
 
     def _is_refused(self) -> bool:
-        """Whether the broker refuses these messages and has taken none: so will it the next."""
+        """Whether the broker refused a message and confirmed none; it would refuse the rest too."""
         return not self.tally.confirmed and self.tally.given_up[OutcomeKind.REFUSED] > 0
 
     def _await_room(self, group: list[Message]) -> bool:
-        """Without an outbox, wait until the messages fit into memory; False: to no avail."""
+        """Without an outbox: wait until a group fits into memory.
+
+        Returns:
+            False if the run has to end: refused, timed out or interrupted.
+        """
         if self.open_messages_max is None:
             return True
         size = sum(message.size for message in group)
@@ -228,10 +234,10 @@ class Run:
 def _groups(
     lines: Iterable[Line | None], message: Callable[[Line], Message]
 ) -> Iterator[list[Message]]:
-    """Messages that are stored together: one first, then as many as the publisher takes at once.
+    """Groups of messages that are stored together: one message, then full chunks.
 
-    A group ends early where reading has to wait; what is before a bad record is handed out before
-    the error is raised.
+    A group ends early where reading would wait. The messages before a bad record are yielded before
+    its error is raised.
     """
     group: list[Message] = []
     size = 0

@@ -1,6 +1,6 @@
-"""Asking a person before something is done that cannot be undone.
+"""Asks for confirmation before a change that cannot be undone.
 
-Knows: that nobody may be there to answer. Must never know: what is asked.
+Knows: whether stdin is a terminal. Must never know: what is asked.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from reliablepub.cli.exits import Exit, Failure
 
 
 def ask(question: str) -> None:
-    """Go on if the answer is yes.
+    """Ask a question; return if the answer is yes.
 
     Raises:
-        Failure: it is not, or nobody is there; nothing was changed.
+        Failure: the answer is not yes, or stdin is no terminal. Nothing was changed.
     """
     if not is_somebody_there():
         raise Failure(f"{question} Nobody is there to answer; say --yes", Exit.BAD_INPUT)
@@ -25,5 +25,5 @@ def ask(question: str) -> None:
 
 
 def is_somebody_there() -> bool:
-    """Whether a question would be seen."""
+    """Whether stdin is a terminal."""
     return sys.stdin.isatty()

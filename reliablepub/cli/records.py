@@ -1,8 +1,8 @@
-"""From bytes to messages: lines, their format, and what makes a record unfit to be published.
+"""Reads lines, and makes a message from each record.
 
 Knows: NDJSON, plain lines, templates, `Message`. Must never know: what becomes of a message.
 
-Everything is read lazily: at no time is there more in memory than a block and one line.
+Reading is lazy: memory holds at most one block (256 KiB) and one line.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Line:
     """A line that is not blank.
 
     Attributes:
-        number: from 1, as an editor counts.
-        body: without the line end.
+        number: line number, from 1.
+        body: the line without its line end.
     """
 
     number: int
@@ -42,8 +42,8 @@ class BadRecord(Exception):
     """A line that cannot be published.
 
     Attributes:
-        number: which line.
-        problem: what is wrong with it.
+        number: line number, from 1.
+        problem: what is wrong with the line.
     """
 
     def __init__(self, number: int, problem: str) -> None:
@@ -56,7 +56,10 @@ def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:
     """The lines of an open file that are not blank, until its end or a signal.
 
     Yields:
-        a line; or None before it has to wait for more, so that what was read need not wait too.
+        a line; None before a read that would wait, so that the caller can publish the lines so far.
+
+    Raises:
+        BadRecord: a line is longer than a message body can be.
     """
     number = 0
     for line in _split(fd, stop):
@@ -67,14 +70,14 @@ def read_lines(fd: int, stop: Stop) -> Iterator[Line | None]:
         if len(line) > BODY_BYTES_MAX:
             raise BadRecord(number, f"is longer than {BODY_BYTES_MAX} bytes")
         if number == 1:
-            line = line.removeprefix(_BOM)  # noqa: PLW2901 - the mark is no part of the record
+            line = line.removeprefix(_BOM)  # noqa: PLW2901 - the BOM is not part of the record
         if line and not line.isspace():
             yield Line(number, line.removesuffix(b"\r"))
 
 
 def _split(fd: int, stop: Stop) -> Iterator[bytes | None]:
     is_regular = stat.S_ISREG(os.fstat(fd).st_mode)
-    begun: list[bytes] = []  # of a line that is longer than a block; joined once
+    begun: list[bytes] = []  # parts of a line that spans blocks; joined once
     begun_bytes = 0
     while not stop.is_set:
         if not is_regular and not select.select([fd], [], [], 0)[0]:
@@ -92,7 +95,7 @@ def _split(fd: int, stop: Stop) -> Iterator[bytes | None]:
             yield from rest[:-1]
             begun, begun_bytes = [rest[-1]], len(rest[-1])
         elif begun_bytes > BODY_BYTES_MAX:
-            break  # no message holds this, and neither should memory
+            break  # too long for a message: stop buffering, `read_lines` reports the line
     if not stop.is_set and begun_bytes:
         yield b"".join(begun)
 
@@ -102,13 +105,13 @@ class Recipe:
     """How a line becomes a message.
 
     Attributes:
-        exchange: where to.
-        routing_key: with which routing key.
-        message_id: under which id; None lets the publisher mint one.
-        is_ndjson: the format; None until the first record has shown it.
-        ordering_key: messages of one key go one after the other; None for no key.
-        expires_in_s: given up so many seconds after they are stored; None for never.
-        not_before: they wait in the outbox until then.
+        exchange: template of the exchange.
+        routing_key: template of the routing key.
+        message_id: template of the message id; None lets the publisher generate one.
+        is_ndjson: whether a record is a JSON object; None until the first record has shown it.
+        ordering_key: template of the ordering key; None for no key.
+        expires_in_s: seconds after storing at which a message expires; None for never.
+        not_before: time before which no message is sent; None for at once.
     """
 
     exchange: Template
@@ -123,7 +126,7 @@ class Recipe:
         """Make the message.
 
         Raises:
-            BadRecord: the line, a field or the message is not fit to be published.
+            BadRecord: the line, a field or the message cannot be published.
         """
         if self.is_ndjson is None:
             self.is_ndjson = line.body.lstrip().startswith(b"{")

@@ -1,6 +1,6 @@
-"""``reliablepub relay``: publishes what others put into the outbox.
+"""``reliablepub relay``: publishes the messages that other processes put into the outbox.
 
-Knows: its options, and what is reported at the end. Must never know: how it publishes.
+Knows: its options, and the report at the end. Must never know: how messages are published.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class _Relay(ConfigurableCommand):
-    """Remembers how it was called, to be asked again after SIGHUP."""
+    """Keeps its arguments, which are parsed again after SIGHUP."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["reliablepub.arguments"] = list(args)
@@ -66,7 +66,7 @@ class _Relay(ConfigurableCommand):
     metavar="SECONDS",
     type=click.FloatRange(min=0),
     default=0.0,
-    help="How long confirmed messages stay in the outbox, for people to look at.",
+    help="How long confirmed messages stay in the outbox, for inspection.",
 )
 @click.option(
     "--health-port",
@@ -79,10 +79,10 @@ class _Relay(ConfigurableCommand):
     metavar="ADDRESS",
     default="127.0.0.1",
     show_default=True,
-    help="Where to listen for that; other machines reach only other addresses.",
+    help="Address that --health-port listens on; other machines cannot reach the default.",
 )
 @tracing_option
-@click.option("--drain", is_flag=True, help="End once nothing is open, instead of going on.")
+@click.option("--drain", is_flag=True, help="End once no message is open.")
 @json_option
 @click.pass_context
 def relay(  # noqa: PLR0917 - one argument for each option
@@ -99,13 +99,13 @@ def relay(  # noqa: PLR0917 - one argument for each option
     drain: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> int:
-    """Publish what is in an outbox, now and whenever something is put in.
+    """Publish the messages in an outbox, and all that are put into it later.
 
-    One relay at a time; any number of processes may put messages in. Each change of the connection
-    is a line on stderr. SIGTERM and SIGINT stop sending, wait a moment for the confirms of what is
-    in flight, and end; what is open stays in the outbox. SIGHUP reads the configuration, the
-    password and the keys again, and connects anew. Under systemd it tells how it is doing, and
-    feeds the watchdog (`reliablepub shipped` prints a unit).
+    An outbox has one relay at a time; any number of processes may put messages in. Each change of
+    the connection is a line on stderr. SIGTERM and SIGINT stop sending, wait up to a second for the
+    confirms of messages in flight, and end; open messages stay in the outbox. SIGHUP reads the
+    configuration, the password and the keys again, and reconnects. Under systemd the relay reports
+    its state and feeds the watchdog (`reliablepub shipped` prints a unit).
 
     \b
     Examples:
@@ -117,8 +117,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
     Exit codes:
       0  stopped by a signal, or with --drain: nothing is open (parked messages are reported)
       2  bad usage or configuration
-      3  --drain was interrupted while messages were open
-      4  the outbox cannot be used, or another process relays it
+      3  --drain was interrupted while messages were open, or a second signal interrupted the end
+      4  the outbox cannot be used, another process relays it, or the relay has failed
     """  # noqa: D301 - click: keep these lines as they are
     if drain and not outbox_path.is_file():
         raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
@@ -131,7 +131,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         window_min,
         window_max,
         tls_context(ctx),
-        RetryPolicy.prompt() if drain else None,  # somebody waits for the end
+        RetryPolicy.prompt() if drain else None,  # the caller waits for the end of --drain
     )
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
@@ -152,7 +152,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
             if health_port is None
             else _healthy(service, health_host, health_port, expose)
         )
-        with health, failures_noted(), service:  # who cannot listen does not relay
+        with health, failures_noted(), service:  # a port that is taken fails before relaying
             service.run(is_draining=drain)
     status = service.status
     _report(
@@ -170,7 +170,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
 
 
 def _reread(ctx: click.Context) -> Settings:
-    """The same flags, and what the file, the password and the keys say now."""
+    """Parse the same arguments again, which reads the configuration, password and keys files."""
     arguments = list(ctx.meta["reliablepub.arguments"])
     with ctx.command.make_context(ctx.info_name, arguments, parent=ctx.parent) as again:
         values = again.params
@@ -187,16 +187,19 @@ def _reread(ctx: click.Context) -> Settings:
 
 
 def _warn_of_password(urls: tuple[str, ...]) -> None:
-    """A relay runs for months, and everybody on the machine can list its arguments."""
+    """Warn of a password in the arguments: every local user can list them while the relay runs."""
     if any(has_password(url) and ":guest@" not in url for url in urls):
         print_note(
-            "a password in --url is seen by everybody on this machine (ps); "
+            "every user of this machine can see a password in --url (ps); "
             "use --password-file or RELIABLEPUB_URL"
         )
 
 
 def _metrics(outbox: Path) -> tuple[list[object], Callable[[str], Exposition] | str]:
-    """The hook that counts, and who exposes it; or why there is none."""
+    """The hook that counts and the function that renders its metrics.
+
+    Without the extra ``observe``: no hook, and a text that says why.
+    """
     try:
         from reliablepub.observe import metrics  # noqa: PLC0415 - an extra
     except ImportError as error:
@@ -226,7 +229,7 @@ def _report(
 ) -> None:
     counters = status.counters
     confirmed = counters.confirmed - before.counters.confirmed
-    # A person may have put some back meanwhile.
+    # An operator may have put parked messages back meanwhile, so the difference can be negative.
     parked = max(0, counters.parked - before.counters.parked)
     if as_json:
         print_json(

@@ -1,10 +1,10 @@
-"""The picture that `reliablepub watch` draws, for terminals of any size.
+"""The full-screen view of `reliablepub watch`, for terminals of any size.
 
-Knows: what was seen (`lookout`), and rich. Must never know: where it was seen, when to look again,
-keys.
+Knows: the snapshot (`lookout`), and rich. Must never know: where the values come from, when to
+refresh, or keys.
 
-From 80 columns on two panels stand side by side, below that one above the other. What is most
-urgent comes first, so that a low terminal cuts off what matters least.
+Two panels stand side by side from 80 columns on, and one above the other below that. The most
+urgent lines come first, so a terminal with few lines cuts off the least important ones.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ WIDE: Final = 80
 _REMEMBERED: Final = 60
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _PANEL: Final = 2
-"""Lines that the frame of a panel takes."""
+"""Lines of a panel's frame."""
 _ABOVE: Final = 3
-"""Lines above the panels: where, who, what to do."""
+"""Lines above the panels: outbox, relay, advice."""
 
 
 class Trail:
-    """Rates of the last looks, as lines of small bars."""
+    """Rates of the last 60 snapshots, drawn as small bars."""
 
     def __init__(self) -> None:
         self._rates: dict[str, deque[float]] = {}
 
     def add(self, seen: Look) -> None:
-        """Remember this look."""
+        """Add the rates of a snapshot."""
         for name in ("stored_per_s", "confirmed_per_s"):
             kept = self._rates.setdefault(name, deque(maxlen=_REMEMBERED))
             kept.append(seen.more[name] or 0.0)
 
     def bars(self, name: str, width: int) -> str:
-        """The newest ones, as many as fit; the highest bar is the highest of these rates."""
+        """Bars of the newest rates that fit into the width, scaled to the highest of them."""
         rates = list(self._rates.get(name, ()))[-width:] if width > 0 else []
         most = max(rates, default=0.0)
         if not most:
@@ -53,13 +53,13 @@ class Trail:
 
 
 def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> RenderableType:
-    """The whole picture.
+    """The whole screen.
 
     Args:
-        seen: the newest look.
-        trail: those before it.
+        seen: the newest snapshot.
+        trail: rates of this and earlier snapshots.
         width: columns of the terminal.
-        height: its lines.
+        height: lines of the terminal.
         hint: the last line, about keys.
     """
     is_wide = width >= WIDE
@@ -93,19 +93,17 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
 
 
 def advice(seen: Look) -> Text:
-    """The one thing that a person should do or know first."""
+    """The most urgent state, and what the operator should do about it."""
     more, counts = seen.more, seen.counts
     if more["relay_pid"] is None and counts["open"]:
-        words, style = "nobody relays this outbox: start `reliablepub relay`", "bold red"
+        words, style = "no relay runs for this outbox: start `reliablepub relay`", "bold red"
     elif more["link"] == "disconnected":
-        words, style = "the relay has no broker; messages are safe, and wait", "bold red"
+        words, style = "the relay is not connected; messages are safe, and wait", "bold red"
     elif more["link"] == "blocked":
-        words, style = "the broker takes nothing: look at its memory and disk", "bold yellow"
+        words, style = "the broker accepts no messages: check its memory and disk", "bold yellow"
     elif more["paused"]:
         count = more["paused_destinations"] or len(more["paused"])
-        words = (
-            f"{count_of(count, 'destination')} paused: mend what they refuse for, and all goes on"
-        )
+        words = f"{count_of(count, 'destination')} paused: fix the cause, and publishing resumes"
         style = "bold yellow"
     elif counts["held_keys"]:
         held = count_of(counts["held_keys"], "ordering key")
@@ -115,7 +113,7 @@ def advice(seen: Look) -> Text:
         words = f"{count_of(given_up, 'message')} given up: see `reliablepub outbox list`"
         style = "bold yellow"
     else:
-        words, style = "nothing needs a person", "green"
+        words, style = "nothing to do", "green"
     return _line(words, style)
 
 
@@ -172,9 +170,9 @@ def _flow(seen: Look, trail: Trail, width: int) -> Table:
         "stored": f"{_rate(more['stored_per_s']):>12}  {trail.bars('stored_per_s', room)}",
         "confirmed": f"{_rate(more['confirmed_per_s']):>12}  {trail.bars('confirmed_per_s', room)}",
         "oldest open": "none" if oldest is None else f"{age(oldest)} old",
-        "confirms in": taken[0] or "nobody has measured it",
+        "confirms in": taken[0] or "not measured",
         "": taken[1],
-        "violations": f"{more['violations']} (answers that made no sense)"
+        "violations": f"{more['violations']} (answers that break the protocol)"
         if more["violations"]
         else "none",
     }
@@ -183,7 +181,7 @@ def _flow(seen: Look, trail: Trail, width: int) -> Table:
 
 
 def in_ms(seconds: float) -> str:
-    """A latency in milliseconds, with two figures that mean something."""
+    """A latency in milliseconds: whole from 10 ms on, else with one decimal."""
     thousandth = seconds * 1_000
     return f"{thousandth:.0f} ms" if thousandth >= 10 else f"{thousandth:.1f} ms"  # noqa: PLR2004
 
@@ -228,7 +226,7 @@ def _address(exchange: str | None, routing_key: str | None) -> str:
 
 
 def _line(text: str, style: str = "") -> Text:
-    """One line, however long the text is."""
+    """The text as one line, cut at the terminal's width."""
     return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
 
 

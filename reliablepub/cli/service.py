@@ -1,10 +1,10 @@
-"""A relay as a service: told of its state, watched, and reopened without being stopped.
+"""A relay as a service: it notifies the service manager, and reopens on SIGHUP without a restart.
 
-Knows: a publisher that is handed nothing, the signals, and whom to tell. Must never know: where
-settings come from, how it publishes.
+Knows: a publisher that only relays, the signals, and the service manager. Must never know: where
+settings come from, or how messages are published.
 
-The watchdog is fed here, on the main thread, but only after the relay's thread has taken a turn
-since the last time: a service whose main thread lives, and whose relay hangs, is restarted.
+The main thread feeds the watchdog, but only if the relay's thread has taken a turn since the last
+time. So a service is restarted whose relay hangs while its main thread still runs.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _ALIVE_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a relay is opened with, and opened with again.
+    """Settings with which a relay is opened and, after SIGHUP, reopened.
 
     Attributes:
-        urls: of the broker.
-        outbox: which is relayed.
-        outbox_keys: that encrypt it, or None.
-        keep_confirmed_s: how long confirmed messages stay.
-        window_min: most messages in flight at first.
-        window_max: most messages in flight ever.
-        ssl_context: for ``amqps``; None: the system's authorities.
-        retry: how long refusals are tried again.
+        urls: URLs of the broker, with passwords.
+        outbox: path of the outbox.
+        outbox_keys: keys that encrypt its messages, or None.
+        keep_confirmed_s: seconds for which confirmed messages stay in the outbox.
+        window_min: limit of messages in flight at first.
+        window_max: upper limit of messages in flight.
+        ssl_context: TLS settings for ``amqps``; None: the system's certificate authorities.
+        retry: retry policy; None: the default policy.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -60,7 +60,7 @@ class Settings:
     retry: RetryPolicy | None = None
 
     def open(self, hooks: Sequence[object]) -> Publisher:
-        """A publisher that relays."""
+        """Open a publisher, which relays the outbox."""
         return Publisher(
             self.urls,
             outbox=self.outbox,
@@ -76,19 +76,19 @@ class Settings:
 
 
 class Service:
-    """Keeps one outbox relayed, between ``with`` and its end.
+    """Relays one outbox within the ``with`` block.
 
     Args:
-        settings: to begin with.
-        reread: gives those of now, when it is to be reopened; raises as the command line does.
-        stop: the signals.
-        notifier: who is told.
-        hooks: for the publisher.
+        settings: the settings at the start.
+        reread: reads the current settings after SIGHUP; raises the errors of the command line.
+        stop: set by the signals.
+        notifier: sends notifications to the service manager.
+        hooks: hooks for the publisher.
 
     Attributes:
-        status: of the relay now, or at its end.
-        last: as it was when the end was asked for.
-        before: as it was at the beginning.
+        status: status of the relay now, or at its end.
+        last: its status when the ``with`` block ended, before the publisher was closed.
+        before: its status at the start.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Service:
         self.last = Status()
 
     def __enter__(self) -> Self:
-        """Open it; from here on it relays."""
+        """Open the publisher, which starts relaying."""
         self._publisher = self._settings.open(self._hooks)
         self.before = self._publisher.status
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
@@ -126,7 +126,7 @@ class Service:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop sending, wait a moment for what is in flight, and let go."""
+        """Stop sending, wait up to 1 s for confirms of messages in flight, and close."""
         self.last = self.status
         self._notifier.tell(STOPPING=1)
         if self._publisher is not None:
@@ -134,11 +134,11 @@ class Service:
 
     @property
     def status(self) -> Status:
-        """Of the relay now; from any thread, and before it is opened too."""
+        """Status of the relay; may be read from any thread, and before the relay is open."""
         return Status() if self._publisher is None else self._publisher.status
 
     def run(self, *, is_draining: bool) -> None:
-        """Until the signal; or until nothing is open, if that is the task.
+        """Run until a signal stops the service; with `is_draining`, until no message is open.
 
         Raises:
             PublisherClosed: the relay has failed.
@@ -155,10 +155,10 @@ class Service:
                 self._stop.is_reopen_due = False
                 publisher = self._reopened(publisher)
             self._stop.wait(_LOOK_S)
-        self._notes.look(self.status)  # the signal may have come before it was looked at
+        self._notes.look(self.status)  # a signal may have ended the loop before it looked
 
     def _look_after(self, publisher: Publisher, status: Status, now: float) -> None:
-        """Tell the service manager what it wants to know, but not too often."""
+        """Send the status (at most once a second) and the watchdog message when they are due."""
         if now >= self._alive_at:
             self._alive_at = now + _ALIVE_S
             publisher.flush(timeout=0)  # raises if the publisher has failed
@@ -173,9 +173,10 @@ class Service:
             self._notifier.tell(WATCHDOG=1)
 
     def _reopened(self, publisher: Publisher) -> Publisher:
-        """Read the configuration again, and open anew with it; one that is wrong changes nothing.
+        """Read the settings again and reopen the publisher; wrong settings change nothing.
 
-        What is open stays in the outbox meanwhile; what is in flight is given a moment.
+        Open messages stay in the outbox meanwhile. Messages in flight have up to 1 s to be
+        confirmed; the others are sent again.
         """
         now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
         self._notifier.tell(RELOADING=1, MONOTONIC_USEC=now_us)
@@ -196,7 +197,7 @@ class Service:
         return publisher
 
     def _opened_anew(self, settings: Settings) -> Publisher:
-        """With new settings; with the old ones, where a publisher cannot be opened with these."""
+        """Open with the new settings; if that fails, reopen with the old ones."""
         try:
             publisher = settings.open(self._hooks)
         except ReliablePubError as error:
@@ -209,6 +210,6 @@ class Service:
 
 
 def _in_short(status: Status) -> str:
-    """For one line of `systemctl status`."""
+    """The status line that `systemctl status` shows."""
     counts = f"{status.open} open, {status.counters.parked} parked"
     return one_line(f"{describe(status)}; {counts}")

@@ -1,6 +1,6 @@
 """``reliablepub shipped``: prints a file that comes with the package.
 
-Knows: where these files are. Must never know: what is in them.
+Knows: where these files are. Must never know: their content.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ FILES: Final = ("alerts.yml", "dashboard.json", "reliablepub-relay@.service")
 @click.command()
 @click.argument("name", type=click.Choice(FILES), metavar="FILE")
 def shipped(name: str) -> int:
-    """Print a file that comes with reliablepub, to be put where it belongs.
+    """Print a file that comes with reliablepub, for installation.
 
-    FILE is alerts.yml (rules for Prometheus), dashboard.json (for Grafana), or
+    FILE is alerts.yml (alert rules for Prometheus), dashboard.json (for Grafana), or
     reliablepub-relay@.service (a systemd unit).
 
     \b
@@ -29,6 +29,12 @@ def shipped(name: str) -> int:
       reliablepub shipped alerts.yml > /etc/prometheus/rules/reliablepub.yml
       reliablepub shipped reliablepub-relay@.service \\
         > /etc/systemd/system/reliablepub-relay@.service
+
+    \b
+    Exit codes:
+      0  done
+      2  bad usage
+      3  interrupted
     """  # noqa: D301 - click: keep these lines as they are
     folder = files("reliablepub.observe") / "shipped"
     print_text((folder / name).read_text(encoding="utf-8").rstrip("\n"))

@@ -1,9 +1,10 @@
-"""SIGINT, SIGTERM and SIGHUP as a question that can be asked, and as something to wait for.
+"""SIGINT, SIGTERM and SIGHUP as flags that can be polled and waited for.
 
 Knows: signals and file descriptors. Must never know: what is stopped.
 
-A handler that raises could do so anywhere, also between "stored" and "counted". So the first signal
-only sets a flag, and ends every wait. Who is impatient sends a second one, which interrupts.
+A handler that raises an exception could raise it anywhere, even between storing a message and
+counting it. So the first signal only sets a flag and ends every wait. A second signal raises
+KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """Set by the first SIGINT or SIGTERM within the ``with`` block. For the main thread.
+    """A flag that the first SIGINT or SIGTERM within the ``with`` block sets. Main thread only.
 
     Args:
-        reopens: whether SIGHUP asks to reopen, instead of ending the process.
+        reopens: whether SIGHUP requests a reopen, instead of ending the process.
 
     Attributes:
-        is_set: whether the signal to stop has come.
-        is_reopen_due: whether SIGHUP has come; to be set back by whoever reopens.
+        is_set: whether SIGINT or SIGTERM has arrived.
+        is_reopen_due: whether SIGHUP has arrived; the caller resets it.
     """
 
     def __init__(self, *, reopens: bool = False) -> None:
@@ -35,7 +36,7 @@ class Stop:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        """Take over the signals."""
+        """Install the signal handlers."""
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
@@ -51,7 +52,7 @@ class Stop:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Give them back."""
+        """Restore the former handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
@@ -59,13 +60,13 @@ class Stop:
         os.close(self._writer)
 
     def wait(self, timeout_s: float) -> bool:
-        """Sleep, but not longer than until the signal; whether it has come."""
+        """Sleep until a signal arrives or the timeout passes; returns `is_set`."""
         if not self.is_set and select.select([self._reader], [], [], timeout_s)[0]:
-            os.read(self._reader, 1)  # another signal than ours ends the wait too
+            os.read(self._reader, 1)  # any signal with a Python handler ends the wait, SIGHUP too
         return self.is_set
 
     def wait_readable(self, fd: int, timeout_s: float | None = None) -> bool:
-        """Wait until there is something to read; False: a signal, or the time is up."""
+        """Wait until a descriptor is readable; False after a stop signal or the timeout."""
         while not self.is_set:
             ready, _, _ = select.select([fd, self._reader], [], [], timeout_s)
             if not ready:

@@ -1,6 +1,6 @@
-"""The input of ``reliablepub publish``: opened, checked as a whole where that is possible, named.
+"""The input of ``reliablepub publish``: opens, checks and identifies a file or stdin.
 
-Knows: files. Must never know: what a record means, or what is done with it.
+Knows: files. Must never know: what a record means, or what becomes of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Source:
     """A file, or stdin, open for reading.
 
     Attributes:
-        name: as the user wrote it.
-        fd: its descriptor.
-        is_regular: a file that can be read twice.
+        name: the name as the user gave it; ``-`` for stdin.
+        fd: the file descriptor.
+        is_regular: whether it is a regular file, which can be read twice.
     """
 
     name: str
@@ -35,11 +35,11 @@ class Source:
 
     @classmethod
     def open(cls, name: str) -> Self:
-        """Open it.
+        """Open a file, or stdin for ``-``.
 
         Raises:
-            OSError: it cannot be opened.
-            IsADirectoryError: it is a folder.
+            OSError: the file cannot be opened.
+            IsADirectoryError: the name is a folder's.
         """
         if name == STDIN:
             return cls(name, 0, is_regular=False)
@@ -51,7 +51,7 @@ class Source:
         return cls(name, fd, is_regular=stat.S_ISREG(mode))
 
     def __enter__(self) -> Self:
-        """To be closed at the end."""
+        """Return the open source."""
         return self
 
     def __exit__(
@@ -60,18 +60,18 @@ class Source:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it, unless it is stdin."""
+        """Close the file; stdin stays open."""
         if self.name != STDIN:
             os.close(self.fd)
 
     def check(self, recipe: Recipe, stop: Stop) -> int:
-        """Read it once, make every message, keep none; then go back to the beginning.
+        """Make a message from every record, keeping none, and return to the start of the file.
 
         Returns:
-            how many records there are.
+            the number of records.
 
         Raises:
-            BadRecord: the first that is not fit to be published.
+            BadRecord: a record cannot be published; the first one is reported.
         """
         count = 0
         for line in read_lines(self.fd, stop):
@@ -82,9 +82,10 @@ class Source:
         return count
 
     def identity(self, recipe: Recipe) -> str:
-        """A name for this content published in this way; a changed file is another source.
+        """A name for this file with these templates; a changed file has another name.
 
-        When to send, or to give up, is no part of it: with another time the same file goes on too.
+        ``--not-before`` and ``--expires-in`` are not part of the name: an interrupted run resumes
+        with other times too.
         """
         found = os.fstat(self.fd)
         optional = {"message_id": recipe.message_id, "ordering_key": recipe.ordering_key}
@@ -96,7 +97,7 @@ class Source:
                 "mtime_ns": found.st_mtime_ns,
                 "exchange": recipe.exchange.text,
                 "routing_key": recipe.routing_key.text,
-                "message_id": None,  # what has none, and no key, is named as it always was
+                "message_id": None,  # names stay those of versions without these two templates
                 "is_ndjson": recipe.is_ndjson,
             }
             | given

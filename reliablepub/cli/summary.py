@@ -1,6 +1,6 @@
-"""What a run of ``reliablepub publish`` came to: the exit code, the one line of why, the figures.
+"""The result of a run of ``reliablepub publish``: exit code, error lines and figures.
 
-Knows: the end of a run, and what a person should do about it. Must never know: how it was run.
+Knows: how a run ended, and what the user should do about it. Must never know: how the run worked.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ _WHY: Final[dict[Stopped | None, str]] = {
     Stopped.INTERRUPTED: "interrupted",
     Stopped.REFUSED: "stopped early",
 }
-"""Why messages are open although the connection is well."""
+"""Why messages are open although the broker is connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The end of a run.
+    """The result of a run.
 
     Attributes:
         source: the file, or ``-``.
-        outbox: the outbox, or None.
-        records: in the file; of stdin, those that were read.
-        resumed_at: the record this run began with, if an earlier one had not finished.
-        tally: what became of this run's messages.
-        status: of the publisher, closed.
-        last_link: of the publisher, before it was closed.
-        before: of the publisher at the beginning, if this run resumes an earlier one, whose
-            messages then count too.
-        stopped: why it ended early, or None.
-        error: the line that goes with it, or empty.
-        seconds: from the first message to the end.
+        outbox: path of the outbox, or None.
+        records: number of records in the file; for stdin, of those read.
+        resumed_at: number of the record this run began with, if it resumed an earlier run; or None.
+        tally: outcomes of this run's messages.
+        status: status of the publisher after it was closed.
+        last_link: status of the publisher before it was closed.
+        before: status of the publisher at the start, if this run resumed an earlier one: its exit
+            code speaks for the earlier run's messages too. None otherwise.
+        stopped: why the run ended early, or None.
+        error: the error that ended the run, in one line; or empty.
+        seconds: duration of the run.
     """
 
     source: str
@@ -65,12 +65,12 @@ class Summary:
 
     @property
     def open(self) -> int:
-        """Messages without a final outcome that this run answers for."""
+        """Messages without a final outcome, including those of a resumed run."""
         return self.status.open if self.before is not None else self.tally.open
 
     @property
     def parked_before(self) -> int:
-        """Messages of the earlier run that were given up in this one."""
+        """Messages of the resumed run that were given up during this one."""
         if self.before is None:
             return 0
         now, then = self.status.counters, self.before.counters
@@ -78,14 +78,14 @@ class Summary:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether there was, or may have been, more to store."""
+        """Whether records were, or may have been, left to store."""
         if self.stopped not in (Stopped.INTERRUPTED, Stopped.TIMEOUT):
             return False
         return self.source == STDIN or self._stored_upto() < self.records
 
     @property
     def exit(self) -> Exit:
-        """The exit code; `reliablepub.cli.exits` says which goes first."""
+        """The exit code; `reliablepub.cli.exits` defines the precedence."""
         if self.stopped is Stopped.OUTBOX:
             return Exit.OUTBOX
         if self.stopped is Stopped.BAD_INPUT:
@@ -103,7 +103,7 @@ class Summary:
 
     @property
     def reason(self) -> str:
-        """Why messages are still open, as far as the connection knows; empty when it is well."""
+        """Why the connection keeps messages open; empty when it is connected."""
         link = self.last_link
         if link.link is Link.CONNECTED:
             return ""
@@ -112,7 +112,7 @@ class Summary:
         return spoken(link.reason) or "no connection was made yet"
 
     def problems(self) -> list[str]:
-        """Lines for stderr, the decisive one first; empty when all is well."""
+        """Error lines for stderr, the most important first; empty if all went well."""
         lines = [self.error] if self.error else []
         if self.stopped is Stopped.BAD_INPUT:
             lines[0] += f"; {count_of(self.tally.stored, 'record')} before it {self._were_stored()}"
@@ -128,7 +128,7 @@ class Summary:
         return [one_line(line) for line in lines]
 
     def headline(self) -> str:
-        """The figures, for people."""
+        """The figures in one line of text."""
         tally = self.tally
         resumed = f", resumed at {self.resumed_at}" if self.resumed_at is not None else ""
         return (
@@ -138,7 +138,7 @@ class Summary:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for machines; documented in docs/cli.md."""
+        """The result as the JSON object that docs/cli.md documents."""
         tally = self.tally
         return {
             "source": self.source,
@@ -228,7 +228,7 @@ class Summary:
         open_ = count_of(self.open, "message")
         are = "is" if self.open == 1 else "are"
         why = self.reason or _WHY.get(self.stopped, "the broker has not confirmed them in time")
-        if self.stopped is Stopped.NOT_DUE:  # however the connection is
+        if self.stopped is Stopped.NOT_DUE:  # applies whatever the state of the connection
             why = "their time has not come"
         if self.outbox is None:
             return (

@@ -1,6 +1,6 @@
-"""What became of the messages of one run, in bounded memory however many there are.
+"""Counts the outcomes of a run's messages, in memory that does not grow with their number.
 
-Knows: receipts. Must never know: how they are settled, or how it is told.
+Knows: receipts. Must never know: how messages are settled, or how the counts are shown.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Tally:
     """Counts over all receipts of a run.
 
     Attributes:
-        stored: messages accepted.
-        confirmed: of those, confirmed.
-        given_up: of those, by outcome.
-        failures: the first few that were given up.
+        stored: number of messages stored (accepted, without an outbox).
+        confirmed: number of those that are confirmed.
+        given_up: number of those that were given up, by outcome.
+        failures: the first ten that were given up.
     """
 
     stored: int = 0
@@ -42,23 +42,23 @@ class Tally:
 
     @property
     def parked(self) -> int:
-        """Messages given up, for whatever reason."""
+        """Number of messages given up, for any reason."""
         return self.given_up.total()
 
     @property
     def open(self) -> int:
-        """Messages without a final outcome."""
+        """Number of messages without a final outcome."""
         return self.stored - self.confirmed - self.parked
 
     def add(self, receipt: BatchReceipt) -> None:
-        """Messages that are stored now."""
+        """Add the messages of a receipt."""
         self.stored += receipt.stored
         self._open.append((receipt, 0))
 
     def gather(self) -> None:
-        """Count what was settled since the last time, and let go of what is complete.
+        """Count the messages settled since the last call, and drop receipts that are complete.
 
-        What a receipt keeps of its failures is taken out of it: a million of them cost no memory.
+        Counted failures are removed from their receipt, so a million failures need no memory.
         """
         still_open: list[tuple[BatchReceipt, int]] = []
         confirmed = 0

@@ -1,7 +1,7 @@
-"""Texts with fields in braces, filled from a record: ``flight.{carrier}.{airport.dest}``.
+"""Templates: text with fields in braces, filled from a record: ``flight.{carrier}.{airport.dest}``.
 
-Knows: braces, and which JSON values can stand in a routing key. Must never know: where a record
-comes from, or what the text is for. Pure.
+Knows: braces, and which JSON values can be part of a text. Must never know: where a record comes
+from, or what the text is for. Pure.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class TemplateError(ValueError):
-    """The template itself cannot be read."""
+    """The template itself is malformed."""
 
 
 class FieldError(ValueError):
-    """A record does not have what the template asks for."""
+    """A record lacks a field of the template, or the field's value cannot be used."""
 
 
 class Template:
     """A text with fields.
 
     ``{name}`` is a field of the record, ``{a.b}`` field ``b`` of the object in field ``a``; ``{{``
-    and ``}}`` are braces. A text without fields is the same for every record.
+    and ``}}`` are braces.
 
     Args:
-        text: as the user wrote it.
+        text: the template as the user gave it.
 
     Raises:
-        TemplateError: a brace without its partner, or a field without a name.
+        TemplateError: a brace has no partner, or a field has no name.
     """
 
     def __init__(self, text: str) -> None:
@@ -52,7 +52,7 @@ class Template:
         """The text for one record.
 
         Raises:
-            FieldError: a field is missing, null, or no text, number or truth value.
+            FieldError: a field is missing, or its value is null, a list or an object.
         """
         if self._fixed is not None:
             return self._fixed
@@ -61,12 +61,12 @@ class Template:
         )
 
     def __repr__(self) -> str:
-        """As it was written."""
+        """Show the template's text."""
         return f"Template({self.text!r})"
 
 
 def _part(token: re.Match[str]) -> str | tuple[str, ...]:
-    """What a token stands for: a literal brace, or the path of a field."""
+    """The meaning of a token: a literal brace, or the path of a field."""
     if token.group() in ("{{", "}}"):
         return token.group()[0]
     if token.group(1) is None:
@@ -91,7 +91,7 @@ def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
     match found:
         case str():
             return found
-        case bool():  # before int, which it also is
+        case bool():  # before int: bool is a subclass of int
             return "true" if found else "false"
         case int() | float():
             return str(found)

@@ -1,8 +1,8 @@
-"""Options for TLS: whom to trust, and whom to be.
+"""Options for TLS: certificate authorities and client certificate.
 
-Knows: certificates as files, and Python's `ssl`. Must never know: what is sent over it.
+Knows: certificate files, and Python's `ssl`. Must never know: what is sent over TLS.
 
-The files are read when a command begins, and again when a relay is reopened.
+The files are read when a command begins, and again when a relay reopens.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from reliablepub.cli.options import note_exposure
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 TLS: Final = {
-    "--tls-ca": "Authorities to verify the broker of an amqps URL against, not the system's.",
-    "--tls-certificate": "A certificate to show to the broker, its chain after it.",
+    "--tls-ca": "Authorities that verify the broker of an amqps URL, instead of the system's.",
+    "--tls-certificate": "A certificate to show to the broker, followed by its chain.",
     "--tls-key": "The key of that certificate, if it is in a file of its own.",
 }
 
 
 def tls_options(function: _F) -> _F:
-    """``--tls-ca``, ``--tls-certificate``, ``--tls-key``; `tls_context` makes use of them."""
+    """Add ``--tls-ca``, ``--tls-certificate`` and ``--tls-key``, which `tls_context` reads."""
     for name, text in reversed(TLS.items()):
         function = click.option(
             name,
@@ -46,10 +46,10 @@ def _remember(ctx: click.Context, option: click.Parameter, path: Path | None) ->
 
 
 def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
-    """What the options of a command say; None: the system's authorities, and no certificate.
+    """The TLS settings of a command; None: the system's authorities and no client certificate.
 
     Raises:
-        click.UsageError: a file cannot be used, naming it.
+        click.UsageError: a file cannot be used; the message names it.
     """
     authorities, certificate, key = (ctx.meta.get(f"reliablepub.{name}") for name in TLS)
     if key is not None and certificate is None:
@@ -58,7 +58,7 @@ def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
         return None
     try:
         context = ssl.create_default_context(cafile=authorities)
-    except OSError as error:  # of ssl's, too
+    except OSError as error:  # ssl.SSLError is an OSError
         raise click.UsageError(f"--tls-ca: cannot use {authorities}: {_reason(error)}") from None
     if certificate is not None:
         try:
@@ -72,7 +72,11 @@ def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
 
 
 def _refuse_to_ask() -> NoReturn:
-    """Without this OpenSSL asks whoever is at the terminal, and a service waits for ever."""
+    """Refuse an encrypted key.
+
+    Without this callback OpenSSL prompts for the password on the terminal, and a service would wait
+    for ever.
+    """
     raise click.UsageError("the key of --tls-certificate is encrypted; give it one that is not")
 
 

@@ -1,6 +1,6 @@
 """``reliablepub topology``: declares exchanges, queues and bindings from a file, or checks them.
 
-Knows: files, and how to say what is wrong. Must never know: how the broker is asked.
+Knows: files, and how differences are reported. Must never know: how the broker is queried.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _COMMANDS: Final = {
 @click.command(cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
 @click.pass_context
 def topology(ctx: click.Context) -> int:
-    """Declare or check the exchanges, queues and bindings that publishers count on.
+    """Declare or check the exchanges, queues and bindings that publishers need.
 
     \b
-    A file in TOML:
+    The file is TOML:
       [[exchange]]
       name = "orders"
       type = "topic"
@@ -62,10 +62,10 @@ _file_argument = click.argument(
 @tls_options
 @json_option
 def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Report everything that is not as FILE says; nothing is changed.
+    """Report every difference between the broker and FILE; nothing is changed.
 
-    Exchanges and queues that are missing or different, and exchanges we may not publish to. AMQP
-    cannot ask for a binding, so only its two ends are looked at.
+    Differences are exchanges and queues that are missing or declared otherwise, and exchanges that
+    the user may not publish to. AMQP cannot query a binding: only its two ends are checked.
 
     \b
     Example:
@@ -73,8 +73,9 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT
 
     \b
     Exit codes:
-      0  all is as FILE says
-      2  something is not, or no broker could be asked
+      0  everything is as FILE says
+      2  bad usage or a bad FILE, something is not as FILE says, or no broker answered
+      3  interrupted
     """  # noqa: D301 - click: keep these lines as they are
     return _run(replace(_read(file), declare=False), urls, as_json=as_json)
 
@@ -85,7 +86,7 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT
 @tls_options
 @json_option
 def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001
-    """Make what FILE says and is missing; report everything that could not be made.
+    """Declare what FILE names and the broker lacks; report everything that could not be declared.
 
     \b
     Example:
@@ -93,8 +94,9 @@ def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: F
 
     \b
     Exit codes:
-      0  all is as FILE says
-      2  something is not, or no broker could be asked
+      0  everything is as FILE says
+      2  bad usage or a bad FILE, something is not as FILE says, or no broker answered
+      3  interrupted
     """  # noqa: D301 - click: keep these lines as they are
     return _run(replace(_read(file), declare=True), urls, as_json=as_json)
 

@@ -1,6 +1,6 @@
-"""The option ``--tracing``, and the hook that it asks for.
+"""The option ``--tracing``, and the hook that it adds.
 
-Knows: the extra that has it. Must never know: what a span is.
+Knows: the extra ``observe``, which has the hook. Must never know: what a span is.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from reliablepub.cli.output import print_note
 tracing_option: Final[Callable[[Any], Any]] = click.option(
     "--tracing",
     is_flag=True,
-    help="Trace each attempt with OpenTelemetry, linked to the context that came with the message. "
-    "Where spans go is the SDK's affair: start this by opentelemetry-instrument.",
+    help="Trace each attempt with OpenTelemetry, linked to the context in the message's headers. "
+    "The OpenTelemetry SDK exports the spans: start the command with opentelemetry-instrument.",
 )
 
 
 def tracing_hooks(*, is_wanted: bool) -> list[object]:
-    """The hook that traces, if it is wanted.
+    """The tracing hook, if it is wanted; else nothing.
 
     Raises:
         Failure: OpenTelemetry is not installed.
@@ -35,7 +35,7 @@ def tracing_hooks(*, is_wanted: bool) -> list[object]:
         raise Failure(str(error), Exit.BAD_INPUT) from None
     if not is_exported():
         print_note(
-            "--tracing: no OpenTelemetry SDK is configured, so no span goes anywhere; "
-            "start this by opentelemetry-instrument"
+            "--tracing: no OpenTelemetry SDK is configured, so no span is exported; "
+            "start the command with opentelemetry-instrument"
         )
     return [Tracing()]

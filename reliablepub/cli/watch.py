@@ -1,7 +1,7 @@
-"""``reliablepub watch``: an outbox and its relay, looked at again and again.
+"""``reliablepub watch``: shows an outbox and its relay, refreshed at an interval.
 
-Knows: when to look, and whether a person looks on or a program. Must never know: how the picture is
-drawn, SQL, or a broker.
+Knows: when to take a snapshot, and whether the output is a terminal. Must never know: how the
+screen is drawn, SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from reliablepub.cli.signals import Stop
 
 _INTERVAL_S_MIN: Final = 0.1
 _QUIT: Final = ("q", "Q", "\x1b", "\x04", "")
-"""Keys that end it: q, Escape, Ctrl-D; and a terminal that is gone."""
-_HINT: Final = "q quits, any other key looks now"
+"""Keys that end the command: q, Escape, Ctrl-D. The empty text means the terminal is gone."""
+_HINT: Final = "q quits, any other key refreshes"
 
 
 @click.command()
@@ -38,20 +38,20 @@ _HINT: Final = "q quits, any other key looks now"
     type=Duration(),
     default="1s",
     show_default=True,
-    help="How long to wait between two looks, 0.1s at least.",
+    help="Time between two snapshots, at least 0.1s.",
 )
 @click.option(
     "--count",
     type=click.IntRange(min=1),
-    help="End after so many looks; without it at q, Ctrl-C or SIGTERM.",
+    help="End after this many snapshots; without it, end at q, Ctrl-C or SIGTERM.",
 )
 @json_option
 def watch(outbox_path: Path, interval_s: float, count: int | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Watch an outbox: rates, what is in flight, the connection, why messages fail.
+    """Watch an outbox: rates, messages in flight, the connection, why messages fail.
 
-    It only reads, and disturbs no relay; a relay that is at work shows more: its window, its
-    connection to the broker, how long confirms take. Without a terminal, or with --json, each look
-    is a line with one JSON object.
+    The command only reads, and does not disturb the relay. A running relay adds figures of its own:
+    window, connection to the broker, latency of confirms. Without a terminal, or with --json, each
+    snapshot is one line with a JSON object.
 
     \b
     Examples:
@@ -60,9 +60,10 @@ def watch(outbox_path: Path, interval_s: float, count: int | None, as_json: bool
 
     \b
     Exit codes:
-      0  done, also when it was ended by a key or a signal
+      0  done, also when a key or a signal ended it
       2  bad usage
-      4  it cannot be used (any more)
+      3  a second signal interrupted the end
+      4  the outbox cannot be used, or cannot be used any more
     """  # noqa: D301 - click: keep these lines as they are
     interval_s = max(_INTERVAL_S_MIN, interval_s)
     looks: Iterable[int] = range(count) if count is not None else count_up()
@@ -84,7 +85,7 @@ def _looks(outbox: Path, numbers: Iterator[int]) -> Iterator[Look]:
 
 
 def _is_seen() -> bool:
-    """Whether a picture can be drawn, and keys can be read."""
+    """Whether the screen can be drawn and keys can be read."""
     is_smart = os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
     return sys.stdin.isatty() and sys.stdout.isatty() and is_smart
 
@@ -98,7 +99,7 @@ def _show(outbox: Path, interval_s: float, numbers: Iterator[int], stop: Stop) -
 
     console, trail = Console(), Trail()
     looks = _looks(outbox, numbers)
-    first = next(looks)  # an outbox that cannot be used is an error on the usual screen
+    first = next(looks)  # an outbox that cannot be used fails before the screen is switched
     with (
         Keyboard(sys.stdin.fileno()) as keyboard,
         Live(console=console, screen=True, auto_refresh=False) as live,

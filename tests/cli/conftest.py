@@ -6,18 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reliablepub.cli.app import CommandLine
 from reliablepub.testing import FakeBroker
+from tests.cli.exit_codes import assert_documented
 
 ROOT = Path(__file__).parents[2]
 NOBODY = "amqp://guest:hush@127.0.0.1:1/"
 """Where nothing listens; the password must never be seen."""
+_COMMAND = (sys.executable, "-W", "error", "-m", "reliablepub")
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Cli:
         return self.ended(process, input)
 
     def begin(self, *arguments: str | Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "error", "-m", "reliablepub", *map(str, arguments)]
+        command = [*_COMMAND, *map(str, arguments)]
         process = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -75,6 +78,8 @@ class Cli:
         out, err = process.communicate(input, timeout=30)
         assert "Traceback" not in err, err
         assert "hush" not in out + err
+        assert isinstance(process.args, list)
+        assert_documented(process.args[len(_COMMAND) :], process.returncode)
         return Ended(process.returncode, out, err)
 
     def close(self) -> None:
@@ -83,6 +88,23 @@ class Cli:
                 process.send_signal(signal.SIGKILL)
             with process:
                 pass
+
+
+@pytest.fixture(autouse=True)
+def exit_codes_are_documented(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each command that a test runs in this process ends with a code that its help lists."""
+    ended: list[tuple[Sequence[str], int]] = []
+    run = CommandLine._run
+
+    def noted(self: CommandLine, args: Sequence[str] | None, prog_name: str) -> int:
+        code = run(self, args, prog_name)
+        ended.append((args or (), code))
+        return code
+
+    monkeypatch.setattr(CommandLine, "_run", noted)
+    yield
+    for arguments, code in ended:
+        assert_documented(arguments, code)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The group: help, plug-ins, and errors in one line; and that docs/cli.md leaves nothing out."""
 
+import inspect
 import re
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from reliablepub.cli import app, main
+from reliablepub.cli.exits import Exit
 from reliablepub.errors import ConfigurationError, OutboxDiskFull, PublisherClosed
 from tests.cli.conftest import Cli
+from tests.cli.exit_codes import assert_documented, exit_codes
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 OWN = tuple(app._BUILT_IN)
@@ -84,6 +87,64 @@ def test_the_documented_keys_are_those_of_the_summary(cli: Cli) -> None:
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(result)
 
 
+# ---------------------------------------------------------------------- exit codes
+
+EXITING = [
+    pytest.param(name, command, id=name)
+    for name, command in commands()
+    if not isinstance(command, click.Group)
+]
+
+
+def documented_codes(text: str) -> dict[int, str]:
+    """The rows of a table of exit codes, in their order."""
+    rows = re.findall(r"^\| (\d) \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) == len(dict(rows))
+    return {int(code): meaning for code, meaning in rows}
+
+
+@pytest.mark.parametrize(("name", "command"), EXITING)
+def test_help_and_document_list_the_same_exit_codes(name: str, command: click.Command) -> None:
+    codes = exit_codes(command.help or "")
+    assert list(codes) == sorted(codes)
+    # Any command can be misused and interrupted; one that opens an outbox may find it unusable.
+    has_outbox = any("--outbox" in option.opts for option in command.params)
+    assert set(codes) >= {0, 2, 3} | ({4} if has_outbox else set())
+    assert set(codes) <= set(Exit)
+    is_alone = re.search(rf"^#+ {name}$", DOCUMENT, re.MULTILINE) is not None
+    text = section(name if is_alone else name.rpartition(" ")[0])
+    assert documented_codes(text) == codes
+
+
+@pytest.mark.parametrize(("name", "command"), EXITING)
+def test_every_exit_that_a_command_names_is_in_its_help(name: str, command: click.Command) -> None:
+    assert command.callback is not None
+    source = Path(inspect.getfile(command.callback)).read_text()
+    module = command.callback.__module__
+    listed = set(exit_codes(command.help or ""))
+    for _, other in commands():
+        if other.callback is not None and other.callback.__module__ == module:
+            listed |= set(exit_codes(other.help or ""))
+    assert {Exit[found] for found in re.findall(r"\bExit\.([A-Z_]+)\b", source)} <= listed, name
+
+
+def test_the_exit_codes_of_every_command_are_those_of_the_code_and_the_document() -> None:
+    codes = exit_codes(main.help or "")
+    documented = documented_codes(section("Exit codes"))
+    assert documented == codes
+    assert list(documented) == list(codes)  # the first that applies counts
+    assert set(codes) == set(Exit)
+
+
+def test_an_exit_code_that_the_help_does_not_list_is_noticed() -> None:
+    assert_documented(("outbox", "status", "--outbox", "outbox.db"), 4)
+    with pytest.raises(AssertionError, match="reliablepub outbox status ended with 1"):
+        assert_documented(("outbox", "status", "--outbox", "outbox.db"), 1)
+
+
+# ---------------------------------------------------------------------- help
+
+
 def invoke(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(main, arguments, prog_name="reliablepub")
     return result.exit_code, result.stdout, result.stderr
@@ -94,7 +155,7 @@ def test_help_lists_built_in_commands_and_the_exit_codes() -> None:
     assert code == 0
     for name in OWN:
         assert re.search(rf"^  {name} ", out, re.MULTILINE)
-    assert "the outbox cannot be used, or the disk is full" in out
+    assert "4  the outbox cannot be used" in out
 
 
 def test_the_version_is_printed() -> None:
@@ -238,4 +299,3 @@ NO_JSON = (
 def test_every_command_speaks_json(name: str, command: click.Command) -> None:
     has_it = any("--json" in option.opts for option in command.params)
     assert has_it is (name not in NO_JSON)
-    assert not has_it or "Exit codes:" in (command.help or "")

@@ -59,7 +59,7 @@ def test_doctor_says_that_the_disk_is_full(run: Run) -> None:
     found = {row["check"]: row for row in json.loads(result.stdout)}
     assert found["disk"]["level"] == "problem"
     assert found["disk"]["found"].startswith("disk full: ")
-    assert "make room" in found["disk"]["remedy"]
+    assert "free disk space" in found["disk"]["remedy"]
 
 
 def test_without_a_reserve_publishing_says_that_the_disk_is_full(path: Path) -> None:

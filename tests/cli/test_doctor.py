@@ -243,7 +243,7 @@ def test_paused_destinations_are_a_warning_with_all_that_is_known(path: Path) ->
         "3 destinations paused: orders / every routing key: refused: 404 NOT_FOUND - no exchange "
         "'orders' in vhost '/'; since 1 min 1 s; 4645 messages wait; probed in 11 s (and 2 more)"
     )
-    assert "the permission" in found["paused"].remedy
+    assert "permission or binding" in found["paused"].remedy
     found = {f.check: f for f in of_outbox(Outbox(path).status(), GOOD, 1_061.0, {})}
     assert (found["paused"].level, found["paused"].remedy) == (Level.OK, "")
 

@@ -321,7 +321,7 @@ def test_rates_are_measured(run: Run, alone: Path) -> None:
     status = parsed(run("status", "--json", "--over", "0.01"))
     assert (status["stored_per_s"], status["confirmed_per_s"]) == (0.0, 0.0)
     assert parsed(run("status", "--json", "--over", "0"))["stored_per_s"] is None
-    assert "nobody knows: no relay is at work" in run("status", "--over", "0").stdout
+    assert "unknown: no relay runs" in run("status", "--over", "0").stdout
 
 
 # ------------------------------------------------------------------------------------ names

@@ -315,7 +315,7 @@ def run(*arguments: str | Path) -> tuple[int, str]:
 
 def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
     path = tmp_path / "o.db"
-    warning = "a password in --url is seen by everybody"
+    warning = "can see a password in --url"
     with Publisher(NOBODY, outbox=path, close_timeout_s=0):  # so that a relay ends at once
         assert warning in run("--outbox", path, "--url", NOBODY)[1]
         assert warning not in run("--outbox", path, "--url", "amqp://guest:guest@localhost/")[1]

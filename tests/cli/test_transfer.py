@@ -172,7 +172,7 @@ def test_encrypted_messages_are_left_out_and_that_is_said(tmp_path: Path) -> Non
         result = run("export", *to, "--outbox", path)
         assert result.exit_code == 2
         assert "1 message left out: encrypted" in result.stderr
-        assert "no import could take them" in result.stderr
+        assert "no other outbox can import them" in result.stderr
     assert len(target.read_text().splitlines()) == 1
     new = tmp_path / "new.db"
     assert run("import", target, "--outbox", new).stdout == "1 message stored\n"

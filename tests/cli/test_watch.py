@@ -109,28 +109,28 @@ def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
     more = {"since": time.time() - 60.5, "reason": "nacked: basic.nack", "waiting": 1}
     relay.show({**LINK, "paused": [paused | more], "paused_destinations": 1})
     lines = drawn(look_closely(path))
-    assert "1 destination paused: mend what they refuse for, and all goes on" in lines
+    assert "1 destination paused: fix the cause, and publishing resumes" in lines
     words = "(default) / q: nacked: basic.nack; since 1 min 0 s; 1 message waits; probed in"
     assert any(words in line for line in lines)
 
 
 def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None:
     for link, words in (
-        ("disconnected", "the relay has no broker; messages are safe, and wait"),
-        ("blocked", "the broker takes nothing: look at its memory and disk"),
+        ("disconnected", "the relay is not connected; messages are safe, and wait"),
+        ("blocked", "the broker accepts no messages: check its memory and disk"),
         ("connected", "3 messages given up: see `reliablepub outbox list`"),
     ):
         relay.show({**LINK, "link": link})
         assert drawn(look_closely(path))[2] == words
     relay.close()
-    assert drawn(look_closely(path))[2].startswith("nobody relays this outbox: start")
+    assert drawn(look_closely(path))[2].startswith("no relay runs for this outbox: start")
 
 
 def test_an_idle_outbox_needs_nobody(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         store.show(LINK)
         lines = drawn(look_closely(path))
-    assert lines[2] == "nothing needs a person"
+    assert lines[2] == "nothing to do"
     assert any("newest failures" in line for line in lines)
 
 

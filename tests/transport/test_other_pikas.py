@@ -102,7 +102,7 @@ def test_the_doctor_says_so(tmp_path: Path) -> None:
     )
     [found] = [row for row in rows if row["about"] == "client"]
     assert found["level"] == "warning"
-    assert found["found"].startswith("its short way is off here: pika is 1.4.9, and tested were")
+    assert found["found"].startswith("the fast path is off here: pika is 1.4.9, and tested were")
 
 
 def test_the_relay_s_picture_says_so_to_the_doctor_and_in_the_status(
@@ -116,5 +116,5 @@ def test_the_relay_s_picture_says_so_to_the_doctor_and_in_the_status(
         rows = json.loads(run(tmp_path, *command, "doctor", "--outbox", str(path), "--json"))
         words = run(tmp_path, *command, "outbox", "status", "--outbox", str(path))
     found = {row["about"]: row["found"] for row in rows}
-    assert found["client"] == "its short way is off in the relay: a test has done it"
+    assert found["client"] == "the fast path is off in the relay: a test has done it"
     assert "slower: a test has done it" in words

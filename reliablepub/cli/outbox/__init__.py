@@ -1,7 +1,7 @@
-"""``reliablepub outbox``: the group, and where each of its commands is.
+"""``reliablepub outbox``: the group of commands that inspect and change an outbox.
 
-Knows: their names. Must never know: what they do. A new command is a module here, and a line in
-the table.
+Knows: the name and the module of each command. Must never know: what a command does. A new command
+is a module in this package, and a line in the table.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _COMMANDS: Final = {
 @click.command(cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
 @click.pass_context
 def outbox(ctx: click.Context) -> int:
-    """Look into an outbox, change what is in it, rescue what is damaged.
+    """Inspect an outbox, change its messages, rescue a damaged one.
 
-    Looking never creates a file, and disturbs no relay; changing works beside one.
+    Inspection never creates a file, and does not disturb a relay. Changes work while a relay runs.
 
     \b
     Examples:

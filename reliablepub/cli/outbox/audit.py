@@ -1,6 +1,6 @@
-"""``reliablepub outbox audit``: whether an outbox adds up.
+"""``reliablepub outbox audit``: verifies the ledger and every checksum of an outbox.
 
-Knows: what `Outbox` offers. Must never know: SQL, or a broker.
+Knows: `Outbox.audit`. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from reliablepub.printable import one_line
 def audit(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Recount the ledger, and compare each message with its checksum.
 
-    Always: stored = open + confirmed + parked + expired + discarded. It reads every message, and
-    disturbs no relay.
+    Always: stored = open + confirmed + parked + expired + discarded. The command reads every
+    message, and does not disturb the relay.
 
     \b
     Example:
@@ -34,7 +34,9 @@ def audit(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click pass
     \b
     Exit codes:
       0  everything adds up
-      4  something does not, or it cannot be used
+      2  bad usage
+      3  interrupted
+      4  something does not add up, or the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("comparing every message with its checksum"):
         found = Outbox(outbox_path).audit()

@@ -1,6 +1,7 @@
-"""``reliablepub outbox check``: whether the file is whole, and the books in it.
+"""``reliablepub outbox check``: checks the file of an outbox, its schema, messages and ledger.
 
-Knows: whom to ask for facts, and how findings are printed. Must never know: what a fact means.
+Knows: which functions gather the facts, and how findings are printed. Must never know: what a fact
+means.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from reliablepub.outbox.outbox import Outbox
 @click.option("--quick", is_flag=True, help="Do not compare indexes with their tables.")
 @form_option
 def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Look at everything that can be wrong with the file; each finding comes with a remedy.
+    """Check everything that can be wrong with the file; each problem comes with a remedy.
 
-    Pages and indexes, the tables and views, every message against its checksum, the ledger,
-    unused space, who may read the file, what lies beside it. It reads all of the file, changes
-    nothing, and disturbs no relay. (`audit` is the part of it that counts, with the figures.)
+    Checked are pages and indexes, tables and views, every message against its checksum, the ledger,
+    unused space, access rights, and files left beside it. The command reads the whole file, changes
+    nothing, and does not disturb the relay. `audit` checks only messages and ledger, and prints the
+    figures.
 
     \b
     Example:
@@ -36,7 +38,9 @@ def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT
     \b
     Exit codes:
       0  no problem; there may be warnings
-      4  a problem, or it cannot be used
+      2  bad usage
+      3  interrupted
+      4  a problem, or the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking at every page"):
         found = check_up(outbox_path, is_quick=quick)
@@ -50,7 +54,7 @@ def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT
 
 
 def _audited(outbox_path: Path, found: Checkup) -> Audit | None:
-    """The books; None where so much is missing that nobody can read them."""
+    """The audit; None if missing or changed tables make it impossible."""
     try:
         return Outbox(outbox_path).audit()
     except OutboxError:

@@ -1,6 +1,6 @@
-"""``reliablepub outbox duplicates``: which messages may have arrived more than once, or after all.
+"""``reliablepub outbox duplicates``: messages with an attempt of uncertain outcome.
 
-Knows: what the history says of them. Must never know: SQL, or a broker.
+Knows: the history of attempts. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from reliablepub.outbox.admin.inspection import read_ambiguous
 )
 @form_option
 def duplicates(outbox_path: Path, limit: int, form: str | None) -> int:
-    """List messages of which an attempt ended without anybody knowing whether a queue has it.
+    """List messages with an attempt of uncertain outcome: a queue may or may not have them.
 
-    Consumers may have seen these twice, under the same message id; or, where none was confirmed,
-    although they are still open or were given up. Newest first, as far as the history goes.
+    Consumers may have seen such a message twice, under the same message id; or once, although no
+    attempt was confirmed and it is open or was given up. Newest first, as far as the history goes.
 
     \b
     Example:
@@ -35,19 +35,21 @@ def duplicates(outbox_path: Path, limit: int, form: str | None) -> int:
     \b
     Exit codes:
       0  done, also if there are none
-      4  it cannot be used
+      2  bad usage
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("reading the history"):
         found = read_ambiguous(outbox_path, limit=limit)
     columns = {
         "id": lambda row: row["id"],
         "message id": lambda row: row["message_id"],
-        "unsure attempts": lambda row: row["unsure"],
+        "uncertain attempts": lambda row: row["unsure"],
         "confirmed too": lambda row: "yes" if row["is_confirmed"] else "no",
         "first": lambda row: ago(row["first_at"]),
         "last": lambda row: ago(row["last_at"]),
     }
-    print_rows(found, as_form(form), columns, nothing="no attempt was ever unsure")
+    print_rows(found, as_form(form), columns, nothing="no attempt had an uncertain outcome")
     if len(found) == limit:
         print_note(f"the first {limit}; there may be more, see --limit")
     return Exit.CONFIRMED

@@ -1,6 +1,6 @@
-"""``reliablepub outbox explain``: why a message is not delivered, in one command.
+"""``reliablepub outbox explain``: why a message is not delivered, and what happens next.
 
-Knows: the story of a message, and how to tell it. Must never know: SQL, or a broker.
+Knows: the `Story` of a message, and how to print it. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _WHERE: Final = {
     "parked": "is parked: it was given up, and is kept for you to decide",
     "expired": "has expired: its own deadline passed before it was confirmed",
     "confirmed": "was confirmed in the end, and is not here any more",
-    "discarded": "was discarded by a person",
+    "discarded": "was discarded by an operator",
     "gone": "was stored here and is not here any more: most likely it was confirmed at the first "
     "attempt, which leaves no trace, or its history was pruned",
 }
 _VERDICT: Final = {
     "not written": "no queue has it",
-    "possibly persisted": "a queue may have it: nobody knows",
+    "possibly persisted": "a queue may or may not have it",
     "persisted": "the broker has taken responsibility for it",
 }
 _REMEDY: Final = {
@@ -44,7 +44,7 @@ _REMEDY: Final = {
     "expired": Expired.remedy,
 }
 _ATTEMPT_LINES: Final = 20
-"""Attempts shown to people: the first ones and the last ones of a long story."""
+"""Most lines of history in the text output: of a longer one, the first ten and the last ten."""
 
 
 @click.command()
@@ -52,10 +52,10 @@ _ATTEMPT_LINES: Final = 20
 @inspected_option
 @json_option
 def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Tell the story of a message: where it is and why, every attempt, what happens next.
+    """Explain a message: where it is and why, every attempt, and what happens next.
 
     ID is the number of a row, a message id, or a key of Outbox.enqueue. Each attempt is shown with
-    the channel epoch, the delivery tag, what the broker answered, and whether a queue may have the
+    the channel epoch, the delivery tag, the broker's answer, and whether a queue may have the
     message.
 
     \b
@@ -66,8 +66,9 @@ def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001
     \b
     Exit codes:
       0  done
-      2  nothing is known under this name
-      4  it cannot be used
+      2  bad usage, or the outbox knows no message of this name
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking for it"):
         rows = rows_named(outbox_path, (name,))
@@ -84,7 +85,7 @@ def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001
 
 
 def told(story: Story, outbox: Path, now: float) -> list[str]:
-    """The story, line by line."""
+    """The story of a message as lines of text."""
     message = story.message
     lines = [f"message {story.id} ({story.message_id or 'its message id is not known'})"]
     if message:
@@ -106,7 +107,7 @@ def told(story: Story, outbox: Path, now: float) -> list[str]:
 
 
 def _why(story: Story) -> list[str]:
-    """The last words about it, and what to do about such words."""
+    """The reason of the message's state, and the remedy."""
     if story.next is Next.PAUSED:
         pause = pause_of(story)
         return [f"Why: {one_line(pause['reason'])}"] if pause is not None else _last_words(story)
@@ -114,7 +115,7 @@ def _why(story: Story) -> list[str]:
 
 
 def pause_of(story: Story) -> dict[str, Any] | None:
-    """The pause that a message waits for, if the relay shows it."""
+    """The pause of the message's destination, if the relay's status file lists it."""
     address = (story.message["exchange"], story.message["routing_key"])
     for row in story.relay.get("paused") or ():
         if row["exchange"] == address[0] and row["routing_key"] in (None, address[1]):
@@ -136,7 +137,7 @@ def _last_words(story: Story) -> list[str]:
 
 
 def next_words(story: Story, outbox: Path, now: float) -> str:
-    """What happens next, and what to do."""
+    """What happens next, and what the operator can do."""
     since = ago(story.relay.get("since"), now)
     reason = one_line(story.relay.get("reason") or "no connection yet")
     words = {
@@ -151,7 +152,7 @@ def next_words(story: Story, outbox: Path, now: float) -> str:
         Next.CONNECTED: f"nothing until the relay (process {story.relay_pid}) is connected; it is "
         f"not, since {since}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
-        Next.RELAYED: "nothing, because nobody relays this outbox; start one: "
+        Next.RELAYED: "nothing, because no relay runs for this outbox; start one: "
         f"`reliablepub relay --outbox {outbox}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
@@ -170,7 +171,7 @@ def _paused_words(story: Story, now: float) -> str:
 
 
 def _history(story: Story, now: float) -> list[str]:
-    """What happened to it, in order, in the words of those who did it."""
+    """Attempts and interventions in the order of time, as lines of text."""
     events: list[tuple[float, str]] = [
         (attempt["at"], _attempt(attempt)) for attempt in story.attempts
     ]

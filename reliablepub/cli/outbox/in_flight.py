@@ -1,6 +1,6 @@
-"""``reliablepub outbox in-flight``: which delivery tags await the broker's answer.
+"""``reliablepub outbox in-flight``: the delivery tags that await the broker's answer.
 
-Knows: what the disk says of them. Must never know: SQL, or a broker.
+Knows: the record of delivery tags in the outbox. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from reliablepub.outbox.admin.inspection import read_in_flight
 )
 @form_option
 def in_flight(outbox_path: Path, limit: int, form: str | None) -> int:
-    """List the delivery tags that the running relay has sent, and the broker has not answered.
+    """List the delivery tags that the running relay has sent and the broker has not answered.
 
-    An epoch is one channel: the number of the relay's run, and of the channel in it. Tags count
-    from 1 on each channel.
+    An epoch identifies one channel: the number of the relay's run, and of the channel in that run.
+    Tags count from 1 on each channel.
 
     \b
     Example:
@@ -34,7 +34,9 @@ def in_flight(outbox_path: Path, limit: int, form: str | None) -> int:
     \b
     Exit codes:
       0  done, also if there are none
-      4  it cannot be used
+      2  bad usage
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     found = read_in_flight(outbox_path, limit=limit)
     columns = {

@@ -1,6 +1,6 @@
-"""``reliablepub outbox keys``: which ordering keys are held, and letting them go on.
+"""``reliablepub outbox keys``: lists ordering keys that are held, resumes or skips one.
 
-Knows: what `Outbox` offers. Must never know: SQL, or a broker.
+Knows: the methods of `Outbox` for keys. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -18,8 +18,12 @@ from reliablepub.outbox.outbox import Outbox
 
 
 @click.command()
-@click.option("--resume", metavar="KEY", help="Try again what holds this key.")
-@click.option("--skip", metavar="KEY", help="Let this key go on; what holds it stays parked.")
+@click.option("--resume", metavar="KEY", help="Send the message that holds this key again.")
+@click.option(
+    "--skip",
+    metavar="KEY",
+    help="Send the messages behind the one that holds this key, which stays parked.",
+)
 @click.option(
     "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most to list."
 )
@@ -32,7 +36,7 @@ def keys(
     outbox_path: Path,
     form: str | None,
 ) -> int:
-    """List the ordering keys that a parked message holds, and how many wait behind it.
+    """List the ordering keys held by a parked message, and how many messages wait behind it.
 
     \b
     Examples:
@@ -43,8 +47,9 @@ def keys(
     \b
     Exit codes:
       0  done, also if none is held
-      2  the key to resume or to skip is not held
-      4  it cannot be used
+      2  bad usage, or no parked message holds the key to resume or to skip
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     if resume is not None and skip is not None:
         raise click.UsageError("give --resume or --skip, not both")

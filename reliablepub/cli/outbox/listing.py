@@ -1,4 +1,4 @@
-"""``reliablepub outbox list``: which messages are there, and what was said of them.
+"""``reliablepub outbox list``: lists messages, each with the answer to its last attempt.
 
 Knows: how messages are found and listed. Must never know: SQL, or a broker.
 """
@@ -22,7 +22,7 @@ from reliablepub.outbox.admin.selection import SORTS, Selection, find
 @inspected_option
 @selection_options
 @click.option(
-    "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="What first."
+    "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="Sort order."
 )
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
@@ -31,7 +31,7 @@ from reliablepub.outbox.admin.selection import SORTS, Selection, find
 def list_messages(
     outbox_path: Path, chosen: Selection, sort: str, limit: int, form: str | None
 ) -> int:
-    """List open and parked messages, with the last thing that was said of each; never a body.
+    """List open, parked and expired messages, with the answer to the last attempt; never a body.
 
     \b
     Examples:
@@ -43,7 +43,8 @@ def list_messages(
     Exit codes:
       0  done, also if there are none
       2  bad usage
-      4  it cannot be used
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking through the outbox"):
         found = find(outbox_path, chosen, sort=sort, limit=limit)
@@ -54,7 +55,7 @@ def list_messages(
 
 
 def said(row: dict[str, Any]) -> str:
-    """The last words about a message."""
+    """The outcome of a message's last attempt, with the broker's code and text."""
     if row["outcome"] is None:
         return ""
     return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}"
@@ -72,4 +73,4 @@ COLUMNS = {
     "message id": lambda row: row["message_id"],
     "said": said,
 }
-"""Of a list of messages, for people."""
+"""Columns of a table of messages."""

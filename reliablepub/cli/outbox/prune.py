@@ -1,6 +1,6 @@
-"""``reliablepub outbox prune``: what nobody wants to keep any longer goes, and the file shrinks.
+"""``reliablepub outbox prune``: deletes old messages and history, and shrinks the file.
 
-Knows: how a person says what is old enough, and is asked before it goes. Must never know: SQL, or a
+Knows: the age limits, and the question before messages are deleted. Must never know: SQL, or a
 broker.
 """
 
@@ -33,7 +33,7 @@ def _kept_for(seconds: float | None, now: float) -> float | None:
     "confirmed_s",
     metavar="TIME",
     type=Duration(),
-    help="Delete confirmed messages that were kept for longer than this, such as 2h or 7d.",
+    help="Delete messages that were confirmed longer ago than this, such as 2h or 7d.",
 )
 @click.option(
     "--parked",
@@ -56,10 +56,10 @@ def _kept_for(seconds: float | None, now: float) -> float | None:
     type=Duration(),
     default="7d",
     show_default=True,
-    help="Forget what happened longer ago than this to messages that are gone.",
+    help="Delete history older than this of messages that are gone.",
 )
-@click.option("--note", default="pruned", show_default=True, help="Why; shown by explain.")
-@click.option("--dry-run", is_flag=True, help="Only count what it would be.")
+@click.option("--note", default="pruned", show_default=True, help="Reason, shown by explain.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def prune(
@@ -74,11 +74,11 @@ def prune(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Delete what is old, and give its space back to the disk.
+    """Delete old messages and history, and return their space to the disk.
 
-    Messages go only where an option names their kind; it asks first. History of messages that are
-    gone and keys whose time is over go in any case. All of it in small steps beside whoever is at
-    work; interrupted, it has done a part of it, and the next run goes on.
+    Messages are deleted only if an option names their state, and after a question. History of
+    messages that are gone, and expired keys of Outbox.enqueue, are always deleted. The command
+    works in small steps beside a relay; after an interruption the next run does the rest.
 
     \b
     Examples:
@@ -88,8 +88,9 @@ def prune(
     \b
     Exit codes:
       0  done, also if there was nothing to do
-      2  bad usage, or nobody was there to be asked
-      4  it cannot be used
+      2  bad usage, or the question was not answered with yes
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     now = time.time()
     times = Times(

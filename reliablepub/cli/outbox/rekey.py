@@ -1,6 +1,6 @@
-"""``reliablepub outbox rekey``: every message encrypted under the first key.
+"""``reliablepub outbox rekey``: encrypts every message under the first key.
 
-Knows: options and what is reported. Must never know: SQL or ciphers.
+Knows: options and the report. Must never know: SQL or ciphers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _LISTED_MAX = 10
 def rekey(outbox_path: Path, outbox_keys: OutboxKeys | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Encrypt every message under the first key, so that older keys can be dropped.
 
-    It works beside a relay that has the same keys, in small steps. To rotate without a gap: add the
-    new key at the end of every key file and restart (or SIGHUP) every process; make it the first
-    everywhere; run this; drop the old key.
+    The command works in small steps, beside a relay that has the same keys. To rotate keys without
+    downtime: add the new key at the end of every key file, and restart (or SIGHUP) every process;
+    move it to the first line everywhere; run this command; remove the old key.
 
     \b
     Examples:
@@ -39,7 +39,8 @@ def rekey(outbox_path: Path, outbox_keys: OutboxKeys | None, as_json: bool) -> i
     Exit codes:
       0  done
       2  bad usage, or some messages were left as they are
-      4  it cannot be used, or a key is missing
+      3  interrupted
+      4  the outbox cannot be used, or a key is missing
     """  # noqa: D301 - click: keep these lines as they are
     if outbox_keys is None:
         raise click.UsageError("give --outbox-keys")

@@ -1,6 +1,6 @@
-"""``reliablepub outbox salvage``: what is intact in a damaged outbox is put into a new one.
+"""``reliablepub outbox salvage``: copies the intact messages of a damaged outbox into a new one.
 
-Knows: what `Outbox` offers. Must never know: SQL, or a broker.
+Knows: `Outbox.salvage`. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from reliablepub.outbox.outbox import Outbox
 def salvage(damaged: Path, new: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Copy every intact message of the outbox DAMAGED into the outbox NEW.
 
-    Stop whatever uses DAMAGED first. It stays as it is; NEW must not exist. Then let the relay use
-    NEW. A message may be published that was confirmed before, under the same message id.
+    First stop all processes that use DAMAGED, which is not changed; NEW must not exist. Afterwards
+    start the relay with NEW. A message that was confirmed before may be published again, under the
+    same message id.
 
     \b
     Example:
@@ -32,8 +33,10 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:  # noqa: FBT001 - c
 
     \b
     Exit codes:
-      0  no message was found that is damaged
-      1  some are; they are listed, and were not copied
+      0  done; no damaged message was found
+      1  some messages are damaged; they are listed, and were not copied
+      2  bad usage
+      3  interrupted
       4  one of the files cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     found = Outbox(new).salvage(damaged)
@@ -44,8 +47,8 @@ def salvage(damaged: Path, new: Path, as_json: bool) -> int:  # noqa: FBT001 - c
         print_error(f"message {row.id} ({row.message_id}): {row.reason}")
     if not found.has_sources:
         print_error(
-            "how far `publish --source` had come with each source could not be read; "
-            "its next run begins at the beginning"
+            "the progress of `reliablepub publish` with its files could not be read; "
+            "its next run begins at the first record"
         )
     print_result(
         f"{count_of(found.open, 'open message')} and "

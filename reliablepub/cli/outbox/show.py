@@ -1,6 +1,6 @@
-"""``reliablepub outbox show``: one message with everything in it.
+"""``reliablepub outbox show``: shows a message with its properties, headers and body.
 
-Knows: how a body is shown by its content type. Must never know: SQL, or a broker.
+Knows: how a body of text or bytes is shown. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.printable import one_line
 
 SHOWN_BYTES: Final = 4_096
-"""Of a body, on the terminal; ``--body-out`` writes all of it."""
+"""Length of the part of a body that is printed; ``--body-out`` writes the whole body."""
 _HEX_LINE: Final = 16
 _GIVE_KEYS: Final = "give the keys of the outbox (--outbox-keys FILE)"
 
@@ -55,7 +55,8 @@ def show(
     """Show a message: address, properties, headers and body.
 
     ID is the number of a row, a message id, or a key of Outbox.enqueue. A body of text or JSON is
-    shown as such, up to 4 KiB, any other in hexadecimal. An encrypted message takes the keys.
+    printed as text, any other in hexadecimal; of each, the first 4 KiB. An encrypted message can be
+    shown only with its key (--outbox-keys).
 
     \b
     Examples:
@@ -66,8 +67,9 @@ def show(
     \b
     Exit codes:
       0  done
-      2  there is no such message (any more), or the file exists
-      4  it cannot be used, or the body is to be written, and its key is missing
+      2  bad usage, the message is not in the outbox (any more), or the --body-out file exists
+      3  interrupted
+      4  the outbox cannot be used, or --body-out is given and the message's key is missing
     """  # noqa: D301 - click: keep these lines as they are
     found = None
     for id_ in rows_named(outbox_path, (name,)):

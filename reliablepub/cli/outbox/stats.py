@@ -1,6 +1,6 @@
-"""``reliablepub outbox stats``: how old, how often tried and how large the messages are.
+"""``reliablepub outbox stats``: histograms of messages by age, failed attempts and size.
 
-Knows: classes, and how they are drawn with characters. Must never know: SQL, or a broker.
+Knows: the classes, and how bars are drawn with characters. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _BAR: Final = 50
 
 @click.command()
 @inspected_option
-@click.option("--all", "is_all", is_flag=True, help="Parked and expired messages too.")
+@click.option("--all", "is_all", is_flag=True, help="Count parked and expired messages too.")
 @click.option("--plot", is_flag=True, help="Draw bars.")
 @form_option
 def stats(outbox_path: Path, is_all: bool, plot: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Count the open messages by age, by attempts that failed, and by size.
+    """Count the open messages by age, by failed attempts, and by size.
 
     \b
     Examples:
@@ -44,10 +44,11 @@ def stats(outbox_path: Path, is_all: bool, plot: bool, form: str | None) -> int:
     Exit codes:
       0  done
       2  bad usage
-      4  it cannot be used
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     if plot and form is not None:
-        raise click.UsageError("--plot is for people; leave --json and --csv away")
+        raise click.UsageError("give --plot, or one of --json and --csv")
     with patiently("counting"):
         counts = read_figures(outbox_path, is_all=is_all)
     rows: list[dict[str, Any]] = [
@@ -68,5 +69,5 @@ def _draw(title: str, counts: dict[str, int]) -> None:
     most = max(counts.values())
     print_result(title)
     for name, count in counts.items():
-        bar = "█" * -(-count * _BAR // most) if most else ""  # who is there is seen
+        bar = "█" * -(-count * _BAR // most) if most else ""  # rounded up: even 1 is visible
         print_result(f"  {name:>9}  {count:>9}  {bar}".rstrip())

@@ -1,6 +1,6 @@
-"""``reliablepub outbox status``: how an outbox is doing.
+"""``reliablepub outbox status``: counts of an outbox, and the state of its relay.
 
-Knows: the questions a person asks an `Outbox`. Must never know: SQL, or a broker.
+Knows: the snapshot (`lookout`), and how it is printed. Must never know: SQL, or a broker.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from reliablepub.cli.output import age, count_of, paused_words, print_json, prin
     type=Duration(),
     default="0.5s",
     show_default=True,
-    help="How long to look, to tell the rates; 0 for none.",
+    help="Time over which rates are measured; 0 for no rates.",
 )
 @json_option
 def status(outbox_path: Path, over_s: float, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Count the messages of an outbox, and tell who relays it and how that goes.
+    """Count the messages of an outbox, and show its relay and the connection to the broker.
 
     Always: stored = open + confirmed + parked + expired + discarded.
 
@@ -43,7 +43,9 @@ def status(outbox_path: Path, over_s: float, as_json: bool) -> int:  # noqa: FBT
     \b
     Exit codes:
       0  done
-      4  it cannot be used
+      2  bad usage
+      3  interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     before = look(outbox_path)
     if over_s:
@@ -65,7 +67,7 @@ def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
         "rates": "not measured" if more["stored_per_s"] is None else rates,
         "relay": "none" if pid is None else f"process {pid}",
         "broker": link_words(more, now),
-        "window": "nobody knows" if more["window"] is None else f"{more['window']} messages",
+        "window": "unknown" if more["window"] is None else f"{more['window']} messages",
         **slow,
         **_paused(more, now),
         "on disk": disk_words(more),
@@ -73,7 +75,7 @@ def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
 
 
 def _paused(more: Mapping[str, Any], now: float) -> dict[str, object]:
-    """Destinations to which nothing is sent, where a relay shows any."""
+    """Paused destinations, as the relay's status file lists them."""
     rows = more["paused"] or []
     words: dict[str, object] = {
         f"paused {n}": paused_words(row, now, now) for n, row in enumerate(rows, 1)

@@ -1,7 +1,7 @@
-"""``reliablepub outbox retry | park | discard | reroute``: changing what is in an outbox, safely.
+"""``reliablepub outbox retry | park | discard | reroute``: changes messages in an outbox.
 
-Knows: how messages are chosen, shown, and confirmed by a person before they are changed. Must never
-know: SQL, or how a relay learns of it.
+Knows: how messages are selected and shown, and the question before a change. Must never know: SQL,
+or how a relay learns of the change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selectio
 from reliablepub.outbox.encryption import OutboxKeys
 
 _PREVIEW: Final = 10
-"""Messages shown by ``--dry-run``."""
+"""Number of messages that ``--dry-run`` lists."""
 
 _DONE: Final = {
     Action.RETRY: "put back",
@@ -45,7 +45,7 @@ _DONE: Final = {
 
 
 def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What the four have in common: which messages, whether really, and why."""
+    """Add the arguments and options that the four commands have in common."""
 
     @functools.wraps(function)
     def with_common(**values: Any) -> Any:  # noqa: ANN401 - click's
@@ -55,9 +55,9 @@ def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("names", metavar="[ID...]", nargs=-1),
         inspected_option,
         selection_options,
-        click.option("--all", "is_all", is_flag=True, help="All messages it can be done to."),
-        click.option("--note", default="", help="Why; it is shown to whoever asks later."),
-        click.option("--dry-run", is_flag=True, help="Only show which messages it would be."),
+        click.option("--all", "is_all", is_flag=True, help="All messages that can be changed so."),
+        click.option("--note", default="", help="Reason, shown by explain."),
+        click.option("--dry-run", is_flag=True, help="Only show which messages would be changed."),
         click.option("--yes", is_flag=True, help="Do not ask."),
         json_option,
     ]
@@ -69,10 +69,10 @@ def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_intervention
 def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
-    """Send messages again now: parked and expired ones are put back, waiting ones wait no longer.
+    """Send messages again now: parked and expired ones are put back, waiting ones become due.
 
-    Their refusals are forgotten. Chosen by ID (number of a row, message id or key), or by a
-    filter: then those that are parked or expired, unless --state says otherwise.
+    Their count of refusals starts again at 0. Messages are selected by ID (row number, message id
+    or key), or by a filter, which selects parked and expired ones unless --state is given.
 
     \b
     Examples:
@@ -83,9 +83,10 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
     \b
     Exit codes:
       0  done
-      2  bad usage, or it could not be done to one of the IDs; it was done to the others
-      3  some are in flight and were left alone
-      4  it cannot be used
+      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
+         alone because of its state or damage; the others were changed
+      3  some messages are in flight and were left alone, or interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     return _step_in(Action.RETRY, GIVEN_UP_STATES, **common)
 
@@ -93,10 +94,10 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
 @click.command()
 @_intervention
 def park(**common: Any) -> int:  # noqa: ANN401
-    """Take open messages out of the line, and keep them until somebody retries or discards them.
+    """Park open messages: they are kept, and not sent until an operator retries them.
 
-    Chosen by ID (number of a row, message id or key), or by a filter. A running relay lets go of
-    them; what is in flight is left alone, because the broker may have it already.
+    Messages are selected by ID (row number, message id or key), or by a filter. Messages in flight
+    are left alone, because the broker may have them already.
 
     \b
     Examples:
@@ -106,9 +107,10 @@ def park(**common: Any) -> int:  # noqa: ANN401
     \b
     Exit codes:
       0  done
-      2  bad usage, or it could not be done to one of the IDs; it was done to the others
-      3  some are in flight and were left alone
-      4  it cannot be used
+      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
+         alone because of its state or damage; the others were changed
+      3  some messages are in flight and were left alone, or interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     return _step_in(Action.PARK, FIT[Action.PARK], **common)
 
@@ -116,10 +118,11 @@ def park(**common: Any) -> int:  # noqa: ANN401
 @click.command()
 @_intervention
 def discard(**common: Any) -> int:  # noqa: ANN401
-    """Delete messages for good; they are counted as discarded, and cannot be brought back.
+    """Delete messages for good; they are counted as discarded, and cannot be restored.
 
-    Chosen by ID (number of a row, message id or key), or by a filter: then those that are parked
-    or expired, unless --state says otherwise. It asks first. `outbox export` keeps a copy.
+    Messages are selected by ID (row number, message id or key), or by a filter, which selects
+    parked and expired ones unless --state is given. The command asks first. `outbox export` keeps a
+    copy.
 
     \b
     Examples:
@@ -129,17 +132,18 @@ def discard(**common: Any) -> int:  # noqa: ANN401
     \b
     Exit codes:
       0  done
-      2  bad usage, or it could not be done to one of the IDs; it was done to the others
-      3  some are in flight and were left alone
-      4  it cannot be used
+      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
+         alone because of its state or damage; the others were changed
+      3  some messages are in flight and were left alone, or interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     return _step_in(Action.DISCARD, GIVEN_UP_STATES, **common)
 
 
 @click.command()
 @_intervention
-@click.option("--to-exchange", metavar="NAME", help="The new exchange; the old one if left out.")
-@click.option("--to-routing-key", metavar="KEY", help="The new routing key; likewise.")
+@click.option("--to-exchange", metavar="NAME", help="New exchange; unchanged unless given.")
+@click.option("--to-routing-key", metavar="KEY", help="New routing key; unchanged unless given.")
 @keys_option
 def reroute(
     to_exchange: str | None,
@@ -147,11 +151,11 @@ def reroute(
     outbox_keys: OutboxKeys | None,
     **common: Any,  # noqa: ANN401
 ) -> int:
-    """Send messages to another exchange or with another routing key, now.
+    """Send messages now, to another exchange or with another routing key.
 
-    Chosen by ID (number of a row, message id or key), or by a filter. What was parked is put
-    back. The message id stays the same. An encrypted message is bound to its address, so it takes
-    the keys to give it another one.
+    Messages are selected by ID (row number, message id or key), or by a filter. Parked ones are put
+    back. The message id does not change. An encrypted message is bound to its address, so changing
+    the address needs its key (--outbox-keys).
 
     \b
     Examples:
@@ -161,9 +165,10 @@ def reroute(
     \b
     Exit codes:
       0  done
-      2  bad usage, or it could not be done to one of the IDs; it was done to the others
-      3  some are in flight and were left alone
-      4  it cannot be used
+      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
+         alone because of its state or damage; the others were changed
+      3  some messages are in flight and were left alone, or interrupted
+      4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
@@ -193,7 +198,7 @@ def _step_in(
     routing_key: str | None = None,
     keys: OutboxKeys | None = None,
 ) -> int:
-    """Choose, ask, do, report."""
+    """Select the messages, ask, change them, and report."""
     is_filter = chosen != Selection()
     if bool(names) + is_filter + is_all != 1:
         raise click.UsageError("give IDs, or a filter, or --all")
@@ -243,7 +248,7 @@ def _report(
     if effect.possible:
         print_note(
             f"a queue may have {_named(effect.possible)} all the same: an attempt had no answer, "
-            "or was nacked; do not make what may be there again under another message id"
+            "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:
         print_error(f"{_named(effect.damaged)} left alone: damaged, or unfit for the new address")
@@ -261,6 +266,6 @@ def _report(
 
 
 def _named(ids: list[int]) -> str:
-    if len(ids) > 5:  # noqa: PLR2004 - what fits into a line
+    if len(ids) > 5:  # noqa: PLR2004 - more ids do not fit on a line
         return count_of(len(ids), "message")
     return f"message{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"

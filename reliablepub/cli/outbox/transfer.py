@@ -1,6 +1,6 @@
-"""``reliablepub outbox export | import``: messages as lines of JSON, and back.
+"""``reliablepub outbox export | import``: writes messages as lines of JSON, and reads them back.
 
-Knows: files, standard input and output. Must never know: what is in a line.
+Knows: files, standard input and output. Must never know: the content of a line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_line
 
 _BLOCK_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
-"""A body as base64, and everything beside it, each character of it escaped."""
+"""Longest line: the largest body as base64, and all other columns with every character escaped."""
 
 
 @click.command("export")
@@ -46,15 +46,15 @@ _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
     "target",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="A new file, readable by you alone; stdout if left out.",
+    help="A new file, readable by you alone; stdout unless given.",
 )
 def export_messages(
     names: tuple[str, ...], outbox_path: Path, chosen: Selection, target: Path | None
 ) -> int:
     """Write messages with their bodies as lines of JSON (NDJSON), byte for byte.
 
-    Chosen by ID (number of a row, message id or key) or by a filter; all of them otherwise. The
-    messages stay in the outbox. Encrypted messages cannot be moved, and are left out.
+    Messages are selected by ID (row number, message id or key) or by a filter; all of them
+    otherwise. They stay in the outbox. Encrypted messages cannot be moved, and are left out.
 
     \b
     Examples:
@@ -64,7 +64,8 @@ def export_messages(
     \b
     Exit codes:
       0  done
-      2  bad usage, the file exists, or encrypted messages were left out
+      2  bad usage, an unknown ID, the --to file exists, or encrypted messages were left out
+      3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     if names and chosen != Selection():
@@ -91,7 +92,7 @@ def _end_export(encrypted: list[int], outbox: Path) -> Exit:
         return Exit.CONFIRMED
     print_error(
         f"{count_of(len(encrypted), 'message')} left out: encrypted, and bound to this outbox, so "
-        f"that no import could take them; keep a copy of the whole file instead: "
+        f"no other outbox can import them; keep a copy of the whole file instead: "
         f"sqlite3 {outbox} \".backup 'copy.db'\""
     )
     return Exit.BAD_INPUT
@@ -104,9 +105,9 @@ def _end_export(encrypted: list[int], outbox: Path) -> Exit:
 def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Store messages that `reliablepub outbox export` has written; `-` reads them from stdin.
 
-    Open ones are published by the next relay, parked ones stay parked. Importing the same lines
-    again does nothing, also if the first time was interrupted, and messages that are there already
-    are left out. Each line is checked against its checksum.
+    The next relay publishes open messages; parked ones stay parked. Messages that the outbox has
+    already are left out, so an import can be repeated, also after an interruption. Each line is
+    checked against its checksum.
 
     \b
     Example:
@@ -115,7 +116,8 @@ def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # no
     \b
     Exit codes:
       0  done
-      2  a line is not what export writes; what came before it is stored
+      2  bad usage, or a line is not one that export wrote; the lines before it are stored
+      3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with _opened(source) as raw:
@@ -136,7 +138,7 @@ def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # no
 
 
 def _opened(source: str) -> IO[bytes]:
-    """Something that can be read twice."""
+    """The input as a seekable file; stdin is copied to a temporary file."""
     if source != "-":
         return Path(source).open("rb")
     copy = TemporaryFile()  # noqa: SIM115 - the caller closes it
@@ -147,17 +149,21 @@ def _opened(source: str) -> IO[bytes]:
 
 
 def _lines(raw: IO[bytes]) -> Iterator[str]:
-    """Lines as text, each no longer than a message can make it."""
+    """The lines as text.
+
+    Raises:
+        BadLine: a line is longer than that of any message.
+    """
     number = 0
     while line := raw.readline(_LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > _LINE_BYTES_MAX:
-            raise BadLine(f"line {number} is longer than any message makes it")
+            raise BadLine(f"line {number} is longer than that of any message")
         yield line.decode()
 
 
 def _measured(raw: IO[bytes]) -> tuple[str, int]:
-    """What names these lines, and how many there are."""
+    """The SHA-256 of the lines, which identifies the import, and their number."""
     digest, lines = hashlib.sha256(), 0
     while block := raw.read(_BLOCK_BYTES):
         digest.update(block)
