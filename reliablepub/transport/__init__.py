@@ -1,1 +1,1 @@
-"""The wire: one client library per module; its names and exceptions stay inside."""
+"""Transports: one module for each client library, which hides that library's names and errors."""

@@ -1,7 +1,7 @@
-"""Where a broker is and who we are there: parsed once, printed without the password.
+"""Broker addresses: AMQP URLs, parsed once and printed without the password.
 
 Knows: the AMQP URI scheme (RabbitMQ "URI Specification"), pika's connection parameters. Must never
-know: sockets, what the connection is for.
+know: sockets, or what the connection is for.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from reliablepub.errors import ConfigurationError
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
 _SHORT_STRING_MAX = 255
 _NO_SECRET = "guest"  # noqa: S105
-"""Everybody knows it, and RabbitMQ takes it from its own machine only."""
+"""RabbitMQ's default password. It is public, and RabbitMQ accepts it from localhost only."""
 LOGGER = logging.getLogger("reliablepub.link")
 _warned_of: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One broker.
+    """The address of one broker, with credentials.
 
     Attributes:
-        host: name or IP address.
-        port: 5672 for ``amqp``, 5671 for ``amqps`` unless given.
-        user: ``guest`` unless given.
-        password: never printed.
-        vhost: ``/`` unless given.
-        is_tls: ``amqps``; the certificate is verified.
+        host: host name or IP address.
+        port: port; by default 5672 for ``amqp`` and 5671 for ``amqps``.
+        user: user name; by default ``guest``.
+        password: password; by default ``guest``. Never printed.
+        vhost: virtual host; by default ``/``.
+        is_tls: whether the URL is ``amqps``; the certificate is verified.
     """
 
     host: str
@@ -46,12 +46,12 @@ class Address:
     is_tls: bool
 
     def __str__(self) -> str:
-        """Name the broker without the credentials."""
+        """The URL without credentials."""
         return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
 
     @property
     def is_local(self) -> bool:
-        """Whether what is sent there stays on this machine."""
+        """Whether the host is a loopback address, so that traffic stays on this host."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -59,21 +59,22 @@ class Address:
 
     @property
     def is_exposed(self) -> bool:
-        """Whether a password goes there that others can read on the way."""
+        """Whether a secret password is sent over the network unencrypted."""
         return not (self.is_tls or self.is_local or self.password == _NO_SECRET)
 
 
 def parse_addresses(
     url: str | Sequence[str], *, ssl_context: object | None = None
 ) -> tuple[Address, ...]:
-    """Read one URL, or several for failover.
+    """Parse one URL, or several for failover.
 
     Args:
-        url: each begins with ``amqp://``, or each with ``amqps://``.
-        ssl_context: what was given for TLS; it must be of use.
+        url: URLs that all begin with ``amqp://``, or all with ``amqps://``.
+        ssl_context: the TLS context that the caller gave, if any; it requires ``amqps://``.
 
     Raises:
-        ConfigurationError: naming what is wrong, and not the URL (it may hold a password).
+        ConfigurationError: a URL is invalid. The text does not contain the URL, which may hold a
+            password.
     """
     urls = [url] if isinstance(url, str) else list(url)
     if not urls:
@@ -83,19 +84,19 @@ def parse_addresses(
     are_tls = {address.is_tls for address in addresses}
     if len(are_tls) > 1:
         raise ConfigurationError(
-            "some URLs are amqps and some are amqp: whoever makes the first ones fail would have "
-            "the password and the messages in clear; give one kind"
+            "some URLs are amqps and some are amqp: an attacker who blocks the amqps ones would "
+            "receive the password and the messages unencrypted; use one scheme for all"
         )
     if ssl_context is not None and True not in are_tls:
         raise ConfigurationError(
-            "certificates for TLS were given, and the URL is amqp://, which is not encrypted; "
+            "certificates for TLS were given, but the URL is amqp://, which is not encrypted; "
             "write amqps://"
         )
     return addresses
 
 
 def warn_of_exposed(addresses: Sequence[Address]) -> None:
-    """Log, once for each host, that a password is sent to it in clear."""
+    """Log a warning for each host to which a password is sent unencrypted, once for each host."""
     for address in addresses:
         if address.is_exposed and address.host not in _warned_of:
             _warned_of.add(address.host)
@@ -103,12 +104,12 @@ def warn_of_exposed(addresses: Sequence[Address]) -> None:
 
 
 def words_of_exposed(address: Address) -> str:
-    """The same, in one sentence."""
+    """The text of that warning."""
     return f"the password and every message go to {address} unencrypted; use amqps://"
 
 
 def has_password(url: str) -> bool:
-    """Whether somebody who reads the URL knows a password then."""
+    """Whether the URL contains a password. True if the URL is invalid and might contain one."""
     try:
         return urlsplit(url).password is not None
     except ValueError:
@@ -116,14 +117,16 @@ def has_password(url: str) -> bool:
 
 
 def with_password(url: str, password: str) -> str:
-    """The URL with a password from elsewhere; without a user it is that of ``guest``.
+    """Return the URL with the password inserted. A URL without a user gets the user ``guest``.
 
     Raises:
-        ConfigurationError: it has one already, or cannot be read.
+        ConfigurationError: the URL has a password already, or is invalid.
     """
     parts, _ = _split(url)
     if parts.password is not None:
-        raise ConfigurationError("the URL has a password, and one was given in a file too; drop it")
+        raise ConfigurationError(
+            "the URL has a password, and a password file was given too; remove it from the URL"
+        )
     user, _, host = parts.netloc.rpartition("@")
     netloc = f"{user or 'guest'}:{quote(password, safe='')}@{host}"
     return urlunsplit(parts._replace(netloc=netloc))
@@ -145,7 +148,7 @@ def _parse(url: str) -> Address:
     if not parts.hostname:
         raise ConfigurationError(_explain("the URL names no host"))
     if parts.query or parts.fragment:
-        msg = "the URL has a query or fragment; options are arguments, and none is set by accident"
+        msg = "the URL has a query or fragment; give options as arguments instead"
         raise ConfigurationError(msg)
     return Address(
         host=parts.hostname,
@@ -158,7 +161,7 @@ def _parse(url: str) -> Address:
 
 
 def _vhost(parts: SplitResult) -> str:
-    """RabbitMQ: no path and ``/`` mean the default vhost, anything else is one encoded segment."""
+    """Parse the path: none and ``/`` mean the default vhost; any other is one encoded segment."""
     path = parts.path.removeprefix("/")
     if "/" in path:
         raise ConfigurationError(_explain("the vhost holds a '/'; write it as %2F"))
@@ -179,13 +182,13 @@ def connection_parameters(
     ssl_context: ssl.SSLContext | None = None,
     heartbeat_s: int | None = None,
 ) -> pika.ConnectionParameters:
-    """Parameters for one attempt to connect.
+    """Return pika's parameters for one attempt to connect.
 
     Args:
-        address: of the broker; certificates are verified if it is one for TLS.
-        timeout_s: how long each step of connecting may take.
-        ssl_context: instead of the system's authorities.
-        heartbeat_s: as the broker says, if None.
+        address: address of the broker; with TLS, its certificate is verified.
+        timeout_s: maximum time for each step of connecting, in seconds.
+        ssl_context: TLS context; None for one that trusts the system's certificate authorities.
+        heartbeat_s: heartbeat in seconds; None for the broker's proposal.
     """
     options = None
     if address.is_tls:

@@ -1,15 +1,15 @@
-"""Channels on an aio-pika connection that the application has, for a relay on a thread.
+"""The transport on an aio-pika connection of the application, for a relay on a thread.
 
-Knows: two threads, the relay's and that of the connection's event loop; aio-pika's connections,
-plain and robust. Must never know: frames, what is in the outbox, what an outcome leads to.
+Knows: the relay's thread and the thread of the connection's event loop; aio-pika's connections,
+plain and robust. Must never know: frames, what is in the outbox, or what an outcome leads to.
 
-Requests are posted to the loop and carried out there by `Guest`; events are noted there, and the
-relay is woken once for all that one iteration of the loop has heard. Messages are encoded on the
-relay's thread, so that the loop only passes finished frames on.
+Requests are posted to the event loop and carried out there by `Guest`. Events are collected there,
+and the relay is woken once for all events of one iteration of the loop. Messages are encoded on the
+relay's thread, so the event loop only forwards encoded frames.
 
-The connection is the application's: it connects, reconnects and closes. A look every few
-milliseconds sees what has become of it. It takes no task of ours, which the application might
-cancel with its own; and aio-pika has no callback for when the broker blocks the connection.
+The application connects, reconnects and closes the connection. A timer checks the connection's
+state every 20 ms: aio-pika has no callback for a blocked connection, and a task of reliablepub's
+could be cancelled by the application together with its own tasks.
 """
 
 from __future__ import annotations
@@ -54,15 +54,17 @@ _CHANNEL_OPEN: Final = (20, 10)
 
 
 class Guest:
-    """Our channels on whatever connection the application has. All of it on its event loop.
+    """reliablepub's channels on the application's connection.
+
+    All methods must be called on the connection's event loop.
 
     Args:
         host: the application's connection.
         run: number of the relay's run.
-        tell: told what happens.
+        tell: receives the events.
 
     Attributes:
-        channels: by epoch.
+        channels: open channels by epoch.
     """
 
     def __init__(self, host: Connection, *, run: int, tell: Callable[[Event], None]) -> None:
@@ -79,19 +81,23 @@ class Guest:
         self.channels: dict[int, GuestChannel] = {}
 
     def connect(self) -> None:
-        """Wait for the application's connection: `Connected` follows as soon as it is open."""
+        """Wait for the application's connection; `Connected` follows when it is open."""
         self._is_wanted = True
         if self._timer is None:
             self._look()
 
     def disconnect(self, reason: str) -> None:
-        """Close our channels and leave the connection as it is; `ConnectionLost` follows."""
+        """Close all channels, but not the connection; `ConnectionLost` follows."""
         for channel in self.channels.values():
             channel.close()
         self._lose(reason)
 
     def open_channel(self, epoch: int) -> None:
-        """Open a channel in confirm mode, if there is still a connection and a number for it."""
+        """Open a channel in confirm mode.
+
+        `NoChannel` follows if no channel number is free, or `ConnectionLost` if there is no other
+        channel either.
+        """
         if self._home is None or not self._is_connected:
             return
         channel = self._home.open(epoch)
@@ -103,13 +109,17 @@ class Guest:
             self._lose("the application's connection has no free channel number; close some there")
 
     def close_channel(self, epoch: int) -> None:
-        """Close a channel."""
+        """Close the channel of an epoch, if there is one."""
         channel = self.channels.pop(epoch, None)
         if channel is not None:
             channel.close()
 
     def leave(self, when_gone: Callable[[], None]) -> None:
-        """Close our channels, and be told when the broker has answered, or cannot any more."""
+        """Close all channels.
+
+        Args:
+            when_gone: called when the broker has answered, or the connection is lost.
+        """
         self._is_wanted = False
         self._when_gone = when_gone
         for channel in self.channels.values():
@@ -120,7 +130,7 @@ class Guest:
     # ------------------------------------------------------------------ inside
 
     def _look(self) -> None:
-        """What has become of the connection since the last look."""
+        """Check the connection, and schedule the next check."""
         self._timer = self._host.loop.call_later(_LOOK_S, self._look)
         if not failure():
             with contained("looking"):
@@ -152,7 +162,7 @@ class Guest:
             self._when_gone()
 
     def _open_connection(self) -> AbstractConnection | None:
-        """The connection below aio-pika's, which has another one after each reconnection."""
+        """The aiormq connection in use; each reconnection of aio-pika's makes a new one."""
         transport = self._host.transport
         if transport is None or not transport.connection.is_opened:
             return None
@@ -190,10 +200,10 @@ class Guest:
 
 
 def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | None]:
-    """What aiormq says of it; nothing secret.
+    """Why aiormq's connection was closed, without secrets.
 
-    It says nothing of the method at fault; but where the broker refuses one more channel, no
-    publish is to blame.
+    aiormq does not report the failed method. But if the broker refused another channel, that
+    method was ``channel.open``, and no publish is blamed.
     """
     url = getattr(connection, "url", None)
     where = f"{url.host}:{url.port}: " if url is not None else ""
@@ -211,18 +221,18 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 
 
 class AioPikaTransport:
-    """A `Transport` on a connection that is lent to it. It never closes the connection.
+    """A `Transport` on the application's aio-pika connection, which it never closes.
 
     Args:
-        connection: the application's.
-        run: number of the relay's run; with epoch and tag it names an attempt.
+        connection: the application's connection.
+        run: number of the relay's run; with epoch and tag it identifies an attempt.
     """
 
     def __init__(self, connection: Connection, *, run: int) -> None:
         self._loop: asyncio.AbstractEventLoop = connection.loop
         self._run = run
         self._heard: deque[Event] = deque()
-        self._woken: SimpleQueue[None] = SimpleQueue()  # reentrant: signal handlers wake us too
+        self._woken: SimpleQueue[None] = SimpleQueue()  # reentrant, for wake-ups in signal handlers
         self._is_woken = False
         self._is_ring_due = False
         self._guest = Guest(connection, run=run, tell=self._hear)
@@ -231,27 +241,27 @@ class AioPikaTransport:
 
     @property
     def hooks_off(self) -> str:
-        """Empty: without the hooks there is no way to confirms with tags."""
+        """Always empty: without the hooks there is no access to confirms with delivery tags."""
         return ""
 
     def connect(self) -> None:
-        """Wait for the application to be connected."""
+        """Wait for the application's connection to be open."""
         self._post(self._guest.connect)
 
     def disconnect(self, reason: str) -> None:
-        """Leave the connection to the application, and begin anew on it."""
+        """Close all channels; the connection stays open for the application."""
         self._post(self._guest.disconnect, reason)
 
     def open_channel(self, epoch: int) -> None:
-        """Open a channel, and select confirm mode on it."""
+        """Open a channel in confirm mode."""
         self._post(self._guest.open_channel, epoch)
 
     def close_channel(self, epoch: int) -> None:
-        """Close a channel; its number is free again when the broker has answered."""
+        """Close a channel. Its number is free again once the broker has answered."""
         self._post(self._guest.close_channel, epoch)
 
     def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
-        """Encode publishes here, and have them written there."""
+        """Encode publishes on this thread, and have the event loop write them."""
         channel = self._guest.channels.get(epoch)
         if channel is None:
             return
@@ -260,20 +270,20 @@ class AioPikaTransport:
         self._post(channel.publish, first_tag, encoder.encode(messages, properties))
 
     def listen(self, timeout_s: float | None) -> list[Event]:
-        """Wait for the loop to hear something."""
+        """Wait for events from the event loop."""
         with suppress(Empty):
             self._woken.get(block=not self._heard, timeout=timeout_s)
         self._is_woken = False
         return [self._heard.popleft() for _ in range(len(self._heard))]
 
     def wake(self) -> None:
-        """End a `listen` from another thread."""
+        """Make `listen` return, from any thread."""
         if not self._is_woken:
             self._is_woken = True
             self._woken.put(None)
 
     def close(self) -> None:
-        """Close our channels, and wait a moment for the broker's answer."""
+        """Close all channels; waits at most 2 s for the broker's answer."""
         gone = threading.Event()
         self._post(self._guest.leave, gone.set)
         if self._loop.is_running():
@@ -304,10 +314,10 @@ def _do(call: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - t
 
 
 def lent(connection: object) -> Connection:
-    """The connection, if it is one that channels of ours can be opened on.
+    """Check that reliablepub can open its own channels on a connection; return the connection.
 
     Raises:
-        ConfigurationError: it is something else, or of an aiormq that was never tested.
+        ConfigurationError: it is not an aio-pika connection, or its aiormq was not tested.
     """
     if isinstance(connection, Connection):
         below = connection.transport.connection if connection.transport is not None else None

@@ -1,33 +1,34 @@
-"""The one place that reaches behind aiormq's public interface: channels of ours on its connection.
+"""Hooks into aiormq's private interface: reliablepub's own channels on an aiormq connection.
 
-Knows: how aiormq's connection tells its channels apart, what its reader and writer expect, AMQP's
-methods as pamqp names them. Must never know: aio-pika, threads, which message is which.
+Knows: how aiormq's connection finds its channels, what its reader and writer expect, and AMQP's
+methods as pamqp names them. Must never know: aio-pika, threads, or which message is which.
 
-aiormq's own channel hides delivery tags behind one future a publish, matches returns by
-``message_id``, can wedge when a publish is cancelled, and may write on after a ``channel.close``,
-for which the broker ends the whole connection. So ours is not one of them. It has a number of its
-own among ``connection.channels``, where the reader finds it and hands it every frame undigested;
-and its frames go into ``connection.write_queue``, finished. Handshake, TLS and heartbeats stay
-aiormq's, and so does everything that the application does.
+aiormq's own channels cannot be used. They hide delivery tags behind one future for each publish,
+match returns by ``message_id``, can wedge when a publish is cancelled, and may write after a
+``channel.close``, for which the broker closes the whole connection. A `GuestChannel` is registered
+under a number of its own in ``connection.channels``, so aiormq's reader passes it every frame of
+that channel. Its encoded frames go into ``connection.write_queue``. Handshake, TLS, heartbeats and
+the application's channels remain aiormq's.
 
-Six things keep the application's connection out of harm's way:
+Six rules protect the application's connection:
 
-- Nothing is awaited and no task is started, so there is nothing that could be cancelled.
-- After ``channel.close``, from whichever side, nothing is written on that channel but
-  ``close-ok``: publishes that have not reached the write queue by then never do. Before our own
-  ``close`` a large one that was begun is finished.
-- A number that we have once had stays ours, for the next epoch, until we leave for good. aiormq
-  frees a number as soon as the broker's ``channel.close`` is read: a ``channel.open`` under it can
-  overtake the ``close-ok``, theirs or ours, and the broker ends the connection for that.
-- What we do within aiormq's tasks raises nothing there: whatever fails is noted (`failure`), and
-  from then on this process opens no channels below aiormq any more. There is no public way to
-  confirms with tags that could be taken instead.
+- The hooks await nothing and start no task, so nothing of theirs can be cancelled.
+- After a ``channel.close`` from either side, only ``close-ok`` is written on that channel.
+  Publishes that are not in the write queue by then are dropped. Before the hooks' own ``close``, a
+  large publish that is partly written is completed.
+- A channel number, once used, is kept for the next epoch until `GuestChannels.leave`. aiormq frees
+  a number as soon as it reads the broker's ``channel.close``. A ``channel.open`` with that number
+  could overtake the ``close-ok`` of either user of the number, and the broker closes the connection
+  for that.
+- The hooks raise nothing in aiormq's tasks. Any failure is recorded (`failure`), and from then on
+  this process opens no more channels below aiormq: aiormq has no public access to confirms with
+  delivery tags that could be used instead.
 - Half of the write queue is left to the application, and the writer waits for the socket between
-  two pieces of ours.
-- RabbitMQ cuts a reply text at 252 bytes, also inside a character. pamqp raises on that, and aiormq
-  gives up the whole connection, the application's own channels with it. So, from the first lent
-  connection on, pamqp reads ``channel.close`` and ``connection.close`` by the classes below: the
-  same, but bytes that are not UTF-8 become U+FFFD. This holds for the whole process.
+  two pieces of the hooks.
+- RabbitMQ truncates a reply text to 252 bytes, possibly within a UTF-8 character. pamqp raises on
+  that, and aiormq drops the whole connection, including the application's channels. So, from the
+  first lent connection on, pamqp decodes ``channel.close`` and ``connection.close`` with the
+  classes below, which replace invalid bytes by U+FFFD. This affects the whole process.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _IDS: Final = Struct(">HH")
 
 
 def _read(method: commands.Channel.Close | commands.Connection.Close, data: bytes) -> None:
-    """Set the arguments of a ``close`` from its bytes."""
+    """Decode the arguments of a ``close`` method."""
     method.reply_code, length = _CODE_AND_LENGTH.unpack_from(data)
     end = _CODE_AND_LENGTH.size + length
     method.reply_text = text(data[_CODE_AND_LENGTH.size : end])
@@ -73,23 +74,23 @@ def _read(method: commands.Channel.Close | commands.Connection.Close, data: byte
 
 
 class ChannelClose(commands.Channel.Close):
-    """A ``channel.close`` with any reply text."""
+    """``channel.close`` that accepts a reply text with invalid UTF-8."""
 
     def unmarshal(self, data: bytes) -> None:
-        """Read its arguments; pamqp calls this."""
+        """Decode the arguments; called by pamqp."""
         _read(self, data)
 
 
 class ConnectionClose(commands.Connection.Close):
-    """A ``connection.close`` with any reply text."""
+    """``connection.close`` that accepts a reply text with invalid UTF-8."""
 
     def unmarshal(self, data: bytes) -> None:
-        """Read its arguments; pamqp calls this."""
+        """Decode the arguments; called by pamqp."""
         _read(self, data)
 
 
 def read_any_reply_text() -> None:
-    """Have pamqp use the classes above from now on, unless it uses other ones than its own."""
+    """Make pamqp use the classes above, unless other code has already replaced pamqp's own."""
     methods: dict[int, type[Frame]] = commands.INDEX_MAPPING
     for own, ours in (
         (commands.Channel.Close, ChannelClose),
@@ -100,30 +101,31 @@ def read_any_reply_text() -> None:
 
 
 TESTED_VERSIONS: Final = ("7.2.2", "7.2.3", "7.2.4")
-FOUND_VERSION: Final = version("aiormq")  # read once, and not on the application's loop
+FOUND_VERSION: Final = version("aiormq")  # reads a file, so not on the application's event loop
 
 _BASIC_PUBLISH: Final = (60, 40)
 _FRAME_MAX: Final = 131_072
 _CHANNEL_MAX: Final = 65_535
-_TAGS: Final = 1 << 64  # pamqp reads the upper half of them as negative numbers
+_TAGS: Final = 1 << 64  # pamqp decodes tags from 2^63 on as negative numbers
 _SETTLE_S: Final = 0.02
-"""How long a number that is new to us is left alone: time for the ``close-ok`` of a channel of
-aiormq's that may have had it until just now."""
+"""Seconds before a channel number is used for the first time: time for the ``close-ok`` of a
+channel of aiormq's that may have used the number just before."""
 _QUEUE_FULL_S: Final = 0.001
-"""How long to wait for aiormq's writer while its queue has half its room, and nothing of ours."""
+"""Seconds between attempts to queue pieces while the application alone fills half of the queue."""
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Bytes on their way to aiormq's write queue.
+    """Encoded frames on their way to aiormq's write queue.
 
     Attributes:
-        channel: which they are for.
-        payload: finished frames.
-        tag: of the first publish among them; 0 for the opening of the channel, -1 for its end.
-        is_rest: whether they go on with a publish that was begun before.
-        when_queued: called when they are in the queue.
-        end: their place in the stream of ours.
+        channel: channel of the frames.
+        payload: the encoded frames.
+        tag: delivery tag of the first publish in the piece; 0 for the opening of the channel, -1
+            for its end.
+        is_rest: whether the piece continues a publish that an earlier piece began.
+        when_queued: called when the piece is in the queue.
+        end: position of the piece's end in the stream of all pieces.
     """
 
     channel: GuestChannel
@@ -135,16 +137,17 @@ class _Piece:
 
     @property
     def is_publish(self) -> bool:
-        """Whether they need not be written when the channel is closed."""
+        """Whether the piece is dropped when the channel is closed."""
         return self.tag > 0
 
 
 class _Finished(ChannelFrame):
-    """Frames of ours in aiormq's write queue, which logs each at DEBUG: without the bodies.
+    """A piece in aiormq's write queue.
 
-    aiormq's writer writes them, asks whether it shall wait until most of that has left the event
-    loop's buffer, waits, and tells. So we learn of both, and the writer takes one piece after the
-    other: what is not taken when a channel ends is never written.
+    aiormq's writer writes the payload, reads `should_drain`, waits until most of it has left the
+    event loop's buffer, and calls `drain`. So the hooks learn of the write and of the drain. The
+    writer takes one piece at a time, so pieces that it has not taken when a channel ends are never
+    written. aiormq logs each item at DEBUG; `__repr__` keeps bodies out of the log.
     """
 
     def __init__(self, piece: _Piece, home: GuestChannels) -> None:
@@ -153,14 +156,14 @@ class _Finished(ChannelFrame):
 
     @property
     def should_drain(self) -> bool:
-        """Asked when they are written."""
+        """Whether the writer waits for the drain. Read right after the write."""
         with contained("writing"):
             home, end = self._told
             home.written = end
         return True
 
     def drain(self) -> None:
-        """Told when most of it has left."""
+        """Note that most of the payload has left the event loop's buffer; called by the writer."""
         with contained("writing"):
             home, _ = self._told
             home.drained()
@@ -172,22 +175,24 @@ class _Finished(ChannelFrame):
 
 
 class GuestChannels:
-    """Our channels on one connection of aiormq's. All of it on the connection's event loop.
+    """reliablepub's channels on one aiormq connection.
+
+    All methods must be called on the connection's event loop.
 
     Args:
-        connection: aiormq's; it is open.
+        connection: an open aiormq connection.
         run: number of the relay's run.
-        tell: told what happens on the channels.
+        tell: receives the events of the channels.
 
     Attributes:
-        written: place in the stream of ours up to which aiormq has written.
+        written: position in the stream of pieces up to which aiormq has written.
     """
 
     def __init__(
         self, connection: AbstractConnection, *, run: int, tell: Callable[[ChannelEvent], None]
     ) -> None:
         self.connection = connection
-        self._channels: dict[int, Any] = connection.channels  # aiormq's own, and ours
+        self._channels: dict[int, Any] = connection.channels  # aiormq's own channels too
         self._run = run
         self._tell = tell
         self._open: set[GuestChannel] = set()
@@ -202,7 +207,7 @@ class GuestChannels:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether the broker has sent ``connection.blocked``: then aiormq is not `ready`."""
+        """Whether the broker has sent ``connection.blocked``: aiormq's `ready` would wait then."""
         ready: Any = self.connection.ready()
         try:
             ready.send(None)
@@ -213,11 +218,11 @@ class GuestChannels:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none of our channels is open, or about to be closed."""
+        """Whether no channel of these is open or being closed."""
         return not self._open
 
     def open(self, epoch: int) -> GuestChannel | None:
-        """Begin to open a channel; None where there is no free number for one."""
+        """Start opening a channel; None if no channel number is free."""
         is_known = bool(self._idle)
         number = self._idle.pop() if is_known else self._free_number()
         if number is None:
@@ -233,13 +238,13 @@ class GuestChannels:
         return channel
 
     def leave(self) -> None:
-        """Give our numbers back to aiormq; all channels are closed."""
+        """Return all channel numbers to aiormq. All channels must be closed."""
         for number in self._idle:
             del self._channels[number]
         self._idle.clear()
 
     def _free_number(self) -> int | None:
-        """The one that aiormq would take, or else the lowest that is free."""
+        """The channel number that aiormq would use next, else the lowest free one; None if none."""
         number_max = self.connection.connection_tune.channel_max or _CHANNEL_MAX
         after_all = max(self._channels, default=0) + 1
         if after_all <= number_max:
@@ -249,24 +254,24 @@ class GuestChannels:
     # ------------------------------------------------------------------ for the channels
 
     def hold(self, channel: GuestChannel) -> None:
-        """Have the channel's number taken, and its frames handed to it."""
+        """Register a channel under its number, so that it receives its frames."""
         self._channels[channel.number] = channel
 
     def closed(self, channel: GuestChannel) -> None:
-        """Nothing more comes or goes on it; its number is for the next one."""
+        """Note that a channel has ended; its number is kept for the next channel."""
         self._open.discard(channel)
         self._idle.append(channel.number)
 
     def tell(self, event: ChannelEvent) -> None:
-        """Pass on what happened."""
+        """Report an event."""
         self._tell(event)
 
     def tag_of(self, headers: object, epoch: int) -> int:
-        """The delivery tag of a returned message; 0 if it is none of this epoch's."""
+        """The delivery tag of a returned message; 0 if its headers name no attempt of the epoch."""
         return attempt_tag(headers, self._run, epoch)
 
     def write(self, *pieces: _Piece) -> None:
-        """Hand pieces to aiormq's writer, in order."""
+        """Queue pieces for aiormq's writer, in order."""
         for piece in pieces:
             self._handed_over += len(piece.payload)
             piece.end = self._handed_over
@@ -277,18 +282,20 @@ class GuestChannels:
             self._hand_over()
 
     def drained(self) -> None:
-        """A piece has left aiormq's queue, and most of it the event loop's buffer."""
+        """Note that a piece was written, and that most of it has left the event loop's buffer."""
         self._queued -= 1
-        if self._waiting and self._retry is None:  # in its turn: the loop has others to serve
+        # Not called directly, so that the event loop can run other callbacks in between.
+        if self._waiting and self._retry is None:
             self._retry = asyncio.get_running_loop().call_soon(self._hand_over)
 
     def look_what_left(self) -> None:
-        """Report what is on its way, if it moves."""
+        """Report what has not left this host, if bytes are leaving."""
         if not self._departures:
             return
         held = 0
         if self._writer is not None:
-            held = self._writer.transport.get_write_buffer_size()  # the application's bytes too
+            # Includes bytes of the application, so publishes may be reported for too long.
+            held = self._writer.transport.get_write_buffer_size()
             sock = self._writer.get_extra_info("socket")
             if sock is not None and sock.fileno() >= 0:
                 held += held_by_kernel(sock.fileno())
@@ -296,12 +303,12 @@ class GuestChannels:
             self._tell(event)
 
     def drop_publishes(self, channel: GuestChannel, *, but_end: bool) -> None:
-        """What of the channel's publishes is still here is never written.
+        """Drop the channel's publishes that are not in aiormq's queue yet.
 
         Args:
-            channel: which one.
-            but_end: finish the one that was begun: the broker expects the rest of it before
-                anything else on this channel, unless it has closed that itself.
+            channel: the channel.
+            but_end: keep the rest of a publish that is partly queued. The broker expects it before
+                any other frame on the channel, unless the broker itself has closed the channel.
         """
         kept: deque[_Piece] = deque()
         is_begun = but_end
@@ -330,19 +337,19 @@ class GuestChannels:
 
 
 class GuestChannel:
-    """A channel in confirm mode; aiormq's reader takes it for one of its own.
+    """A channel in confirm mode, which aiormq's reader treats as one of its own.
 
     Args:
-        home: the connection.
-        epoch: ours.
-        number: the broker's.
-        encoder: makes the frames of publishes on it; for the relay's thread.
+        home: the channels of this connection.
+        epoch: number of the channel epoch.
+        number: AMQP channel number.
+        encoder: encodes publishes on this channel; used on the relay's thread.
 
     Attributes:
-        encoder: as given.
-        epoch: as given.
-        frames: where aiormq's reader puts what it reads for this channel.
-        number: as given.
+        encoder: encodes publishes on this channel; used on the relay's thread.
+        epoch: number of the channel epoch.
+        frames: the object to whose `put` aiormq's reader passes frames: this channel itself.
+        number: AMQP channel number.
     """
 
     def __init__(
@@ -370,22 +377,22 @@ class GuestChannel:
         }
 
     def begin(self) -> None:
-        """Ask the broker for the channel; `ChannelOpened` follows."""
+        """Send ``channel.open``; `ChannelOpened` follows."""
         self._is_begun = True
-        if self._is_over:  # closed before it began
+        if self._is_over:  # closed before it was opened
             self._home.closed(self)
         else:
             self._write(commands.Channel.Open(), 0)
 
     def publish(self, first_tag: int, pieces: Sequence[Piece]) -> None:
-        """Write finished frames, unless the channel is closed by now."""
+        """Write encoded frames, unless the channel has been closed."""
         if not self._is_over:
             self._home.write(
                 *(_Piece(self, data, first_tag + first, rest) for first, data, rest in pieces)
             )
 
     def close(self) -> None:
-        """Close it; its number is free again when the broker has answered."""
+        """Close the channel. Its number is free again once the broker has answered."""
         if self._is_over:
             return
         self._is_over = True
@@ -395,15 +402,16 @@ class GuestChannel:
             self._write(commands.Channel.Close(200, "", 0, 0))
 
     async def put(self, item: tuple[int, Any]) -> None:
-        """Hear a frame; aiormq's reader calls this, and must never be held up or hurt.
+        """Process a frame. Called by aiormq's reader; never waits and never raises.
 
-        What comes after the channel's end is told like the rest: the core counts what is late.
+        Frames that arrive after the channel's end are reported too; the core ignores and counts
+        them.
         """
         try:
             handle = self._on.get(type(item[1]))
             if handle is not None:
                 handle(item[1])
-        except Exception as error:  # noqa: BLE001 - whatever aiormq is by now
+        except Exception as error:  # noqa: BLE001 - must not reach aiormq's reader
             _note_failure("reading", error)
 
     # ------------------------------------------------------------------ frames
@@ -425,7 +433,7 @@ class GuestChannel:
         self._returned = frame
 
     def _on_header(self, frame: ContentHeader) -> None:
-        """The second frame of a return; the body, which may follow, tells nothing new."""
+        """Report a return at its header frame; body frames that follow are ignored."""
         returned, self._returned = self._returned, None
         if returned is not None:
             tag = self._home.tag_of(frame.properties.headers, self.epoch)
@@ -433,10 +441,11 @@ class GuestChannel:
             self._home.tell(Returned(self.epoch, tag, code, text, frame.body_size or 0))
 
     def _on_close(self, frame: commands.Channel.Close) -> None:
-        """The broker closes the channel; aiormq has freed its number just before.
+        """Report that the broker closed the channel, and answer ``close-ok``.
 
-        If our own ``channel.close`` is on its way too, the broker will answer it: the number stays
-        ours until then.
+        aiormq has just freed the channel's number, so it is registered again. If a
+        ``channel.close`` of this side is under way too, the number is kept until the broker has
+        answered it.
         """
         by_publish = (frame.class_id, frame.method_id) == _BASIC_PUBLISH
         code, text = frame.reply_code or 0, frame.reply_text or ""
@@ -462,7 +471,7 @@ class GuestChannel:
 
 
 def _writer_of(connection: AbstractConnection) -> asyncio.StreamWriter | None:
-    """The stream that aiormq's writer task writes to, which it keeps to itself; None if unknown."""
+    """The stream of aiormq's writer task, a local variable of the task; None if not found."""
     task = getattr(connection, "_writer_task", None)
     stack = task.get_stack() if task is not None else []
     found = [frame.f_locals.get("writer") for frame in stack]
@@ -474,10 +483,10 @@ _failures: Final[list[str]] = []
 
 @contextmanager
 def contained(doing: str) -> Iterator[None]:
-    """Let nothing out of this that fails; it is the last time."""
+    """Suppress exceptions, and record the first one; after it, the hooks are not used any more."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever aiormq is by now
+    except Exception as error:  # noqa: BLE001 - must not reach the application's event loop
         _note_failure(doing, error)
 
 
@@ -488,22 +497,22 @@ def _note_failure(doing: str, error: Exception) -> None:
 
 
 def failure() -> str:
-    """Why this process opens no channels below aiormq any more; empty as long as it does."""
+    """Why this process opens no more channels below aiormq; empty if it still does."""
     return _failures[0] if _failures else ""
 
 
 def untested() -> str:
-    """Why this aiormq cannot be used; empty where it can."""
+    """Why this version of aiormq cannot be used; empty if it can."""
     if FOUND_VERSION in TESTED_VERSIONS:
         return failure()
     return (
-        f"aiormq is {FOUND_VERSION}, and tested were {', '.join(TESTED_VERSIONS)}: "
+        f"aiormq is {FOUND_VERSION}; tested versions are {', '.join(TESTED_VERSIONS)}: "
         f"pip install aiormq=={TESTED_VERSIONS[-1]}, or give a URL instead of a connection"
     )
 
 
 def problem(connection: object) -> str | None:
-    """What keeps us from opening channels of our own on this aiormq connection; None if nothing."""
+    """Why the hooks cannot be used on this aiormq connection; None if they can."""
     if untested():
         return untested()
     fields = list(inspect.signature(ChannelFrame).parameters)
@@ -517,6 +526,6 @@ def problem(connection: object) -> str | None:
     ):
         return None
     return (
-        f"aiormq {FOUND_VERSION} is not as it was tested: its connection lacks what channels of "
-        "ours need; give a URL instead"
+        f"aiormq {FOUND_VERSION} differs from the tested one: its connection lacks an attribute "
+        "that reliablepub's channels need; give a URL instead of a connection"
     )

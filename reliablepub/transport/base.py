@@ -1,7 +1,8 @@
-"""What the relay asks of a client library, and the broker's words as text.
+"""The `Transport` contract between the relay and a client library.
 
-Knows: the core's events, messages, and that RabbitMQ cuts a reply text at 252 bytes and puts
-``...`` behind it, also inside a character. Must never know: SQL, outcomes, which message is which.
+Knows: the core's events, messages, and that RabbitMQ truncates a reply text to 252 bytes plus
+``...``, possibly within a UTF-8 character. Must never know: SQL, outcomes, or which message is
+which.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from reliablepub.message import Message
 
 
 def text(words: str | bytes | None) -> str:
-    """The words as text, which can be stored and shown; empty for None."""
+    """Decode a reply text. A truncated UTF-8 character becomes U+FFFD; None becomes empty."""
     if words is None:
         return ""
     return words.decode(errors="replace") if isinstance(words, bytes) else words
 
 
 class CannotEncode(Exception):
-    """A message does not fit what this broker allows; nothing of its batch was written.
+    """A message exceeds what this broker allows; nothing of its batch was written.
 
     Attributes:
         index: position of the message in the batch.
-        problem: what does not fit.
+        problem: which limit the message exceeds.
     """
 
     def __init__(self, index: int, problem: str) -> None:
@@ -36,18 +37,19 @@ class CannotEncode(Exception):
 
 
 class Transport(Protocol):
-    """One connection at a time, and channels on it by epoch. All but `wake` from one thread.
+    """One connection at a time, with channels that are named by epoch.
 
-    Requests are answered by events from `listen`, never by exceptions: a request on a connection
-    that is gone is answered by the `ConnectionLost` that is already on its way.
+    All methods but `wake` must be called from one thread. The results of requests are events that
+    `listen` returns, never exceptions. A request on a lost connection has no event of its own: the
+    `ConnectionLost` is already queued.
     """
 
     @property
     def hooks_off(self) -> str:
-        """Why the client library is used by its public interface alone; empty where it is not."""
+        """Why only the client library's public interface is used; empty if the hooks are used."""
 
     def connect(self) -> None:
-        """Begin to connect; `Connected` or `ConnectionLost` follows."""
+        """Start connecting; `Connected` or `ConnectionLost` follows."""
 
     def disconnect(self, reason: str) -> None:
         """Drop the connection without waiting for the broker; `ConnectionLost` follows."""
@@ -56,30 +58,30 @@ class Transport(Protocol):
         """Open a channel in confirm mode; `ChannelOpened` follows."""
 
     def close_channel(self, epoch: int) -> None:
-        """Close a channel; nothing follows."""
+        """Close a channel; no event follows."""
 
     def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
-        """Write publishes, ``mandatory`` set, in order: ``messages[i]`` has tag ``first_tag + i``.
+        """Write publishes in order, with ``mandatory``: ``messages[i]`` has tag ``first_tag + i``.
 
         Raises:
-            CannotEncode: nothing was written.
+            CannotEncode: a message exceeds a limit of the broker; nothing was written.
         """
 
     def listen(self, timeout_s: float | None) -> list[Event]:
-        """Wait until something happens, `wake` is called, or time is up; all that happened."""
+        """Wait for events, for `wake`, or for the timeout; return all events so far."""
 
     def wake(self) -> None:
-        """End the current or the next `listen` at once. From any thread."""
+        """Make the current or next `listen` return at once. May be called from any thread."""
 
     def close(self) -> None:
-        """Close the connection and give everything back; waits a moment for the broker's answer."""
+        """Close the connection and release all resources; waits briefly for the broker's answer."""
 
 
 class LentConnection(Protocol):
-    """An aio-pika connection, plain or robust, as far as can be told without importing aio-pika."""
+    """The parts of an aio-pika connection that are used without importing aio-pika."""
 
     connected: asyncio.Event
 
     @property
     def is_closed(self) -> bool:
-        """Whether the application has closed it."""
+        """Whether the application has closed the connection."""

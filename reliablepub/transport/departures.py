@@ -1,10 +1,10 @@
-"""Publishes on their way out of this host, by their place in the stream of bytes.
+"""Tracks which publishes have left this host, by their position in the output stream.
 
-Knows: places in a stream, epochs and tags, and how the kernel is asked what it still holds of a
-socket's output. Must never know: client libraries, what a deadline is.
+Knows: stream positions, epochs and tags, and how to ask the kernel for unacknowledged output. Must
+never know: client libraries, or deadlines.
 
-What was handed to a client library is in its buffer, then in the kernel's, which holds megabytes on
-a slow link. It has left when the peer's TCP has acknowledged it.
+A publish is first in the client library's buffer, then in the kernel's, which holds megabytes on a
+slow link. It has left when the peer's TCP has acknowledged it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ except ImportError:  # pragma: no cover - Windows
     pass
 
 LOOK_S: Final = 0.1
-"""How often it is worth a look what has left."""
+"""Seconds between two checks of what has left."""
 _TCP_INFO: Final[int] = getattr(socket, "TCP_INFO", 0)
 _BYTES_ACKED: Final = struct.Struct("=120xQ")  # struct tcp_info of linux/tcp.h up to that field
 
 
 class Departures:
-    """What was handed over, and has not left yet as far as is known.
+    """Publishes that were handed to the client library and are not known to have left.
 
     Attributes:
-        left: how many bytes of the stream had left at the last look.
+        left: bytes of the stream that had left at the last check.
     """
 
     __slots__ = ("_under_way", "left")
@@ -44,21 +44,29 @@ class Departures:
         self.left = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything to look at."""
+        """Whether any publish is not known to have left."""
         return bool(self._under_way)
 
     def add(self, end: int, epoch: int, tag: int) -> None:
-        """Bytes are handed over.
+        """Add bytes that were handed to the client library.
 
         Args:
-            end: their place in the stream: how many were handed over up to there.
-            epoch: of the channel they are for.
-            tag: of the first publish among them; 0 for the opening of the channel.
+            end: position of their end in the stream: all bytes handed over so far.
+            epoch: epoch of the channel.
+            tag: delivery tag of the first publish among them; 0 for the opening of the channel.
         """
         self._under_way.append((end, epoch, tag))
 
     def look(self, left: int) -> list[Leaving]:
-        """What is to be reported, when so many bytes of the stream have left."""
+        """Process a check.
+
+        Args:
+            left: bytes of the stream that have left.
+
+        Returns:
+            An event for each channel with bytes that have not left; none if no byte has left since
+            the last check.
+        """
         under_way = self._under_way
         while under_way and under_way[0][0] <= left:
             under_way.popleft()
@@ -71,23 +79,23 @@ class Departures:
         return [Leaving(epoch, tag) for epoch, tag in first.items()]
 
     def clear(self) -> None:
-        """The stream has ended."""
+        """Start over with a new stream."""
         self._under_way.clear()
         self.left = 0
 
 
 def held_by_kernel(fd: int) -> int:
-    """Bytes of a TCP socket's output that its peer has not acknowledged; 0 where none can tell."""
+    """Bytes of a TCP socket's output that the peer has not acknowledged; 0 if unknown."""
     held = array.array("i", [0])
     try:
-        fcntl.ioctl(fd, termios.TIOCOUTQ, held)  # of a socket: SIOCOUTQ, the same number
+        fcntl.ioctl(fd, termios.TIOCOUTQ, held)  # SIOCOUTQ of sockets has this number too
     except (OSError, NameError):
         return 0
     return held[0]
 
 
 def acknowledged(fd: int) -> int:
-    """Bytes that a TCP socket's peer has acknowledged so far; 0 where none can tell."""
+    """Bytes that a TCP socket's peer has acknowledged so far; 0 if unknown."""
     try:
         with socket.socket(fileno=os.dup(fd)) as sock:
             info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size)

@@ -1,13 +1,12 @@
-"""Publishes as AMQP frames, ready to be written: the bytes that a client library would make.
+"""Encodes publishes as AMQP frames.
 
 Knows: method, header and body frames, content headers and field tables (AMQP 0-9-1, 4.2.3, 4.2.5.5
 and 4.2.6, with the type letters of RabbitMQ's rabbit_binary_generator). Must never know:
-connections, what a tag means.
+connections, or what a tag means.
 
-Three frames make one publish. The method frame is the same for every message to one destination, so
-it is made once; of the header frame only sizes and properties differ, and the header that tells one
-attempt from another. Written here because neither library at hand is faithful: pika 1.4 refuses a
-float in a field table, and pamqp 4.0 writes it with 32 bits.
+A publish consists of a method frame, a header frame and body frames. The method frame is identical
+for all messages to one destination, so it is cached. The encoder is reliablepub's own because pika
+1.4 refuses a float in a field table and pamqp 4.0 encodes it with 32 bits.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _ATTEMPT = _OCTET.pack(len(ATTEMPT_HEADER)) + ATTEMPT_HEADER.encode()
 _OURS_BYTES = len(_ATTEMPT) + _TYPED_INT64.size
 _TRANSIENT, _PERSISTENT = 1, 2
 _PLAIN_HEAD = _FLAGS.pack(_PLAIN_FLAGS) + _LENGTH.pack(_OURS_BYTES) + _ATTEMPT + b"l"
-"""How the properties of a message begin that has no headers but ours."""
+"""First bytes of the properties of a plain message without headers of the application."""
 _ATTEMPT_MODE_AND_ID = Struct(">qBB")
-"""What follows there, up to the ``message_id``."""
+"""The bytes after `_PLAIN_HEAD`: attempt number, delivery mode, length of the ``message_id``."""
 _MODE_AND_ID = Struct(">BB")
-"""What is between the headers and the ``message_id``."""
+"""The bytes after a header table: delivery mode, length of the ``message_id``."""
 
 _EPOCH_TAGS = 10**11
 _RUN_TAGS = 100 * _EPOCH_TAGS
@@ -55,14 +54,11 @@ _RUNS = 900
 
 
 def encode_properties(message: Message, attempt: int) -> bytes:
-    """The property flags and list of a ``basic`` content header.
+    """Encode the property flags and property list of a ``basic`` content header.
 
     Args:
-        message: whose properties.
-        attempt: the value of `ATTEMPT_HEADER` for this attempt.
-
-    Raises:
-        ValueError: a header cannot be read back when the broker returns the message.
+        message: the message whose properties are encoded.
+        attempt: value of `ATTEMPT_HEADER` for this attempt.
     """
     mode = _PERSISTENT if message.persistent else _TRANSIENT
     if message.is_plain and message.message_id is not None:
@@ -104,17 +100,17 @@ def encode_properties(message: Message, attempt: int) -> bytes:
 def encode_batch(
     messages: Sequence[Message], run: int, epoch: int, first_tag: int, frame_max: int
 ) -> list[bytes]:
-    """The properties of a batch, before any byte of it is written.
+    """Encode the properties of a batch, before any byte of the batch is written.
 
     Args:
         messages: ``messages[i]`` has delivery tag ``first_tag + i``.
         run: number of the relay's run.
-        epoch: of the channel.
-        first_tag: as said.
-        frame_max: the largest frame that was negotiated, in bytes.
+        epoch: number of the channel epoch.
+        first_tag: delivery tag of the first message.
+        frame_max: negotiated maximum size of a frame, in bytes.
 
     Raises:
-        CannotEncode: properties do not fit into a frame.
+        CannotEncode: the properties of a message do not fit into a frame.
     """
     attempt = attempt_number(run, epoch, first_tag)
     encoded = [
@@ -125,24 +121,25 @@ def encode_batch(
     if max(sizes, default=0) > room:
         index = next(index for index, size in enumerate(sizes) if size > room)
         problem = (
-            f"its properties take {sizes[index]} bytes, and this broker's frames hold {frame_max}"
+            f"its properties take {sizes[index]} bytes, but this broker's frames hold {frame_max}"
         )
         raise CannotEncode(index, problem)
     return encoded
 
 
 def attempt_number(run: int, epoch: int, tag: int) -> int:
-    """What `ATTEMPT_HEADER` holds: ``12_03_00000004567`` is run 12, epoch 3, tag 4567.
+    """The value of `ATTEMPT_HEADER`: 12_03_00000004567 is run 12, epoch 3, tag 4567.
 
-    A number, since it costs the broker less than a text. It stays below 2^53, so that consumers in
-    JavaScript can pass it on, and repeats after 900 runs, or after 100 epochs of one run: what is
-    in flight on one channel differs in the tag, and a return comes on the channel of its publish.
+    An integer costs the broker less than a string. It stays below 2^53, so that consumers in
+    JavaScript can pass it on. It repeats after 900 runs, or after 100 epochs of one run. That does
+    no harm: messages in flight on one channel differ in the tag, and a return arrives on the
+    channel of its publish.
     """
     return run % _RUNS * _RUN_TAGS + epoch % 100 * _EPOCH_TAGS + tag
 
 
 def attempt_tag(headers: object, run: int, epoch: int) -> int:
-    """The delivery tag of a returned message; 0 if it is not an attempt of this epoch."""
+    """The delivery tag of a returned message; 0 if its headers name no attempt of this epoch."""
     value = headers.get(ATTEMPT_HEADER) if isinstance(headers, dict) else None
     if not isinstance(value, int):
         return 0
@@ -159,7 +156,7 @@ def _add_short_string(out: list[bytes], value: str | None, flag: int) -> int:
 
 
 def _headers(headers: Mapping[str, FieldValue] | None, attempt: int) -> bytes:
-    """The header table, the attempt at its end."""
+    """The encoded header table, with the attempt header at its end."""
     body = _entries(headers or {}) + _ATTEMPT + _TYPED_INT64.pack(b"l", attempt)
     return _LENGTH.pack(len(body)) + body
 
@@ -222,8 +219,8 @@ def _seconds(moment: datetime) -> int:
 _FRAME: Final = Struct(">BHI")
 _METHOD: Final = Struct(">HHH")
 _CONTENT: Final = Struct(">HHQ")
-_HEADER: Final = Struct(">BHIHHQ")  # a header frame up to its properties, in one go
-_NEXT_FRAME: Final = Struct(">cBHI")  # the end of a frame, and the head of the next one
+_HEADER: Final = Struct(">BHIHHQ")  # a header frame up to its properties
+_NEXT_FRAME: Final = Struct(">cBHI")  # end of a frame, and header of the next frame
 _FRAME_END: Final = b"\xce"
 _METHOD_FRAME, _HEADER_FRAME, _BODY_FRAME = 1, 2, 3
 _BASIC, _PUBLISH = 60, 40
@@ -232,18 +229,18 @@ _DESTINATIONS_MAX: Final = 4_096
 _PIECE_BYTES: Final = 64 * 1024
 
 FRAME_OVERHEAD: Final = _FRAME.size + len(_FRAME_END)
-"""Bytes of a frame around its payload; ``frame_max`` counts them."""
+"""Bytes of a frame besides its payload; they count against ``frame_max``."""
 HEADER_OVERHEAD: Final = FRAME_OVERHEAD + _CONTENT.size
-"""Bytes of a header frame around its properties."""
+"""Bytes of a header frame besides its properties."""
 
 
 class Piece(NamedTuple):
-    """Whole frames that are written together: of some publishes, or a part of a large one.
+    """Complete frames that are written together: of several publishes, or a part of a large one.
 
     Attributes:
-        first: which of its batch is the first publish in it.
+        first: index in the batch of the first publish in this piece.
         data: the frames.
-        is_rest: whether it begins within a publish, and ends with that or before.
+        is_rest: whether the piece continues a large publish, and contains no other publish.
     """
 
     first: int
@@ -252,14 +249,14 @@ class Piece(NamedTuple):
 
 
 class PublishFrames:
-    """Makes the frames of publishes on one channel, with ``mandatory`` set.
+    """Encoder of publishes on one channel, with ``mandatory`` set.
 
     Args:
-        channel: its number.
-        frame_max: the largest frame that was negotiated, in bytes.
+        channel: channel number.
+        frame_max: negotiated maximum size of a frame, in bytes.
 
     Attributes:
-        frame_max: as given.
+        frame_max: negotiated maximum size of a frame, in bytes.
     """
 
     def __init__(self, channel: int, frame_max: int) -> None:
@@ -269,11 +266,13 @@ class PublishFrames:
         self._methods: dict[tuple[str, str], bytes] = {}
 
     def encode(self, messages: Sequence[Message], properties: Sequence[bytes]) -> list[Piece]:
-        """The frames of a batch, in few pieces: large, but not so large that sending copies much.
+        """Encode a batch in few pieces of about 64 KiB.
+
+        Few pieces save system calls. Larger pieces would copy more bytes after each partial write.
 
         Args:
-            messages: routing and bodies.
-            properties: of each of them, encoded (`reliablepub.transport.frames`).
+            messages: messages of the batch.
+            properties: encoded properties of each message (`encode_batch`).
         """
         written: list[Piece] = []
         parts: list[bytes] = []
@@ -304,15 +303,15 @@ class PublishFrames:
         return written
 
     def _body_frames(self, body: bytes) -> Iterator[bytes]:
-        """A body of several frames, or of none."""
+        """The body frames of a body; none for an empty body."""
         for start in range(0, len(body), self._body_max):
             part = body[start : start + self._body_max]
             frame = _FRAME.pack(_BODY_FRAME, self._channel, len(part))
             yield b"".join((frame, part, _FRAME_END))
 
     def _method(self, destination: tuple[str, str]) -> bytes:
-        """``basic.publish``, remembered; ever new destinations make it start over at times."""
-        if len(self._methods) >= _DESTINATIONS_MAX:
+        """Encode the ``basic.publish`` frame of a destination, and cache it."""
+        if len(self._methods) >= _DESTINATIONS_MAX:  # bounded, for applications with many keys
             self._methods.clear()
         exchange, routing_key = (name.encode() for name in destination)
         payload = b"".join(

@@ -1,11 +1,11 @@
-"""What a broker sends, cut into frames before a client library reads it; too much is refused.
+"""Splits the broker's bytes into frames and enforces limits, before a client library reads them.
 
-Knows: heads of frames, and in which order the frames of a message come. Must never know: client
-libraries, what is in a message.
+Knows: frame headers, and the order of the frames of a message. Must never know: client libraries,
+or what is in a message.
 
-A client library waits for all of a frame, and all of a message, that a broker announces: 4 GiB and
-2^64 bytes at most. So a frame that is larger than agreed on is refused by its head, and so is every
-message that is not a returned one. Where the broker is at fault, the connection ends.
+A client library buffers a whole frame and a whole message of the announced size: up to 4 GiB and
+2^64 bytes. So a frame larger than the negotiated ``frame_max`` is rejected at its header, and so is
+every message that is not a returned one. Each violation ends the connection.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _CHANNEL_OPEN_OK: Final = bytes((0, 20, 0, 11))
 _BODY_SIZE: Final = Struct(">Q")
 _BODY_SIZE_AT: Final = FRAME_HEAD.size + 4
 _HEADER_NEXT: Final = -1
-NOT_WAITED_FOR: Final = "the broker sent a message, or a part of one, that nobody waits for"
+NOT_WAITED_FOR: Final = "the broker sent an unexpected message or part of a message"
 
 
 class BadFrame(Exception):
-    """The broker sent what it must not send; this connection is over."""
+    """The broker sent a frame that it must not send; the connection must end."""
 
 
 class Part(Enum):
-    """What a frame is a part of."""
+    """Which part of a returned message a frame is."""
 
     NO_MESSAGE = auto()
     RETURN = auto()
@@ -42,13 +42,13 @@ class Part(Enum):
 
 
 class Incoming:
-    """The bytes of one connection.
+    """The received bytes of one connection, split into frames.
 
     Args:
-        most: bytes of the largest frame that was agreed on, so far.
+        most: returns the maximum size of a frame in bytes, as negotiated so far.
 
     Attributes:
-        partial: the beginning of a frame; never more than one.
+        partial: the received beginning of an incomplete frame.
     """
 
     def __init__(self, most: Callable[[], int]) -> None:
@@ -58,12 +58,12 @@ class Incoming:
     def frames(
         self, data_in: bytes, take: Callable[[memoryview], int] = lambda _: 0
     ) -> Iterator[bytes]:
-        """Frames that are whole, in order.
+        """Yield the complete frames, in order.
 
         Args:
-            data_in: what came.
-            take: given the data before each frame; how many bytes of it, in whole frames, are
-                taken otherwise.
+            data_in: the received bytes.
+            take: called before each frame with the remaining bytes; returns how many of them, in
+                complete frames, it has consumed itself.
 
         Raises:
             BadFrame: a frame is too large.
@@ -83,20 +83,20 @@ class Incoming:
 
 
 class Contents:
-    """Which messages are on their way, by channel: only returned ones, as long as announced."""
+    """Checks that the broker sends only returned messages, on open channels, of announced size."""
 
     def __init__(self) -> None:
-        self._expected: dict[int, int] = {}  # by open channel: a header, or bytes of a body
+        self._expected: dict[int, int] = {}  # by open channel: `_HEADER_NEXT`, or bytes of a body
 
     def open(self, channel: int) -> None:
-        """Messages may be returned on a channel from now on; ``channel.open-ok`` does this too."""
+        """Allow returned messages on a channel. A received ``channel.open-ok`` does this too."""
         self._expected[channel] = 0
 
     def part(self, one: bytes) -> Part:
-        """What the next frame is a part of.
+        """Classify the next frame.
 
         Raises:
-            BadFrame: of a message that nobody waits for.
+            BadFrame: the frame is a part of an unexpected message.
         """
         kind, channel, size = FRAME_HEAD.unpack_from(one)
         is_return = kind == METHOD and one.startswith(_RETURN, FRAME_HEAD.size)
@@ -118,10 +118,10 @@ class Contents:
 
 
 def body_bytes(header: bytes) -> int:
-    """How long the body will be that a header frame announces.
+    """The body size in bytes that a header frame announces.
 
     Raises:
-        BadFrame: the frame ends too early.
+        BadFrame: the frame is too short.
     """
     if len(header) <= _BODY_SIZE_AT + _BODY_SIZE.size:
         raise BadFrame("the broker sent a return that cannot be read")
@@ -129,18 +129,23 @@ def body_bytes(header: bytes) -> int:
 
 
 def without_body(header: bytes) -> bytes:
-    """A header frame that announces no body."""
+    """A copy of the header frame that announces an empty body."""
     end = _BODY_SIZE_AT + _BODY_SIZE.size
     return header[:_BODY_SIZE_AT] + bytes(_BODY_SIZE.size) + header[end:]
 
 
 def _frame_size(data: memoryview, most: int) -> int | None:
-    """How long the first frame is; None where the rest of it has not come yet."""
+    """Size of the first frame; None if it is incomplete.
+
+    Raises:
+        BadFrame: the frame is too large.
+    """
     if len(data) < FRAME_HEAD.size:
         return None
     kind, _, size = FRAME_HEAD.unpack_from(data)
     whole = int(size) + _FRAME_OVERHEAD
-    if kind == _PROTOCOL and bytes(data[:4]) == b"AMQP":  # another version, in place of an answer
+    # A broker that rejects the protocol version answers with its own protocol header.
+    if kind == _PROTOCOL and bytes(data[:4]) == b"AMQP":
         whole = _PROTOCOL_HEADER_BYTES
     if whole > most:
         raise BadFrame(f"the broker began a frame of {whole} bytes, and {most} are allowed")

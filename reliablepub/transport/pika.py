@@ -1,13 +1,12 @@
-"""pika's `SelectConnection`, driven one poll at a time by the relay's thread.
+"""The transport on pika: a `SelectConnection`, driven one poll at a time by the relay's thread.
 
-Knows: pika, its callbacks, and the exceptions it wraps. Must never know: what is in the outbox,
-what an outcome leads to.
+Knows: pika, its callbacks and its exceptions. Must never know: what is in the outbox, or what an
+outcome leads to.
 
-pika calls back; the relay pulls. So callbacks only append events, and `listen` runs one round of
-pika's own I/O loop and hands them over. Tags are counted by the core, never by pika (and never by
-`BlockingConnection`, which can take the late ack of one message for the confirm of the next): a
-batch is written as frames of our own, or by `Channel.basic_publish`, whose only state is pika's
-output buffer.
+pika's callbacks only append events. `listen` runs one iteration of pika's I/O loop and returns the
+events. Delivery tags are counted by the core, never by pika (and never by `BlockingConnection`,
+which can take the late ack of one message for the confirm of the next). A batch is written as
+frames of `PublishFrames`, or by `Channel.basic_publish`, whose only state is pika's output buffer.
 """
 
 from __future__ import annotations
@@ -68,11 +67,11 @@ _REFUSALS: Final = (
     ssl.SSLCertVerificationError,
 )
 _TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
-"""Parts of OpenSSL's names for "the other side speaks no TLS" and "the other side refuses ours"."""
+"""Parts of OpenSSL's error names for a peer without TLS and for a TLS alert of the peer."""
 
 
 def explain(error: BaseException) -> str:
-    """In a few words, without anything secret."""
+    """The cause of a failed connection in a few words, without secrets."""
     error = unwrapped(error)
     for kind, words in _WORDS:
         if isinstance(error, kind):
@@ -87,17 +86,17 @@ def explain(error: BaseException) -> str:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Whether the broker refuses the credentials or the vhost, or TLS the other side."""
+    """Whether the broker refuses the credentials or the vhost, or TLS refuses the peer."""
     error = unwrapped(error)
     if isinstance(error, _REFUSALS):
         return True
     if isinstance(error, exceptions.ConnectionClosed):
-        return False  # the words are the broker's
-    return any(words in str(error) for words in _TLS_REFUSALS)  # pika quotes what it heard of TLS
+        return False  # its text is the broker's, not OpenSSL's
+    return any(words in str(error) for words in _TLS_REFUSALS)  # pika's error quotes OpenSSL's
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """What has happened, without what pika has put around it."""
+    """The underlying error, without the exceptions in which pika wraps it."""
     while True:
         if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:
             error = error.exceptions[-1]
@@ -114,24 +113,24 @@ def _is_wrapper(error: BaseException) -> bool:
 
 
 MethodFrame: TypeAlias = Any
-"""pika's ``frame.Method``, whose ``method`` has the attributes of the AMQP method."""
+"""pika's ``frame.Method``; its ``method`` has the fields of the AMQP method as attributes."""
 
 _BASIC_PUBLISH: Final = (spec.Basic.INDEX, spec.Basic.Publish.INDEX & 0xFFFF)
 _CONNECT_TIMEOUT_S: Final = 10
 _CLOSE_TIMEOUT_S: Final = 2.0
 _RINGS_MAX: Final = 4_096
 _SILENT_QUARTERS: Final = 7
-"""Quarters of a heartbeat without a byte, after which a broker is dead.
+"""Quarters of a heartbeat interval without a received byte, after which a broker is dead.
 
-pika's own checker looks once every heartbeat + 5 s, and gives up when nothing came since it last
-looked: up to 30 s after the last byte at 10 s. Seven silent quarters are more than 1.75 and less
-than 2 heartbeats, and RabbitMQ sends one at least every heartbeat. They are counted rather than
-timed, so that a pause of this process is not taken for the broker's.
+RabbitMQ sends at least one heartbeat each interval; seven quarters are 1.75 to 2 intervals. pika's
+own checker looks once every interval + 5 s, so at an interval of 10 s it may give up as late as
+30 s after the last byte. Quarters are counted instead of measured by a clock, so that a suspended
+process does not take its own pause for a silent broker.
 """
 
 
 class _Properties(pika.BasicProperties):
-    """Properties that are encoded already; all that pika asks of them is their bytes."""
+    """Encoded properties. pika only calls `encode` on them."""
 
     def __init__(self, encoded: bytes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -142,12 +141,12 @@ class _Properties(pika.BasicProperties):
 
 
 class _Listener:
-    """Notes what comes on a channel, below pika.
+    """Turns confirms and returns of one channel into events; called by the hooks.
 
     Args:
-        epoch: of the channel.
+        epoch: number of the channel epoch.
         run: number of the relay's run.
-        events: where it is noted.
+        events: list to which the events are appended.
     """
 
     def __init__(self, epoch: int, run: int, events: list[Event]) -> None:
@@ -156,7 +155,7 @@ class _Listener:
         self._events = events
 
     def confirmed(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
-        """A run of confirms."""
+        """Append the events of a run of confirms."""
         if is_ack and not multiple:
             self._events.append(AckedEach(self._epoch, tags))
         else:
@@ -164,7 +163,7 @@ class _Listener:
             self._events += [kind(self._epoch, tag, multiple) for tag in tags]
 
     def returned(self, method: spec.Basic.Return, headers: object, body_bytes: int) -> None:
-        """A message that came back."""
+        """Append the event of a returned message."""
         tag = attempt_tag(headers, self._run, self._epoch)
         said = text(method.reply_text)
         self._events.append(Returned(self._epoch, tag, method.reply_code, said, body_bytes))
@@ -174,15 +173,16 @@ class PikaTransport:
     """A `Transport` on pika.
 
     Args:
-        addresses: tried one after the other, one each time `connect` is called.
-        run: number of the relay's run; with epoch and tag it names an attempt.
-        heartbeat_s: seconds between heartbeats asked of the broker; a dead peer is noticed within
-            twice that.
-        ssl_context: for ``amqps``; verifies certificates and host names unless given.
-        topology: declared or checked on each connection, before it counts as made.
+        addresses: addresses of the broker; each `connect` uses the next one in turn.
+        run: number of the relay's run; with epoch and tag it identifies an attempt.
+        heartbeat_s: heartbeat interval to negotiate, in seconds. A dead peer is detected within
+            twice this time.
+        ssl_context: TLS context for ``amqps``; by default one that verifies certificates and host
+            names.
+        topology: declared or checked on each new connection, before `Connected` is reported.
 
     Attributes:
-        problems: that the last connection had with the topology.
+        problems: differences from the topology on the last connection.
     """
 
     def __init__(
@@ -205,24 +205,24 @@ class PikaTransport:
         self._events: list[Event] = []
         self._connection: SelectConnection | None = None
         self._bounded: BoundedServices | None = None
-        self._close: ConnectionClose | None = None  # what the broker said at its end
+        self._close: ConnectionClose | None = None  # the broker's ``connection.close``
         self._channels: dict[int, Channel] = {}
         self._frames: dict[int, PublishFrames] = {}
         self._departures = Departures()
-        self._uncounted = 0  # bytes that have left, beyond those the kernel counts
+        self._uncounted = 0  # bytes that have left, minus those that the kernel counts
         self._look_at = 0.0
         quiet_this_thread()
         self._loop = WatchedLoop()
         self._loop.activate_poller()
-        # pika's own way to wake its loop takes a lock: a signal handler that interrupts whoever
-        # holds it, and wakes the loop too, would wait for itself.
+        # pika's own way to wake its loop takes a lock. A signal handler that interrupts the holder
+        # of that lock, and wakes the loop itself, would deadlock.
         self._bell, self._clapper = socket.socketpair()
         for end in (self._bell, self._clapper):
             end.settimeout(0)
         self._loop.add_handler(self._bell.fileno(), self._on_bell, self._loop.READ)
 
     def connect(self) -> None:
-        """Begin to connect to the next address."""
+        """Start connecting to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
         self._where = f"{address.host}:{address.port}"
@@ -244,11 +244,11 @@ class PikaTransport:
 
     @property
     def hooks_off(self) -> str:
-        """Why pika is used by its public interface alone; empty where it is not."""
+        """Why only pika's public interface is used; empty if the hooks are used."""
         return "" if isinstance(self._connection, HookedConnection) else hooks.why_off()
 
     def disconnect(self, reason: str) -> None:
-        """End the connection here and now: a broker that does not answer is not asked."""
+        """Drop the connection at once, without a closing handshake."""
         connection, self._connection = self._connection, None
         self._forget_all()
         self._events.append(ConnectionLost(self._there(reason)))
@@ -256,7 +256,7 @@ class PikaTransport:
             self._abort(connection)
 
     def open_channel(self, epoch: int) -> None:
-        """Open a channel, and select confirm mode on it."""
+        """Open a channel in confirm mode."""
         if self._connection is None or not self._connection.is_open:
             return
         opened = partial(self._on_channel_open, epoch)
@@ -270,13 +270,13 @@ class PikaTransport:
         self._departs(self._connection, epoch, 0)
 
     def close_channel(self, epoch: int) -> None:
-        """Close a channel; its number is free again when the broker has answered."""
+        """Close a channel. Its number is free again once the broker has answered."""
         channel = self._forget(epoch)
         if channel is not None and channel.is_open:
             channel.close()
 
     def send(self, epoch: int, first_tag: int, messages: Sequence[Message]) -> None:
-        """Hand publishes to pika's output buffer; whatever does not leave becomes uncertain."""
+        """Write publishes; those that do not leave this host become uncertain."""
         channel = self._channels.get(epoch)
         if self._connection is None or channel is None or not channel.is_open:
             return
@@ -304,7 +304,7 @@ class PikaTransport:
             self._departs(self._connection, epoch, tag)
 
     def listen(self, timeout_s: float | None) -> list[Event]:
-        """One round of pika's I/O loop."""
+        """Run one iteration of pika's I/O loop; return the events."""
         if self._events:
             timeout_s = 0.0
         timer = None if timeout_s is None else self._loop.call_later(timeout_s, _nothing)
@@ -317,22 +317,22 @@ class PikaTransport:
                 self._look_at = now + LOOK_S
                 self._look_what_left(self._connection)
         events = self._events.copy()
-        self._events.clear()  # the listeners have it
+        self._events.clear()  # not replaced: the `_Listener`s hold this list
         return events
 
     def wake(self) -> None:
-        """End a `listen` from another thread."""
-        with suppress(OSError):  # it rings already, or nobody listens any more
+        """Make `listen` return, from any thread."""
+        with suppress(OSError):  # its buffer is full, so a wake-up is pending; or it is closed
             self._clapper.send(b"!")
 
     def close(self) -> None:
-        """Close gracefully, but do not wait for ever."""
+        """Close the connection and release all resources; waits at most 2 s for the broker."""
         connection, self._connection = self._connection, None
         try:
             if connection is not None:
                 self._close_connection(connection)
             self._loop.call_later(0.0, _nothing)
-            self._turn_loop()  # sockets are closed by callbacks
+            self._turn_loop()  # pika closes sockets in callbacks
         finally:
             self._loop.remove_handler(self._bell.fileno())
             self._loop.deactivate_poller()
@@ -356,7 +356,7 @@ class PikaTransport:
         self._abort(connection)
 
     def _abort(self, connection: SelectConnection) -> None:
-        """Close the socket without the broker's answer, for which pika has no public method."""
+        """Close the socket without the broker's answer; pika has no public method for this."""
         if not (connection.is_closing or connection.is_closed):
             connection.close()
         if not connection.is_closing:
@@ -368,22 +368,22 @@ class PikaTransport:
             self._loop.cut()
 
     def _there(self, reason: str) -> str:
-        """A reason with the broker's host and port before it."""
+        """The reason, prefixed with the broker's host and port."""
         is_sentence = reason[:1].isupper() and reason[1:2].islower()
         words = reason[:1].lower() + reason[1:] if is_sentence else reason
         return f"{self._where}: {words}" if self._where else words
 
     def _turn_loop(self) -> None:
-        """Let pika read, write and call back.
+        """Run one iteration of pika's loop, in which pika reads, writes and calls back.
 
-        Some of what a peer does at the wrong moment pika meets with an error out of its loop (a
-        socket that is reset between ``connect`` and ``getpeername`` with `ValueError`). That is a
-        lost connection like any other, and no reason to publish nothing any more.
+        pika's loop may raise on unusual behavior of a peer (`ValueError`, for a socket that is
+        reset between ``connect`` and ``getpeername``). Such an error is treated as a lost
+        connection, so that the relay reconnects.
         """
         try:
             self._loop.poll()
             self._loop.process_timeouts()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends this connection only
+        except Exception as error:  # noqa: BLE001 - any error ends only this connection
             if self._connection is not None:
                 self.disconnect(f"pika failed with {type(error).__name__}: {error}")
 
@@ -391,8 +391,9 @@ class PikaTransport:
         if connection is not self._connection:
             return
         closing = partial(self._on_connection_close, connection)
-        callbacks = getattr(connection, "callbacks", None)  # not documented; without it nobody is
-        if callbacks is not None:  # blamed for the end of a connection
+        # Undocumented in pika. Without it no publish is blamed when the broker closes a connection.
+        callbacks = getattr(connection, "callbacks", None)
+        if callbacks is not None:
             callbacks.add(0, spec.Connection.Close, closing)
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
@@ -404,24 +405,28 @@ class PikaTransport:
             Provision(connection, self._topology, partial(self._on_provisioned, connection)).start()
 
     def _watch(self, connection: Connection, received: int, silent: int) -> None:
-        """Look every quarter of a heartbeat whether the broker has said anything."""
+        """Check every quarter of a heartbeat interval whether the broker has sent anything."""
         if connection is not self._connection:
             return
         count = getattr(connection, "bytes_received", None)
         if count is None:
-            return  # pika looks for itself, if later
+            return  # pika's own heartbeat checker remains
         if isinstance(connection, HookedConnection) and hooks.why_off():
             self.disconnect(f"hooks were switched off: {hooks.why_off()}")
             return
         silent = 0 if count != received else silent + 1
         if silent >= _SILENT_QUARTERS:
-            self.disconnect(f"the broker is silent: no heartbeats of {self._heartbeat_s} s came")
+            expected = f"heartbeats (interval {self._heartbeat_s} s)"
+            self.disconnect(f"the broker is silent: no {expected} arrived")
             return
         look = partial(self._watch, connection, count, silent)
         self._loop.call_later(self._heartbeat_s / 4, look)
 
     def _on_provisioned(self, connection: Connection, problems: list[str]) -> None:
-        """Nothing is published to a broker that is not as it should be: it may become so."""
+        """Report the connection, or drop it if the broker differs from the topology.
+
+        Nothing is published then; the relay reconnects, and the topology is checked again.
+        """
         if connection is not self._connection:
             return
         self.problems = problems
@@ -437,14 +442,14 @@ class PikaTransport:
         self._forget_all()
         ended = getattr(self._bounded or connection, "ended_because", "")
         reason = ended or explain(error)
-        if self._close is not None:  # it counts, even if the socket's end was noticed first
+        if self._close is not None:  # the cause, even if pika noticed the end of the socket first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
         self._events.append(
             ConnectionLost(self._there(reason), self._close, is_refusal=is_refusal(error))
         )
 
     def _on_connection_close(self, connection: Connection, frame: MethodFrame) -> None:
-        """``connection.close`` with the method at fault, which pika's own error leaves out."""
+        """Record ``connection.close`` with its failed method, which pika's own error leaves out."""
         if connection is self._connection:
             method = frame.method
             ids = (method.class_id, method.method_id)
@@ -475,13 +480,14 @@ class PikaTransport:
             self._departs(self._connection, epoch, 0)
 
     def _departs(self, connection: Connection, epoch: int, tag: int) -> None:
-        """What pika was told to write last belongs to a publish, or opens a channel."""
+        """Note that pika was last given bytes of this publish, or of the channel's opening (0)."""
         self._departures.add(_bytes_sent(connection), epoch, tag)
 
     def _look_what_left(self, connection: Connection) -> None:
-        """Report what is on its way, if it moves.
+        """Report what has not left this host, if bytes are leaving.
 
-        How much pika holds back is not public; but while it holds something back it waits for room.
+        The size of pika's output buffer is not public. But pika watches the socket for room exactly
+        while its buffer holds something.
         """
         fd, handed_over = self._loop.fd, _bytes_sent(connection)
         if fd is None:
@@ -489,10 +495,10 @@ class PikaTransport:
         counted = acknowledged(fd)
         if not self._loop.is_writing:
             left = handed_over - held_by_kernel(fd)
-            self._uncounted = left - counted  # with TLS they differ, and ever more
+            self._uncounted = left - counted  # TLS adds bytes, so the difference grows
         elif counted:
             left = min(handed_over, counted + self._uncounted)
-        else:  # not on Linux: it cannot be told, and heartbeats must do
+        else:  # not Linux: unknown. Report progress; heartbeats detect a dead peer
             left = self._departures.left + 1
         self._events += self._departures.look(left)
 
@@ -516,7 +522,7 @@ class PikaTransport:
         _Listener(epoch, self._run, self._events).returned(method, properties.headers, body_bytes)
 
     def _on_close_method(self, epoch: int, frame: MethodFrame) -> None:
-        """``channel.close`` with the method at fault, which pika's own callback leaves out."""
+        """Report ``channel.close`` with its failed method, which pika's own callback leaves out."""
         method = frame.method
         by_publish = (method.class_id, method.method_id) == _BASIC_PUBLISH
         self._forget(epoch)
@@ -524,7 +530,7 @@ class PikaTransport:
         self._events.append(ChannelClosed(epoch, method.reply_code, said, by_publish))
 
     def _on_channel_close(self, epoch: int, channel: Channel, error: Exception) -> None:
-        """The channel is gone without a ``channel.close`` of its own, or we closed it."""
+        """Forget a channel that ended with the connection, or that this side closed."""
         if self._channels.get(epoch) is channel and not isinstance(
             error, exceptions.ChannelClosedByBroker
         ):
@@ -545,9 +551,9 @@ def _frame_max(connection: SelectConnection) -> int:
 
 
 def _bytes_sent(connection: Connection) -> int:
-    """What pika was told to write so far; it does not document that."""
+    """Bytes that pika was given to write so far. An undocumented attribute of pika."""
     return int(getattr(connection, "bytes_sent", 0))
 
 
 def _nothing() -> None:
-    """What a timer calls whose only purpose is to end a poll."""
+    """Callback of timers whose only purpose is to end a poll."""

@@ -1,10 +1,9 @@
-"""What pika reads, bounded, by the interface through which it asks for connections.
+"""Limits what pika reads from a broker, by pika's public interface to an I/O loop.
 
-Knows: pika's documented interfaces to an I/O loop (`nbio_interface`). Must never know: what is
-written, who is connected.
+Knows: pika's documented I/O interface (`nbio_interface`). Must never know: what is written, or to
+which broker.
 
-Wherever pika reads for itself, its bytes pass here first: on the public way of `PikaTransport`, and
-in `probe`.
+Used wherever the hooks do not read for pika: in `PikaTransport` without hooks, and in `probe`.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from reliablepub.transport.incoming import (
 )
 
 _FRAME_MAX: Final = int(spec.FRAME_MAX_SIZE)
-"""What pika offers, so what is agreed on at most."""
+"""The frame size that pika offers: the negotiated size is at most this."""
 
 
 class BoundedServices(SelectorIOServicesAdapter):
-    """pika's adapter to its own loop, which lets through what a broker may send.
+    """pika's adapter to its own I/O loop, with a check of all received frames.
 
-    One connection at a time. Bodies of returned messages are dropped as they come, so pika
-    hears of each as soon as its header is there, and never of a body.
+    One connection at a time. Bodies of returned messages are dropped on arrival: pika sees each
+    return as soon as its header has arrived, with an empty body.
 
     Attributes:
-        ended_because: what was wrong with what the broker sent; empty so far.
-        returned_bytes: how long the body is of the message that came back last.
+        ended_because: why a received frame was rejected; empty if none was.
+        returned_bytes: body size of the last returned message.
     """
 
     ended_because = ""
@@ -48,13 +47,13 @@ class BoundedServices(SelectorIOServicesAdapter):
         *args: Any,  # noqa: ANN401 - pika's own
         **kwargs: Any,  # noqa: ANN401 - pika's own
     ) -> Any:  # noqa: ANN401 - pika's own
-        """Do what pika does; but its protocol is given what is left of the received bytes."""
+        """Connect as pika does, with a protocol that receives checked bytes only."""
         return super().create_streaming_connection(
             lambda: self._bound(protocol_factory()), *args, **kwargs
         )
 
     def _bound(self, protocol: Any) -> Any:  # noqa: ANN401 - pika's own
-        """The protocol, which hears of received bytes only through here from now on."""
+        """Replace the protocol's `data_received` by one that checks frames first."""
         incoming, contents = Incoming(lambda: _FRAME_MAX), Contents()
         to_pika = protocol.data_received
 
@@ -71,7 +70,7 @@ class BoundedServices(SelectorIOServicesAdapter):
         return protocol
 
     def _left(self, part: Part, one: bytes) -> bytes:
-        """The frame as pika shall see it."""
+        """The bytes of a frame that are passed on to pika."""
         if part is Part.BODY:
             return b""
         if part is Part.HEADER:

@@ -1,27 +1,26 @@
-"""The one place that reaches behind pika's public interface: batches out, confirms in, for speed.
+"""Hooks into pika's private interface, for speed: write batches of frames, read runs of confirms.
 
-Knows: a few private names of pika's connection, in the versions it was tested with, and the public
-interface by which pika asks its loop to watch sockets. Must never know: messages, epochs, outcomes.
+Knows: a few private names of pika's connection, in the tested versions, and the public interface by
+which pika has its loop watch sockets. Must never know: messages, epochs, outcomes.
 
-pika builds and writes one publish at a time, and decodes and dispatches one confirm at a time,
-copying its receive buffer for each frame: 35 and 38 microseconds, where the work itself takes two.
-So a batch of finished frames is put into its output in one go, and runs of ``basic.ack`` and
-``basic.nack`` are taken off what was received before pika sees the rest.
+pika encodes and writes one publish at a time (35 microseconds). It decodes and dispatches one
+confirm at a time, and copies its receive buffer for each frame (38 microseconds). The work itself
+takes 2. So the hooks put a batch of encoded frames into pika's output at once, and take runs of
+``basic.ack`` and ``basic.nack`` from the received bytes before pika sees them.
 
-Beside a turn of a few messages, its I/O loop costs as much as they do: it watches the socket for
-room before each write, and reads until there is nothing more, which is an exception. So, on a
-socket without TLS, what it takes at once is written at once, and it is read from once for each
-time that it is ready. Everything else stays pika's: handshake, TLS, heartbeats, blocked, closing;
-and any failure, which pika is left to find by itself.
+With few messages in a turn, pika's I/O loop costs as much as the messages: before each write it
+waits for the socket to be writable, and it reads until an exception says that nothing is left. So,
+on a socket without TLS, the hooks write at once what the socket takes, and read once each time the
+socket is ready. Everything else remains pika's: handshake, TLS, heartbeats, blocking, closing, and
+the detection of failures.
 
-`incoming` bounds what a broker may send; here the body of a returned message is dropped as it
-comes.
+`incoming` limits what a broker may send. Bodies of returned messages are dropped on arrival.
 
-**Off at the first surprise.** The hooks are used with the versions in `TESTED_VERSIONS`, after a
-trial on a socket pair before their first use (`try_hooks`, 3 ms), and until one of them fails. What
-another pika has renamed shows in the trial as an exception, or as bytes that do not arrive. From
-then on this process uses the public interface: slower, and just as correct. `why_off` says why, the
-log does, and so do `Status` and ``reliablepub doctor``.
+**Off at the first surprise.** The hooks are used only with the versions in `TESTED_VERSIONS`, only
+after a self-test on a socket pair before first use (`try_hooks`, 3 ms), and only until one of them
+fails. A name that another pika has changed shows in the self-test, as an exception or as missing
+bytes. From then on this process uses pika's public interface, which is slower and equally correct.
+`Hooks.why_off`, the log, `Status` and ``reliablepub doctor`` report the reason.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ from reliablepub.transport.quiet import quietly
 
 
 class WatchedLoop(IOLoop):
-    """Runs one connection at a time, and remembers its socket.
+    """pika's I/O loop for one connection at a time; exposes the connection's socket.
 
     Attributes:
-        fd: of the socket that pika has begun to watch last; None when it has left that one.
-        is_writing: whether pika waits for room in that socket, so has more to write.
+        fd: descriptor of the socket that pika watches; None if there is none.
+        is_writing: whether pika waits for the socket to be writable, so has output left.
     """
 
     def __init__(self) -> None:
@@ -69,25 +68,25 @@ class WatchedLoop(IOLoop):
         super().__init__()
 
     def add_handler(self, fd: int, handler: Callable[[int, int], None], events: int) -> None:
-        """Begin to watch a socket."""
+        """Start watching a socket."""
         self.fd = fd
         self.is_writing = bool(events & self.WRITE)
         super().add_handler(fd, handler, events)
 
     def update_handler(self, fd: int, events: int) -> None:
-        """Watch it for something else."""
+        """Change the events for which a socket is watched."""
         if fd == self.fd:
             self.is_writing = bool(events & self.WRITE)
         super().update_handler(fd, events)
 
     def remove_handler(self, fd: int) -> None:
-        """Watch it no longer."""
+        """Stop watching a socket."""
         if fd == self.fd:
             self.fd, self.is_writing = None, False
         super().remove_handler(fd)
 
     def cut(self) -> None:
-        """End the socket's connection here and now; pika notices, and closes the socket."""
+        """Shut the socket down at once; pika notices, and closes the socket."""
         if self.fd is not None:
             with suppress(OSError), socket.socket(fileno=os.dup(self.fd)) as sock:
                 sock.shutdown(socket.SHUT_RDWR)
@@ -96,39 +95,41 @@ class WatchedLoop(IOLoop):
 TESTED_VERSIONS: Final = ("1.4.0", "1.4.1", "1.4.2", "1.4.4")
 
 _LOG: Final = logging.getLogger("reliablepub.link")
-_CONFIRM: Final = Struct(">11sQH")  # a whole basic.ack or basic.nack frame; up to its tag:
+# A complete basic.ack or basic.nack frame: the bytes up to the tag (`_CONFIRM_HEAD`), the tag, and
+# two octets, ``multiple`` and the end of the frame.
+_CONFIRM: Final = Struct(">11sQH")
 _CONFIRM_HEAD: Final = Struct(">BHIHH")
 _PAYLOAD: Final = 13
 _BASIC: Final = 60
 _ACK, _NACK = 80, 120
 _OCTET: Final = 0xFF
 _FRAME_END: Final = 0xCE
-_MULTIPLE: Final = 1 << 8  # of the two octets behind the tag, the second of which ends the frame
+_MULTIPLE: Final = 1 << 8  # in the two octets after the tag
 
 _Plaintext: Final = getattr(io_services_utils, "_AsyncPlaintextTransport", None)
-_RECEIVE_BYTES: Final = 64 * 1024  # pika's 4 KiB are small for many confirms
+_RECEIVE_BYTES: Final = 64 * 1024  # pika's own 4 KiB are too few for many confirms
 
 
 class HookFailed(Exception):
-    """A hook has met what it does not know; the hooks are off, and this connection is over."""
+    """A hook met something unexpected in pika; the hooks are off, and the connection must end."""
 
 
 class Listener(Protocol):
-    """Who is told what comes on a channel."""
+    """Receives the confirms and returns of one channel."""
 
     def confirmed(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
-        """A run of confirms: are they acks, their tags, their ``multiple``."""
+        """Called for a run of acks, or of nacks, with one value of ``multiple``."""
 
     def returned(self, method: spec.Basic.Return, headers: object, body_bytes: int) -> None:
-        """A message came back; its body is dropped."""
+        """Called for a returned message, whose body is dropped."""
 
 
 class HookedConnection(SelectConnection):
-    """A `SelectConnection` that takes finished frames, and hands out confirms undecoded.
+    """A `SelectConnection` with hooks for writing frames and for reading confirms.
 
     Attributes:
-        ended_because: what was wrong with what the broker sent, or with a hook; empty so far.
-        reads_once: whether its socket is read once for each time that it is ready.
+        ended_because: why a received frame was rejected, or a hook failed; empty if neither.
+        reads_once: whether the socket is read once each time it is ready.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - pika's own
@@ -136,13 +137,13 @@ class HookedConnection(SelectConnection):
         self.reads_once = False
         self._confirms: dict[bytes, tuple[Listener, bool]] = {}
         self._listeners: dict[int, Listener] = {}
-        self._returns: dict[int, spec.Basic.Return] = {}  # whose header comes next
+        self._returns: dict[int, spec.Basic.Return] = {}  # returns whose header frame comes next
         self._contents = Contents()
         self._incoming = Incoming(lambda: int(self.params.frame_max or spec.FRAME_MAX_SIZE))
         super().__init__(*args, **kwargs)
 
     def listen_on(self, channel: int, listener: Listener) -> None:
-        """Have what comes on a channel in confirm mode told directly from now on."""
+        """Report confirms and returns of a channel in confirm mode to the listener from now on."""
         self._contents.open(channel)
         self._listeners[channel] = listener
         for method, is_ack in ((_ACK, True), (_NACK, False)):
@@ -150,10 +151,13 @@ class HookedConnection(SelectConnection):
             self._confirms[head] = listener, is_ack
 
     def write_frames(self, frames: Sequence[bytes]) -> None:
-        """Write finished frames; each item should hold many, it is one write.
+        """Write encoded frames.
+
+        Args:
+            frames: each item holds one or more frames, and is one write.
 
         Raises:
-            HookFailed: some of it may be written.
+            HookFailed: a hook failed; part of the frames may be written.
         """
         try:
             if self._transport is not None:
@@ -162,7 +166,7 @@ class HookedConnection(SelectConnection):
             raise self._failed("writing", error) from error
 
     def _write_at_once(self, frames: Sequence[bytes]) -> Sequence[bytes]:
-        """Write what the socket takes now, unless something waits already; the rest of it."""
+        """Write what the socket takes now, unless pika has output waiting; return the rest."""
         transport: Any = self._transport
         if type(transport) is not _Plaintext or transport.get_write_buffer_size():
             return frames
@@ -171,9 +175,9 @@ class HookedConnection(SelectConnection):
         for index, data in enumerate(frames):
             try:
                 sent = transport._sock.send(data)  # noqa: SLF001
-            except OSError:  # no room, or no connection any more: pika will see which
+            except OSError:  # the socket is full, or the connection is lost: pika finds out which
                 return frames[index:]
-            self.bytes_sent += sent  # pika's heartbeat looks at this
+            self.bytes_sent += sent  # read by pika's heartbeat checker
             if sent < len(data):
                 return [data[sent:], *frames[index + 1 :]]
             self.frames_sent += 1
@@ -181,13 +185,13 @@ class HookedConnection(SelectConnection):
 
     def _proto_connection_made(self, transport: Any) -> None:  # noqa: ANN401 - pika's own
         if type(transport) is _Plaintext:
-            assert transport._consume is not None  # noqa: SLF001 - there is one to be replaced
+            assert transport._consume is not None  # noqa: SLF001 - the method to replace exists
             transport._consume = partial(self._receive_once, transport)  # noqa: SLF001
             self.reads_once = True
         super()._proto_connection_made(transport)
 
     def _receive_once(self, transport: Any) -> None:  # noqa: ANN401 - pika's own
-        """Receive; if there is more, the loop comes back at once."""
+        """Receive once. If there is more, the loop reports the socket as ready again."""
         try:
             data = transport._sock.recv(_RECEIVE_BYTES)  # noqa: SLF001
             end, protocol = transport.RxEndOfFile, transport.get_protocol()
@@ -204,7 +208,7 @@ class HookedConnection(SelectConnection):
             super()._on_data_available(data)
 
     def _left_to_pika(self, data_in: bytes) -> Iterator[bytes]:
-        """Take what is ours, and give pika its frames, in order."""
+        """Take confirms and returned messages; yield all other frames, for pika, in order."""
         try:
             for one in self._incoming.frames(data_in, self._take_confirms):
                 if not self._take_content(one):
@@ -216,7 +220,7 @@ class HookedConnection(SelectConnection):
             raise self._failed("reading", error) from error
 
     def _take_confirms(self, data: memoryview) -> int:
-        """Tell of the confirms that the data begins with, by runs of a kind; where the rest is."""
+        """Report the confirms at the beginning of the data, in runs of one kind; their size."""
         whole = data[: len(data) // _CONFIRM.size * _CONFIRM.size]
         count, run_head, run_end, tags = 0, b"", 0, list[int]()
         for head, tag, end in _CONFIRM.iter_unpack(whole):
@@ -227,19 +231,19 @@ class HookedConnection(SelectConnection):
                     break
             tags.append(tag)
         count += self._tell(run_head, run_end, tags)
-        self.bytes_received += count * _CONFIRM.size  # pika's heartbeat looks at this
+        self.bytes_received += count * _CONFIRM.size  # read by pika's heartbeat checker
         self.frames_received += count
         return count * _CONFIRM.size
 
     def _tell(self, head: bytes, end: int, tags: list[int]) -> int:
-        """Tell of a run; how many there are in it."""
+        """Report a run of confirms to its listener; return the number of confirms."""
         if tags:
             listener, is_ack = self._confirms[head]
             listener.confirmed(is_ack, tags, bool(end & _MULTIPLE))
         return len(tags)
 
     def _take_content(self, one: bytes) -> bool:
-        """Take a frame of a returned message; False for every other frame."""
+        """Take a frame of a returned message; return False for any other frame."""
         part = self._contents.part(one)
         if part is Part.NO_MESSAGE:
             return False
@@ -258,7 +262,7 @@ class HookedConnection(SelectConnection):
         return True
 
     def _failed(self, doing: str, error: Exception) -> HookFailed:
-        """The hooks are off from now on, and why."""
+        """Switch the hooks off; return the error to raise."""
         why = f"pika {pika.__version__}: a hook failed {doing}, {type(error).__name__}: {error}"
         hooks.switch_off(why)
         self.ended_because = why
@@ -266,7 +270,11 @@ class HookedConnection(SelectConnection):
 
 
 def _read(one: bytes) -> Any:  # noqa: ANN401 - one of pika's frames
-    """A frame, decoded by pika; the broker is at fault where that fails."""
+    """Decode a frame with pika.
+
+    Raises:
+        BadFrame: the frame cannot be decoded.
+    """
     try:
         return frame.decode_frame(one)[1]
     except Exception as error:
@@ -274,10 +282,10 @@ def _read(one: bytes) -> Any:  # noqa: ANN401 - one of pika's frames
 
 
 class Hooks:
-    """Whether this process uses the hooks. From any thread.
+    """Whether this process uses the hooks. Methods may be called from any thread.
 
     Args:
-        trial: raises where the hooks do not do what they shall.
+        trial: the self-test; raises if the hooks do not work.
     """
 
     def __init__(self, trial: Callable[[], None]) -> None:
@@ -286,9 +294,9 @@ class Hooks:
         self._why_off: str | None = None
 
     def why_off(self) -> str:
-        """Why pika's public interface is used, for people; empty where the hooks are.
+        """Why only pika's public interface is used; empty if the hooks are used.
 
-        The first call in a process tries them, which takes some three milliseconds.
+        The first call in a process runs the self-test, which takes about 3 ms.
         """
         if self._why_off is None:
             why = self._look()
@@ -308,11 +316,11 @@ class Hooks:
     def _look(self) -> str:
         found = pika.__version__
         if found not in TESTED_VERSIONS:
-            return f"pika is {found}, and tested were {', '.join(TESTED_VERSIONS)}"
+            return f"pika is {found}; tested versions are {', '.join(TESTED_VERSIONS)}"
         try:
             self._trial()
-        except Exception as error:  # noqa: BLE001 - whatever it is, this pika is another one
-            return f"pika {found} is not as tested: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - any failure means an unknown pika
+            return f"pika {found} differs from the tested one: {type(error).__name__}: {error}"
         return ""
 
     @staticmethod
@@ -322,31 +330,31 @@ class Hooks:
 
 
 def _try() -> None:
-    from reliablepub.transport.pika_hooks import try_hooks  # noqa: PLC0415 - it tries this module
+    from reliablepub.transport.pika_hooks import try_hooks  # noqa: PLC0415 - of this module
 
     try_hooks()
 
 
 hooks: Final = Hooks(_try)
-"""Of this process."""
+"""The hooks of this process."""
 
 
 _CHANNEL: Final = 1
 _LARGE: Final = bytes(64 * 1024)
 _SOCKET_BYTES: Final = 8 * 1024
-"""What the socket takes at once, or a few times that: less than `_LARGE`."""
+"""Send buffer of the self-test's socket: small, so that `_LARGE` does not fit."""
 _TURNS_MAX: Final = 10_000
 
 
 class Unexpected(Exception):
-    """A step of the trial had another end."""
+    """A step of the self-test had another result than expected."""
 
 
 def try_hooks() -> None:
-    """Open a connection, write, hear, and close it.
+    """Run the self-test: open a connection on a socket pair, write, read confirms, close.
 
     Raises:
-        Exception: of any kind; the hooks must not be used.
+        Exception: of any type; the hooks must not be used.
     """
     with quietly(), _plugged() as trial:
         trial.handshake()
@@ -356,7 +364,7 @@ def try_hooks() -> None:
 
 
 class _Trial:
-    """A connection of ours, and a broker that is played by hand."""
+    """A hooked connection on one end of a socket pair; the other end plays the broker."""
 
     def __init__(self, loop: IOLoop, ours: socket.socket, theirs: socket.socket) -> None:
         self._loop, self._theirs = loop, theirs
@@ -375,15 +383,15 @@ class _Trial:
         shim.connection_made(plaintext(ours, shim, adapter))
 
     def confirmed(self, is_ack: bool, tags: list[int], multiple: bool) -> None:  # noqa: FBT001
-        """A `Listener`'s."""
+        """Record a run of confirms, as the connection's `Listener`."""
         self._heard.append((is_ack, tags, multiple))
 
     def returned(self, method: spec.Basic.Return, headers: object, body_bytes: int) -> None:
-        """A `Listener`'s."""
+        """Record a returned message, as the connection's `Listener`."""
         self._heard.append((method.reply_code, headers, body_bytes))
 
     def handshake(self) -> None:
-        """Pika opens the connection, by frames that it gets through the hooks."""
+        """Check that pika opens the connection, with frames that it receives through the hooks."""
         self._expect(8)
         capabilities = {"publisher_confirms": True, "basic.nack": True}
         for method in (
@@ -397,7 +405,7 @@ class _Trial:
         self._drain()
 
     def write(self) -> None:
-        """What the socket takes is written at once, pika writes the rest, and all is counted."""
+        """Check that the socket gets what it can take at once, and that pika writes the rest."""
         before = self._connection.bytes_sent
         self._connection.write_frames([b"one", b"two"])
         if self._drain() != b"onetwo":
@@ -410,7 +418,7 @@ class _Trial:
             raise Unexpected("bytes are counted otherwise")
 
     def hear(self) -> None:
-        """Confirms and returns come directly, and whatever is between them comes to pika."""
+        """Check that confirms and returns reach the listener, and that other frames reach pika."""
         self._connection.listen_on(_CHANNEL, self)
         before = self._connection.bytes_received
         ack, nack = spec.Basic.Ack(1), spec.Basic.Nack(2, multiple=True)
@@ -430,7 +438,7 @@ class _Trial:
             raise Unexpected("bytes are counted otherwise")
 
     def end(self) -> None:
-        """The end of the stream ends the connection."""
+        """Check that the end of the stream ends the connection."""
         self._theirs.shutdown(socket.SHUT_WR)
         for _ in range(4):
             self._turn()
@@ -438,7 +446,7 @@ class _Trial:
             raise Unexpected("an end was not heard")
 
     def _turn(self) -> None:
-        self._loop.call_later(0.0, lambda: None)  # so that it does not wait
+        self._loop.call_later(0.0, lambda: None)  # so that `poll` does not wait
         self._loop.poll()
         self._loop.process_timeouts()
 

@@ -1,10 +1,10 @@
-"""What can be learned of a broker by asking, without changing anything there.
+"""Probes a broker without changing anything on it: connection, properties, existing objects.
 
-Knows: pika's connection and loop, passive declarations, and what a broker says of itself. Must
-never know: the outbox, or who asks.
+Knows: pika's connection and loop, passive declarations, and the broker's server properties. Must
+never know: the outbox, or the purpose of the probe.
 
-A broker does not say everything: ``max_message_size`` and alarms that have not hit a publisher are
-not on the wire. What is not known is not reported.
+AMQP does not transmit ``max_message_size``, nor alarms before a publish. The probe does not report
+what it cannot know.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (
 
 @dataclass(slots=True)
 class Probe:
-    """What was learned.
+    """The result of a probe.
 
     Attributes:
-        address: of whom, without the password.
-        problem: why there is no connection; empty when there is one.
-        remedy: what to do about it.
-        seconds: how long it took to be connected.
-        product: name and version, as the broker says.
-        frame_max: largest frame that was agreed on, in bytes.
-        channel_max: most channels on a connection.
-        heartbeat_s: agreed on.
-        can_confirm: whether it has publisher confirms.
-        missing: exchanges and queues that are not there, or may not be looked at: name of the
-            kind, its name, and the broker's words.
+        address: address of the broker, without credentials.
+        problem: why the connection failed; empty if it succeeded.
+        remedy: what to do about the problem.
+        seconds: duration of connecting, in seconds.
+        product: product name and version that the broker reports.
+        frame_max: negotiated maximum size of a frame, in bytes.
+        channel_max: negotiated maximum number of channels on a connection.
+        heartbeat_s: negotiated heartbeat interval, in seconds.
+        can_confirm: whether the broker supports publisher confirms.
+        missing: exchanges and queues that do not exist, or that the user may not access: kind,
+            name, and the broker's reply.
     """
 
     address: str
@@ -90,13 +90,13 @@ def probe(
     queues: Sequence[str],
     ssl_context: ssl.SSLContext | None = None,
 ) -> Probe:
-    """Connect, ask, and leave.
+    """Probe a broker: connect, look for exchanges and queues, and disconnect.
 
     Args:
-        address: of the broker.
-        exchanges: names to look for.
-        queues: likewise.
-        ssl_context: for ``amqps``, instead of the system's authorities.
+        address: address of the broker.
+        exchanges: names of exchanges to look for.
+        queues: names of queues to look for.
+        ssl_context: TLS context for ``amqps``; None for the system's certificate authorities.
     """
     found = Probe(str(address))
     quiet_this_thread()
@@ -118,7 +118,7 @@ def probe(
 
 
 class _Asking:
-    """One question after the other, each with `TIMEOUT_S` for its answer."""
+    """A connection on which one request at a time is made and its answer awaited (`TIMEOUT_S`)."""
 
     def __init__(self) -> None:
         self._loop = WatchedLoop()
@@ -128,12 +128,12 @@ class _Asking:
         self._connection: SelectConnection | None = None
 
     def connect(self, address: Address, ssl_context: ssl.SSLContext | None) -> SelectConnection:
-        """An open connection; pika gives each step of that `TIMEOUT_S`.
+        """Open the connection. Each step of connecting may take `TIMEOUT_S`.
 
         Raises:
-            AMQPError: there is none.
-            OSError: likewise.
-            BadFrame: the broker said what it must not say.
+            AMQPError: the connection failed in AMQP.
+            OSError: the connection failed in DNS, TCP or TLS.
+            BadFrame: the broker sent an invalid frame.
         """
         parameters = connection_parameters(address, timeout_s=TIMEOUT_S, ssl_context=ssl_context)
         self._connection = SelectConnection(
@@ -147,7 +147,10 @@ class _Asking:
         return self._connection
 
     def look(self, connection: SelectConnection, kind: str, name: str) -> str:
-        """The broker's words if there is no such thing; it closes the channel then."""
+        """Look for an object by passive declaration; the broker's reply if it is missing or denied.
+
+        Each call has a channel of its own, since the broker closes it if the object is missing.
+        """
         connection.channel(on_open_callback=self._answers.append)
         channel: Channel = self._answer()
         channel.add_on_close_callback(lambda _, error: self._answers.append(error))
@@ -164,7 +167,7 @@ class _Asking:
         return ""
 
     def close(self) -> None:
-        """Take leave, and close what is left."""
+        """Close the connection, and release all resources."""
         connection = self._connection
         try:
             if connection is not None:
@@ -182,7 +185,7 @@ class _Asking:
             self._loop.close()
 
     def _answer(self, timeout_s: float | None = TIMEOUT_S) -> Any:  # noqa: ANN401 - pika's own
-        """What pika calls back with next; raised, if it is an error."""
+        """Wait for pika's next callback; return its argument, or raise it if it is an error."""
         late = None
         if timeout_s is not None:
             silent = AMQPConnectionError(f"the broker has not answered within {timeout_s:g} s")
@@ -201,20 +204,20 @@ class _Asking:
 
 
 def _note(connection: SelectConnection, found: Probe) -> None:
-    """What the broker has said of itself."""
+    """Record the server properties and the negotiated parameters."""
     says: dict[str, Any] = connection.server_properties or {}
     product, version = text(says.get("product", "unknown")), text(says.get("version"))
     found.product = f"{product} {version}".strip()
     found.can_confirm = bool(says.get("capabilities", {}).get("publisher_confirms"))
-    parameters: Any = connection.params  # as they were agreed on
+    parameters: Any = connection.params  # as negotiated
     found.frame_max = parameters.frame_max
     found.channel_max = parameters.channel_max
     found.heartbeat_s = parameters.heartbeat or 0
 
 
 def _remedy(cause: BaseException) -> str:
-    """What to do about a connection that cannot be made; the special cases first."""
+    """What to do about a failed connection. Subclasses come first in the table."""
     for kind, remedy in _REMEDIES:
         if isinstance(cause, kind):
             return remedy
-    return "look into the broker's log"
+    return "look at the broker's log"

@@ -1,16 +1,20 @@
-"""Declaring or checking a topology on a connection that is open, before anything is published.
+"""Declares or checks a topology on an open connection, before anything is published.
 
-Knows: pika's channels, and how RabbitMQ answers. Must never know: what is to be published.
+Knows: pika's channels, and RabbitMQ's replies. Must never know: what will be published.
 
-One step after the other; the broker answers a step that fails by closing the channel, so the next
-one gets a new channel. In the end all problems are known, and not only the first.
+Steps are taken one after another. The broker closes the channel when a step fails, so the next step
+gets a new channel, and all problems are found, not only the first.
 
-A check changes nothing. Whether a thing is there, a passive declaration tells; whether it is what
-it should be, an ordinary one, which RabbitMQ refuses with 406 where it is not (and with 403 where
-we may not configure it, which is no problem for a publisher). Whether we may publish to an
-exchange, a publish tells whose expiration is no number: RabbitMQ looks at permissions first, and
-then refuses it with 406, so it never arrives (rabbit_channel:handle_method of basic.publish).
-Bindings cannot be asked for in AMQP: a missing one shows in messages that are returned.
+A check changes nothing:
+
+- A passive declaration shows whether an object exists.
+- An ordinary declaration of an existing object shows whether its arguments match: if not, RabbitMQ
+  refuses it with 406. It refuses with 403 if the user may not configure the object, which is no
+  problem for a publisher.
+- A publish with an invalid ``expiration`` shows whether the user may write to an exchange. RabbitMQ
+  checks permissions first, then refuses the message with 406, so it never arrives
+  (rabbit_channel:handle_method of basic.publish).
+- AMQP has no query for bindings. A missing binding shows when messages are returned.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from reliablepub.topology import Binding, Exchange, Queue, Topology
 from reliablepub.transport.base import text
 
 Act: TypeAlias = Callable[[Channel, Callable[..., None]], Any]
-"""Asks for something on a channel, and has the callback called when it is done."""
+"""Sends a request on a channel; the callback is called when the broker has answered."""
 
 _NOT_OURS_TO_CONFIGURE: Final = 403
 _REFUSED_AS_MEANT: Final = 406
@@ -36,7 +40,13 @@ _NOTHING: Final = 0
 
 
 class _Step(NamedTuple):
-    """Whom it is about, what is done, and which reply code is no problem."""
+    """One request to the broker.
+
+    Attributes:
+        whom: the object that the request is about, for problem texts.
+        act: sends the request.
+        excused: reply code that counts as success.
+    """
 
     whom: str
     act: Act
@@ -44,16 +54,16 @@ class _Step(NamedTuple):
 
 
 Steps: TypeAlias = Generator[_Step, bool, None]
-"""Is sent whether the last step went well."""
+"""Yields steps; receives whether the last step succeeded."""
 
 
 class Provision:
-    """Takes the steps of one topology on one connection.
+    """Declares or checks one topology on one connection.
 
     Args:
-        connection: open.
-        topology: what is wanted.
-        on_end: called once, with every problem; not if the connection is lost before.
+        connection: an open connection.
+        topology: the topology to declare or check.
+        on_end: called once at the end, with all problems; not called if the connection is lost.
     """
 
     def __init__(
@@ -75,7 +85,7 @@ class Provision:
         self._take()
 
     def _take(self) -> None:
-        """Take the step at hand, on the channel there is or on a new one."""
+        """Take the current step, on the open channel or on a new one."""
         if self._step is None:
             if self._channel is not None:
                 channel, self._channel = self._channel, None
@@ -95,7 +105,7 @@ class Provision:
         self._go_on(is_well=True)
 
     def _closed(self, channel: Channel, error: Exception) -> None:
-        """The broker refuses a step; or the connection is gone, which others are told of."""
+        """Record a step that the broker refused. A lost connection is reported elsewhere."""
         if channel is not self._channel or not isinstance(error, exceptions.ChannelClosedByBroker):
             return
         assert self._step is not None
@@ -138,7 +148,7 @@ def _checking(topology: Topology) -> Steps:
 
 
 def _checking_ends(topology: Topology) -> Steps:
-    """What bindings name, and the topology does not list itself."""
+    """Steps for objects that bindings name but the topology does not list."""
     exchanges = dict.fromkeys(binding.exchange for binding in topology.bindings)
     exchanges |= dict.fromkeys(b.to_exchange for b in topology.bindings if b.to_exchange)
     queues = dict.fromkeys(binding.queue for binding in topology.bindings if binding.queue)
@@ -187,7 +197,7 @@ def _bind(binding: Binding, channel: Channel, done: Callable[..., None]) -> None
 
 
 def _try_to_publish(exchange: Exchange, channel: Channel, done: Callable[..., None]) -> None:
-    """It is refused; the question is only for what reason."""
+    """Publish a message that the broker must refuse: 406 if the user may publish, 403 if not."""
     refused = pika.BasicProperties(expiration="a check by reliablepub")
     channel.basic_publish(exchange.name, "", b"", refused)
     channel.exchange_declare(exchange.name, passive=True, callback=done)

@@ -1,10 +1,11 @@
-"""pika's own log lines about our connections, kept out of the application's log.
+"""Log filter that drops pika's log records about reliablepub's connections.
 
-Knows: pika's logger names, and which threads are ours. Must never know: what is logged instead.
+Knows: pika's logger names, and the threads on which reliablepub uses pika. Must never know: what is
+logged instead.
 
 pika logs one refused connection in eight lines at level ERROR, and bodies of returned messages at
-WARNING. What happened to our connections is in `ConnectionLost`; the application's own use of pika,
-on other threads, is none of our business.
+WARNING. For reliablepub's connections, `ConnectionLost` has the reason. Records of other threads,
+on which the application uses pika itself, pass.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _our_threads: Final[set[int]] = set()
 
 
 def quiet_this_thread() -> None:
-    """From now on, drop what pika logs on the calling thread."""
+    """Drop pika's log records of the calling thread from now on."""
     _our_threads.add(threading.get_ident())
     for name in _LOGGERS:
         logger = logging.getLogger(name)
@@ -39,7 +40,7 @@ def quiet_this_thread() -> None:
 
 
 def unquiet_this_thread() -> None:
-    """The thread is done with pika; its number may be given to another one."""
+    """End `quiet_this_thread`. Needed at the end of a thread, since its id may be reused."""
     _our_threads.discard(threading.get_ident())
 
 
@@ -49,7 +50,7 @@ def _is_not_ours(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Drop what pika logs on this thread meanwhile."""
+    """Drop pika's log records of this thread within the context."""
     is_ours = threading.get_ident() in _our_threads
     quiet_this_thread()
     try:

@@ -47,7 +47,7 @@ def test_certificates_for_a_connection_without_tls_are_refused(path: Path) -> No
     ):
         code, said = run(*command)
         assert code == 2
-        assert "certificates for TLS were given, and the URL is amqp://" in said
+        assert "certificates for TLS were given, but the URL is amqp://" in said
     with pytest.raises(ConfigurationError, match="certificates for TLS were given"):
         Publisher("amqp://localhost:1/", outbox=None, ssl_context=ssl.create_default_context())
 

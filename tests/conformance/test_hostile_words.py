@@ -44,8 +44,8 @@ def proxied() -> Iterator[Callable[[str], Proxy]]:
         (b"\x01\x00\x00\xff\xff\xff\xff", "began a frame of 4294967303 bytes, and 131072 are"),
         (returned(5), "the broker returned an unknown message"),
         (returned(2**62), "the broker returned an unknown message"),
-        (PART, "a message, or a part of one, that nobody waits for"),
-        (returned(5, number=9), "a message, or a part of one, that nobody waits for"),
+        (PART, "an unexpected message or part of a message"),
+        (returned(5, number=9), "an unexpected message or part of a message"),
     ],
     ids=["frame of 4 GiB", "return", "return of 4 EiB", "body", "return on no channel"],
 )

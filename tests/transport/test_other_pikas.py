@@ -102,7 +102,7 @@ def test_the_doctor_says_so(tmp_path: Path) -> None:
     )
     [found] = [row for row in rows if row["about"] == "client"]
     assert found["level"] == "warning"
-    assert found["found"].startswith("the fast path is off here: pika is 1.4.9, and tested were")
+    assert found["found"].startswith("the fast path is off here: pika is 1.4.9; tested versions")
 
 
 def test_the_relay_s_picture_says_so_to_the_doctor_and_in_the_status(

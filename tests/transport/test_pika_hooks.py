@@ -340,7 +340,7 @@ def test_another_version_is_left_alone(
     monkeypatch.setattr(pika, "__version__", "1.4.5")
     hooks = Hooks(try_hooks)
     for _ in range(2):
-        assert hooks.why_off() == "pika is 1.4.5, and tested were 1.4.0, 1.4.1, 1.4.2, 1.4.4"
+        assert hooks.why_off() == "pika is 1.4.5; tested versions are 1.4.0, 1.4.1, 1.4.2, 1.4.4"
     [record] = caplog.records
     assert (record.name, record.levelname) == ("reliablepub.link", "WARNING")
     assert record.__dict__["event"] == "hooks_off"
@@ -350,7 +350,7 @@ def test_a_trial_that_fails_leaves_the_hooks_off() -> None:
     def trial() -> None:
         raise AttributeError("no '_sock'")
 
-    assert "is not as tested: AttributeError: no '_sock'" in Hooks(trial).why_off()
+    assert "differs from the tested one: AttributeError: no '_sock'" in Hooks(trial).why_off()
 
 
 def test_they_are_tried_once(caplog: pytest.LogCaptureFixture) -> None:
