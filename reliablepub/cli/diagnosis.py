@@ -224,7 +224,7 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
             Level.WARNING,
             f"{', '.join(file.name for file in found.rescued)} holds the messages that a relay had "
             "when the files of the outbox were moved",
-            "import what is missing (docs/on-call.md, The file was moved), then remove the copy",
+            "import the missing ones (docs/on-call.md, The file was moved), then remove the copy",
         )
     names = ", ".join(file.name for file in found.leftovers)
     left = f"a relay that was killed has left {names}; the next one replaces it"
@@ -277,7 +277,7 @@ def _backlog(status: OutboxStatus, now: float) -> Finding:
         return Finding("outbox", "backlog", Level.OK, "nothing is open")
     old_s = max(0.0, now - status.oldest_open_at)
     found = f"{count_of(status.open, 'message')} open, the oldest for {age(old_s)}"
-    remedy = "reliablepub outbox list --sort age, and explain what is oldest"
+    remedy = "reliablepub outbox list --sort age, and explain the oldest message"
     if old_s < OLD_S:
         return Finding("outbox", "backlog", Level.OK, found)
     return Finding("outbox", "backlog", Level.WARNING, found, remedy)

@@ -2,8 +2,8 @@
 
 Knows: the errors of the vocabulary. Must never know: what a command does.
 
-Where several codes apply, the first of 4, 2, 1, 3, 0 wins: what needs an operator goes before what
-only needs time.
+Where several codes apply, the first of 4, 2, 1, 3, 0 wins: a problem that needs an operator
+outranks one that only needs time.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ def ask(question: str) -> None:
     Raises:
         Failure: the answer is not yes, or stdin is no terminal. Nothing was changed.
     """
-    if not is_somebody_there():
-        raise Failure(f"{question} Nobody is there to answer; say --yes", Exit.BAD_INPUT)
+    if not can_be_answered():
+        raise Failure(f"{question} There is no terminal to ask on; give --yes", Exit.BAD_INPUT)
     if not click.confirm(question, err=True):
         raise Failure("nothing was changed", Exit.BAD_INPUT)
 
 
-def is_somebody_there() -> bool:
+def can_be_answered() -> bool:
     """Whether stdin is a terminal."""
     return sys.stdin.isatty()

@@ -117,7 +117,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     Exit codes:
       0  stopped by a signal, or with --drain: nothing is open (parked messages are reported)
       2  bad usage or configuration
-      3  --drain was interrupted while messages were open, or a second signal interrupted the end
+      3  --drain was interrupted while messages were open, or a second signal ended the relay
       4  the outbox cannot be used, another process relays it, or the relay has failed
     """  # noqa: D301 - click: keep these lines as they are
     if drain and not outbox_path.is_file():

@@ -199,7 +199,7 @@ class Summary:
     def _go_on(self) -> str:
         if self.outbox is None or self.source == STDIN:
             return "what comes after it was not published"
-        return "the same command again goes on from there"
+        return "the same command resumes there"
 
     def _parked(self) -> str:
         tally = self.tally

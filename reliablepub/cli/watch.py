@@ -62,7 +62,7 @@ def watch(outbox_path: Path, interval_s: float, count: int | None, as_json: bool
     Exit codes:
       0  done, also when a key or a signal ended it
       2  bad usage
-      3  a second signal interrupted the end
+      3  interrupted by a second signal
       4  the outbox cannot be used, or cannot be used any more
     """  # noqa: D301 - click: keep these lines as they are
     interval_s = max(_INTERVAL_S_MIN, interval_s)

@@ -1,7 +1,7 @@
 """`FakeBroker`: a RabbitMQ stand-in on a real TCP port, for tests and demos.
 
-This module knows how to start, stop and crash a node, how to make it misbehave, and how to look
-into it from a test's thread. It must never know frames or sockets; `server` moves the bytes.
+This module knows how to start, stop and crash a node, how to inject faults, and how a test's thread
+inspects the node. It must never know frames or sockets; `server` moves the bytes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class FakeBroker:
 
     Args:
         host: Loopback, unless `allow_remote`.
-        port: 0 picks a free one; it stays the same after a restart.
-        allow_remote: Permit a host that others can reach: there is no security in a fake broker.
-        options: What rabbitmq.conf would say.
-        tls: A server's context with its certificate; the broker then speaks AMQPS only.
+        port: 0 picks a free port; a restart keeps it.
+        allow_remote: Permit a host that other machines can reach. A fake broker is not secure.
+        options: Settings of the node, as in rabbitmq.conf.
+        tls: A server-side context with a certificate; the broker then speaks AMQPS only.
 
     Raises:
         ValueError: The host is not loopback.
@@ -79,7 +79,7 @@ class FakeBroker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await asyncio.to_thread(self.stop)  # it may wait for a client of this very loop
+        await asyncio.to_thread(self.stop)  # stop() may wait for a client on this event loop
 
     @property
     def port(self) -> int:
@@ -92,10 +92,10 @@ class FakeBroker:
         return self.url_of(next(iter(self._options.users)))
 
     def url_of(self, user: str, virtual_host: str | None = None) -> str:
-        """The URL for a user and a virtual host, by default the first.
+        """The URL for a user and a virtual host, by default the first virtual host.
 
         Raises:
-            KeyError: Nobody is called so.
+            KeyError: There is no such user.
         """
         password = self._options.users[user]
         credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
@@ -105,7 +105,7 @@ class FakeBroker:
         return f"{scheme}://{credentials}@{host}:{self._port}/{vhost}"
 
     def start(self) -> None:
-        """Serve; after a crash or a stop, on the same port. Does nothing when it is up."""
+        """Start serving; after a crash or a stop, on the same port. Does nothing if it is up."""
         with self._changed:
             if self._server is None:
                 self._server = Server(self._node, self._changed, self._host, self._port, self._tls)
@@ -115,7 +115,7 @@ class FakeBroker:
                 self._server.wake()
 
     def stop(self) -> None:
-        """Shut down cleanly: connection.close 320, and what is persistent is written first."""
+        """Shut down cleanly: send connection.close 320, and write persistent messages first."""
         with self._changed:
             server, self._server = self._server, None
             if server is not None:
@@ -129,10 +129,10 @@ class FakeBroker:
         self.start()
 
     def crash(self, *, lose_unsynced: bool = True) -> None:
-        """Die as by kill -9, until `start`: connections are reset, the port refuses.
+        """Die as by kill -9: connections are reset, and the port refuses until `start`.
 
-        Transient messages are lost, and with `lose_unsynced` the persistent ones whose batch was
-        not written yet.
+        Transient messages are lost. With `lose_unsynced`, so are persistent messages whose batch
+        was not written yet.
         """
         with self._changed:
             server = self._running()
@@ -144,20 +144,20 @@ class FakeBroker:
     # ------------------------------------------------------------------ misbehaving
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults; each sees only what happens from now on."""
+        """Add faults; each sees only events from now on."""
         with self._changed:
             self._node.script.inject(*faults)
 
     def release_confirms(self) -> None:
-        """Send every confirm held back by `HoldConfirms`, and hold no more."""
+        """Send every confirm held back by `HoldConfirms`, and remove these faults."""
         self._act(self._node.release_confirms)
 
     def block(self, reason: str = "low on memory") -> None:
-        """Raise a resource alarm: whoever publishes gets connection.blocked and must wait."""
+        """Raise a resource alarm: a client that publishes gets connection.blocked and must wait."""
         self._act(lambda: self._node.block(reason))
 
     def unblock(self) -> None:
-        """End the alarm: connection.unblocked, and what was withheld is processed in order."""
+        """End the alarm: send connection.unblocked, and process withheld publishes in order."""
         self._act(self._node.unblock)
 
     def drop_connections(self) -> None:
@@ -165,7 +165,7 @@ class FakeBroker:
         self._act(lambda: self._running().reset_connections())
 
     def freeze(self) -> None:
-        """Stop reading and answering, heartbeats too, as by SIGSTOP."""
+        """Stop reading and answering, including heartbeats, as by SIGSTOP."""
         with self._changed:
             server = self._running()
             if not server.is_frozen:
@@ -174,7 +174,7 @@ class FakeBroker:
                 self._changed.wait_for(lambda: server.is_frozen)
 
     def thaw(self) -> None:
-        """Go on after `freeze`."""
+        """Resume after `freeze`."""
         self._act(lambda: self._running().thaw())
 
     # ------------------------------------------------------------------ declaring
@@ -182,14 +182,14 @@ class FakeBroker:
     def declare_exchange(
         self,
         name: str,
-        type: str = "direct",  # noqa: A002 - exchange.declare calls it so
+        type: str = "direct",  # noqa: A002 - the name in exchange.declare
         *,
         durable: bool = True,
         internal: bool = False,
         arguments: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> None:
-        """exchange.declare, replacing nothing that exists."""
+        """exchange.declare; an existing exchange is not changed."""
         if type not in EXCHANGE_TYPES:
             raise ValueError(f"unknown exchange type {type!r}")
         exchange = Exchange(
@@ -208,7 +208,7 @@ class FakeBroker:
         arguments: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> None:
-        """queue.declare, replacing nothing that exists."""
+        """queue.declare; an existing queue is not changed."""
         with self._changed:
             vhost = self._vhost(virtual_host)
             if name not in vhost.queues:
@@ -235,7 +235,7 @@ class FakeBroker:
             vhost.bind(exchange, binding)
 
     def delete_queue(self, name: str, *, virtual_host: str | None = None) -> None:
-        """queue.delete; publishes still outstanding there are confirmed, as by RabbitMQ."""
+        """queue.delete; publishes not yet confirmed by the queue are acked, as by RabbitMQ."""
         self._act(lambda: self._node.remove_queue(self._vhost(virtual_host), name))
 
     def delete_exchange(self, name: str, *, virtual_host: str | None = None) -> None:
@@ -248,12 +248,12 @@ class FakeBroker:
     def set_permissions(
         self, user: str, permissions: Permissions, *, virtual_host: str | None = None
     ) -> None:
-        """What a user may do from now on, on open connections too."""
+        """Set a user's permissions, for open connections too."""
         name = virtual_host or self._options.virtual_hosts[0]
         self._act(lambda: self._node.set_permissions(user, name, permissions))
 
     def messages(self, queue: str, *, virtual_host: str | None = None) -> tuple[StoredMessage, ...]:
-        """What is ready in a queue, the head first."""
+        """The messages ready in a queue, the head first."""
         with self._changed:
             found = self._vhost(virtual_host).queues[queue]
             found.expire(monotonic())
@@ -270,32 +270,33 @@ class FakeBroker:
 
     @property
     def published(self) -> tuple[Published, ...]:
-        """Every publish that arrived whole, in order, and what became of it."""
+        """Every publish that arrived whole, in order, with its fate."""
         with self._changed:
             return self._node.history.snapshot()
 
     @property
     def published_count(self) -> int:
-        """How many publishes arrived whole, the forgotten ones included."""
+        """Number of publishes that arrived whole, including those dropped from `published`."""
         with self._changed:
             return self._node.history.total
 
     @property
     def connections(self) -> int:
-        """How many clients have finished the handshake and are not gone."""
+        """Number of open connections that have finished the handshake."""
         with self._changed:
             return sum(one.is_open for one in self._node.connections.values())
 
     def wait_for(self, condition: int | Callable[[], bool], timeout_s: float = 5.0) -> None:
-        """Wait until so many publishes have arrived, or until a condition on the broker holds.
+        """Wait until a number of publishes have arrived, or until a condition on the broker holds.
 
         Args:
-            condition: A count of publishes, or a function that asks this broker; it is called
-                whenever something has happened.
-            timeout_s: When to give up.
+            condition: A count of publishes, or a function that inspects this broker; it is called
+                after every event.
+            timeout_s: Longest wait, in seconds.
 
         Raises:
-            TimeoutError: The condition did not come true; the message says what there is.
+            TimeoutError: The condition did not hold in time; the message gives the fates of the
+                publishes and the number of connections.
         """
         holds = condition if callable(condition) else lambda: self.published_count >= condition
         with self._changed:

@@ -1,8 +1,8 @@
-"""One channel: methods in order, content put together, and the channel's own end.
+"""One channel: dispatches methods, assembles content, and closes.
 
 This module knows which method belongs to which side of the channel, how a publish is assembled
 from its method, header and body frames (rabbit_command_assembler), and channel.close.
-It must never know sockets, nor what is on other channels.
+It must never know sockets or other channels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PUBLISH_IDS = (60, 40)
 
 
 class Channel:
-    """The server's side of a channel that is open, or closed by us and waiting for close-ok."""
+    """The server's side of a channel: open, or closed by the server and waiting for close-ok."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
@@ -40,7 +40,7 @@ class Channel:
         self.is_open = True
         self.is_awaiting_close_ok = False
         self.last_queue = ""
-        """The queue that an empty name means: the last one declared here."""
+        """The queue that an empty name stands for: the last one declared on this channel."""
         self.transaction: Transaction | None = None
         self.publishing = Publishing(self)
         self.consuming = Consuming(self)
@@ -52,7 +52,7 @@ class Channel:
     # ------------------------------------------------------------------------------ frames in
 
     def handle_frame(self, kind: int, payload: bytes) -> None:
-        """A frame of this channel; a soft error closes the channel, a hard one is raised.
+        """Handle a frame of this channel; a soft error closes the channel, a hard one is raised.
 
         Raises:
             AmqpError: A hard error, with the method that caused it.
@@ -105,17 +105,17 @@ class Channel:
             raise self._interrupted()
         self._missing -= len(payload)
         if self._missing < 0:
-            # RabbitMQ waits for ever for a body that was longer than declared; so does this, but
-            # without keeping it.
+            # RabbitMQ waits for ever after a body that is longer than declared. So does this
+            # channel, but it drops the bytes.
             self._body.clear()
             return
-        if payload:  # empty ones are legal, and any number of them
+        if payload:  # any number of empty body frames is legal
             self._body.append(payload)
         if not self._missing:
             self._complete()
 
     def _interrupted(self) -> AmqpError:
-        """505 for a frame of the wrong kind, by what the assembler was waiting for."""
+        """505 for a frame of the wrong kind; the text names the frame that was expected."""
         if self._method is None:
             explanation = "expected method frame, got non method frame instead"
             return AmqpError(505, explanation, (0, 0))
@@ -177,7 +177,7 @@ class Channel:
     # ------------------------------------------------------------------------------ the end
 
     def close(self, code: int, text: str, ids: tuple[int, int]) -> None:
-        """channel.close: what is in flight stays undecided; all is ignored until close-ok."""
+        """Send channel.close; publishes in flight get no confirm, and later input is ignored."""
         if not self.is_open:
             return
         self.release()
@@ -185,7 +185,7 @@ class Channel:
         self.send_method(encoding.encode_close(commands.Channel.Close, code, text, ids))
 
     def release(self) -> None:
-        """Stop: the ledger is forgotten, deliveries go back to their queues."""
+        """Stop: open delivery tags are dropped, deliveries go back to their queues."""
         if self.is_open:
             self.is_open = False
             self._method, self._header, self._body = None, None, []
@@ -196,25 +196,25 @@ class Channel:
     # ------------------------------------------------------------------------------ look-ups
 
     def check_access(self, right: str, what: str, name: str) -> None:
-        """403 unless the user has the right to `configure`, `write` or `read` it."""
+        """Raise 403 unless the user has the right to `configure`, `write` or `read` the name."""
         if not self.connection.permissions.allow(right, name or "amq.default"):
             place, user = self.place(what, name or "amq.default"), self.connection.user
             raise AmqpError(403, f"access to {place} refused for user '{user}'")
 
     def name_or_last(self, name: str) -> str:
-        """The name, where an empty one means the last queue declared on this channel."""
+        """The name; an empty one stands for the last queue declared on this channel."""
         if not name and not self.last_queue:
             raise AmqpError(404, "no previously declared queue")
         return name or self.last_queue
 
     def queue_or_last(self, name: str, right: str) -> Queue:
-        """The queue, where an empty name means the last one declared on this channel."""
+        """The queue; an empty name stands for the last one declared on this channel."""
         name = self.name_or_last(name)
         self.check_access(right, "queue", name)
         return self.queue(name)
 
     def exchange(self, name: str, right: str | None) -> Exchange:
-        """The exchange, or 403 without the right to it (asking needs none), or 404."""
+        """The exchange; raises 403 without the right (None needs none), or 404."""
         if right is not None and self.connection.permissions is not EVERYTHING:
             self.check_access(right, "exchange", name)
         exchange = self.connection.vhost.exchanges.get(name)
@@ -224,7 +224,7 @@ class Channel:
         return exchange
 
     def queue(self, name: str) -> Queue:
-        """The queue, or 404, or 405 if it is exclusive to another connection."""
+        """The queue; raises 404, or 405 if the queue is exclusive to another connection."""
         queue = self.connection.vhost.queues.get(name)
         if queue is None:
             explanation = f"no {self.place('queue', name)}"
@@ -234,7 +234,7 @@ class Channel:
         return queue
 
     def locked(self, name: str) -> AmqpError:
-        """405 for a queue that is exclusive, or that the client wrongly takes to be."""
+        """405: exclusive to another connection, or declared with a different exclusive flag."""
         return AmqpError(
             405,
             f"cannot obtain exclusive access to locked {self.place('queue', name)}. "

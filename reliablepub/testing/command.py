@@ -32,9 +32,9 @@ from reliablepub.testing.options import NodeOptions
     metavar="NAME:PASSWORD",
     default=["guest:guest"],
     show_default=True,
-    help="Who may log in; may be given several times.",
+    help="A user who may log in; may be given several times.",
 )
-@click.option("--seed", default=0, show_default=True, help="Repeats what is random.")
+@click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
 def broker(
     host: str, port: int, fault_file: Path | None, users: tuple[str, ...], seed: int
 ) -> None:

@@ -1,8 +1,9 @@
-"""Publisher confirms of one channel: which delivery tags are open, and how verdicts are written.
+"""Publisher confirms of one channel: the open delivery tags, and the confirms to send.
 
-PURE: this module knows rabbit_channel's coalescing and the order of what leaves. A tag stays
-*unconfirmed* until its verdict is ready; `poll` turns the verdicts that came together into as few
-confirms as RabbitMQ would. It must never know messages, queues, frames or faults.
+PURE: this module knows rabbit_channel's coalescing and the order of the confirms. A tag is
+*unconfirmed* until it is settled as acked or nacked; `poll` coalesces the tags settled since the
+last call into as few confirms as RabbitMQ sends. It must never know messages, queues, frames or
+faults.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ class Confirm:
 
 
 def coalesce(
-    verdicts: list[int], opposite: list[int], lowest_unconfirmed: int | None, *, nack: bool
+    settled: list[int], opposite: list[int], lowest_unconfirmed: int | None, *, nack: bool
 ) -> list[Confirm]:
-    """The confirms for tags with one verdict (rabbit_channel:coalesce_and_send).
+    """The confirms for tags that are all acked or all nacked (rabbit_channel:coalesce_and_send).
 
-    Everything below the lowest tag that is still unconfirmed or has the opposite verdict is one
-    confirm with `multiple`, at the highest such tag; the rest go singly. A lone ack is never
+    All tags below the lowest one that is unconfirmed or settled the opposite way become one confirm
+    with `multiple`, at the highest of them; the others are confirmed singly. A lone ack is never
     `multiple`; a lone nack may be (rabbit_channel:send_confirms has the special case, send_nacks
     has not).
     """
-    if len(verdicts) == 1 and not nack:
-        return [Confirm(verdicts[0])]
-    tags = sorted(verdicts)
+    if len(settled) == 1 and not nack:
+        return [Confirm(settled[0])]
+    tags = sorted(settled)
     limits = opposite if lowest_unconfirmed is None else [lowest_unconfirmed, *opposite]
     cutoff = min(limits, default=tags[-1] + 1)
     below = [tag for tag in tags if tag < cutoff]
@@ -61,24 +62,24 @@ class ConfirmLedger:
         return self.last_tag
 
     def settle(self, tag: int, *, nack: bool) -> None:
-        """The verdict on a tag; it is written with the next `poll`."""
+        """Settle a tag; the next `poll` returns its confirm."""
         del self._unconfirmed[tag]
         (self._nacked if nack else self._acked).append(tag)
 
     def settle_shuffled(self, tag: int, *, nack: bool) -> None:
-        """As `settle`, but written singly and in random order among its like."""
+        """Settle a tag; `poll` returns its confirm singly, shuffled with others of this method."""
         del self._unconfirmed[tag]
         self._shuffled.append(Confirm(tag, nack=nack))
 
     def add_extra(self, confirm: Confirm) -> None:
-        """A confirm that RabbitMQ would not send, written after the honest ones."""
+        """Add a confirm that RabbitMQ would not send; `poll` returns it last."""
         self._extra.append(confirm)
 
     def poll(self, random: Random) -> list[Confirm]:
-        """The confirms due now: acks, then nacks, as rabbit_channel:send_confirms_and_nacks."""
+        """The confirms to send now: acks, then nacks (rabbit_channel:send_confirms_and_nacks)."""
         acked, nacked, extra, shuffled = self._acked, self._nacked, self._extra, self._shuffled
         self._acked, self._nacked, self._extra, self._shuffled = [], [], [], []
-        # A shuffled tag is not written yet when the multiple acks are: it holds them back too.
+        # Shuffled confirms follow the multiple acks, which must therefore not cover their tags.
         waiting = [confirm.delivery_tag for confirm in shuffled]
         waiting += [next(iter(self._unconfirmed))] if self._unconfirmed else []
         lowest = min(waiting, default=None)

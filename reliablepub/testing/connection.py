@@ -1,9 +1,9 @@
 """The server's side of one AMQP 0-9-1 connection, without a socket: bytes in, bytes out.
 
 This module knows the life of a connection: handshake, channels, heartbeats, connection.close, and
-that a publish during a resource alarm is withheld together with everything behind it. Time is read
-from the node, which is told it with every input.
-It must never know a socket or a thread, nor what a message means.
+that a publish during a resource alarm is withheld together with everything behind it. The time is
+`Node.now`, which is set before every input.
+It must never know a socket or a thread, or what a message means.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HANDSHAKE_TIMEOUT_S = 10.0
 CLOSING_TIMEOUT_S = 5.0
 _ACCESS_REFUSED = 403
 OUTPUT_MAX_BYTES = 4 * 1024 * 1024
-"""Above this much unread output a client gets no deliveries, and is not read."""
+"""Limit of unsent output; above it a client gets no deliveries, and is not read."""
 
 
 class Connection:
@@ -47,7 +47,7 @@ class Connection:
         self.number = number
         self.ending: Ending | None = None
         self.unsent_bytes = 0
-        """What the socket has not taken yet; the server keeps it up to date."""
+        """Bytes that the socket has not taken yet; set by `link`."""
         self.vhost = node.vhost
         self.permissions = EVERYTHING
         self._handshake = Handshake(node.options, faults)
@@ -73,7 +73,7 @@ class Connection:
 
     @property
     def user(self) -> str:
-        """Who logged in."""
+        """The user that logged in."""
         return self._handshake.user
 
     @property
@@ -83,32 +83,32 @@ class Connection:
 
     @property
     def channels(self) -> int:
-        """How many there are."""
+        """Number of open channels."""
         return len(self._channels)
 
     @property
     def is_open(self) -> bool:
-        """Whether the handshake is done and nobody has closed."""
+        """Whether the handshake is done and the connection is not closed."""
         return self._handshake.is_open and not self._is_released
 
     @property
     def is_reading(self) -> bool:
-        """Whether the server shall read from this client now."""
+        """Whether the server should read from this client now."""
         return self._withheld is None and self.ending is None and not self.is_congested
 
     @property
     def is_congested(self) -> bool:
-        """Whether the client must read before it is sent more."""
+        """Whether the client must read before the server sends it more."""
         return self.unsent_bytes + self._output.size > OUTPUT_MAX_BYTES
 
     @property
     def has_output(self) -> bool:
-        """Whether `poll_transmit` has something."""
+        """Whether `poll_transmit` would return bytes."""
         return self._output.size > 0
 
     @property
     def deadline(self) -> float | None:
-        """When `handle_timeout` has something to do."""
+        """When `handle_timeout` must be called; None for never."""
         if self.ending is not None or self._is_mute:
             return None
         if self._is_closing:
@@ -119,7 +119,7 @@ class Connection:
         if not interval:
             return None
         speak_at = self._spoke_at + interval / 2
-        # A blocked client is not read, so its silence means nothing.
+        # The server does not read a blocked client, so it cannot see the client's heartbeats.
         return speak_at if self._withheld else min(speak_at, self._heard_at + 2 * interval)
 
     def has_capability(self, name: str) -> bool:
@@ -129,7 +129,7 @@ class Connection:
     # ------------------------------------------------------------------------------ inputs
 
     def handle_data(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Process bytes from the client."""
         if self._is_mute:
             return
         self._heard_at = self.node.now
@@ -142,7 +142,7 @@ class Connection:
             self._end_cut()
 
     def handle_timeout(self) -> None:
-        """Time has passed: speak, or give up on a client that does not."""
+        """Send a heartbeat, or end the connection of a client that missed a deadline."""
         deadline = self.deadline
         if deadline is None or self.node.now < deadline:
             return
@@ -157,14 +157,14 @@ class Connection:
             self.send(wire.HEARTBEAT_FRAME)
 
     def handle_unblocked(self) -> None:
-        """The alarm is over: what was withheld is processed in order."""
+        """The alarm is over: process the withheld publish, then everything behind it."""
         if self._was_told_blocked:
             self._was_told_blocked = False
             self.send(encoding.encode_method(0, commands.Connection.Unblocked()))
         self._resume()
 
     def handle_thawed(self) -> None:
-        """The freeze is over: the client was not heard, which is not its fault."""
+        """The freeze is over: restart the client's heartbeat timeout, and process its input."""
         self._heard_at = self.node.now
         if self.node.alarm is None:
             self._resume()
@@ -172,7 +172,7 @@ class Connection:
             self._tell_blocked()
 
     def handle_drained(self) -> None:
-        """The client has read what it was sent."""
+        """The client has read its output: go on delivering and reading."""
         for channel in self._channels.values():
             channel.consuming.deliver_all()
         self._run()
@@ -184,12 +184,12 @@ class Connection:
     # ------------------------------------------------------------------------------ commands
 
     def send(self, data: bytes) -> None:
-        """Queue bytes for the client; nothing follows the end."""
+        """Queue bytes for the client; ignored once the connection has ended."""
         if self.ending is None and not self._is_mute:
             self._output.add(data)
 
     def poll_transmit(self) -> bytes:
-        """What is to be written, in one piece."""
+        """Remove and return all bytes to be written."""
         data = self._output.take()
         if self._output.is_cut:
             self._end_cut()
@@ -198,13 +198,13 @@ class Connection:
         return data
 
     def withhold(self, channel: Channel, publish: Publish) -> None:
-        """Keep a publish, and read nothing behind it, until `handle_unblocked`."""
+        """Keep a publish, and process nothing behind it, until `handle_unblocked`."""
         self._withheld = (channel, publish)
         if self.node.alarm is not None:
             self._tell_blocked()
 
     def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
-        """connection.close; nothing but close-ok is heard after it."""
+        """Send connection.close; all input but close-ok is ignored after it."""
         if self._is_closing or self.ending is not None:
             return
         self._release()
@@ -214,19 +214,25 @@ class Connection:
         self.send(wire.encode_frame(wire.METHOD, 0, payload))
 
     def drop(self, *, reset: bool) -> None:
-        """End without a word; what was not written yet is not written any more."""
+        """End the TCP connection without connection.close; unsent output is dropped."""
         self._output.clear()
         self._end(Ending.RESET if reset else Ending.FIN)
 
     def cut(self, *, sent: int | None = None, received: int | None = None, reset: bool) -> None:
-        """End without a word after so many more bytes in one direction."""
+        """End the TCP connection without connection.close, after a number of further bytes.
+
+        Args:
+            sent: Bytes to the client; None for no limit.
+            received: Bytes from the client; None for no limit.
+            reset: End with RST; otherwise with FIN.
+        """
         if sent is not None:
             self._output.cut_after(sent)
         self._left_to_hear = received
         self._is_cut_by_reset = reset
 
     def go_mute(self) -> None:
-        """Neither hear nor speak any more, and do not end: the other side is not told."""
+        """Stop reading and writing without closing: the client sees a half-open connection."""
         self._release()
         self._is_mute = True
 
@@ -264,7 +270,7 @@ class Connection:
             self.send(encoding.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
 
     def _fail(self, error: AmqpError) -> None:
-        # RabbitMQ tells a client that it does not know yet only that the login is wrong.
+        # Before tune-ok RabbitMQ reports no error but a failed login.
         is_scripted = isinstance(error, ScriptedRefusal)
         is_said = self._handshake.is_tuned or error.code == _ACCESS_REFUSED or is_scripted
         if self._is_closing or not is_said:
@@ -377,7 +383,7 @@ class Connection:
             self.node.connections.pop(self.number, None)
 
     def _release(self) -> None:
-        """Let go of channels, of what is withheld, and of exclusive queues."""
+        """Release channels, the withheld publish, and exclusive queues."""
         if self._is_released:
             return
         self._is_released = True

@@ -1,7 +1,7 @@
 """basic.consume, get, ack, nack, reject, qos and cancel on one channel.
 
-This module knows who gets the next message of a queue, and which deliveries a channel has not
-acknowledged. It must never know how messages come into a queue.
+This module knows which consumer gets the next message of a queue, and which deliveries a channel
+has not acknowledged. It must never know how messages come into a queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Consumer:
-    """One basic.consume; `prefetch` 0 is without limit."""
+    """One basic.consume; `prefetch` 0 means no limit."""
 
     consuming: Consuming
     tag: str
@@ -36,7 +36,7 @@ class Consumer:
     unacked: int = 0
 
     def has_credit(self) -> bool:
-        """Whether it may get one more message now."""
+        """Whether the consumer may get another message now."""
         if self.consuming.is_congested:
             return False
         if self.no_ack:
@@ -54,16 +54,16 @@ class Delivery:
 
 
 def deliver(queue: Queue, now: float) -> None:
-    """Hand out what is ready, to consumers in turn, those of the highest priority first."""
+    """Deliver ready messages to consumers, round robin, those of the highest priority first."""
     if not queue.consumers:
         return
-    if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 is enough to be delivered
+    if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 allows delivery at once
         queue.expire(now)
     is_single = _is_single(queue)
     while queue.ready:
         active = queue.consumers[:1] if is_single else queue.consumers
         free = (one for one in active if one.has_credit())
-        consumer = max(free, key=lambda one: one.priority, default=None)  # of equals the first
+        consumer = max(free, key=lambda one: one.priority, default=None)  # max() keeps the first
         if consumer is None:
             return
         if not is_single:
@@ -92,15 +92,15 @@ class Consuming:
 
     @property
     def is_congested(self) -> bool:
-        """Whether the client reads more slowly than it is sent."""
+        """Whether the client reads more slowly than the server sends."""
         return self._channel.connection.is_congested
 
     def has_credit(self) -> bool:
-        """Whether the channel-wide prefetch leaves room."""
+        """Whether the channel-wide prefetch allows another delivery."""
         return not 0 < self._prefetch_channel <= len(self._unacked)
 
     def qos(self, method: Basic.Qos) -> None:
-        """basic.qos: per new consumer, or for the whole channel when global."""
+        """basic.qos: for new consumers, or for the whole channel if global."""
         if method.prefetch_size:
             raise AmqpError(540, f"prefetch_size!=0 ({method.prefetch_size})")
         if method.global_:
@@ -134,7 +134,7 @@ class Consuming:
         deliver(queue, self._node.now)
 
     def cancel(self, method: Basic.Cancel) -> None:
-        """basic.cancel: an unknown consumer is no error."""
+        """basic.cancel; an unknown consumer is not an error."""
         tag = method.consumer_tag or ""
         consumer = self.consumers.pop(tag, None)
         self._channel.reply(Basic.CancelOk(tag), nowait=method.nowait)
@@ -150,7 +150,7 @@ class Consuming:
             self._channel.reply(Basic.GetEmpty())
             return
         entry = queue.take()
-        queue.expire(self._node.now)  # before it is counted what is left
+        queue.expire(self._node.now)  # message_count must not include expired messages
         tag = self._open(Delivery(entry, queue, None), no_ack=method.no_ack)
         publish = entry.publish
         payload = encoding.encode_get_ok(
@@ -197,7 +197,7 @@ class Consuming:
             self._channel.transaction.add_settlement(deliveries, requeue)
 
     def settle(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
-        """Deliveries are acked (None), requeued, or rejected and dropped."""
+        """Settle deliveries: ack (None), requeue (True), or reject and drop (False)."""
         for delivery in deliveries.values():
             if delivery.consumer is not None:
                 delivery.consumer.unacked -= 1
@@ -209,22 +209,22 @@ class Consuming:
             deliver(queue, self._node.now)
 
     def reopen(self, deliveries: dict[int, Delivery]) -> None:
-        """A transaction is rolled back: they are not acknowledged after all."""
+        """A transaction was rolled back: its deliveries are unacknowledged again."""
         self._unacked = dict(sorted((self._unacked | deliveries).items()))
 
     def handle_queue_deleted(self, consumer: Consumer) -> None:
-        """The queue is gone: basic.cancel, where the client announced that it understands it."""
+        """The queue is gone: send basic.cancel, if the client has announced the capability."""
         del self.consumers[consumer.tag]
         if self._channel.connection.has_capability("consumer_cancel_notify"):
             self._channel.reply(Basic.Cancel(consumer.tag, nowait=True))
 
     def deliver_all(self) -> None:
-        """The client reads again: go on with every queue that this channel consumes."""
+        """The client reads again: deliver from every queue that this channel consumes."""
         for queue in self._queues():
             deliver(queue, self._node.now)
 
     def close(self) -> None:
-        """The channel is gone: consumers leave, and what was not acknowledged is requeued."""
+        """The channel is gone: remove its consumers, and requeue unacknowledged deliveries."""
         for consumer in self.consumers.values():
             consumer.queue.consumers.remove(consumer)
         gone, self.consumers = self.consumers, {}
@@ -241,7 +241,7 @@ class Consuming:
         self._hand_over(consumer.queue)
 
     def _hand_over(self, queue: Queue) -> None:
-        """A consumer is gone: the others take its turn, or the queue goes with the last one."""
+        """A consumer is gone: deliver to the others, or delete an auto-delete queue without any."""
         deliver(queue, self._node.now)
         vhost = self._channel.connection.vhost
         self._node.keep_while_used(vhost, queue)
@@ -257,7 +257,7 @@ class Consuming:
     def _close(self, tag: int, *, multiple: bool) -> dict[int, Delivery]:
         if multiple and tag == 0:
             tags = list(self._unacked)
-        elif tag not in self._unacked:  # nor are earlier ones settled, if it was to be multiple
+        elif tag not in self._unacked:  # with `multiple`, earlier tags are not settled either
             explanation = f"unknown delivery tag {tag}"
             raise AmqpError(406, explanation)
         else:

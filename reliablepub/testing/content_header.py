@@ -1,7 +1,7 @@
-"""A content header with other headers in it, every other byte as it was.
+"""Rewrites headers within an encoded content header; all other bytes stay as they were.
 
-What a publisher sent must arrive with the very types it chose, which a decoded table no longer
-knows. So this module cuts and pastes bytes. It must never know what a header means.
+Header values must arrive with the field types that the publisher chose, and decoding loses some of
+them. So this module copies bytes. It must never know what a header means.
 """
 
 from __future__ import annotations
@@ -27,9 +27,13 @@ def rewritten(
     add: Mapping[str, Any] | None = None,
     keep_expiration: bool = True,
 ) -> bytes:
-    """The content header without some headers, with others in their place or behind.
+    """A content header with some headers dropped, and others replaced or added.
 
-    It must have been decoded before: it is taken to be well formed.
+    Args:
+        payload: A well-formed content header: the caller has decoded it before.
+        drop: Names of headers to remove.
+        add: Headers to set.
+        keep_expiration: Whether the `expiration` property stays.
     """
     add = add or {}
     flags = int.from_bytes(payload[_FIXED_SIZE : _FIXED_SIZE + 2], "big")
@@ -50,7 +54,7 @@ def rewritten(
 
 
 def _table(data: bytes, drop: Collection[str], add: Mapping[str, Any]) -> bytes:
-    """A field table, which may be absent, with its length in front."""
+    """The new field table with its length prefix; `data` is empty if there was no table."""
     reader = Reader(data, min(4, len(data)))
     entries: list[bytes] = []
     while reader.at < reader.end:

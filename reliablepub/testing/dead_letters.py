@@ -1,7 +1,7 @@
-"""Dead-lettering: where a message goes that a queue drops, and what is written on it.
+"""Dead-lettering: where a message goes that a queue drops, and the headers that are added to it.
 
-This module knows rabbit_dead_letter: `x-death` and its kin, the routing key it keeps or gets, and
-which cycles are broken. It must never know why a queue drops, nor who consumes.
+This module knows rabbit_dead_letter: the `x-death` and `x-first-death-*` headers, the routing key,
+and which cycles are broken. It must never know why a queue drops, or the consumers.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def died(buried: Buried, time_s: int) -> Publish:
     """The message that is published to the dead letter exchange.
 
     Args:
-        buried: What died, where and why.
-        time_s: The time of day.
+        buried: The message, the queue that dropped it, and the reason.
+        time_s: Wall clock, seconds since 1970.
     """
     publish, queue = buried.publish, buried.queue
     key = queue.arguments.get("x-dead-letter-routing-key")
@@ -50,16 +50,16 @@ def died(buried: Buried, time_s: int) -> Publish:
 
 
 def destinations(vhost: VirtualHost, publish: Publish, reason: str) -> list[Queue]:
-    """The queues that a dead letter reaches, without those that would go on for ever."""
+    """The queues that a dead letter reaches, without those that would close an automatic cycle."""
     queues = vhost.route(publish)
-    if reason == "rejected":  # somebody decides each time
+    if reason == "rejected":  # a consumer decides each time, so the cycle is not automatic
         return queues
     deaths = _known_deaths(publish)
     return [queue for queue in queues if not _is_cycle(queue.name, deaths)]
 
 
 def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any]]:
-    """The `x-death` table: one entry a queue and reason, the latest first, with its count."""
+    """The `x-death` table: one entry per queue and reason, with a count, the latest first."""
     deaths = _known_deaths(publish)
     same = [one for one in deaths if _place(one) == (buried.queue.name, buried.reason)]
     others = [one for one in deaths if _place(one) != (buried.queue.name, buried.reason)]
@@ -90,7 +90,7 @@ def _place(death: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _is_cycle(name: str, deaths: list[dict[str, Any]]) -> bool:
-    """Whether a message has been in the queue before, and nobody has rejected it since."""
+    """Whether the message was in the queue before, and no consumer has rejected it since."""
     since: list[Any] = []
     for death in deaths:
         since.append(death.get("reason"))

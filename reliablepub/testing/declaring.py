@@ -1,7 +1,7 @@
 """exchange.* and queue.*: declare, delete, bind, unbind, purge, with RabbitMQ's refusals.
 
-This module knows which declarations RabbitMQ refuses and in which words. It must never know
-messages in flight, nor how a reply is written.
+This module knows which declarations RabbitMQ refuses, and the reply texts. It must never know
+messages in flight, or how a reply is encoded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _CLASSIC = frozenset({None, "classic"})
-"""A queue is of this type, whether it was said or not."""
+"""Values of `x-queue-type` that mean a classic queue; None: the argument is absent."""
 
 
 def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
@@ -63,7 +63,7 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
 
 
 def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
-    """exchange.delete: of one that does not exist is no error."""
+    """exchange.delete; deleting an exchange that does not exist is not an error."""
     vhost = channel.connection.vhost
     name = _stripped(method.exchange)
     channel.check_access("configure", "exchange", name)
@@ -80,21 +80,21 @@ def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
 
 
 def bind_exchange(channel: Channel, method: ExchangeMethods.Bind) -> None:
-    """exchange.bind: from `source` to `destination`."""
+    """exchange.bind, from `source` to `destination`."""
     source, binding = _exchange_binding(channel, method)
     _bind(channel, source, binding)
     channel.reply(ExchangeMethods.BindOk(), nowait=method.nowait)
 
 
 def unbind_exchange(channel: Channel, method: ExchangeMethods.Unbind) -> None:
-    """exchange.unbind: of what does not exist is no error."""
+    """exchange.unbind; a binding that does not exist is not an error."""
     source, binding = _exchange_binding(channel, method)
     channel.connection.vhost.unbind(source, binding)
     channel.reply(ExchangeMethods.UnbindOk(), nowait=method.nowait)
 
 
 def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
-    """queue.declare; an empty name asks the server for one."""
+    """queue.declare; for an empty name the server generates one."""
     connection = channel.connection
     node, vhost = connection.node, connection.vhost
     arguments = dict(method.arguments or {})
@@ -129,7 +129,7 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
 
 
 def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
-    """queue.delete: what is outstanding there is confirmed, not nacked; unknown is no error."""
+    """queue.delete: publishes waiting for the queue are acked; an unknown queue is not an error."""
     vhost = channel.connection.vhost
     name = channel.name_or_last(_stripped(method.queue))
     channel.check_access("configure", "queue", name)
@@ -164,11 +164,11 @@ def bind_queue(channel: Channel, method: QueueMethods.Bind) -> None:
 
 
 def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
-    """queue.unbind: of what does not exist is no error, and it has no nowait."""
+    """queue.unbind; a binding that does not exist is not an error. The method has no nowait."""
     vhost = channel.connection.vhost
     source, binding = _queue_binding(channel, method)
     if source in vhost.exchanges and binding.destination in vhost.queues:
-        channel.queue(binding.destination)  # it may be somebody else's
+        channel.queue(binding.destination)  # raises 405 if exclusive to another connection
         vhost.unbind(source, binding)
     channel.reply(QueueMethods.UnbindOk())
 
@@ -198,7 +198,7 @@ def _exchange_binding(
 
 
 def _bind(channel: Channel, source: str, binding: Binding) -> None:
-    """Add a binding; if both ends are missing, it is the source that is said to be."""
+    """Add a binding; if both ends are missing, the 404 names the source."""
     exchange = channel.exchange(source, None)
     if binding.to_exchange:
         channel.exchange(binding.destination, None)
@@ -210,12 +210,12 @@ def _bind(channel: Channel, source: str, binding: Binding) -> None:
 
 
 def _stripped(name: str) -> str:
-    """A name as declarations and bindings take it: without the ends of lines."""
+    """The name without CR and LF, which RabbitMQ strips in declarations and bindings."""
     return name.replace("\r", "").replace("\n", "")
 
 
 def frozen_arguments(table: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Binding arguments in a form that can be compared; nested values only by their text."""
+    """Binding arguments as a hashable value; nested values are compared by their `repr`."""
     return tuple(
         (key, repr(value) if isinstance(value, dict | list | bytearray) else value)
         for key, value in sorted((table or {}).items())
@@ -234,7 +234,7 @@ def _check_name(name: str, what: str) -> None:
 
 
 def _check_onward(channel: Channel, what: str, name: str, onward: object) -> None:
-    """Who sends messages on must be allowed to read them here and to write them there."""
+    """Forwarding needs the right to read here and to write to the exchange it forwards to."""
     if isinstance(onward, str):
         channel.check_access("read", what, name)
         channel.check_access("write", "exchange", onward)

@@ -1,8 +1,8 @@
-"""The payload of a frame to a method, a content header or properties.
+"""Decodes the payload of a frame into a method, a content header or properties.
 
-pamqp knows which methods exist and what their arguments are; this module reads their bytes itself,
-because a server must refuse what is truncated, nested without end or larger than agreed, and
-because basic.publish is too frequent for a general decoder.
+pamqp defines the methods and their arguments. This module reads the bytes itself, because a server
+must refuse input that is truncated, nested too deeply or larger than agreed, and because
+basic.publish is too frequent for a general decoder.
 It must never know what a method means.
 """
 
@@ -36,7 +36,7 @@ _FLOAT, _DOUBLE = struct.Struct(">f"), struct.Struct(">d")
 
 
 class MalformedError(Exception):
-    """Bytes that are not what they should be; who asked for them knows which reply that is."""
+    """Bytes that cannot be decoded; the caller chooses the reply code."""
 
 
 class Reader:
@@ -50,7 +50,7 @@ class Reader:
         self.end = len(data)
 
     def take(self, size: int) -> bytes:
-        """Exactly so many bytes."""
+        """Exactly `size` bytes."""
         start = self.at
         self.at = start + size
         if self.at > self.end:
@@ -58,7 +58,7 @@ class Reader:
         return self.data[start : self.at]
 
     def number(self, size: int, *, signed: bool = False) -> int:
-        """An integer of so many bytes."""
+        """An integer of `size` bytes."""
         return int.from_bytes(self.take(size), "big", signed=signed)
 
     def shortstr(self) -> str:
@@ -70,7 +70,7 @@ class Reader:
             raise MalformedError("a short string is not UTF-8") from None
 
     def longstr(self) -> str | bytes:
-        """A long string; as bytes when it is not UTF-8."""
+        """A long string; as bytes if it is not UTF-8."""
         text = self.take(self.number(4))
         try:
             return text.decode()
@@ -83,10 +83,10 @@ class Reader:
         try:
             return datetime.fromtimestamp(seconds, tz=UTC)
         except (ValueError, OverflowError, OSError):
-            return seconds  # beyond the year 9999: legal on the wire, not in a datetime
+            return seconds  # after the year 9999: legal on the wire, too late for a datetime
 
     def real(self, form: struct.Struct) -> float:
-        """A float or a double; Erlang has none that is not finite."""
+        """A float or a double; Erlang has neither infinity nor NaN."""
         value: float = form.unpack(self.take(form.size))[0]
         if not math.isfinite(value):
             raise MalformedError("a number is not finite")
@@ -98,7 +98,7 @@ class Reader:
         return Decimal(self.number(4, signed=True)).scaleb(-scale)
 
     def table(self, depth: int = 0) -> dict[str, Any]:
-        """A field table with its length in front."""
+        """A field table with its length prefix."""
         end = self._nested_end(depth)
         table = {}
         while self.at < end:
@@ -117,7 +117,7 @@ class Reader:
         return items
 
     def value(self, depth: int) -> Any:  # noqa: ANN401 - a field value is of any type
-        """A field value with its type in front."""
+        """A field value with its type prefix."""
         kind = self.take(1)
         if kind == b"F":
             return self.table(depth + 1)
@@ -222,7 +222,7 @@ def _read_method(kind: type[Frame], reader: Reader) -> Frame:
 
 def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
     """The exchange, routing key, mandatory and immediate of a basic.publish."""
-    reader = Reader(payload, _IDS_SIZE + 2)  # behind the ticket
+    reader = Reader(payload, _IDS_SIZE + 2)  # skip the ids and the reserved ticket
     try:
         exchange = reader.shortstr()
         routing_key = reader.shortstr()
@@ -251,7 +251,7 @@ def decode_properties(payload: bytes) -> commands.Basic.Properties:
     """The properties in a content header frame.
 
     Raises:
-        MalformedError: They are not what the flags say.
+        MalformedError: The properties do not fit the flags.
     """
     _class, _size, flags = decode_header(payload)
     properties = commands.Basic.Properties()
@@ -265,7 +265,7 @@ def decode_properties(payload: bytes) -> commands.Basic.Properties:
 
 
 def decode_table(data: bytes) -> dict[str, Any]:
-    """A field table without its length in front, as AMQPLAIN sends it.
+    """A field table without its length prefix, as AMQPLAIN sends it.
 
     Raises:
         MalformedError: It is not a table.

@@ -1,8 +1,8 @@
-"""Methods, confirms and content to bytes.
+"""Encodes methods, confirms and content.
 
-pamqp refuses to encode names outside its own alphabet; RabbitMQ takes any UTF-8 name. So the
-methods that carry a peer's names back are written here, and confirms for speed.
-This module must never know when something is sent.
+pamqp refuses to encode names outside its own alphabet; RabbitMQ accepts any UTF-8 name. So this
+module itself encodes the methods that carry names from a client, and confirms for speed.
+It must never know when something is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pamqp.base import Frame
 
 CHANNEL_OPEN_OK: Final = b"\x00\x14\x00\x0b\x00\x00\x00\x00"
-"""The payload of channel.open-ok, with an empty channel id as from RabbitMQ; pamqp has none."""
+"""The payload of channel.open-ok with an empty channel id, as RabbitMQ sends; pamqp omits it."""
 
 _REQUEUE_BIT: Final = 2
 
@@ -29,14 +29,14 @@ _CLOSE_IDS = struct.Struct(">HH")
 
 
 def encode_method(channel: int, method: Frame) -> bytes:
-    """The method frame of a method whose arguments are ours, not a peer's names."""
+    """The frame of a method whose arguments contain no name that a client chose."""
     return encode_frame(METHOD, channel, method.index.to_bytes(4, "big") + method.marshal())
 
 
 def encode_confirm(channel: int, delivery_tag: int, *, multiple: bool, nack: bool) -> bytes:
     """A basic.ack (60, 80) or basic.nack (60, 120) of publisher confirms."""
     method_id = 120 if nack else 80
-    bits = multiple | (_REQUEUE_BIT if nack else 0)  # RabbitMQ leaves the default of basic.nack
+    bits = multiple | (_REQUEUE_BIT if nack else 0)  # RabbitMQ sends nacks with requeue=true
     return _CONFIRM.pack(METHOD, channel, 13, 60, method_id, delivery_tag, bits, FRAME_END)
 
 
@@ -97,7 +97,7 @@ def encode_declare_ok(queue: str, message_count: int, consumer_count: int) -> by
 def encode_content(
     channel: int, method: bytes, header: bytes, body: bytes, frame_max: int
 ) -> bytes:
-    """A content-bearing method with its header and as many body frames as the size asks for."""
+    """The frames of a method with content: method, header, and body in parts of `frame_max`."""
     step = frame_max - FRAME_OVERHEAD
     frames = [encode_frame(METHOD, channel, method), encode_frame(HEADER, channel, header)]
     frames += [

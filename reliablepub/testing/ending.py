@@ -1,6 +1,6 @@
-"""How a connection ends on the wire.
+"""The ways in which a TCP connection ends.
 
-This module must never know why.
+This module must never know why a connection ends.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import enum
 
 
 class Ending(enum.Enum):
-    """How the server shall end the socket."""
+    """How the server ends a socket."""
 
     FLUSH = "flush"
-    """Send what is left, then FIN."""
+    """Send the remaining output, then FIN."""
     FLUSH_RESET = "flush, reset"
-    """Send what is left, then RST."""
+    """Send the remaining output, then RST."""
     FIN = "fin"
     """FIN at once."""
     RESET = "reset"
@@ -22,10 +22,10 @@ class Ending(enum.Enum):
 
     @property
     def flushes(self) -> bool:
-        """Whether what is left is sent first."""
+        """Whether the remaining output is sent first."""
         return self in (Ending.FLUSH, Ending.FLUSH_RESET)
 
     @property
     def resets(self) -> bool:
-        """Whether it is RST."""
+        """Whether the connection ends with RST."""
         return self in (Ending.RESET, Ending.FLUSH_RESET)

@@ -1,8 +1,9 @@
-"""RabbitMQ's names for the types of field values, and numbers that remember as which they came.
+"""RabbitMQ's names for the types of field values, and number classes that keep their wire type.
 
-Reply texts name types. So a number from the wire is an `int` or a `float` like any other, of a
-class that says more; a plain `int`, of the test's own, is said to be what most clients send.
-PURE: this module must never know how a value is read.
+RabbitMQ's reply texts name types. So a number from the wire is an instance of a subclass of `int`
+or `float` that names its type. A plain `int`, which only a test passes, counts as `signedint`, the
+type that most clients send.
+PURE: this module must never know how a value is decoded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import ClassVar
 
 
 class WireInt(int):
-    """An integer from the wire; its class says of which type."""
+    """An integer from the wire; each subclass is one field type."""
 
     field: ClassVar[str]
 
@@ -25,7 +26,7 @@ class Byte(WireInt):
 
 
 class UnsignedByte(WireInt):
-    """8 bits, none of them the sign."""
+    """8 bits, unsigned."""
 
     field = "unsignedbyte"
 
@@ -37,7 +38,7 @@ class Short(WireInt):
 
 
 class UnsignedShort(WireInt):
-    """16 bits, none of them the sign."""
+    """16 bits, unsigned."""
 
     field = "unsignedshort"
 
@@ -49,7 +50,7 @@ class SignedInt(WireInt):
 
 
 class UnsignedInt(WireInt):
-    """32 bits, none of them the sign."""
+    """32 bits, unsigned."""
 
     field = "unsignedint"
 
@@ -61,7 +62,7 @@ class Long(WireInt):
 
 
 class WireFloat(float):
-    """A number of 32 bits; a plain `float` is one of 64."""
+    """A float of 32 bits; a plain `float` has 64."""
 
     field: ClassVar[str] = "float"
 
@@ -88,10 +89,10 @@ def field_type(value: object) -> str:
 
 
 def is_integer(value: object) -> bool:
-    """Whether it is of one of the integer types."""
+    """Whether a value has one of the integer types; a `bool` does not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_same(one: object, other: object) -> bool:
-    """Whether a header has the value that a binding asks for: numbers of any type, but no flag."""
+    """Whether two field values are equal; the types of numbers do not matter, but bool does."""
     return isinstance(one, bool) == isinstance(other, bool) and one == other

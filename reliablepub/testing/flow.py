@@ -1,7 +1,7 @@
-"""One direction of a connection through a network that is slow, far or choppy.
+"""One direction of a connection with faults of the network: bandwidth, latency, small pieces.
 
-PURE: this module knows how many bytes may pass when. Time is an argument.
-It must never know sockets, nor what the bytes mean.
+PURE: this module knows how many bytes may pass at a time. Time is an argument.
+It must never know sockets, or what the bytes mean.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 READ_MAX_BYTES = 256 * 1024
-"""How much is read from a socket at a time."""
+"""Most bytes read from a socket at a time."""
 _PACKET_S = 0.01
-"""A slow network passes a packet of so many seconds' worth at a time."""
+"""Size of a packet on a limited connection, as the seconds that it takes at the given rate."""
 
 
 class Flow:
-    """What may pass; without faults everything, at once.
+    """Limits on passing bytes; without limits all bytes pass at once.
 
     Args:
-        per_s: Bytes a second.
-        delay_s: How long they are under way.
-        size: The largest piece.
+        per_s: Bytes a second; None for no limit.
+        delay_s: Latency in seconds.
+        size: Largest piece in bytes; None for no limit.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Flow:
 
     @classmethod
     def outward(cls, faults: Iterable[ConnectionFault]) -> Flow | None:
-        """From the broker to the client; None when no fault concerns it."""
+        """The flow from the broker to the client; None if no fault concerns it."""
         per_s, delay_s, size = None, 0.0, None
         for fault in faults:
             if isinstance(fault, Bandwidth):
@@ -56,13 +56,13 @@ class Flow:
 
     @classmethod
     def inward(cls, faults: Iterable[ConnectionFault]) -> Flow | None:
-        """From the client to the broker; None when no fault concerns it."""
+        """The flow from the client to the broker; None if no fault concerns it."""
         rates = [fault.received_per_s for fault in faults if isinstance(fault, Bandwidth)]
         return cls(per_s=rates[-1]) if rates and rates[-1] is not None else None
 
     @property
     def deadline(self) -> float | None:
-        """When what is kept may go on."""
+        """When the next kept packet may pass; None if none is kept."""
         return max(self._packets[0][0], self._free_at) if self._packets else None
 
     @property
@@ -71,7 +71,7 @@ class Flow:
         return self._free_at
 
     def room(self, now: float) -> int | None:
-        """How many bytes may pass now; None is without limit."""
+        """How many bytes may pass now; None for no limit."""
         if now < self._free_at:
             return 0
         if self._per_s is None:
@@ -79,18 +79,18 @@ class Flow:
         return min(max(1, int(self._per_s * _PACKET_S)), self._size or READ_MAX_BYTES)
 
     def passed(self, count: int, now: float) -> None:
-        """So many bytes have passed."""
+        """Record that `count` bytes have passed."""
         if self._per_s is not None:
             self._free_at = now + count / self._per_s
 
     def push(self, data: bytes, now: float) -> None:
-        """Bytes begin their way."""
+        """Add bytes, which pass after the latency."""
         if data:
             self._packets.append((now + self._delay_s, data))
             self.backlog_bytes += len(data)
 
     def poll(self, now: float) -> bytes:
-        """The piece that arrives now."""
+        """Remove and return the bytes that pass now."""
         room = self.room(now)
         if room == 0 or not self._packets or now < self._packets[0][0]:
             return b""

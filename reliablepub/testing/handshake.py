@@ -1,7 +1,7 @@
 """The opening of a connection: start, start-ok, tune, tune-ok, open.
 
-This module knows how a client logs in (PLAIN, AMQPLAIN), what is negotiated, and in which words
-RabbitMQ refuses. It must never know channels, messages or sockets.
+This module knows how a client logs in (PLAIN, AMQPLAIN), which limits are negotiated, and the reply
+texts with which RabbitMQ refuses. It must never know channels, messages or sockets.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _STEPS: dict[type[Frame], str] = {
 
 
 class Stalled(Exception):
-    """A fault: the client is not answered."""
+    """A fault: the client gets no answer."""
 
 
 class ScriptedRefusal(AmqpError):
-    """A fault: the client is told whatever RabbitMQ would tell it."""
+    """A fault: the client gets connection.close, even where RabbitMQ would send none."""
 
 
 class Handshake:
-    """What has been agreed with one client so far."""
+    """The state of the handshake with one client, and the negotiated limits."""
 
     def __init__(self, options: NodeOptions, faults: Iterable[ConnectionFault] = ()) -> None:
         self._options = options
@@ -66,16 +66,22 @@ class Handshake:
 
     @property
     def is_open(self) -> bool:
-        """Whether connection.open-ok was due."""
+        """Whether the handshake is finished: connection.open was answered."""
         return self._expected is Methods.Close
 
     @property
     def is_tuned(self) -> bool:
-        """Whether connection.tune-ok has come: from now on a client is told what is wrong."""
+        """Whether connection.tune-ok has arrived; from then on the client is told of errors."""
         return self._expected in (Methods.Open, Methods.Close)
 
     def start(self) -> bytes:
-        """connection.start, the answer to the protocol header; raises as `handle` does."""
+        """connection.start, the answer to the protocol header.
+
+        Raises:
+            ScriptedRefusal: A fault refuses the client with a reply code.
+            SilentlyRefused: A fault closes the socket without a reply.
+            Stalled: A fault leaves the client without an answer.
+        """
         self._go_wrong_at("protocol_header")
         properties: dict[str, Any] = {
             "capabilities": dict.fromkeys(_CAPABILITIES, True),
@@ -90,9 +96,9 @@ class Handshake:
         """The answer to the next method of the handshake.
 
         Raises:
-            AmqpError: The client is refused in words.
-            SilentlyRefused: It is refused, and does not understand or deserve a word.
-            Stalled: It waits for ever.
+            AmqpError: The client is refused with a reply code.
+            SilentlyRefused: The client is refused without a reply, as by RabbitMQ.
+            Stalled: A fault leaves the client without an answer.
         """
         self._go_wrong_at(_STEPS.get(type(method)))
         if type(method) is not self._expected:
@@ -159,7 +165,7 @@ class Handshake:
 
 
 def _negotiated(asked: int | None, offered: int) -> int:
-    """What the client chose; more than offered is refused, and so is 0, which is without limit."""
+    """The client's choice of a limit; more than offered is refused, and so is 0 (no limit)."""
     if not offered:
         return asked or 0
     if not asked or asked > offered:

@@ -1,4 +1,4 @@
-"""What the broker saw: every publish, and what became of it.
+"""The history of a broker: every publish, and its fate.
 
 This module knows the fates of a publish and the read-only records that tests look at.
 It must never know how a fate comes about.
@@ -20,10 +20,10 @@ _PERSISTENT = 2
 
 
 class Fate(enum.StrEnum):
-    """What became of a publish that reached the broker whole."""
+    """The fate of a publish that reached the broker whole."""
 
     WITHHELD = "withheld"
-    """Not processed yet: an alarm or a freeze holds it back, or a transaction that is open."""
+    """Not processed yet: held back by an alarm, a freeze or an open transaction."""
     ACCEPTED = "accepted"
     """At least one queue took it."""
     RETURNED = "returned"
@@ -33,14 +33,14 @@ class Fate(enum.StrEnum):
     NACKED = "nacked"
     """Refused by basic.nack (`x-overflow=reject-publish`, or a fault)."""
     REFUSED = "refused"
-    """The channel or the connection was closed because of it."""
+    """The broker closed the channel or the connection because of the publish."""
     LOST = "lost"
-    """It arrived, and the broker no longer has it: dropped before acceptance, or by a crash."""
+    """Arrived, and gone: dropped before a queue accepted it, or lost in a crash."""
 
 
 @dataclass(slots=True, eq=False)
 class Publish:
-    """One publish inside the broker; `header` is its content header as it came, properties too."""
+    """One publish inside the broker; `header` is the encoded content header as it arrived."""
 
     exchange: str
     routing_key: str
@@ -53,7 +53,7 @@ class Publish:
     delivery_tag: int = 0
     fate: Fate = Fate.WITHHELD
     waiting: int = 0
-    """Queues that still have to write it before it may be confirmed."""
+    """Number of queues that must write the message before it may be confirmed."""
     rejected: bool = False
     faults: tuple[Fault, ...] = ()
 
@@ -63,11 +63,11 @@ class Publish:
         return self.properties.delivery_mode == _PERSISTENT
 
     def drop_faults(self, kind: type[Fault]) -> None:
-        """It has no fault of this kind any more."""
+        """Remove faults of this kind from the publish."""
         self.faults = tuple(fault for fault in self.faults if not isinstance(fault, kind))
 
     def mark_lost(self) -> None:
-        """No queue has it any more, and nobody consumed it."""
+        """No queue has the message any more, and no consumer got it."""
         self.fate = Fate.LOST
 
 
@@ -101,11 +101,11 @@ class StoredMessage:
 
 
 class History:
-    """The last publishes in the order they came, and how many there were.
+    """The last publishes in the order of arrival, and the number of all.
 
     Args:
-        size_max: How many are remembered.
-        bytes_max: How many bytes their bodies may have together.
+        size_max: Most publishes kept.
+        bytes_max: Limit of the bytes of their bodies.
     """
 
     def __init__(self, size_max: int, bytes_max: int) -> None:
@@ -116,7 +116,7 @@ class History:
         self._publishes: deque[Publish] = deque()
 
     def add(self, publish: Publish) -> None:
-        """Remember a publish; the oldest are forgotten when there is no room."""
+        """Add a publish; the oldest ones are dropped beyond the limits."""
         self.total += 1
         self._publishes.append(publish)
         self._bytes += len(publish.body)
@@ -126,13 +126,13 @@ class History:
             self._bytes -= len(self._publishes.popleft().body)
 
     def drop_faults(self, kind: type[Fault]) -> None:
-        """No publish has a fault of this kind any more."""
+        """Remove faults of this kind from every publish."""
         for publish in self._publishes:
             if publish.faults:
                 publish.drop_faults(kind)
 
     def snapshot(self) -> tuple[Published, ...]:
-        """The publishes as they stand now."""
+        """Read-only copies of the publishes in their present state."""
         return tuple(
             Published(
                 fate=publish.fate,

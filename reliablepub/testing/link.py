@@ -1,7 +1,7 @@
-"""One connection on its socket: bytes in and out, TLS around them, and how it ends on the wire.
+"""One connection on its socket: reads, writes, TLS, and the end of the TCP connection.
 
 This module knows a non-blocking socket, TLS, and the network's faults (`flow`). It must never know
-AMQP, nor other connections.
+AMQP or other connections.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Link:
     """A connection and its socket.
 
     Args:
-        sock: Non-blocking.
-        connection: What the bytes are for.
-        faults: What the network does to it.
-        tls: What encrypts; None is plain TCP.
+        sock: A non-blocking socket.
+        connection: Processes the bytes.
+        faults: Faults of the network.
+        tls: The server-side TLS context; None for plain TCP.
     """
 
     def __init__(
@@ -44,14 +44,15 @@ class Link:
         self.sock = sock
         self.connection = connection
         self.lingers_until: float | None = None
-        """Set once FIN is sent: what still comes is read and dropped, or close would reset."""
+        """When to close, set once FIN is sent; None before. Until then input is read and dropped,
+        because closing a socket with unread input sends RST."""
         self._out = Flow.outward(faults)
         self._in = Flow.inward(faults)
         self._tls = None if tls is None else _Tls(tls)
         self._unsent = b""
 
     def interest(self, now: float) -> int:
-        """What to watch the socket for."""
+        """The selector events that the link waits for."""
         wanted = selectors.EVENT_WRITE if self._unsent else 0
         is_free = self._in is None or now >= self._in.free_at
         if self.lingers_until is not None or (self.connection.is_reading and is_free):
@@ -59,8 +60,8 @@ class Link:
         return wanted
 
     def deadline(self, now: float) -> float | None:
-        """When there is something to do that no event on the socket tells."""
-        if self.connection.has_output:  # it came after this link's turn
+        """When the link has something to do without an event on the socket; None for never."""
+        if self.connection.has_output:  # queued after this link was written
             return now
         times = [self.connection.deadline, self.lingers_until]
         if self._out is not None and not self._unsent:
@@ -70,7 +71,7 @@ class Link:
         return min((time for time in times if time is not None), default=None)
 
     def read(self, now: float) -> bool:
-        """Hand on what has arrived; False when the client is gone."""
+        """Read, and pass the bytes to the connection; False if the client is gone."""
         room = None if self._in is None else self._in.room(now)
         if room == 0:
             return True
@@ -93,7 +94,7 @@ class Link:
         return is_there
 
     def write(self, now: float) -> bool:
-        """Send what the socket takes; False when the client is gone."""
+        """Write as much output as the socket takes; False if the client is gone."""
         was_congested = self.connection.is_congested
         data = self._unsent + self._encrypted(self._outgoing(now))
         if not data and self._out is None and not was_congested:
@@ -113,7 +114,7 @@ class Link:
         return True
 
     def finish(self, now: float) -> bool:
-        """Bring about the end that the connection asked for; True when it is time to close."""
+        """Carry out the ending that the connection chose; True when the socket may be closed."""
         ending = self.connection.ending
         is_sent = not self._unsent and (self._out is None or not self._out.backlog_bytes)
         if ending is None or (ending.flushes and not is_sent):
@@ -131,7 +132,7 @@ class Link:
         return now >= self.lingers_until
 
     def prepare_reset(self) -> None:
-        """Let close() send RST."""
+        """Make close() send RST."""
         with contextlib.suppress(OSError):
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
@@ -156,10 +157,10 @@ class _Tls:
         self._is_open = False
 
     def decrypt(self, data: bytes) -> bytes:
-        """What the client said; nothing yet during the handshake.
+        """The decrypted input; empty during the handshake.
 
         Raises:
-            ssl.SSLError: It is no TLS, or not with this certificate.
+            ssl.SSLError: The input is not TLS, or the handshake failed.
         """
         self._incoming.write(data)
         parts: list[bytes] = []
@@ -175,7 +176,7 @@ class _Tls:
         return b"".join(parts)
 
     def encrypt(self, data: bytes) -> bytes:
-        """What to send: the data, and whatever TLS has to say itself."""
+        """The encrypted output: the data, and pending TLS handshake records."""
         if data and self._is_open:
             self._tls.write(data)
         return self._outgoing.read()

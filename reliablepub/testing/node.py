@@ -1,9 +1,8 @@
-"""The broker itself, without sockets: what all connections share.
+"""The broker without sockets: the state that all connections share.
 
 This module knows the virtual hosts, the disk (which persistent messages are not written yet), the
-resource alarm, the fault script and the history. Time comes in with every input as `now`.
-It must never know bytes or sockets; a crash or a freeze is only announced here, for the server to
-carry out.
+resource alarm, the fault script and the history. `now` is set before every input.
+It must never know bytes or sockets; it queues a crash or a freeze, which the server carries out.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ class Node:
         return self.vhosts[self.options.virtual_hosts[0]]
 
     def channels_of(self, user: str) -> int:
-        """How many channels a user has open, on all connections."""
+        """Number of channels that a user has open on all connections."""
         return sum(one.channels for one in self.connections.values() if one.user == user)
 
     def set_permissions(self, user: str, virtual_host: str, permissions: Permissions) -> None:
-        """`rabbitmqctl set_permissions`; who is connected feels it at the next method."""
+        """`rabbitmqctl set_permissions`; on open connections it applies from the next method on."""
         of_user = {**self.options.permissions.get(user, {}), virtual_host: permissions}
         if user not in self.options.permissions:
             of_user = dict.fromkeys(self.options.virtual_hosts, EVERYTHING) | of_user
@@ -72,16 +71,17 @@ class Node:
                 connection.permissions = permissions
 
     def handle_timeout(self) -> None:
-        """Do what is due by now."""
+        """Run the timers that are due."""
         self.timers.fire(self.now)
         self.flush()
 
     # ------------------------------------------------------------------ messages
 
     def enqueue(self, queue: Queue, publish: Publish, publishing: Publishing | None) -> bool:
-        """Put a publish into a queue, and into the hands of who waits; False when it refuses.
+        """Put a publish into a queue and deliver it to waiting consumers; False if refused.
 
-        A persistent one is not confirmed before it is written; `publishing` hears of that.
+        A persistent publish to a durable queue is confirmed only once it is written; then
+        `publishing` is told, unless it is None.
         """
         entry = queue.offer(publish, self.now)
         if entry is None:
@@ -109,15 +109,15 @@ class Node:
                 publishing.settle(publish)
 
     def write_now(self, publish: Publish) -> None:
-        """Write one publish at once: the fault says that the broker has taken it."""
+        """Write one publish at once, for a fault with `accepted`."""
         for entry, owner, _ in self._unwritten:
             if owner is publish:
                 entry.written = True
 
     def flush(self) -> None:
-        """Nothing more has come in: move the dead, and send the verdicts that gathered.
+        """All input is processed: route dead letters, and send the confirms that are due.
 
-        RabbitMQ does the latter when a channel's mailbox is empty (noreply_coalesce).
+        RabbitMQ sends confirms when a channel's mailbox is empty (noreply_coalesce).
         """
         for vhost in self.vhosts.values():
             while vhost.dead:
@@ -131,20 +131,20 @@ class Node:
         for queue in destinations(vhost, publish, buried.reason):
             self.enqueue(queue, publish, None)
 
-    # ------------------------------------------------------------------ verdicts
+    # ------------------------------------------------------------------ confirms
 
     def settled(self, publishing: Publishing) -> None:
-        """A channel has verdicts to send."""
+        """A channel has confirms to send with the next `flush`."""
         self._settled[publishing] = None
 
     def hold(self, publish: Publish, publishing: Publishing) -> None:
-        """Keep a verdict back until `release_confirms`."""
+        """Hold back a confirm until `release_confirms`."""
         self._held.append((publish, publishing))
 
     def release_confirms(self) -> None:
-        """Send every verdict held back, and hold no more."""
+        """Send every confirm held back, and remove the faults that hold them."""
         self.script.remove(HoldConfirms)
-        self.history.drop_faults(HoldConfirms)  # those that are not settled yet too
+        self.history.drop_faults(HoldConfirms)  # publishes that are not settled yet have it too
         held, self._held = self._held, []
         for publish, publishing in held:
             publishing.settle(publish)
@@ -153,7 +153,7 @@ class Node:
     # ------------------------------------------------------------------ the whole broker
 
     def block(self, reason: str, for_s: float | None = None) -> None:
-        """Raise a resource alarm; connections hear of it when they publish."""
+        """Raise a resource alarm; a connection gets connection.blocked when it publishes."""
         self.alarm = reason
         self._alarms += 1
         number = self._alarms
@@ -165,28 +165,28 @@ class Node:
             self.unblock()
 
     def unblock(self) -> None:
-        """End the alarm: tell who was told, and process what was withheld, in order."""
+        """End the alarm: send connection.unblocked, and process withheld publishes in order."""
         self.alarm = None
         self._alarms += 1
         for connection in list(self.connections.values()):
             connection.handle_unblocked()
 
     def trigger(self, fault: Block | Crash | Freeze) -> None:
-        """A fault that concerns the whole broker begins."""
+        """Begin a fault that concerns the whole broker."""
         if isinstance(fault, Block):
             self.block(fault.reason, fault.for_s)
         else:
             self.triggered.append(fault)
 
     def thaw(self) -> None:
-        """The freeze is over: what was withheld by it is processed."""
+        """The freeze is over: process the publishes that it withheld."""
         for connection in list(self.connections.values()):
             connection.handle_thawed()
 
     def restart(self, *, keep_unwritten: bool) -> None:
-        """The node went down: connections are gone, and what is not on disk is forgotten.
+        """The node went down: drop connections, and all messages that are not on disk.
 
-        A clean shutdown writes what has gathered (`keep_unwritten`); a crash does not.
+        A clean shutdown writes persistent messages first (`keep_unwritten`); a crash does not.
         """
         for connection in list(self.connections.values()):
             connection.handle_lost()
@@ -211,13 +211,13 @@ class Node:
             consumer.consuming.handle_queue_deleted(consumer)
 
     def delete_exclusive_queues(self, vhost: VirtualHost, owner: int) -> None:
-        """A connection is gone, and its exclusive queues with it."""
+        """Delete the exclusive queues of a connection that is gone."""
         for queue in list(vhost.queues.values()):
             if queue.owner == owner:
                 self.remove_queue(vhost, queue.name)
 
     def keep_while_used(self, vhost: VirtualHost, queue: Queue) -> None:
-        """A queue was used: with `x-expires` it is deleted when that does not happen again."""
+        """A queue was used: restart the time after which `x-expires` deletes it."""
         if "x-expires" in queue.arguments:
             is_watched = queue.used_at is not None
             queue.used_at = self.now
@@ -225,7 +225,7 @@ class Node:
                 self._delete_unused(vhost, queue)
 
     def _delete_unused(self, vhost: VirtualHost, queue: Queue) -> None:
-        """Delete a queue whose time is over, or look again when it may be."""
+        """Delete a queue whose `x-expires` has passed; else check again when it may have."""
         assert queue.used_at is not None
         if queue.is_deleted:
             return
@@ -240,11 +240,11 @@ class Node:
     # ------------------------------------------------------------------ names
 
     def next_connection_number(self) -> int:
-        """Connections are counted from 1, over restarts."""
+        """The number of a new connection, counted from 1 across restarts."""
         self._connections_seen += 1
         return self._connections_seen
 
     def generated_name(self, prefix: str) -> str:
-        """A name the server chooses (`amq.gen-`, `amq.ctag-`)."""
+        """A server-generated name (`amq.gen-`, `amq.ctag-`)."""
         self._names += 1
         return f"{prefix}{self._names}-{self.random.getrandbits(64):016x}"

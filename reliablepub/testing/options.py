@@ -1,6 +1,6 @@
-"""What a node is told before it starts.
+"""Settings of a node: limits, users and permissions.
 
-This module knows defaults. It must never know what is done with them.
+This module knows defaults. It must never know how a setting takes effect.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permissions:
-    """What a user may do in a virtual host: regular expressions for names of queues and exchanges.
+    """A user's rights in a virtual host: regular expressions for names of queues and exchanges.
 
-    As in RabbitMQ they match anywhere in the name, and an empty one matches nothing.
+    As in RabbitMQ, an expression matches anywhere in the name, and an empty one matches nothing.
 
     Attributes:
-        configure: Declare and delete.
-        write: Publish, and bind to it.
-        read: Consume, get, purge, and bind from it.
+        configure: Names that the user may declare and delete.
+        write: Names that the user may publish to, and bind as a destination.
+        read: Names that the user may consume, get, purge, and bind as a source.
     """
 
     configure: str = ".*"
@@ -33,23 +33,23 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """What rabbitmq.conf and rabbitmqctl would say.
+    """Settings as in rabbitmq.conf and of rabbitmqctl.
 
     Attributes:
-        users: Names and passwords that may log in.
-        virtual_hosts: The first is the one of `FakeBroker.url` and of its methods by default.
-        permissions: By user and virtual host. Who is in it may enter only the virtual hosts listed
-            there; who is not may do everything.
-        heartbeat_s: Proposed in connection.tune; 0 is none.
-        channel_max: Channels a connection may have open.
-        user_channel_max: Channels a user may have open, on all connections together; who is not in
-            it is not limited.
-        frame_max: Proposed in connection.tune.
-        max_message_size: Bytes a body may have; above it is 406.
-        flush_delay_s: How long persistent messages gather before they are written together.
-        history_max: How many publishes are remembered.
-        history_bytes_max: How many bytes of bodies at most; the last publish always is.
-        seed: Of everything random.
+        users: Passwords by user name.
+        virtual_hosts: Names; `FakeBroker.url` and its methods use the first by default.
+        permissions: By user and virtual host. A user that is listed may enter only the virtual
+            hosts given here; a user that is not listed has all rights.
+        heartbeat_s: Heartbeat in seconds, proposed in connection.tune; 0 for none.
+        channel_max: Limit of open channels of a connection.
+        user_channel_max: Limit of open channels of a user on all connections together; a user that
+            is not listed has no limit.
+        frame_max: Frame size in bytes, proposed in connection.tune.
+        max_message_size: Limit of a body in bytes; a larger one is refused with 406.
+        flush_delay_s: Seconds for which persistent messages are collected, then written together.
+        history_max: Most publishes kept in the history.
+        history_bytes_max: Limit of the bytes of their bodies; the last publish is always kept.
+        seed: Seed of all random choices.
     """
 
     users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
@@ -66,7 +66,7 @@ class NodeOptions:
     seed: int = 0
 
     def permissions_of(self, user: str, virtual_host: str) -> Permissions | None:
-        """What a user may do there; None is nothing, not even enter."""
+        """A user's rights in a virtual host; None if the user may not enter it."""
         if user not in self.permissions:
             return EVERYTHING
         return self.permissions[user].get(virtual_host)

@@ -1,7 +1,7 @@
-"""What a connection has to say and nobody has taken yet.
+"""The output buffer of a connection.
 
-PURE: this module knows how much it is, and where a fault cuts it off. It must never know sockets,
-nor what the bytes mean.
+PURE: this module knows the size of the output, and where a fault cuts it off. It must never know
+sockets, or what the bytes mean.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ class Output:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the last byte that may leave has left."""
+        """Whether `cut_after` has taken effect: its last byte was taken."""
         return self._left == 0
 
     def add(self, data: bytes) -> None:
-        """Say something."""
+        """Append bytes."""
         self._parts.append(data)
         self.size += len(data)
 
     def cut_after(self, size: int) -> None:
-        """Let only so many more bytes leave."""
+        """Drop all output after `size` more bytes."""
         self._left = size
 
     def take(self) -> bytes:
-        """Everything, in one piece."""
+        """Remove and return all bytes."""
         data = b"".join(self._parts)
         self.clear()
         if self._left is not None:
@@ -39,6 +39,6 @@ class Output:
         return data
 
     def clear(self) -> None:
-        """Say nothing of it."""
+        """Drop all bytes."""
         self._parts.clear()
         self.size = 0

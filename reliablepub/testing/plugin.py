@@ -1,4 +1,4 @@
-"""The pytest plugin: a fake broker for each test that asks for one.
+"""The pytest plugin: fixtures with a fake broker.
 
 This module knows pytest and `FakeBroker`, and nothing else.
 """
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from reliablepub.testing.broker import FakeBroker
     from reliablepub.testing.options import NodeOptions
 
-# Imported late below: every pytest run loads plugins, few need a broker, and coverage measures only
-# what is imported after it started.
+# The fixtures import late: every pytest run loads the plugin and few need a broker, and coverage
+# measures only modules imported after its start.
 
 
 @pytest.fixture
 def fake_broker_options() -> NodeOptions:
-    """What `fake_broker` is told before it starts; override it for users, limits or a seed."""
+    """The settings of `fake_broker`; override this fixture for users, limits or a seed."""
     from reliablepub.testing.options import NodeOptions  # noqa: PLC0415
 
     return NodeOptions()
@@ -29,7 +29,7 @@ def fake_broker_options() -> NodeOptions:
 
 @pytest.fixture
 def fake_broker(fake_broker_options: NodeOptions) -> Iterator[FakeBroker]:
-    """A running `FakeBroker`, empty, on a port of its own."""
+    """A running, empty `FakeBroker` on a free port."""
     from reliablepub.testing.broker import FakeBroker  # noqa: PLC0415
 
     with FakeBroker(options=fake_broker_options) as broker:

@@ -2,7 +2,7 @@
 
 This module knows the checks of rabbit_channel's handle_method(#'basic.publish'{}), where faults
 act on a publish, and when a publish is settled: unroutable and transient ones at once, persistent
-ones when every durable queue has written them. basic.return leaves before the confirm.
+ones when every durable queue has written them. basic.return is sent before the confirm.
 It must never know frames or sockets.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from reliablepub.testing.queues import Queue
 
 _PUBLISH_IDS = (60, 40)
-_RAISED_BY_METHODS = frozenset({503, 504, 506, 530, 540})  # others come without class and method
+_RAISED_BY_METHODS = frozenset({503, 504, 506, 530, 540})  # other codes name no class and method
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 
@@ -45,7 +45,7 @@ class Publishing:
         self.ledger = self.ledger or ConfirmLedger()
 
     def publish(self, publish: Publish) -> None:
-        """A whole message has arrived."""
+        """Handle a publish that has arrived whole: withhold or process it."""
         self._node.history.add(publish)
         publish.faults = self._node.script.on_publish(publish.routing_key)
         for fault in publish.faults:
@@ -117,7 +117,7 @@ class Publishing:
         vhost = self._channel.connection.vhost
         queues = [] if faults.Return in kinds else vhost.route(publish)
         headers = publish.properties.headers
-        if headers and headers.pop("BCC", None) is not None:  # blind: nobody shall see it
+        if headers and headers.pop("BCC", None) is not None:  # blind: consumers must not see it
             publish.header = rewritten(publish.header, drop=("BCC",))
         if faults.Nack in kinds:
             publish.rejected = True
@@ -161,7 +161,7 @@ class Publishing:
                 self._node.remove_queue(vhost, name)
 
     def settle(self, publish: Publish) -> None:
-        """The verdict on a publish is known; faults may keep it from being told."""
+        """The publish is acked or nacked; a fault may delay or drop its confirm."""
         if not self._channel.is_open:
             return
         if self._channel.transaction is not None:
@@ -170,7 +170,7 @@ class Publishing:
             return
         kinds = _kinds(publish)
         if faults.DropConfirm in kinds:
-            return  # stays unconfirmed, so that no multiple ack covers it
+            return  # the tag stays unconfirmed, so that no multiple ack covers it
         if faults.HoldConfirms in kinds:
             self._node.hold(publish, self)
             return
@@ -205,7 +205,7 @@ class Publishing:
             self._late_returns.append(publish)
 
     def send_confirms(self) -> None:
-        """Write the verdicts that came together, in one piece."""
+        """Send the confirms that are due, in one piece, then late returns."""
         if self.ledger is None or not self._channel.is_open:
             return
         number = self._channel.number
@@ -258,12 +258,12 @@ def _kinds(publish: Publish) -> set[type[faults.Fault]]:
 
 
 def oversize(size: int, size_max: int) -> str:
-    """RabbitMQ's words for a body that is too large."""
+    """RabbitMQ's reply text for a body that is too large."""
     return f"message size {size} is larger than configured max size {size_max}"
 
 
 def _check_expiration(text: str) -> None:
-    """As rabbit_basic:parse_expiration and rabbit_misc:check_expiry."""
+    """Raise 406 as rabbit_basic:parse_expiration and rabbit_misc:check_expiry do."""
     number = re.match(r"[+-]?[0-9]+", text)
     if number is None:
         fault = "no_integer"

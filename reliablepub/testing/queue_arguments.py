@@ -1,4 +1,4 @@
-"""The arguments of queue.declare: which values RabbitMQ takes, and in which words it refuses.
+"""The arguments of queue.declare: which values RabbitMQ accepts, and its reply texts.
 
 PURE: this module must never know what an argument does.
 """
@@ -23,7 +23,7 @@ _QUEUE_VERSIONS = (1, 2)
 
 
 def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
-    """406 for the first argument whose value is wrong; unknown ones are taken."""
+    """Raise 406 for the first argument with a wrong value; unknown arguments are accepted."""
     dlx = arguments.get("x-dead-letter-exchange")
     if dlx is not None and not isinstance(dlx, str):
         kind = f"invalid type '{field_type(dlx)}' for arg 'x-dead-letter-exchange' in {where}"
@@ -102,7 +102,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "x-queue-version": _version,
     "x-single-active-consumer": _flag,
 }
-"""In the order in which they are looked at."""
+"""Checks by argument, in RabbitMQ's order."""
 
 _OF_OTHER_TYPES = (
     "x-delivery-limit",
@@ -130,4 +130,4 @@ COMPARED = (
     "x-queue-type",
     "x-queue-master-locator",
 )
-"""What a second declaration must say as the first did; other arguments are not looked at."""
+"""Arguments that must be equal in a second declaration; others are not compared."""

@@ -1,8 +1,8 @@
-"""One queue: what is ready in it, what its limits refuse or drop, and what survives a crash.
+"""One queue: its ready messages, its limits, and the messages that survive a crash.
 
 This module knows queue arguments (`x-max-length`, `x-max-length-bytes`, `x-overflow`,
 `x-message-ttl`, `x-max-priority`), `expiration`, and the order of messages. Time is an argument.
-It must never know exchanges, channels, how a consumer is told, or where a dead letter goes.
+It must never know exchanges, channels, how messages are delivered, or where a dead letter goes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ REJECTING = frozenset({"reject-publish", "reject-publish-dlx"})
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One message in one queue; `position` keeps its place when it is requeued."""
+    """One message in one queue; `position` restores its place when it is requeued."""
 
     publish: Publish
     position: int
     expires_at: float | None
     written: bool = False
-    """Whether it would survive a crash."""
+    """Whether the message is on disk."""
     redelivered: bool = False
     priority: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
-        """Its place in the queue."""
+        """Sort key of the message's place in the queue: priority, then position."""
         return -self.priority, self.position
 
 
 @dataclass(frozen=True, slots=True)
 class Buried:
-    """A message that a queue has dropped and a dead letter exchange awaits."""
+    """A message that a queue has dropped, to be routed to its dead letter exchange."""
 
     queue: Queue
     publish: Publish
@@ -54,20 +54,20 @@ class Queue:
     durable: bool = False
     auto_delete: bool = False
     owner: int | None = None
-    """The number of the connection that declared it exclusive."""
+    """Number of the connection that declared the queue exclusive; None if not exclusive."""
     arguments: dict[str, Any] = field(default_factory=dict)
     consumers: list[Any] = field(default_factory=list)
     is_deleted: bool = False
     ready: deque[Entry] = field(default_factory=deque)
     ready_bytes: int = 0
     dead: deque[Buried] = field(default_factory=deque)
-    """Where dead letters go; shared by the queues of a virtual host."""
+    """Dead letters to be routed; shared by all queues of a virtual host."""
     used_at: float | None = None
-    """When something last kept a queue with `x-expires` alive."""
+    """When a queue with `x-expires` was last used."""
     _position: int = 0
 
     def offer(self, publish: Publish, now: float) -> Entry | None:
-        """Take a publish, or refuse it with None when the queue is full and rejects."""
+        """Add a publish; None if the queue is full and refuses it."""
         if self.arguments:
             self.expire(now)
             overflow = self.arguments.get("x-overflow")
@@ -89,17 +89,17 @@ class Queue:
         return entry
 
     def trim(self) -> None:
-        """Drop from the head what no consumer has taken and a limit does not allow."""
+        """Drop messages from the head while a limit is exceeded."""
         while self.ready and self.arguments and self._is_full(0, room=-1):
             self.bury(self.take().publish, "maxlen")
 
     @property
     def priority_max(self) -> int:
-        """`x-max-priority`; 0 is a queue without priorities."""
+        """`x-max-priority`; 0 for a queue without priorities."""
         return int(self.arguments.get("x-max-priority") or 0)
 
     def bury(self, publish: Publish, reason: str) -> None:
-        """A message has died here; without a dead letter exchange that is all."""
+        """Dead-letter a dropped message, if the queue has a dead letter exchange."""
         if "x-dead-letter-exchange" in self.arguments:
             self.dead.append(Buried(self, publish, reason))
 
@@ -110,7 +110,7 @@ class Queue:
         return entry
 
     def requeue(self, entries: list[Entry]) -> None:
-        """Put deliveries back where they were, marked redelivered."""
+        """Put deliveries back into their places, marked as redelivered."""
         if self.is_deleted:
             return
         for entry in entries:
@@ -119,7 +119,7 @@ class Queue:
         self.ready = deque(sorted([*self.ready, *entries], key=lambda entry: entry.place))
 
     def expire(self, now: float) -> None:
-        """Drop expired messages from the head, as a classic queue does."""
+        """Drop expired messages from the head only, as a classic queue does."""
         while self.ready:
             expires_at = self.ready[0].expires_at
             if expires_at is None or expires_at > now:
@@ -127,14 +127,17 @@ class Queue:
             self.bury(self.take().publish, "expired")
 
     def purge(self) -> int:
-        """Drop everything that is ready; the number dropped."""
+        """Drop all ready messages; returns their number."""
         count = len(self.ready)
         self.ready.clear()
         self.ready_bytes = 0
         return count
 
     def lose(self, *, keep_unwritten: bool) -> list[Publish]:
-        """Keep what survives a restart: persistent and written; the publishes that are gone."""
+        """Drop all messages that do not survive a restart; returns their publishes.
+
+        Persistent messages in a durable queue survive if they are written.
+        """
         kept: deque[Entry] = deque()
         lost = []
         for entry in self.ready:
@@ -149,7 +152,7 @@ class Queue:
         return lost
 
     def _is_full(self, body_size: int, *, room: int = 0) -> bool:
-        """Whether a limit leaves no place for one more (`room=0`) or is exceeded (`room=-1`)."""
+        """Whether a limit is reached (`room=0`) or exceeded (`room=-1`)."""
         length_max = self.arguments.get("x-max-length")
         if length_max is not None and len(self.ready) + room >= length_max:
             return True

@@ -1,4 +1,4 @@
-"""The reply codes of AMQP 0-9-1 and the one exception that carries them.
+"""The reply codes of AMQP 0-9-1, and the exception that carries them.
 
 This module knows RabbitMQ's names for the codes and which of them are hard, that is, end the
 connection and not only the channel (rabbit_framing_amqp_0_9_1:is_amqp_hard_error_code).
@@ -29,8 +29,8 @@ NAMES = {
 }
 SOFT = frozenset({311, 312, 313, 403, 404, 405, 406})
 
-# reply-text is a short string: at most 255 bytes on the wire. Cut as RabbitMQ cuts it, which counts
-# bytes and not characters (rabbit_binary_generator:amqp_exception_explanation).
+# reply-text is a short string: at most 255 bytes on the wire. RabbitMQ cuts it by bytes, not by
+# characters (rabbit_binary_generator:amqp_exception_explanation).
 _TEXT_MAX_BYTES = 255
 _ELLIPSIS = "..."
 _OCTETS_SHOWN = 16
@@ -44,7 +44,7 @@ class AmqpError(Exception):
     ) -> None:
         self.code = code
         self.ids = ids
-        """The class and method that failed; (0, 0) if there is none, None if not known yet."""
+        """Class and method id that failed; (0, 0) if no method did, None if not known yet."""
         self.reply_text = reply_text(code, explanation)
         super().__init__(self.reply_text)
 
@@ -55,13 +55,13 @@ class AmqpError(Exception):
 
 
 class SilentlyRefused(Exception):
-    """The client is not told why: the socket is closed."""
+    """The socket is closed without a reply."""
 
 
 def reply_text(code: int, explanation: str) -> str:
-    """`NOT_FOUND - no exchange 'x' in vhost '/'`, cut to what a short string can carry.
+    """A reply text such as `NOT_FOUND - no exchange 'x' in vhost '/'`, cut to a short string.
 
-    Bytes of a character that was cut apart are lone surrogates; `encode_close` knows them.
+    If the cut splits a character, its bytes become lone surrogates, which `encode_close` encodes.
     """
     text = f"{NAMES[code]} - {explanation}" if explanation else NAMES[code]
     data = text.encode()
@@ -78,12 +78,12 @@ def erlang_binary(data: bytes) -> str:
 
 
 def frame_error(kind: int, payload: bytes, reason: str) -> AmqpError:
-    """501 for a frame that is no frame (rabbit_reader:frame_error)."""
+    """501 for a malformed frame (rabbit_reader:frame_error)."""
     return AmqpError(501, f"{_shown(kind, payload)}: {reason}", (0, 0))
 
 
 def unexpected_frame(kind: int, payload: bytes) -> AmqpError:
-    """505 for a frame that is out of turn (rabbit_reader:unexpected_frame)."""
+    """505 for a frame that is not allowed at this point (rabbit_reader:unexpected_frame)."""
     return AmqpError(505, _shown(kind, payload), (0, 0))
 
 

@@ -1,8 +1,8 @@
-"""Exchanges, bindings and queues of one virtual host: where a message goes.
+"""Routing in one virtual host: exchanges, bindings and queues.
 
 PURE: this module knows RabbitMQ's routing rules (default, direct, fanout, topic and headers
 exchanges, exchange-to-exchange bindings, alternate exchanges, CC and BCC) and what survives a
-restart. It must never know channels, frames, time or who is connected.
+restart. It must never know channels, frames, time or connections.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREDECLARED = {
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """From an exchange to a queue, or to another exchange."""
+    """A binding from an exchange to a queue or to another exchange."""
 
     destination: str
     to_exchange: bool
@@ -42,7 +42,7 @@ class Binding:
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """An exchange and the bindings that leave it, in the order they were made."""
+    """An exchange and the bindings from it, in the order of their creation."""
 
     name: str
     type: str
@@ -53,7 +53,7 @@ class Exchange:
     bindings: dict[Binding, None] = field(default_factory=dict)
 
     def matches(self, routing_key: str, headers: Mapping[str, Any]) -> Iterable[Binding]:
-        """The bindings that a message with this key and these headers follows."""
+        """The bindings that match a message's routing key and headers."""
         if self.type == "fanout":
             return self.bindings
         if self.type == "direct":
@@ -65,7 +65,7 @@ class Exchange:
 
 
 def _words(key: str) -> list[str]:
-    """The words of a routing key or of a topic pattern; an empty one has none."""
+    """The words of a routing key or of a topic pattern; an empty key has none."""
     return key.split(".") if key else []
 
 
@@ -94,7 +94,7 @@ def headers_match(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> b
         for key, value in arguments.items()
         if key != "x-match" and (with_x or not key.startswith("x-"))
     }
-    # A binding argument without a value asks only that the header is there.
+    # A binding argument without a value only requires that the header exists.
     hits = (
         key in headers and (value is None or is_same(headers[key], value))
         for key, value in wanted.items()
@@ -108,18 +108,18 @@ class VirtualHost:
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead: deque[Buried] = deque()
-        """What its queues have dropped for a dead letter exchange."""
+        """Messages that its queues have dropped, to be routed to a dead letter exchange."""
         self.exchanges: dict[str, Exchange] = {"": Exchange("", "direct", durable=True)}
         self.queues: dict[str, Queue] = {}
         for predeclared, kind in _PREDECLARED.items():
             self.exchanges[predeclared] = Exchange(predeclared, kind, durable=True)
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Declare an exchange that does not exist yet."""
+        """Add an exchange, which must not exist yet."""
         self.exchanges[exchange.name] = exchange
 
     def add_queue(self, queue: Queue) -> None:
-        """Declare a queue that does not exist yet."""
+        """Add a queue, which must not exist yet."""
         queue.dead = self.dead
         self.queues[queue.name] = queue
 
@@ -129,18 +129,18 @@ class VirtualHost:
         self._unbind_all(name, to_exchange=True)
 
     def remove_queue(self, name: str) -> Queue:
-        """Delete a queue and its bindings; the queue, marked as deleted."""
+        """Delete a queue and its bindings; returns the queue, marked as deleted."""
         queue = self.queues.pop(name)
         queue.is_deleted = True
         self._unbind_all(name, to_exchange=False)
         return queue
 
     def bind(self, source: str, binding: Binding) -> None:
-        """Add a binding; the same one twice is one (exchange and destination must exist)."""
+        """Add a binding between existing ends; an equal binding is not added twice."""
         self.exchanges[source].bindings[binding] = None
 
     def unbind(self, source: str, binding: Binding) -> None:
-        """Remove a binding; an auto-delete exchange without any left is deleted."""
+        """Remove a binding; an auto-delete exchange is deleted with its last one."""
         exchange = self.exchanges.get(source)
         if exchange is None or binding not in exchange.bindings:
             return
@@ -193,9 +193,9 @@ class VirtualHost:
         return queues, exchanges
 
     def restart(self, *, keep_unwritten: bool) -> None:
-        """Forget what a restart forgets: what is not durable, and messages not on disk.
+        """Drop everything that is not durable, and messages that are not on disk.
 
-        A publish of which no queue has a copy left becomes lost.
+        A publish without a copy left in any queue becomes lost.
         """
         lost: set[Publish] = set()
         for queue in list(self.queues.values()):

@@ -1,9 +1,9 @@
 """Sockets around a node: one thread, one selector, real TCP.
 
-This module knows how to listen, whom to let in, and when to look at which socket (`link` reads and
-writes it). It carries out crashes and freezes. The node is touched only under the lock that the
-owner shares with this thread.
-It must never know AMQP: it asks the node when it wants to be woken.
+This module knows how to listen and accept, and when to serve which socket (`link` reads and writes
+it). It carries out crashes and freezes. It touches the node only under the lock that it shares with
+`FakeBroker`.
+It must never know AMQP; the node and its connections tell it their deadlines.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Server:
         self.is_up = False
         self.is_frozen = False
         self._resumes_at: float | None = None
-        """When a crash or a freeze is over by itself."""
+        """When a crash or a freeze with a duration ends; None without one."""
         self._is_stopping = False
         self._links: dict[int, Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -65,13 +65,13 @@ class Server:
     # ------------------------------------------------------------------ called under the lock
 
     def listen(self) -> None:
-        """Accept connections (again)."""
+        """Accept connections; again after a crash."""
         self._listener.listen(128)
         self.is_up = True
         self._resumes_at = None
 
     def thaw(self) -> None:
-        """Go on after a freeze."""
+        """Resume after a freeze."""
         if not self.is_frozen:
             return
         self.is_frozen = False
@@ -85,12 +85,12 @@ class Server:
             connection.drop(reset=True)
 
     def wake(self) -> None:
-        """Let the thread look at what has changed."""
-        with contextlib.suppress(OSError):  # full: it is awake anyway; closed: it is gone
+        """Wake the server's thread."""
+        with contextlib.suppress(OSError):  # full: the thread is awake anyway; closed: it has ended
             self._wake_in.send(b"\x00")
 
     def ask_to_stop(self) -> None:
-        """Close every connection in words and end the thread."""
+        """Close every connection with connection.close, and end the thread."""
         self._is_stopping = True
         self.wake()
 
@@ -114,13 +114,13 @@ class Server:
                     self._advance()
                     wait_s = self._wait_s()
                     self._lock.notify_all()
-        finally:  # also after a bug of ours: nobody shall wait for a thread that is gone
+        finally:  # also after a bug here: no caller may wait for a thread that has ended
             with self._lock:
                 self._shut_down()
                 self._lock.notify_all()
 
     def _advance(self) -> None:
-        """Everything that is due now, and everything that is to be written."""
+        """Do everything that is due now, and write all pending output."""
         node = self._node
         is_due = self._resumes_at is not None and node.now >= self._resumes_at
         if is_due and self.is_frozen:
@@ -158,7 +158,7 @@ class Server:
         self._node.restart(keep_unwritten=not lose_unsynced)
         self._unwatch(self._listener)
         self._listener.close()
-        # Bound and not listening: the port refuses, and nobody else can take it meanwhile.
+        # Bound and not listening: the port refuses, and no other process can take it meanwhile.
         self._listener = self._bind(self.port)
 
     def _shut_down(self) -> None:
@@ -226,7 +226,7 @@ class Server:
         soonest = min((time for time in times if time is not None), default=None)
         if soonest is None:
             return None
-        return min(max(0.0, soonest - monotonic()), _WAIT_MAX_S)  # ten years would overflow it
+        return min(max(0.0, soonest - monotonic()), _WAIT_MAX_S)  # select() overflows at ten years
 
     def _drain_wakes(self, _mask: int) -> None:
         with contextlib.suppress(BlockingIOError):

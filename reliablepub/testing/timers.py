@@ -1,6 +1,6 @@
-"""Things to do later.
+"""Timers: actions that run at a later time.
 
-PURE: this module knows an order in time. It must never know a clock, nor what is to be done.
+PURE: this module knows the order of the times. It must never know a clock, or what an action does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Timers:
-    """Actions with their times; equal times in the order they were set."""
+    """Actions by time; actions of equal time run in the order in which they were added."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
@@ -21,19 +21,19 @@ class Timers:
 
     @property
     def deadline(self) -> float | None:
-        """When `fire` has something to do."""
+        """The time of the next action; None if there is none."""
         return self._heap[0][0] if self._heap else None
 
     def at(self, time: float, action: Callable[[], None]) -> None:
-        """Do something then."""
+        """Add an action."""
         self._count += 1
         heapq.heappush(self._heap, (time, self._count, action))
 
     def fire(self, now: float) -> None:
-        """Do what is due."""
+        """Run the actions that are due."""
         while self._heap and self._heap[0][0] <= now:
             heapq.heappop(self._heap)[2]()
 
     def clear(self) -> None:
-        """Do nothing of it."""
+        """Remove all actions."""
         self._heap.clear()

@@ -1,7 +1,7 @@
 """tx.select, tx.commit and tx.rollback on one channel.
 
 This module knows what a transaction holds back: publishes that passed their checks, and
-acknowledgments; and that commit-ok waits for the disk as a confirm does.
+acknowledgments. commit-ok waits until the messages are on disk, as a confirm does.
 It must never know how a message is routed or a delivery settled.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """The open transaction of a channel; the next one begins where it ends."""
+    """The open transaction of a channel; a commit or rollback begins the next one."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -30,11 +30,16 @@ class Transaction:
         self._has_failed = False
 
     def add_publish(self, publish: Publish) -> None:
-        """A publish that takes place with the commit."""
+        """Hold a publish until the commit."""
         self._publishes.append(publish)
 
     def add_settlement(self, deliveries: dict[int, Delivery], requeue: bool | None) -> None:  # noqa: FBT001
-        """Deliveries that are acked (None), requeued or dropped with the commit."""
+        """Hold back the settlement of deliveries until the commit.
+
+        Args:
+            deliveries: Deliveries by tag.
+            requeue: None acks them, True requeues them, False drops them.
+        """
         self._settlements.append((deliveries, requeue))
 
     def commit(self) -> None:
@@ -51,7 +56,7 @@ class Transaction:
             self._complete()
 
     def rollback(self) -> None:
-        """tx.rollback: publishes are forgotten, deliveries are open again."""
+        """tx.rollback: drop the publishes; the deliveries are unacknowledged again."""
         for publish in self._publishes:
             publish.mark_lost()
         self._publishes = []
@@ -61,7 +66,7 @@ class Transaction:
         self._channel.reply(commands.Tx.RollbackOk())
 
     def release(self) -> None:
-        """The channel is gone: what was not committed never happened."""
+        """The channel is gone: roll back."""
         for publish in self._publishes:
             publish.mark_lost()
         for deliveries, _ in self._settlements:
@@ -69,7 +74,7 @@ class Transaction:
         self._publishes, self._settlements = [], []
 
     def handle_settled(self, publish: Publish) -> None:
-        """A publish of the commit is on disk, or refused by a queue."""
+        """A publish of the commit is on disk, or a queue has refused it."""
         if publish not in self._committing:
             return
         self._committing.discard(publish)

@@ -169,7 +169,7 @@ def test_a_damaged_message_is_shown_with_a_warning(run: Run, relay: SqliteStore)
 def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
     result = run("show", 1)
     assert result.exit_code == 2
-    assert "`reliablepub outbox explain 1` tells what is known" in result.stderr
+    assert "`reliablepub outbox explain 1` shows its history" in result.stderr
     assert "knows no message 'nix'" in run("show", "nix").stderr
 
 

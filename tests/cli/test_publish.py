@@ -353,7 +353,7 @@ def test_a_signal_ends_it_in_good_order(
     assert ended.json["stopped"] == "interrupted"
     assert 0 < ended.json["stored"] < 20_000
     assert "Error: interrupted after record " in ended.err
-    assert "the same command again goes on from there" in ended.err
+    assert "the same command resumes there" in ended.err
     assert Outbox(cli.folder / "o.db").status().stored == ended.json["stored"]
     again = cli(*publish)
     assert again.code == 0, again.err

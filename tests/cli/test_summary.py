@@ -72,7 +72,7 @@ def test_a_file_that_was_not_read_to_its_end_is_not_done(stopped: Stopped) -> No
     unfinished = summary(stopped=stopped, records=11)
     assert unfinished.exit is Exit.OPEN
     (line,) = unfinished.problems()
-    assert line.endswith("after record 10 of 11; the same command again goes on from there")
+    assert line.endswith("after record 10 of 11; the same command resumes there")
 
 
 def test_whatever_is_not_well_is_said_and_nothing_else() -> None:

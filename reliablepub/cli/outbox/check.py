@@ -26,10 +26,10 @@ from reliablepub.outbox.outbox import Outbox
 def check(outbox_path: Path, quick: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Check everything that can be wrong with the file; each problem comes with a remedy.
 
-    Checked are pages and indexes, tables and views, every message against its checksum, the ledger,
-    unused space, access rights, and files left beside it. The command reads the whole file, changes
-    nothing, and does not disturb the relay. `audit` checks only messages and ledger, and prints the
-    figures.
+    The command checks pages and indexes, tables and views, every message against its checksum, the
+    ledger, unused space, access rights, and files left beside the outbox. It reads the whole file,
+    changes nothing, and does not disturb the relay. `audit` checks only messages and ledger, and
+    prints the figures.
 
     \b
     Example:

@@ -165,8 +165,8 @@ def _paused_words(story: Story, now: float) -> str:
     row = pause_of(story) if story.next is Next.PAUSED else None
     pause = f" ({paused_words(row, story.relay['at'], now)})" if row is not None else ""
     return (
-        f"its destination is paused, because it kept refusing{pause}; a probe goes there now and "
-        "then, and the others follow when it is confirmed"
+        f"its destination is paused, because it kept refusing{pause}; the relay sends a probe now "
+        "and then, and the other messages once it is confirmed"
     )
 
 
@@ -206,7 +206,7 @@ def _intervention(event: dict[str, Any]) -> str:
         "retry": "put back",
         "park": "parked",
         "discard": "discarded",
-        "skip": "left behind, so that its key goes on,",
+        "skip": "skipped, so that the next message of its key is sent,",
         "reroute": f"rerouted from exchange {event['exchange']!r}, routing key "
         f"{event['routing_key']!r},",
     }[event["action"]]

@@ -78,7 +78,7 @@ def show(
         if name.isdigit():
             raise Failure(
                 f"message {name} is not in {outbox_path} any more; `reliablepub outbox explain "
-                f"{name}` tells what is known of it",
+                f"{name}` shows its history",
                 Exit.BAD_INPUT,
             )
         raise unknown(outbox_path, name)

@@ -54,11 +54,11 @@ def status(outbox_path: Path, over_s: float, as_json: bool) -> int:  # noqa: FBT
     if as_json:
         print_json(found.values)
     else:
-        print_table({**found.counts, **_for_people(found.more, found.now)})
+        print_table({**found.counts, **_in_words(found.more, found.now)})
     return Exit.CONFIRMED
 
 
-def _for_people(more: Mapping[str, Any], now: float) -> dict[str, object]:
+def _in_words(more: Mapping[str, Any], now: float) -> dict[str, object]:
     oldest_age_s, pid = more["oldest_open_age_s"], more["relay_pid"]
     rates = f"{more['stored_per_s']} stored/s, {more['confirmed_per_s']} confirmed/s"
     slow = {"client library": f"slower: {more['hooks_off']}"} if more["hooks_off"] else {}

@@ -55,7 +55,9 @@ def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("names", metavar="[ID...]", nargs=-1),
         inspected_option,
         selection_options,
-        click.option("--all", "is_all", is_flag=True, help="All messages that can be changed so."),
+        click.option(
+            "--all", "is_all", is_flag=True, help="Select all messages that the command can change."
+        ),
         click.option("--note", default="", help="Reason, shown by explain."),
         click.option("--dry-run", is_flag=True, help="Only show which messages would be changed."),
         click.option("--yes", is_flag=True, help="Do not ask."),
@@ -71,8 +73,8 @@ def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
 def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
     """Send messages again now: parked and expired ones are put back, waiting ones become due.
 
-    Their count of refusals starts again at 0. Messages are selected by ID (row number, message id
-    or key), or by a filter, which selects parked and expired ones unless --state is given.
+    Their earlier refusals no longer count. Messages are selected by ID (row number, message id or
+    key), or by a filter, which selects parked and expired ones unless --state is given.
 
     \b
     Examples:
@@ -96,8 +98,8 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
 def park(**common: Any) -> int:  # noqa: ANN401
     """Park open messages: they are kept, and not sent until an operator retries them.
 
-    Messages are selected by ID (row number, message id or key), or by a filter. Messages in flight
-    are left alone, because the broker may have them already.
+    Messages are selected by ID (row number, message id or key), or by a filter. A running relay
+    no longer sends them. Messages in flight are left alone, because the broker may have them.
 
     \b
     Examples:

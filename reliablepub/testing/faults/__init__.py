@@ -1,8 +1,21 @@
-"""Faults: what the broker shall do wrong, as small rules that are data.
+"""Faults: rules that say how and when the broker misbehaves.
 
-This package knows when a rule acts. It must never know how the broker carries it out.
+This package knows when a rule acts. It must never know how the broker carries out a fault.
 """
 
+from reliablepub.testing.faults.answers import (
+    DelayConfirm,
+    DelayReturn,
+    DropConfirm,
+    DropReturn,
+    DuplicateConfirm,
+    HoldConfirms,
+    LateReturn,
+    Nack,
+    Return,
+    ShuffleConfirms,
+    StrayAck,
+)
 from reliablepub.testing.faults.events import (
     Block,
     CloseChannel,
@@ -29,19 +42,6 @@ from reliablepub.testing.faults.network import (
 )
 from reliablepub.testing.faults.rule import ConnectionFault, Fault, PublishFault
 from reliablepub.testing.faults.script import FaultScript
-from reliablepub.testing.faults.verdicts import (
-    DelayConfirm,
-    DelayReturn,
-    DropConfirm,
-    DropReturn,
-    DuplicateConfirm,
-    HoldConfirms,
-    LateReturn,
-    Nack,
-    Return,
-    ShuffleConfirms,
-    StrayAck,
-)
 
 __all__ = [
     "KINDS",

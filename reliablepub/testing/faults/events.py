@@ -1,4 +1,4 @@
-"""Faults of events: what happens to a channel, a connection or the broker at a publish.
+"""Faults that hit a channel, a connection or the broker at a publish.
 
 This module must never know how the broker carries them out.
 """
@@ -23,7 +23,7 @@ class EndingFault(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseChannel(EndingFault):
-    """channel.close, naming basic.publish (60, 40); all that is in flight stays undecided."""
+    """channel.close, naming basic.publish (60, 40); publishes in flight get no confirm."""
 
     kind = "close_channel"
     code: int = 406
@@ -51,12 +51,12 @@ class CloseConnection(EndingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropConnection(EndingFault):
-    """The TCP connection ends without a word.
+    """The TCP connection ends without connection.close.
 
     Attributes:
-        reset: RST; otherwise FIN.
-        after_bytes: With `accepted`: the connection goes on until so many more bytes were sent, so
-            that it ends within the confirm, or behind it.
+        reset: End with RST; otherwise with FIN.
+        after_bytes: With `accepted`: end the connection only after this many more bytes were sent,
+            so that it ends within the confirm or after it.
     """
 
     kind = "drop_connection"
@@ -64,7 +64,7 @@ class DropConnection(EndingFault):
     after_bytes: int = 0
 
     def __post_init__(self) -> None:
-        """What was not accepted has no confirm to end in."""
+        """Refuse `after_bytes` without `accepted`: there would be no confirm to cut."""
         PublishFault.__post_init__(self)
         if self.after_bytes < 0 or (self.after_bytes and not self.accepted):
             raise ValueError("after_bytes is 0 or more, and needs accepted=True")
@@ -72,9 +72,9 @@ class DropConnection(EndingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfOpen(EndingFault):
-    """The broker is gone and nobody says so: the connection stays open, and nothing answers.
+    """A half-open connection: the connection stays open, and the broker answers nothing on it.
 
-    What the client still sends is swallowed; other connections go on.
+    Further input of the client is discarded; other connections go on.
     """
 
     kind = "half_open"
@@ -84,11 +84,11 @@ class HalfOpen(EndingFault):
 class Crash(EndingFault):
     """The broker dies as by kill -9: connections are reset and the port refuses.
 
-    What is not written (transient messages, and persistent ones whose batch is not on disk) is
-    lost; with `accepted` the message at hand is written first. It comes back on the same port.
+    Transient messages are lost, and persistent ones whose batch is not on disk; with `accepted`
+    the message of this publish is written first. The broker comes back on the same port.
 
     Attributes:
-        down_for_s: For how long the port refuses; None is until `FakeBroker.start()`.
+        down_for_s: Seconds for which the port refuses; None: until `FakeBroker.start()`.
         lose_unsynced: False loses transient messages only.
     """
 
@@ -99,10 +99,10 @@ class Crash(EndingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteQueue(PublishFault):
-    """A queue is deleted under the publish; what is outstanding there is acked, as by RabbitMQ.
+    """A queue is deleted at the publish; publishes waiting for it are acked, as by RabbitMQ.
 
     Attributes:
-        queue: Its name; None is every queue that took the message.
+        queue: Name of the queue; None: every queue that accepted the message.
     """
 
     kind = "delete_queue"
@@ -111,7 +111,7 @@ class DeleteQueue(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteExchange(PublishFault):
-    """The exchange of the publish is deleted before it is looked up: 404, and for all behind it."""
+    """The exchange is deleted before the publish is routed: 404 for this and later publishes."""
 
     kind = "delete_exchange"
 
@@ -123,7 +123,7 @@ class Block(PublishFault):
     With `keep` or a `share`, and a short `for_s`, the alarm flaps.
 
     Attributes:
-        for_s: How long the alarm lasts; None is until `FakeBroker.unblock()`.
+        for_s: Duration of the alarm in seconds; None: until `FakeBroker.unblock()`.
     """
 
     kind = "block"
@@ -133,10 +133,10 @@ class Block(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(PublishFault):
-    """The broker stops reading and answering at the publish, heartbeats too, as by SIGSTOP.
+    """The broker stops reading and answering at the publish, including heartbeats, as by SIGSTOP.
 
     Attributes:
-        for_s: How long it is frozen; None is until `FakeBroker.thaw()`.
+        for_s: Duration of the freeze in seconds; None: until `FakeBroker.thaw()`.
     """
 
     kind = "freeze"

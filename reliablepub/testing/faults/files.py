@@ -1,7 +1,7 @@
-"""Fault scripts as TOML.
+"""Reads fault scripts from TOML files.
 
-This module knows the file and how a value becomes a field. It must never know what a fault does:
-which kinds there are, and what each takes, it reads from their classes.
+This module knows the file format and how a value becomes a field. It must never know what a fault
+does: it takes the kinds and their fields from the classes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing.faults import events, mix, network, verdicts
+from reliablepub.testing.faults import answers, events, mix, network
 from reliablepub.testing.faults.rule import Fault
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, type[Fault]] = {
     kind.kind: kind
-    for module in (verdicts, events, network, mix)
+    for module in (answers, events, network, mix)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Fault) and hasattr(kind, "kind")
 }
-"""Every fault by its name."""
+"""Every fault class, by the name of its kind."""
 
 
 class FaultFileError(ValueError):
@@ -73,7 +73,7 @@ def _fault_of(where: str, entry: object) -> Fault:
 
 
 def _value(where: str, key: str, value: object, annotation: str) -> object:
-    """A TOML value as a field takes it (`int | None`, `float`, `bool`, `str`, faults inside)."""
+    """A TOML value as the value of a field (`int | None`, `float`, `bool`, `str`, or faults)."""
     if annotation.startswith("tuple[") and isinstance(value, list):
         return tuple(_fault_of(f"{where}: {key} {i}", one) for i, one in enumerate(value, 1))
     wanted = set(re.findall(r"\w+", annotation))

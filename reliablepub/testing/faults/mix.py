@@ -1,6 +1,6 @@
-"""A fault that is another one each time.
+"""A fault that acts as a random one of several faults.
 
-This module must never know how the broker carries any of them out.
+This module must never know how the broker carries out a fault.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from reliablepub.testing.faults.rule import PublishFault
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyOf(PublishFault):
-    """Acts as one of several faults, drawn at random each time; the broker's seed repeats it.
+    """Acts as one of several faults, drawn at random each time from the broker's seed.
 
-    When it acts is said here; what the faults inside say about that (`nth`, `share`, `times`,
-    `keep`, `routing_key`) is not looked at.
+    The fields `nth`, `share`, `times`, `keep` and `routing_key` of this rule say when it acts;
+    those of the inner faults are ignored.
 
     Attributes:
         faults: Faults of publishes.
@@ -25,7 +25,7 @@ class AnyOf(PublishFault):
     faults: tuple[PublishFault, ...]
 
     def __post_init__(self) -> None:
-        """There must be something to draw, and no second drawing inside."""
+        """Refuse an empty list of faults, and an `AnyOf` within an `AnyOf`."""
         PublishFault.__post_init__(self)
         drawable = (
             isinstance(one, PublishFault) and not isinstance(one, AnyOf) for one in self.faults

@@ -1,6 +1,6 @@
-"""Faults of connections: how they are opened, and what the network between does to their bytes.
+"""Faults of connections: of the handshake, and of the network.
 
-This module must never know how the broker carries them out.
+This module must never know how the broker carries out a fault.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from reliablepub.testing.faults.rule import ConnectionFault, check_code, check_positive
 
 STEPS = ("protocol_header", "start_ok", "tune_ok", "open")
-"""What a client sends in the handshake, in order."""
+"""The client's steps in the handshake, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class HandshakeFault(ConnectionFault):
     """The handshake of a new connection goes wrong.
 
     Attributes:
-        at: What the client has sent last: one of `STEPS`.
+        at: The client's last step before the fault: one of `STEPS`.
     """
 
     at: str = "start_ok"
@@ -36,7 +36,7 @@ class RefuseHandshake(HandshakeFault):
     """A new connection is refused.
 
     Attributes:
-        code: The reply code of connection.close; None closes the socket without a word.
+        code: The reply code of connection.close; None closes the socket without a reply.
         text: The reply text after the name of the code.
     """
 
@@ -53,9 +53,9 @@ class RefuseHandshake(HandshakeFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallHandshake(HandshakeFault):
-    """The step of the client is not answered, and the socket not closed.
+    """A step of the client gets no answer, and the socket stays open.
 
-    At the protocol header that is a peer that accepts and says nothing.
+    At `protocol_header` this is a peer that accepts connections and never sends.
     """
 
     kind = "stall_handshake"
@@ -63,12 +63,12 @@ class StallHandshake(HandshakeFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutStream(ConnectionFault):
-    """The TCP connection ends at a byte.
+    """The TCP connection ends after a number of bytes, counted from its start.
 
     Attributes:
-        sent: After so many bytes from the broker, from the connection's first.
-        received: After so many bytes from the client; what follows is not looked at.
-        reset: RST; otherwise FIN.
+        sent: Number of bytes from the broker.
+        received: Number of bytes from the client; later bytes are ignored.
+        reset: End with RST; otherwise with FIN.
     """
 
     kind = "cut_stream"
@@ -77,7 +77,7 @@ class CutStream(ConnectionFault):
     reset: bool = True
 
     def __post_init__(self) -> None:
-        """Exactly one of the two places."""
+        """Require exactly one of `sent` and `received`."""
         ConnectionFault.__post_init__(self)
         if (self.sent is None) == (self.received is None):
             raise ValueError("say either sent or received")
@@ -87,26 +87,26 @@ class CutStream(ConnectionFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceOutput(ConnectionFault):
-    """What the broker sends arrives in pieces of `size` bytes."""
+    """The broker's output arrives in pieces of `size` bytes."""
 
     kind = "slice_output"
     size: int = 1
 
     def __post_init__(self) -> None:
-        """A piece has a size."""
+        """The size must be more than 0."""
         ConnectionFault.__post_init__(self)
         check_positive(size=self.size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency(ConnectionFault):
-    """What the broker sends takes `delay_s` to arrive; nothing is reordered."""
+    """The broker's output takes `delay_s` seconds to arrive, in order."""
 
     kind = "latency"
     delay_s: float
 
     def __post_init__(self) -> None:
-        """A delay lasts."""
+        """The delay must be more than 0."""
         ConnectionFault.__post_init__(self)
         check_positive(delay_s=self.delay_s)
 
@@ -125,7 +125,7 @@ class Bandwidth(ConnectionFault):
     received_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        """At least one direction."""
+        """Require at least one of the two rates."""
         ConnectionFault.__post_init__(self)
         check_positive(sent_per_s=self.sent_per_s, received_per_s=self.received_per_s)
         if self.sent_per_s is None and self.received_per_s is None:

@@ -1,7 +1,7 @@
-"""What every fault has in common: when it acts.
+"""The base of every fault: the fields that say when a rule acts.
 
-A rule acts once unless it says otherwise (after the control functions of franz-go's kfake): `nth`
-picks one event, `share` a random part of them, `times` how often, `keep` for ever.
+By default a rule acts once (after the control functions of franz-go's kfake). `nth` picks one
+event, `share` a random share of events, `times` a number of events, `keep` all events.
 This module must never know what a fault does.
 """
 
@@ -15,13 +15,13 @@ from reliablepub.testing.replies import NAMES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A rule; what it counts is publishes (`PublishFault`) or connections (`ConnectionFault`).
+    """A rule; its events are publishes (`PublishFault`) or connections (`ConnectionFault`).
 
     Attributes:
-        nth: Act on the nth event it sees, from 1, and not before.
-        share: Act on this share of the events, at random (0 to 1), until taken away.
+        nth: Act on the nth matching event, counted from 1, and not before.
+        share: Act on this share of the events, at random (0 to 1), until the rule is removed.
         times: Act at most this often.
-        keep: Act on every event it matches, unless `times` limits it.
+        keep: Act on every matching event, unless `times` limits it.
     """
 
     kind: ClassVar[str]
@@ -32,7 +32,7 @@ class Fault:
     keep: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a rule that could never act or says two things at once."""
+        """Refuse values out of range."""
         if self.nth is not None and self.nth < 1:
             raise ValueError("nth counts from 1")
         if self.times is not None and self.times < 1:
@@ -42,7 +42,7 @@ class Fault:
 
     @property
     def times_max(self) -> int | None:
-        """How often it acts; None is without end."""
+        """How often the rule acts; None for no limit."""
         if self.times is None and (self.keep or self.share is not None):
             return None
         return self.times or 1
@@ -50,18 +50,18 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishFault(Fault):
-    """A rule about publishes; with `routing_key` it sees only those with this key."""
+    """A rule about publishes; with `routing_key`, only about those with this key."""
 
     routing_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionFault(Fault):
-    """A rule about connections; an event is a client that connects."""
+    """A rule about connections; each new connection is an event."""
 
 
 def check_code(code: int) -> None:
-    """Refuse what is not a reply code of AMQP."""
+    """Refuse a number that is not a reply code of AMQP."""
     if code not in NAMES:
         message = f"{code} is not an AMQP reply code"
         raise ValueError(message)

@@ -1,7 +1,7 @@
-"""The script of a broker: the rules in force, and which of them act now.
+"""The fault script of a broker: the rules in force, and which of them act on an event.
 
-Rules compose: every rule that matches an event acts on it, in the order they were injected.
-This module must never know how the broker carries a fault out.
+Rules compose: every rule that matches an event acts on it, in the order of injection.
+This module must never know how the broker carries out a fault.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from reliablepub.testing.faults.rule import ConnectionFault, Fault, PublishFault
 
 
 class _Rule:
-    """An injected fault with what it has seen and done so far."""
+    """An injected fault, with the number of events seen and of actions left."""
 
     def __init__(self, fault: Fault, random: Random) -> None:
         self.fault = fault
@@ -33,7 +33,7 @@ class _Rule:
         return True
 
     def draw(self) -> Fault:
-        """The fault that acts."""
+        """The fault that acts; of an `AnyOf`, a random one."""
         return (
             self._random.choice(self.fault.faults) if isinstance(self.fault, AnyOf) else self.fault
         )
@@ -52,14 +52,14 @@ class FaultScript:
         self._rules: list[_Rule] = []
 
     def inject(self, *faults: Fault) -> None:
-        """Add rules; they see only events from now on."""
+        """Add rules, which see only events from now on."""
         for fault in faults:
             self._injected += 1
             random = Random(f"{self._seed}/{self._injected}")  # noqa: S311 - repeatable, no secret
             self._rules.append(_Rule(fault, random))
 
     def remove(self, kind: type[Fault]) -> None:
-        """Take away every rule of a kind."""
+        """Remove every rule of a kind."""
         self._rules = [rule for rule in self._rules if not isinstance(rule.fault, kind)]
 
     def on_publish(self, routing_key: str) -> tuple[PublishFault, ...]:

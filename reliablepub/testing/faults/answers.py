@@ -1,6 +1,6 @@
-"""Faults of verdicts: what a publish is answered with, how often, and when.
+"""Faults of confirms and returns: how, how often and when the broker answers a publish.
 
-This module must never know how the broker carries them out.
+This module must never know how the broker carries out a fault.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from reliablepub.testing.faults.rule import PublishFault, check_positive
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nack(PublishFault):
-    """No queue takes the message; its confirm is a basic.nack."""
+    """No queue accepts the message; its confirm is a basic.nack."""
 
     kind = "nack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return(PublishFault):
-    """The message is unroutable, whatever is bound: basic.return (if mandatory), then the ack."""
+    """The message is unroutable despite all bindings: basic.return (if mandatory), then the ack."""
 
     kind = "return"
 
@@ -33,9 +33,9 @@ class DropReturn(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayReturn(PublishFault):
-    """If the message is unroutable, its basic.return comes `for_s` late, and so after its confirm.
+    """If the message is unroutable, its basic.return is sent `for_s` seconds late.
 
-    With a `DelayConfirm` that is longer it still comes before it.
+    So it follows the confirm, unless a `DelayConfirm` delays the confirm for longer.
     """
 
     kind = "delay_return"
@@ -56,7 +56,7 @@ class LateReturn(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoldConfirms(PublishFault):
-    """Confirms are not sent until `FakeBroker.release_confirms()`; for every publish it matches."""
+    """The confirm of every matching publish waits for `FakeBroker.release_confirms()`."""
 
     kind = "hold_confirms"
     keep: bool = True
@@ -64,7 +64,7 @@ class HoldConfirms(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DelayConfirm(PublishFault):
-    """The confirm is sent `for_s` after it was due; those of later publishes do not wait for it."""
+    """The confirm is sent `for_s` seconds late; confirms of later publishes do not wait for it."""
 
     kind = "delay_confirm"
     for_s: float
@@ -77,14 +77,14 @@ class DelayConfirm(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropConfirm(PublishFault):
-    """The message is taken and its confirm never sent."""
+    """The message is accepted, and its confirm is never sent."""
 
     kind = "drop_confirm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuplicateConfirm(PublishFault):
-    """The confirm is sent, and sent again singly."""
+    """The confirm is sent, then sent again singly."""
 
     kind = "duplicate_confirm"
 
@@ -99,12 +99,12 @@ class ShuffleConfirms(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrayAck(PublishFault):
-    """With the confirm of the publish comes an ack that confirms nothing that is in flight.
+    """After the confirm of the publish comes an extra ack, which confirms nothing in flight.
 
     Attributes:
-        beyond: The tag is this far beyond the last one opened on the channel.
-        tag: The tag itself: a number never used or long settled; 0 with `multiple` means all.
-        multiple: The flag of the stray ack.
+        beyond: The tag, counted from the last one opened on the channel.
+        tag: The tag itself: never used or settled long ago; 0 with `multiple` means all tags.
+        multiple: The `multiple` flag of the extra ack.
     """
 
     kind = "stray_ack"
@@ -113,7 +113,7 @@ class StrayAck(PublishFault):
     multiple: bool = False
 
     def __post_init__(self) -> None:
-        """Exactly one of the two ways to name the tag."""
+        """Require exactly one of `beyond` and `tag`."""
         PublishFault.__post_init__(self)
         if (self.beyond is None) == (self.tag is None):
             raise ValueError("say either beyond or tag")
