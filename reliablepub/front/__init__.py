@@ -1,1 +1,1 @@
-"""What applications import: `Publisher` for threads, `AsyncPublisher` for asyncio, receipts."""
+"""The publishers that applications import: `Publisher`, `AsyncPublisher`, and their receipts."""

@@ -1,10 +1,11 @@
-"""The front door for asyncio: `AsyncPublisher`.
+"""The publisher for asyncio: `AsyncPublisher`.
 
-Knows: arguments, tasks and how they wait. Must never know: pika, SQL, what a turn does.
+Knows: arguments, tasks and how they wait. Must never know: pika, SQL, what a turn of the relay
+does.
 
-The relay runs on a thread of its own, as behind `Publisher`: SQLite, DNS and sockets never hold up
-the event loop. A task hands its message over and waits for a future (`reliablepub.front.bridge`).
-So to cancel a task can only end its wait: what it handed over is the relay's.
+The relay runs on a thread of its own, so that SQLite, DNS and sockets never block the event loop. A
+task hands its message over and waits for a future (`reliablepub.front.bridge`). Cancelling the task
+therefore only ends its wait: the relay keeps the message.
 """
 
 from __future__ import annotations
@@ -42,53 +43,61 @@ from reliablepub.topology import Topology
 from reliablepub.transport.base import LentConnection
 
 _BREATH_S: Final = 0.002
-"""How long `AsyncPublisher.publish_many` works before the loop's other tasks get their turn."""
+"""How long `AsyncPublisher.publish_many` works before it yields to other tasks of the loop."""
 
 
 class AsyncPublisher:
-    """Publishes to RabbitMQ from asyncio, and keeps its word.
+    """A reliable publisher for RabbitMQ, for asyncio.
 
     When `publish` returns, the message is on disk. From then on it is published until the broker
     has confirmed it without returning it, or it is parked in the outbox with a reason. It may
     arrive more than once, always under the same ``message_id``.
 
     Use it as ``async with AsyncPublisher(url, outbox=path) as publisher``, or call `open` and
-    `aclose`. It belongs to the event loop that opens it, and is not for use after a fork. The loop
-    is never blocked: disk and network are a thread's.
+    `aclose`. It belongs to the event loop that opens it, and must not be used in a child process
+    after a fork. It never blocks the loop: a thread does the disk and network I/O.
 
-    With ``connection`` it opens channels of its own on an aio-pika connection that the application
-    has, instead of connecting itself. It never closes that connection, and waits for it while it is
-    down: a robust one comes back by itself.
+    With ``connection``, it opens channels of its own on the application's aio-pika connection,
+    instead of connecting itself. It never closes that connection. While the connection is down, it
+    waits: a robust connection reconnects by itself.
 
-    Any ``await`` may be cancelled at any time. That ends the wait and nothing else: no message is
-    lost, sent twice or given another's outcome. Only whether a cancelled `publish` has stored its
-    message is not known; give it a ``message_id`` of your own if you mean to try again.
+    Any ``await`` may be cancelled at any time. This only ends the wait: no message is lost, sent
+    twice, or given the outcome of another one. But it is not known whether a cancelled `publish`
+    has stored its message; pass a ``message_id`` of your own if you intend to retry it.
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
-        connection: of aio-pika's, instead of a URL; opened by the event loop that opens this.
-        outbox: path of the outbox, made where there is none; None keeps messages in memory only.
-        outbox_keys: encrypt bodies and properties in the outbox.
-        keep_confirmed_s: how long the outbox keeps what is confirmed, for people to see; 0 not.
-        window_min: most messages in flight at first; the window adapts, unless both are the same.
-        window_max: most messages in flight ever.
-        window_bytes_max: most bytes in flight; a larger message goes alone.
-        confirm_timeout_s: how long the broker may owe the oldest confirm, once that message has
-            left this host; then the channel is ended and its messages are sent again.
-        heartbeat_s: noticing a dead broker takes twice that; a ``connection`` has its own.
-        retry: what to do with messages the broker refuses.
-        hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.
-        topology: declared or checked on each connection, before anything is sent on it.
+        connection: an aio-pika connection, instead of a URL; opened in the event loop that opens
+            the publisher.
+        outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
+            those not confirmed when the process ends are lost.
+        outbox_keys: keys with which to encrypt bodies and properties in the outbox.
+        keep_confirmed_s: seconds for which the outbox keeps confirmed messages, for operators to
+            see; 0 deletes them at once.
+        window_min: most messages in flight on a new connection. The window adapts, unless
+            ``window_max`` is the same.
+        window_max: most messages in flight at any time.
+        window_bytes_max: most bytes in flight. A larger message is sent alone.
+        confirm_timeout_s: seconds that the broker may take to confirm the oldest message in flight,
+            once it has left this host. Then the channel is closed, and its messages are sent again.
+        heartbeat_s: AMQP heartbeat in seconds. A dead broker is noticed within twice that time. A
+            ``connection`` has a heartbeat of its own.
+        retry: how often to retry messages that the broker refuses, and what to do then.
+        hooks: objects with callbacks for events (`reliablepub.hooks`), invoked on the relay's
+            thread.
+        topology: exchanges, queues and bindings to declare or check on each connection. While the
+            broker does not match, nothing is sent, and ``status.reason`` lists every problem.
         open_messages_max: most open messages in the outbox.
         open_bytes_max: most bytes of open messages in the outbox.
-        full_timeout_s: how long `publish` waits for room before it raises `OutboxFull`; None waits
-            as long as it takes, 0 raises at once.
-        close_timeout_s: how long leaving an ``async with`` block waits for open messages.
-        ssl_context: for ``amqps``; without it certificates and host names are verified against the
-            system's authorities.
+        full_timeout_s: seconds that `publish` waits for room in the outbox before it raises
+            `OutboxFull`; None waits without limit, 0 raises at once.
+        close_timeout_s: seconds that `aclose`, or the end of an ``async with`` block, waits for
+            open messages by default.
+        ssl_context: for ``amqps``; None verifies certificates and host names against the system's
+            certificate authorities.
 
     Raises:
-        ConfigurationError: an argument cannot be used.
+        ConfigurationError: an argument is invalid.
     """
 
     def __init__(
@@ -138,13 +147,13 @@ class AsyncPublisher:
         self._bridge: Bridge | None = None
 
     async def open(self) -> Self:
-        """Open the outbox, and begin to connect. Cancelled, it closes again.
+        """Open the outbox, and start connecting. If cancelled, it closes again.
 
         Raises:
-            NotAnOutbox: the file is something else.
+            NotAnOutbox: the file is not an outbox.
             OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
-            WrongEventLoop: another event loop has opened it, or its ``connection``; or none of
-                asyncio's is running, as in trio.
+            WrongEventLoop: another event loop has opened the publisher or its ``connection``; or no
+                asyncio event loop is running, for instance under trio.
         """
         self._client.check_process()
         if self._bridge is None:
@@ -186,20 +195,23 @@ class AsyncPublisher:
         not_before: datetime | None = None,
         ordering_key: str | None = None,
     ) -> AsyncReceipt:
-        """Store a message, to be published; it is on disk when this returns.
+        """Store a message to be published. It is on disk when this returns.
 
         The arguments are those of `Message`.
 
         Returns:
-            a receipt; ``await`` it for the broker's confirm.
+            a receipt; ``await`` it for the broker's confirm. That includes the time until
+            ``not_before``, and until earlier messages of the ``ordering_key`` are confirmed.
 
         Raises:
-            InvalidMessage: the broker would punish it; nothing was stored or sent.
-            OutboxFull: no room was made in time; it was not accepted.
-            OutboxDiskFull: the disk is full; it was not accepted.
-            PublisherClosed: the publisher is closed or has failed; it was not accepted.
+            InvalidMessage: the broker would refuse the message, or close the channel because of it.
+                Nothing was stored or sent.
+            OutboxFull: the outbox had no room in time. The message was not accepted.
+            OutboxDiskFull: the disk is full. The message was not accepted.
+            PublisherClosed: the publisher is closed or has failed. The message was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
-            RelayHeldUp: a callback of the application's does not return; it was not accepted.
+            RelayHeldUp: a callback of the application does not return. The message was not
+                accepted.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         bridge = self._check()
@@ -233,21 +245,24 @@ class AsyncPublisher:
     async def publish_many(
         self, messages: Iterable[Message] | AsyncIterable[Message], *, source: str | None = None
     ) -> AsyncBatchReceipt:
-        """Store many messages, in chunks; all are on disk when this returns.
+        """Store many messages to be published, in chunks. All are on disk when this returns.
+
+        An error has a note that says how many of the messages were stored before it.
 
         Args:
-            messages: taken one by one, so that memory stays bounded however many there are. What
-                blocks in a plain iterable blocks the loop; an asynchronous one may wait.
-            source: a name under which the outbox counts how many it has stored, in the same
-                transactions; after a crash `position` says where to go on.
+            messages: read one by one, so that memory stays bounded. A plain iterable that blocks
+                blocks the event loop; an asynchronous one may wait.
+            source: a name under which the outbox counts the stored messages, in the same
+                transactions. After a crash, `Outbox.position` tells where to resume.
 
         Returns:
             a receipt that counts their outcomes.
 
         Raises:
-            OutboxFull: as `publish`; a note says how many were stored before.
-            OutboxDiskFull: likewise.
-            PublisherClosed: likewise.
+            InvalidMessage: an item is not a `Message`.
+            OutboxFull: the outbox had no room in time.
+            OutboxDiskFull: the disk is full.
+            PublisherClosed: the publisher is closed or has failed.
         """
         bridge, client = self._check(), self._client
         receipt = IssuedBatch(bridge)
@@ -276,13 +291,13 @@ class AsyncPublisher:
                     await under_way[-1].done.wait(1.0)
             finally:
                 stream.error = stream.error or error
-            for chunk in under_way:  # so that the note tells the truth about them too
+            for chunk in under_way:  # wait, so that the note counts chunks that the relay has taken
                 if not chunk.withdraw():
                     await chunk.done.wait()
             error.add_note(f"{receipt.stored} messages before it are stored")
             raise
-        except BaseException as error:  # cancelled: nobody waits any more
-            stream.error = stream.error or error  # what the relay has not taken, it leaves alone
+        except BaseException as error:  # cancelled: no caller waits for the other chunks
+            stream.error = stream.error or error  # the relay stores no later chunk of the stream
             raise
         return receipt
 
@@ -290,19 +305,20 @@ class AsyncPublisher:
 
     @property
     def status(self) -> Status:
-        """The connection, what is open and in flight, and the ledger, as of the last turn."""
+        """Connection, messages open and in flight, and the ledger, as of the relay's last turn."""
         return self._client.status
 
     async def flush(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as `Publisher`
-        """Wait until nothing is open of all that the outbox holds now and may be sent now.
+        """Wait until every message that the outbox holds now, and that may be sent now, is settled.
 
         It does not wait for messages whose ``not_before`` has not come, nor does `aclose`.
 
         Args:
-            timeout: seconds, or None to wait as long as it takes.
+            timeout: seconds, or None to wait without limit.
 
         Returns:
-            where things stand: ``is_flushed`` tells whether it came true, ``open`` what is open.
+            the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
+            messages are open.
 
         Raises:
             PublisherFailed: the publisher has failed.
@@ -318,19 +334,19 @@ class AsyncPublisher:
         return replace(self._client.status, is_flushed=is_flushed)
 
     async def aclose(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as `Publisher`
-        """Accept nothing more, publish what is open until the time is up, and let go of everything.
+        """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
-        What is still open then stays in the outbox, and is published by whoever opens it next.
-        Cancelled, it goes on closing.
+        Messages still open then stay in the outbox, for the next publisher or relay that opens it.
+        If cancelled, the publisher goes on closing.
 
         Args:
-            timeout: seconds; ``close_timeout_s`` where it is left out.
+            timeout: seconds; None for ``close_timeout_s``.
 
         Returns:
-            where things stand; ``open`` is what was left.
+            the last status; ``open`` tells how many messages are left.
 
         Raises:
-            PublisherFailed: the publisher had failed; what is open stays in the outbox.
+            PublisherFailed: the publisher has failed. Open messages stay in the outbox.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         self._client.check_process()
@@ -343,7 +359,7 @@ class AsyncPublisher:
         return self._client.status
 
     async def __aenter__(self) -> Self:
-        """Open it, to be closed at the end of the block."""
+        """Open the publisher; the end of the block closes it."""
         return await self.open()
 
     async def __aexit__(
@@ -352,22 +368,26 @@ class AsyncPublisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; an outbox keeps what could not be published."""
+        """Close the publisher. Messages still open stay in the outbox."""
         try:
             await self.aclose()
         except PublisherFailed:
-            if error is None:  # otherwise the block's own error goes on, and may be the same
+            if error is None:  # otherwise the block's own error propagates; it may be the same one
                 raise
 
     def __repr__(self) -> str:
-        """Tell the state without addresses or credentials."""
+        """Show the state, without addresses or credentials."""
         status = self._client.status
         return f"<AsyncPublisher {status.link}, {status.open} open, {status.in_flight} in flight>"
 
     # ------------------------------------------------------------------ inside
 
     def _check(self) -> Bridge:
-        """Whether it may be used here and now."""
+        """Check that the publisher is open and may be used in this process and event loop.
+
+        Returns:
+            its bridge.
+        """
         self._client.check_process()
         if self._bridge is None:
             msg = "the publisher is not open: use `async with`, or `await publisher.open()` first"
@@ -376,7 +396,7 @@ class AsyncPublisher:
         return self._bridge
 
     async def _until_stored(self, chunk: Chunk[Signal]) -> None:
-        """Wait for the commit; for room too, if the outbox is full, but not longer than asked."""
+        """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
         client, done = self._client, chunk.done
         wait_s, is_stored = client.full_timeout_s, False
         while not is_stored:
@@ -405,7 +425,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 async def _cut(
     messages: Iterable[Message] | AsyncIterable[Message], cutter: Cutter
 ) -> AsyncGenerator[list[Message], None]:
-    """Cut a stream into chunks, and let other tasks of the loop have their turn meanwhile."""
+    """Cut a stream into chunks; yield to other tasks of the loop every `_BREATH_S` seconds."""
     if isinstance(messages, AsyncIterable):
         async for message in messages:
             if chunk := cutter.add(message):

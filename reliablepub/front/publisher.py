@@ -1,7 +1,7 @@
-"""The front door for threads: `Publisher`.
+"""The publisher for threads: `Publisher`.
 
-Knows: arguments, receipts and how to wait. Must never know: pika, SQL, what a turn of the relay
-does.
+Knows: arguments, receipts, and how a thread waits. Must never know: pika, SQL, what a turn of the
+relay does.
 """
 
 from __future__ import annotations
@@ -39,41 +39,46 @@ from reliablepub.topology import Topology
 
 
 class Publisher:
-    """Publishes to RabbitMQ, and keeps its word.
+    """A reliable publisher for RabbitMQ.
 
     When `publish` returns, the message is on disk. From then on it is published until the broker
     has confirmed it without returning it, or it is parked in the outbox with a reason. It may
     arrive more than once, always under the same ``message_id``.
 
-    Publisher confirms and ``mandatory`` are always on. Thread-safe; not for use after a fork.
+    Publisher confirms and ``mandatory`` are always on. A publisher is thread-safe. It must not be
+    used in a child process after a fork.
 
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
-        outbox: path of the outbox, made where there is none; None keeps messages in memory only,
-            so that what is not confirmed when the process ends is lost.
-        outbox_keys: encrypt bodies and properties in the outbox.
-        keep_confirmed_s: how long the outbox keeps what is confirmed, for people to see; 0 not.
-        window_min: most messages in flight at first; the window adapts, unless both are the same.
-        window_max: most messages in flight ever.
-        window_bytes_max: most bytes in flight; a larger message goes alone.
-        confirm_timeout_s: how long the broker may owe the oldest confirm, once that message has
-            left this host; then the channel is ended and its messages are sent again.
-        heartbeat_s: AMQP heartbeat; a dead broker is noticed within twice that.
-        retry: what to do with messages the broker refuses.
-        hooks: objects that are told what happens (`reliablepub.hooks`), on the relay's thread.
-        topology: declared or checked on each connection, before anything is sent on it. While the
-            broker is not so, nothing is sent, and ``status.reason`` tells every problem.
+        outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
+            those not confirmed when the process ends are lost.
+        outbox_keys: keys with which to encrypt bodies and properties in the outbox.
+        keep_confirmed_s: seconds for which the outbox keeps confirmed messages, for operators to
+            see; 0 deletes them at once.
+        window_min: most messages in flight on a new connection. The window adapts, unless
+            ``window_max`` is the same.
+        window_max: most messages in flight at any time.
+        window_bytes_max: most bytes in flight. A larger message is sent alone.
+        confirm_timeout_s: seconds that the broker may take to confirm the oldest message in flight,
+            once it has left this host. Then the channel is closed, and its messages are sent again.
+        heartbeat_s: AMQP heartbeat in seconds. A dead broker is noticed within twice that time.
+        retry: how often to retry messages that the broker refuses, and what to do then.
+        hooks: objects with callbacks for events (`reliablepub.hooks`), invoked on the relay's
+            thread.
+        topology: exchanges, queues and bindings to declare or check on each connection. While the
+            broker does not match, nothing is sent, and ``status.reason`` lists every problem.
         open_messages_max: most open messages in the outbox.
         open_bytes_max: most bytes of open messages in the outbox.
-        full_timeout_s: how long `publish` waits for room before it raises `OutboxFull`; None waits
-            as long as it takes, 0 raises at once.
-        close_timeout_s: how long leaving a ``with`` block waits for open messages.
-        ssl_context: for ``amqps``; without it certificates and host names are verified against the
-            system's authorities.
+        full_timeout_s: seconds that `publish` waits for room in the outbox before it raises
+            `OutboxFull`; None waits without limit, 0 raises at once.
+        close_timeout_s: seconds that `close`, or the end of a ``with`` block, waits for open
+            messages by default.
+        ssl_context: for ``amqps``; None verifies certificates and host names against the system's
+            certificate authorities.
 
     Raises:
-        ConfigurationError: an argument cannot be used.
-        NotAnOutbox: the file is something else.
+        ConfigurationError: an argument is invalid.
+        NotAnOutbox: the file is not an outbox.
         OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
     """
 
@@ -146,22 +151,24 @@ class Publisher:
         not_before: datetime | None = None,
         ordering_key: str | None = None,
     ) -> Receipt:
-        """Store a message, to be published; it is on disk when this returns.
+        """Store a message to be published. It is on disk when this returns.
 
         The arguments are those of `Message`.
 
         Returns:
-            a receipt; its ``result`` waits for the broker's confirm. That may take as long as the
-            message waits for its ``not_before``, or for its turn in its ``ordering_key``.
+            a receipt, whose ``result`` waits for the broker's confirm. That includes the time until
+            ``not_before``, and until earlier messages of the ``ordering_key`` are confirmed.
 
         Raises:
-            InvalidMessage: the broker would punish it; nothing was stored or sent.
-            OutboxFull: no room was made in time; it was not accepted.
-            OutboxDiskFull: the disk is full; it was not accepted.
-            PublisherClosed: the publisher is closed or has failed; it was not accepted.
+            InvalidMessage: the broker would refuse the message, or close the channel because of it.
+                Nothing was stored or sent.
+            OutboxFull: the outbox had no room in time. The message was not accepted.
+            OutboxDiskFull: the disk is full. The message was not accepted.
+            PublisherClosed: the publisher is closed or has failed. The message was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread: a hook, say.
-            RelayHeldUp: a callback of the application's does not return; it was not accepted.
+            WrongThread: this is the relay's own thread, for instance in a hook.
+            RelayHeldUp: a callback of the application does not return. The message was not
+                accepted.
         """
         message = Message(
             body=body,
@@ -192,20 +199,23 @@ class Publisher:
     def publish_many(
         self, messages: Iterable[Message], *, source: str | None = None
     ) -> BatchReceipt:
-        """Store many messages, in chunks; all are on disk when this returns.
+        """Store many messages to be published, in chunks. All are on disk when this returns.
+
+        An error has a note that says how many of the messages were stored before it.
 
         Args:
-            messages: taken one by one, so that memory stays bounded however many there are.
-            source: a name under which the outbox counts how many it has stored, in the same
-                transactions; after a crash `position` says where to go on.
+            messages: read one by one, so that memory stays bounded.
+            source: a name under which the outbox counts the stored messages, in the same
+                transactions. After a crash, `Outbox.position` tells where to resume.
 
         Returns:
             a receipt that counts their outcomes.
 
         Raises:
-            OutboxFull: as `publish`; a note says how many were stored before.
-            OutboxDiskFull: likewise.
-            PublisherClosed: likewise.
+            InvalidMessage: an item is not a `Message`.
+            OutboxFull: the outbox had no room in time.
+            OutboxDiskFull: the disk is full.
+            PublisherClosed: the publisher is closed or has failed.
         """
         client, receipt = self._client, IssuedBatch(self._client.relay)
         under_way: deque[Chunk[Latch]] = deque()
@@ -230,8 +240,8 @@ class Publisher:
         except BaseException as error:
             if under_way:
                 under_way[-1].done.wait(1.0)
-            stream.error = stream.error or error  # what the relay has not taken, it leaves alone
-            for chunk in under_way:  # so that the note tells the truth about them too
+            stream.error = stream.error or error  # the relay stores no later chunk of the stream
+            for chunk in under_way:  # wait, so that the note counts chunks that the relay has taken
                 if not chunk.withdraw():
                     while not (chunk.done.wait(LOOK_S) or client.relay.is_ended):
                         pass
@@ -243,24 +253,25 @@ class Publisher:
 
     @property
     def status(self) -> Status:
-        """The connection, what is open and in flight, the ledger: as of the relay's last turn."""
+        """Connection, messages open and in flight, and the ledger, as of the relay's last turn."""
         return self._client.status
 
     def flush(self, timeout: float | None = None) -> Status:
-        """Wait until nothing is open of all that the outbox holds now and may be sent now.
+        """Wait until every message that the outbox holds now, and that may be sent now, is settled.
 
         It does not wait for messages whose ``not_before`` has not come, nor does `close`.
 
         Args:
-            timeout: seconds, or None to wait as long as it takes.
+            timeout: seconds, or None to wait without limit.
 
         Returns:
-            where things stand: ``is_flushed`` tells whether it came true, ``open`` what is open.
+            the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
+            messages are open.
 
         Raises:
             PublisherFailed: the publisher has failed.
-            WrongThread: this is the relay's own thread: a hook, say.
-            RelayHeldUp: a callback of the application's does not return.
+            WrongThread: this is the relay's own thread, for instance in a hook.
+            RelayHeldUp: a callback of the application does not return.
         """
         self._client.check_process()
         is_flushed = self._client.relay.flush(timeout)
@@ -268,28 +279,29 @@ class Publisher:
         return replace(self._client.status, is_flushed=is_flushed)
 
     def close(self, timeout: float | None = None) -> Status:
-        """Accept nothing more, publish what is open until the time is up, and let go of everything.
+        """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
-        What is still open then stays in the outbox, and is published by whoever opens it next.
+        Messages still open then stay in the outbox, for the next publisher or relay that opens it.
 
         Args:
-            timeout: seconds; ``close_timeout_s`` where it is left out.
+            timeout: seconds; None for ``close_timeout_s``.
 
         Returns:
-            where things stand; ``open`` is what was left.
+            the last status; ``open`` tells how many messages are left.
 
         Raises:
-            PublisherFailed: the publisher had failed; what is open stays in the outbox.
+            PublisherFailed: the publisher has failed. Open messages stay in the outbox.
             PublisherForked: this process is not the one that opened the publisher.
-            WrongThread: this is the relay's own thread: a hook, say.
-            RelayHeldUp: a callback of the application's does not return; it ends when that does.
+            WrongThread: this is the relay's own thread, for instance in a hook.
+            RelayHeldUp: a callback of the application does not return. The publisher ends when the
+                callback does.
         """
         self._client.begin_close(timeout)
         self._client.end_close()
         return self._client.status
 
     def __enter__(self) -> Self:
-        """Use it in a ``with`` block, to be closed at its end."""
+        """Enter a ``with`` block, at whose end the publisher is closed."""
         return self
 
     def __exit__(
@@ -298,22 +310,22 @@ class Publisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; an outbox keeps what could not be published."""
+        """Close the publisher. Messages still open stay in the outbox."""
         try:
             self.close()
         except PublisherFailed:
-            if error is None:  # otherwise the block's own error goes on, and may be the same
+            if error is None:  # otherwise the block's own error propagates; it may be the same one
                 raise
 
     def __repr__(self) -> str:
-        """Tell the state without addresses or credentials."""
+        """Show the state, without addresses or credentials."""
         status = self._client.status
         return f"<Publisher {status.link}, {status.open} open, {status.in_flight} in flight>"
 
     # ------------------------------------------------------------------ inside
 
     def _wait_stored(self, chunk: Chunk[Latch]) -> None:
-        """Wait for the commit; for room too, if the outbox is full, but not longer than asked."""
+        """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
         client, since = self._client, time.monotonic()
         patience_s = left_s = math.inf if client.full_timeout_s is None else client.full_timeout_s
         while True:

@@ -1,4 +1,4 @@
-"""The part that both publishers share: arguments checked, a relay put together, chunks handed in.
+"""The part that both publishers share: checks arguments, assembles a relay, hands chunks over.
 
 Knows: arguments, processes, the relay's thread. Must never know: how a caller waits, pika, SQL.
 
@@ -44,11 +44,11 @@ from reliablepub.transport.base import Transport
 from reliablepub.transport.pika import PikaTransport
 
 CHUNKS_UNDER_WAY: Final = 3
-"""Chunks of ``publish_many`` handed over ahead of the one it waits for."""
+"""Chunks that ``publish_many`` hands over ahead of the one whose commit it awaits."""
 HEARTBEAT_S_MAX: Final = 65_535
-"""AMQP has 16 bits for it."""
+"""AMQP transmits the heartbeat as 16 bits."""
 LOOK_S: Final = 0.05
-"""How often a caller who waits for its commit looks whether it should rather not."""
+"""Interval at which a caller that waits for a commit checks whether to give up."""
 
 
 def put_together(
@@ -70,7 +70,9 @@ def put_together(
     open_bytes_max: int | None,
     ssl_context: ssl.SSLContext | None,
 ) -> Parts:
-    """The parts of a relay. The arguments are `Publisher`'s and `AsyncPublisher`'s.
+    """Check the arguments of a publisher, and make the parts of its relay from them.
+
+    The arguments are those of `Publisher` and `AsyncPublisher`.
 
     Raises:
         ConfigurationError: an argument cannot be used.
@@ -89,7 +91,7 @@ def put_together(
         ("confirm_timeout_s", confirm_timeout_s),
         ("heartbeat_s", heartbeat_s),
     ):
-        if not 0 < value < inf:  # nan compares false, and is refused as well
+        if not 0 < value < inf:  # also false for nan
             msg = f"{name} is {value}; it must be more than 0, and finite"
             raise ConfigurationError(msg)
     if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
@@ -120,18 +122,18 @@ def put_together(
 
 
 class RelayClient:
-    """Lets messages in to a relay on a thread of its own.
+    """A publisher's side of its relay: starts it, hands messages over to it, and closes it.
 
     Args:
-        parts: what the relay is made of.
-        full_timeout_s: how long a caller waits for room; None as long as it takes.
-        close_timeout_s: how long `close` lets the relay go on, unless told otherwise.
+        parts: the parts of the relay.
+        full_timeout_s: seconds that a caller waits for room in the outbox; None for no limit.
+        close_timeout_s: seconds for which `begin_close` lets the relay go on by default.
 
     Attributes:
-        relay: runs from `open` on.
-        limits: what it may hold.
-        full_timeout_s: as given.
-        is_closed: whether it lets nothing in any more.
+        relay: the relay's thread, which `open` starts.
+        limits: most messages and bytes in the store and in memory.
+        full_timeout_s: seconds that a caller waits for room in the outbox; None for no limit.
+        is_closed: whether the publisher was closed, so that it accepts no messages.
     """
 
     def __init__(
@@ -148,36 +150,52 @@ class RelayClient:
 
     @property
     def status(self) -> Status:
-        """The picture the relay made in its last turn."""
+        """The status after the relay's last turn."""
         return self.relay.status
 
     def open(self, observer: Observer | None = None) -> None:
-        """Start the relay; whether it comes up, `RelayThread.wait_started` tells."""
+        """Start the relay's thread. `wait_started` reports whether the relay comes up.
+
+        Args:
+            observer: gets the lifecycle callbacks of the relay; None for the default ones.
+        """
         for watch in self._watchers:
             watch(self.relay)
         self.relay.start(observer)
         _not_closed[self] = None
 
     def wait_started(self) -> None:
-        """Wait until the relay takes turns.
+        """Wait until the relay has started.
 
         Raises:
-            ReliablePubError: the outbox cannot be opened; nothing is left behind.
+            ReliablePubError: the outbox cannot be opened. All resources are released.
         """
         try:
             self.relay.wait_started()
         except BaseException:
-            self.begin_close(0)  # or, of an interrupted wait, nobody ever would
+            self.begin_close(0)  # an interrupted wait must not leave a running relay behind
             if self.relay.is_ended:
                 _not_closed.pop(self, None)
             raise
 
     def cutter(self) -> Cutter:
-        """Cuts a stream of messages into what is handed over together."""
+        """A `Cutter` for one stream of messages, with the stamps of the hooks."""
         return Cutter(self.limits, self._stamps)
 
     def hand_over_one(self, message: Message, waiter: Waiter, done: FlagT) -> Chunk[FlagT]:
-        """As `hand_over`, a message that is not cut from a stream."""
+        """Apply the stamps of the hooks to one message, and `hand_over` it.
+
+        Args:
+            message: with a ``message_id``.
+            waiter: told of the message's final outcome.
+            done: set when the message is stored, or could not be.
+
+        Raises:
+            OutboxFull: the message is larger than the outbox may ever be.
+            PublisherClosed: the publisher is closed or has failed.
+            PublisherForked: this process is not the one that opened the publisher.
+            WrongThread: this is the relay's own thread.
+        """
         for stamp in self._stamps:
             message = stamp(message)
         return self.hand_over([message], waiter, done)
@@ -192,42 +210,42 @@ class RelayClient:
         on_stored: Callable[[int], None] | None = None,
         stream: Stream | None = None,
     ) -> Chunk[FlagT]:
-        """Put messages into the relay's inbox; the arguments are `Chunk`'s.
+        """Put messages into the relay's inbox as a `Chunk`, whose arguments this takes.
 
         Raises:
-            InvalidMessage: the source is no text that can be stored.
-            OutboxFull: they never fit.
-            PublisherClosed: nothing is let in any more.
-            PublisherForked: this process did not open the publisher.
+            InvalidMessage: the source name cannot be encoded as UTF-8.
+            OutboxFull: the messages are larger than the outbox may ever be.
+            PublisherClosed: the publisher is closed or has failed.
+            PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread.
         """
         self.check_process()
         self.relay.check_thread()
         self.check_alive()
         if source is not None:
-            utf8("source", source)  # or the store would fail, and everybody's messages with it
+            utf8("source", source)  # checked here, because the store would fail the whole turn
         chunk = Chunk(messages, done, waiter, source=source, stream=stream, on_stored=on_stored)
         if chunk.size > self.limits.bytes_max:
             chunk.refuse()
-            msg = f"{chunk.size} bytes never fit into {self.limits.bytes_max}"
+            msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
             raise OutboxFull(msg)
         self.relay.inbox.put(chunk)
         return chunk
 
     def withdraw_if_full(self, chunk: Chunk[FlagT]) -> None:
-        """The caller has waited long enough for room.
+        """Withdraw a chunk whose caller has waited long enough, if the outbox has no room for it.
 
         Raises:
-            OutboxFull: the outbox is full, and the relay has not taken the messages: it never will.
+            OutboxFull: the chunk was withdrawn; none of its messages is stored.
         """
         if self.limits.is_full(self.relay.status.counters, chunk):
             self.relay.inbox.withdraw(chunk)
 
     def withdraw_if_held_up(self, chunk: Chunk[FlagT]) -> None:
-        """The caller goes on waiting, unless the relay waits for a callback that does not return.
+        """Withdraw a chunk if the relay waits for a callback that does not return.
 
         Raises:
-            RelayHeldUp: it does, and has not taken the messages: it never will.
+            RelayHeldUp: the chunk was withdrawn; none of its messages is stored.
         """
         try:
             self.relay.check_held_up()
@@ -235,20 +253,20 @@ class RelayClient:
             self.relay.inbox.withdraw_because(chunk, error)
 
     def check_stored(self, chunk: Chunk[FlagT]) -> None:
-        """The wait for a commit is over.
+        """Check how the wait for a commit ended.
 
         Raises:
-            OutboxError: why the messages were not stored.
-            PublisherClosed: likewise.
+            OutboxError: the messages could not be stored.
+            PublisherClosed: the publisher ended before the messages were stored.
         """
         if chunk.error is not None:
-            raise copy(chunk.error) from chunk.error  # others of its turn raise it too
+            raise copy(chunk.error) from chunk.error  # a copy: other chunks share the error
 
     def check_process(self) -> None:
-        """A forked child touches nothing of its parent's.
+        """Refuse to work in a forked child.
 
         Raises:
-            PublisherForked: this process did not open the publisher.
+            PublisherForked: this process is not the one that opened the publisher.
         """
         if not self.is_ours:
             msg = (
@@ -259,15 +277,15 @@ class RelayClient:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this process opened it."""
+        """Whether this process opened the publisher."""
         return os.getpid() == self._pid
 
     def check_alive(self) -> None:
-        """Messages are let in as long as somebody takes them.
+        """Check that the publisher accepts messages.
 
         Raises:
             PublisherFailed: the relay has failed.
-            PublisherClosed: nobody does, or will.
+            PublisherClosed: the publisher is closed.
         """
         self.check_failure()
         if self.is_closed:
@@ -275,23 +293,26 @@ class RelayClient:
             raise PublisherClosed(msg)
 
     def check_failure(self) -> None:
-        """No call returns as if all were well, once the relay has failed.
+        """Check that the relay has not failed.
 
         Raises:
-            PublisherFailed: it has.
+            PublisherFailed: the relay has failed.
         """
         failure = self.relay.failure
         if failure is not None:
             raise PublisherFailed(
-                f"nothing more is taken or published: {described(failure)}; what is open stays in "
-                "the outbox, if there is one, for the next publisher that opens it"
+                f"nothing more is accepted or published: {described(failure)}; open messages stay "
+                "in the outbox, if there is one, for the next publisher that opens it"
             ) from failure
 
     def begin_close(self, timeout_s: float | None) -> None:
-        """Let nothing in, and have the relay end when nothing is open or the time is up.
+        """Accept no more messages; have the relay end when none is open or the time is up.
+
+        Args:
+            timeout_s: seconds; None for the default.
 
         Raises:
-            PublisherForked: this process did not open the publisher.
+            PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread.
         """
         self.check_process()
@@ -300,11 +321,11 @@ class RelayClient:
         self.relay.begin_close(self._close_timeout_s if timeout_s is None else timeout_s)
 
     def end_close(self) -> None:
-        """Wait until the relay's thread is gone.
+        """Wait until the relay's thread has ended.
 
         Raises:
-            PublisherFailed: it has not ended well.
-            RelayHeldUp: it waits for a callback that does not return.
+            PublisherFailed: the relay has failed.
+            RelayHeldUp: a callback of the application does not return.
         """
         self.relay.join()
         _not_closed.pop(self, None)
@@ -319,7 +340,7 @@ def _transport(
     ssl_context: ssl.SSLContext | None,
     topology: Topology | None,
 ) -> Callable[[int], Transport]:
-    """What opens the transport, given the number of the run."""
+    """A function that opens the transport, given the number of the store's run."""
     if connection is None and url is not None:
         addresses = parse_addresses(url, ssl_context=ssl_context)
         warn_of_exposed(addresses)
@@ -349,15 +370,15 @@ def _open_store(
 
 
 _not_closed: Final[dict[RelayClient, None]] = {}
-"""Each lives until it is closed, also one whose publisher nobody has kept."""
+"""Open clients, kept alive until closed, even if the application drops its publisher."""
 
 
 @atexit.register
 def _close_at_exit() -> None:
-    """The interpreter ends: give open messages their last chance; the outbox keeps the rest."""
+    """Close open publishers when the interpreter exits: open messages get a last chance."""
     ours = [client for client in list(_not_closed) if client.is_ours]
     for client in ours:
         client.begin_close(None)
     for client in ours:
-        with suppress(PublisherFailed, RelayHeldUp):  # which has been logged; there is no caller
+        with suppress(PublisherFailed, RelayHeldUp):  # at exit there is no caller to raise to
             client.end_close()

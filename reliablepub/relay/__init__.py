@@ -1,1 +1,1 @@
-"""The bridge: the one place that sees both the outbox and the wire."""
+"""The relay: moves messages from the outbox to the broker. The one package that sees both."""

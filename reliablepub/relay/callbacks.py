@@ -1,10 +1,10 @@
-"""The application's hooks: events gathered during a turn, told at its end, failures contained.
+"""Calls to the application's hooks: events are collected in a turn and delivered at its end.
 
-Knows: what happens in a turn, which hooks there are, and since when a callback has been running.
-Must never know: what hooks are for.
+Knows: the events of a turn, the hooks, and since when a callback has been running. Must never know:
+what hooks do.
 
 Events without listeners are not collected. An exception from a callback, `SystemExit` included, is
-logged and counted; it never ends the relay.
+counted, and logged the first time; it never ends the relay.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ LOGGER: Final = logging.getLogger("reliablepub.hooks")
 
 
 class Running(NamedTuple):
-    """A callback that has not returned.
+    """A callback that has not returned yet.
 
     Attributes:
         name: of the callback.
-        since: monotonic seconds.
+        since: when it was called, monotonic seconds.
     """
 
     name: str
@@ -48,49 +48,53 @@ class Running(NamedTuple):
 
 
 class Guard:
-    """Stands between the relay and the application's callbacks.
+    """Contains exceptions of the application's callbacks: counts each, logs the first per callback.
 
     Args:
-        log: writes a line of the log, as `Scribe.write` does.
+        log: writes a line of the log; has the signature of `LogWriter.write`.
 
     Attributes:
-        errors: how often one has raised.
-        running: which one runs now; read from other threads.
+        errors: number of exceptions so far.
+        running: the callback that runs now, or None; other threads read it.
     """
 
     def __init__(self, log: Callable[..., None] = write) -> None:
         self.errors = 0
         self.running: Running | None = None
         self._log = log
-        self._monotonic = Clock().monotonic  # those who look are threads, and not in a simulation
+        self._monotonic = Clock().monotonic  # the real clock: other threads compare with it
         self._told: set[str] = set()
 
     @contextmanager
     def calling(self, name: str) -> Iterator[None]:
-        """Call a callback in here; what it raises is logged the first time, and always counted."""
+        """A context in which to call a callback, whose exceptions are suppressed.
+
+        Args:
+            name: of the callback, for the log and for `RelayHeldUp`.
+        """
         self.running = Running(name, self._monotonic())
         try:
             yield
-        except BaseException as error:  # noqa: BLE001 - the relay goes on, whatever it is
+        except BaseException as error:  # noqa: BLE001 - no exception of a callback ends the relay
             self.errors += 1
             if name not in self._told:
                 self._told.add(name)
-                said = f"{name} has failed and is passed over; this is said once"
+                said = f"{name} has raised; its further exceptions are counted, not logged"
                 self._log(LOGGER, logging.ERROR, said, {"event": "callback_failed"}, error)
         finally:
             self.running = None
 
 
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]
-"""What is to be called, by event."""
+"""Callbacks by event; each takes a list of events."""
 Facts: TypeAlias = tuple[str, str, str, Mapping[str, FieldValue] | None, int]
 
 
 def calls_of(hooks: Iterable[object]) -> Calls:
-    """The methods of the hooks, by event.
+    """Collect the ``on_...`` methods of hooks, by event.
 
     Raises:
-        ConfigurationError: one of them listens to nothing, or to an event that does not exist.
+        ConfigurationError: a hook has no method of a hook, or one for an event that does not exist.
     """
     calls: dict[str, list[Callable[[Sequence[Any]], None]]] = {}
     for hook in hooks:
@@ -108,17 +112,17 @@ def calls_of(hooks: Iterable[object]) -> Calls:
 
 
 def with_calls(calls: Calls, own: Mapping[str, Callable[[Sequence[Any]], None]]) -> Calls:
-    """Those of the hooks, and after them our own."""
+    """Combine the hooks' callbacks with the library's own, which are called last."""
     names = (*calls, *(name for name in own if name not in calls))
     return {name: [*calls.get(name, ()), *((own[name],) if name in own else ())] for name in names}
 
 
 class Notices:
-    """Gathers events, and tells them.
+    """Collects the events of a turn, and delivers them to hooks.
 
     Args:
-        calls: see `calls_of`.
-        guard: keeps a failing hook off us.
+        calls: the callbacks by event, from `calls_of`.
+        guard: contains exceptions of hooks.
     """
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
@@ -129,21 +133,21 @@ class Notices:
 
     @property
     def hears_confirms(self) -> bool:
-        """Whether anybody listens to what happens all the time."""
+        """Whether a hook listens to ``confirmed``, the most frequent event to build."""
         return "confirmed" in self._events
 
     def __bool__(self) -> bool:
-        """Whether anybody listens to anything."""
+        """Whether any hook listens to any event."""
         return bool(self._events)
 
     def stored(self, entries: Iterable[Entry]) -> None:
-        """New entries were committed."""
+        """Note that new entries were committed."""
         events = self._events.get("stored")
         if events is not None:
             events += [MessageStored(*_facts(entry)) for entry in entries]
 
     def sent(self, batch: Sent) -> None:
-        """Entries were written."""
+        """Note that a batch was passed to the transport."""
         events = self._events.get("sent")
         if events is not None:
             events += [
@@ -152,7 +156,7 @@ class Notices:
             ]
 
     def ended(self, settlement: Settlement[Entry], epoch: str, latency_s: float) -> None:
-        """An attempt has ended, and was counted."""
+        """Note that an attempt has ended; the entry's counts include it already."""
         outcome, entry = settlement.outcome, settlement.key
         events = self._events.get(outcome.kind.value)
         if events is not None:
@@ -160,7 +164,7 @@ class Notices:
             events.append(AttemptEnded(*facts, epoch, settlement.tag, outcome, attempts, latency_s))
 
     def given_up(self, parked: Iterable[Attempt], discarded: Iterable[Attempt]) -> None:
-        """Entries have left the store without a confirm."""
+        """Note that entries were given up, and committed as such."""
         for attempt in parked:
             is_expired = attempt.outcome.kind is OutcomeKind.EXPIRED
             self._given_up("expired" if is_expired else "parked", attempt)
@@ -168,9 +172,9 @@ class Notices:
             self._given_up("discarded", attempt)
 
     def damaged(self, rows: Iterable[DamagedRow]) -> None:
-        """Rows were parked unsent by us, because they are not what was stored.
+        """Note that the store has parked rows because they are damaged.
 
-        Whether they were sent before, by whoever relayed before us, nobody knows any more.
+        Their outcome is uncertain: an earlier relay may have sent them.
         """
         events = self._events.get("parked")
         if events is not None:
@@ -192,13 +196,20 @@ class Notices:
     def destination(
         self, name: str, destination: tuple[str, str | None], refusals: int, outcome: Outcome
     ) -> None:
-        """A destination is ``paused`` or ``resumed``."""
+        """Note that a destination was paused or resumed.
+
+        Args:
+            name: the event: ``paused`` or ``resumed``.
+            destination: exchange and routing key; None for every routing key.
+            refusals: in a row.
+            outcome: of the last refusal.
+        """
         events = self._events.get(name)
         if events is not None:
             events.append(DestinationChanged(*destination, refusals, outcome))
 
     def deliver(self, status: Status) -> None:
-        """The turn is over: tell all that was gathered, and how the connection has changed."""
+        """Deliver the events of the turn, among them changes of the connection."""
         self._look_at_link(status)
         for name, events in self._events.items():
             if not events:
@@ -209,7 +220,10 @@ class Notices:
                     call(events)
 
     def _look_at_link(self, status: Status) -> None:
-        """To be trying again is no news; to fail for another reason is."""
+        """Note a change of the connection.
+
+        Another attempt to connect is not a change; a failure for another reason is.
+        """
         reason = "" if status.link is Link.CONNECTED else status.reason
         last, now = self._link, (status.link, reason)
         if status.link is Link.CONNECTING or last == now:

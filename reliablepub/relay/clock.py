@@ -1,6 +1,6 @@
-"""Two clocks: one that only goes forward, for waits; one that people read, for what is recorded.
+"""The relay's clocks: a monotonic one for waits, and the wall clock for recorded times.
 
-Knows: nothing else.
+Knows: the standard library's clocks, and nothing else.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ def _suspended_s() -> float:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Where the relay gets its time from; tests and simulations give their own.
+    """The clocks that the relay reads. Tests and simulations supply their own.
 
     Attributes:
         monotonic: seconds, for deadlines and waits.
         wall: seconds since 1970, for times in the outbox.
-        suspended: seconds for which the host has slept, and ``monotonic`` stood still; only its
-            changes mean anything.
+        suspended: seconds for which the host was suspended, during which ``monotonic`` stands
+            still. Its zero is arbitrary; only differences are meaningful.
     """
 
     monotonic: Callable[[], float] = time.monotonic

@@ -1,7 +1,7 @@
-"""How messages pass from callers to the relay: cut into chunks, through a bounded inbox.
+"""The path of messages from callers to the relay: cut into chunks, handed over through an inbox.
 
-Knows: messages, limits, and that callers are threads, which a signal handler may interrupt
-anywhere. Must never know: SQL, AMQP, what the relay does with a chunk.
+Knows: messages, limits, and that callers are threads, which a signal handler may interrupt at any
+instruction. Must never know: SQL, AMQP, what the relay does with a chunk.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from reliablepub.outbox.entry import Counters, Entry, OpenLimits, Waiter, new_id
 
 
 class Latch:
-    """An event that happens once, for threads to wait for: every `publish` waits for one.
+    """A one-shot event for threads. Every `publish` waits for one.
 
-    `threading.Event` is written in Python and has a lock of its own for each wait: to make one,
-    wait for it and set it takes 9 microseconds, and this takes 1. It also holds a lock while it
-    looks, which the setting side needs: a signal handler that interrupts a wait there, and itself
-    waits for the setting side, would wait for ever. Setting a latch needs no lock.
+    It replaces `threading.Event` for two reasons. Making, waiting for and setting an event takes
+    9 us, a latch 1 us. And `Event.wait` holds, while it checks the flag, a lock that `Event.set`
+    needs: a signal handler that interrupts it there, and itself waits for the thread that is to
+    call `set`, would wait for ever. Setting a latch takes no lock.
     """
 
     __slots__ = ("_is_set", "_lock")
@@ -31,32 +31,39 @@ class Latch:
     def __init__(self) -> None:
         self._is_set = False
         self._lock = threading.Lock()
-        self._lock.acquire()  # until it is set
+        self._lock.acquire()  # held until the latch is set
 
     def set(self) -> None:
-        """Let whoever waits go on; from one thread only."""
+        """Set the latch and wake the threads that wait for it. Called from one thread only."""
         if not self._is_set:
             self._is_set = True
             self._lock.release()
 
     def is_set(self) -> bool:
-        """Whether it is."""
+        """Whether the latch is set."""
         return self._is_set
 
     def wait(self, timeout_s: float = -1) -> bool:
-        """Wait, but not longer than so many seconds, if any are given; whether it is set."""
+        """Wait until the latch is set.
+
+        Args:
+            timeout_s: the most seconds to wait; -1 for no limit.
+
+        Returns:
+            whether the latch is set.
+        """
         if not self._is_set and self._lock.acquire(timeout=timeout_s):
-            self._lock.release()  # for others who wait
+            self._lock.release()  # for the next thread that waits
         return self._is_set
 
 
 _MIB: Final = 1024 * 1024
 WINDOW_MIN: Final = 32
-"""Messages in flight on a new connection, unless it is said otherwise."""
+"""Default of ``window_min``: most messages in flight on a new connection."""
 WINDOW_MAX: Final = 4_096
-"""Most messages in flight, however far the broker is, likewise."""
+"""Default of ``window_max``: most messages in flight, however far the broker is."""
 WINDOW_BYTES_MAX: Final = 16 * _MIB
-"""Most bytes in flight, likewise."""
+"""Default of ``window_bytes_max``: most bytes in flight."""
 _LOADED_MESSAGES_MIN: Final = 2_000
 _LOADED_BYTES_MIN: Final = 32 * _MIB
 _DURABLE_MESSAGES_MAX: Final = 10_000_000
@@ -65,13 +72,13 @@ _DURABLE_BYTES_MAX: Final = 8 * 1024 * _MIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be held.
+    """Limits on open messages in the store, and on messages in memory.
 
     Attributes:
-        messages_max: open messages in the store.
-        bytes_max: their bytes.
-        loaded_max: messages in memory.
-        loaded_bytes_max: their bytes.
+        messages_max: most open messages in the store.
+        bytes_max: most bytes of open messages in the store.
+        loaded_max: most messages in memory.
+        loaded_bytes_max: most bytes of messages in memory.
     """
 
     messages_max: int
@@ -95,17 +102,17 @@ def limits(
     window_bytes_max: int,
     is_durable: bool,
 ) -> Limits:
-    """Limits with their defaults: a disk takes millions of messages, memory a few windows.
+    """Make limits, with defaults: millions of messages for a disk, a few windows for memory.
 
     Args:
-        messages_max: as given by the user.
-        bytes_max: as given by the user.
-        window_max: messages in flight.
-        window_bytes_max: bytes in flight.
+        messages_max: most open messages; None for the default.
+        bytes_max: most bytes of open messages; None for the default.
+        window_max: most messages in flight.
+        window_bytes_max: most bytes in flight.
         is_durable: whether the store is on disk.
 
     Raises:
-        ConfigurationError: nothing would ever fit.
+        ConfigurationError: a limit is below 1.
     """
     loaded_max = max(4 * window_max, _LOADED_MESSAGES_MIN)
     loaded_bytes_max = max(2 * window_bytes_max, _LOADED_BYTES_MIN)
@@ -113,16 +120,16 @@ def limits(
         messages_max = _DURABLE_MESSAGES_MAX if is_durable else loaded_max
     if bytes_max is None:
         bytes_max = _DURABLE_BYTES_MAX if is_durable else loaded_bytes_max
-    OpenLimits(messages_max, bytes_max)  # refuses what can only be a mistake
+    OpenLimits(messages_max, bytes_max)  # raises if a limit is below 1
     return Limits(messages_max, bytes_max, loaded_max, loaded_bytes_max)
 
 
 class Room:
-    """Takes the measure of chunk after chunk: what fits is counted.
+    """Room for chunks. Each chunk that fits takes up its share.
 
     Args:
-        messages: how many there is room for.
-        bytes_: likewise.
+        messages: how many messages there is room for.
+        bytes_: how many bytes there is room for.
     """
 
     def __init__(self, messages: int, bytes_: int) -> None:
@@ -130,7 +137,7 @@ class Room:
         self._bytes = bytes_
 
     def __call__(self, chunk: Chunk[Any]) -> bool:
-        """Whether the chunk fits beside those that did before."""
+        """Whether the chunk fits beside the chunks before it; if so, count it."""
         if len(chunk.messages) > self._messages or chunk.size > self._bytes:
             return False
         self._messages -= len(chunk.messages)
@@ -139,10 +146,10 @@ class Room:
 
 
 class Flag(Protocol):
-    """Something that is set once, and that somebody waits for, in a way of their own."""
+    """A one-shot event that a caller waits for: a `Latch` for threads, a ``Signal`` for tasks."""
 
     def set(self) -> None:
-        """Set it, on the relay's thread."""
+        """Set the flag. Called on the relay's thread."""
 
 
 FlagT = TypeVar("FlagT", bound=Flag)
@@ -150,12 +157,13 @@ FlagT = TypeVar("FlagT", bound=Flag)
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """Chunks that are stored in their order: once one has failed, none behind it is stored.
+    """Chunks that are stored in order: once one has failed, no later one is stored.
 
-    The position of a source is a count; with a hole in it, what to go on with would be unknown.
+    The position of a source is a count of stored messages. With a gap in the order, it would not
+    tell where to resume.
 
     Attributes:
-        error: why the first of them failed.
+        error: why the first chunk failed; None if none has.
     """
 
     error: BaseException | None = None
@@ -166,24 +174,25 @@ class Chunk(Generic[FlagT]):
 
     Args:
         messages: each with a ``message_id``.
-        done: set when they are stored, or have failed.
+        done: set when the messages are stored, or could not be.
         waiter: told of each message's final outcome.
-        source: named source whose position they advance, or None.
-        stream: the stream that they are a part of, or None.
+        source: name of the source whose position the messages advance, or None.
+        stream: the stream that the chunk belongs to, or None.
         on_stored: called with the number of messages once they are stored, on the relay's thread,
             before any of them can be settled.
 
     Attributes:
-        messages: as given; empty once the relay cannot take them any more.
-        done: as given.
-        waiter: as given.
-        source: as given.
-        stream: as given.
-        size: bytes, summed.
-        error: why they failed, or None.
-        entries: what the relay made of them when it took them in.
-        loaded: those of the entries that may be sent at once, from memory.
-        is_loaded: whether every other entry waits for something.
+        messages: the messages; empty once the chunk was withdrawn or refused.
+        done: set when the messages are stored, or could not be.
+        waiter: told of each message's final outcome.
+        source: name of the source whose position the messages advance, or None.
+        stream: the stream that the chunk belongs to, or None.
+        size: bytes of all messages.
+        error: why the messages could not be stored, or None.
+        entries: made from the messages when the relay takes the chunk in.
+        loaded: entries that are sent from memory, without being read back.
+        is_loaded: whether memory had room for the chunk. If so, entries that are not in ``loaded``
+            wait for a due time, an earlier message of their key, or a paused destination.
     """
 
     __slots__ = (
@@ -225,32 +234,36 @@ class Chunk(Generic[FlagT]):
         self._claims: list[None] = [None]
 
     def claim(self) -> bool:
-        """Whether to decide on it is up to the caller: True once, in one thread."""
+        """Claim the right to decide on the chunk. True for exactly one claim, in one thread."""
         try:
-            self._claims.pop()
+            self._claims.pop()  # atomic: needs no lock
         except IndexError:
             return False
         return True
 
     @property
     def is_claimed(self) -> bool:
-        """Whether one thread has decided on it, or does so now."""
+        """Whether a thread has claimed the chunk."""
         return not self._claims
 
     @property
     def void_because(self) -> BaseException | None:
-        """Why it must not be stored any more."""
+        """Why the chunk must not be stored: an earlier one of its stream failed; else None."""
         return self.stream.error if self.stream is not None else None
 
     def withdraw(self) -> bool:
-        """Whether it is never stored, because the relay has not taken it yet."""
+        """Withdraw the chunk, unless the relay has taken it.
+
+        Returns:
+            True if the chunk was withdrawn, so that it will never be stored.
+        """
         if not self.claim():
             return False
         self.refuse()
         return True
 
     def refuse(self) -> None:
-        """Drop the messages, which are not stored; an error tells the caller."""
+        """Drop the messages. The caller of this raises an error in their place."""
         self.messages = ()
 
     def stored(self) -> None:
@@ -260,7 +273,7 @@ class Chunk(Generic[FlagT]):
         self.done.set()
 
     def failed(self, error: BaseException) -> None:
-        """Tell the caller that no message is stored; what follows in the stream fails too."""
+        """Tell the caller that no message is stored. Later chunks of the stream fail too."""
         if self.stream is not None:
             self.stream.error = error
         self.error = error
@@ -268,14 +281,14 @@ class Chunk(Generic[FlagT]):
 
 
 class Inbox:
-    """Chunks on their way to the relay. Callers put and withdraw, from any thread.
+    """A queue of chunks from callers to the relay. Callers put and withdraw from any thread.
 
-    It holds at most what its callers wait for: each of them blocks until its chunk is stored.
+    It is bounded, because each caller blocks until its chunks are stored.
 
-    A caller holds no lock in here, ever. A signal handler, or a ``__del__``, may interrupt it
-    anywhere and wait for the relay, and a lock of the caller's that the relay wants would be a
-    deadlock. So each step is one that the interpreter does not divide, and a chunk is decided on by
-    whoever `claims <Chunk.claim>` it: the relay that takes it, or the caller that withdraws it.
+    It uses no lock. A signal handler or a ``__del__`` can interrupt a caller at any instruction and
+    wait for the relay; a lock held by that caller and wanted by the relay would be a deadlock.
+    Instead, each step is atomic in the interpreter, and the side that `claims <Chunk.claim>` a
+    chunk decides on it: the relay takes it, or the caller withdraws it.
 
     Args:
         wake: ends the relay's current wait; thread-safe.
@@ -287,14 +300,16 @@ class Inbox:
         self._closed: BaseException | None = None
 
     def put(self, chunk: Chunk[Any]) -> None:
-        """Hand a chunk over.
+        """Add a chunk, and wake the relay if it may be waiting.
 
         Raises:
-            PublisherClosed: the relay takes no more.
+            PublisherClosed: the inbox is closed.
         """
         if self._closed is None:
             self._chunks.append(chunk)
-            if self._closed is None or not chunk.claim():  # not ours: it has been told by `close`
+            # If `close` has run since, one side claims the chunk: this one raises, or `close` has
+            # told its caller.
+            if self._closed is None or not chunk.claim():
                 if self._is_first(chunk):
                     self._wake()
                 return
@@ -303,7 +318,7 @@ class Inbox:
         raise kind(str(self._closed)) from self._closed
 
     def take(self, fits: Callable[[Chunk[Any]], bool]) -> list[Chunk[Any]]:
-        """Take chunks, oldest first, until one does not fit."""
+        """Take chunks, oldest first, until one does not fit. Chunks of a failed stream fail."""
         taken = []
         while (chunk := self._head()) is not None:
             void_because = chunk.void_because
@@ -311,7 +326,7 @@ class Inbox:
                 break
             self._chunks.popleft()
             if not chunk.claim():
-                continue  # withdrawn in between
+                continue  # its caller has withdrawn it
             if void_because is not None:
                 chunk.failed(void_because)
             else:
@@ -319,21 +334,23 @@ class Inbox:
         return taken
 
     def is_ready(self, fits: Callable[[Chunk[Any]], bool]) -> bool:
-        """Whether `take` would give something."""
+        """Whether `take` would take a chunk, or fail one."""
         head = self._head()
         return head is not None and (head.void_because is not None or fits(head))
 
     def withdraw(self, chunk: Chunk[Any]) -> None:
-        """Take a chunk back that its caller no longer wants to wait for, if it is still here.
+        """Withdraw a chunk whose caller has waited long enough for room.
+
+        Does nothing if the relay has taken the chunk.
 
         Raises:
-            OutboxFull: it was; nothing of it is stored.
+            OutboxFull: the chunk was withdrawn; none of its messages is stored.
         """
         msg = "the outbox is full and no room was made in time; the message was not accepted"
         self.withdraw_because(chunk, OutboxFull(msg))
 
     def withdraw_because(self, chunk: Chunk[Any], error: ReliablePubError) -> None:
-        """Take a chunk back, and raise the error; or leave it, if the relay has it already."""
+        """Withdraw a chunk and raise the error; do nothing if the relay has taken the chunk."""
         if not chunk.claim():
             return
         chunk.refuse()
@@ -342,7 +359,7 @@ class Inbox:
         raise error
 
     def close(self, error: BaseException) -> None:
-        """Take no more; what is still here was never stored, and its callers are told so."""
+        """Close the inbox. Chunks in it fail with the error: they were never stored."""
         self._closed = self._closed or error
         while self._chunks:
             chunk = self._chunks.popleft()
@@ -350,11 +367,11 @@ class Inbox:
                 chunk.failed(error)
 
     def __bool__(self) -> bool:
-        """Whether anything waits to be taken. On the relay's thread."""
+        """Whether a chunk waits to be taken. Called on the relay's thread."""
         return self._head() is not None
 
     def _head(self) -> Chunk[Any] | None:
-        """The oldest chunk that nobody has withdrawn."""
+        """The oldest chunk that was not withdrawn, or None."""
         while self._chunks:
             if not self._chunks[0].is_claimed:
                 return self._chunks[0]
@@ -362,10 +379,10 @@ class Inbox:
         return None
 
     def _is_first(self, chunk: Chunk[Any]) -> bool:
-        """Whether the relay may not know of any: it knows of the others, or is about to."""
+        """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay."""
         try:
             return self._chunks[0] is chunk
-        except IndexError:  # it has taken them all
+        except IndexError:  # the relay has taken all chunks
             return False
 
 
@@ -374,11 +391,14 @@ CHUNK_BYTES_MAX: Final = 1024 * 1024
 
 
 class Cutter:
-    """Cuts a stream into pieces that are handed over and stored together, and that limits allow.
+    """Cuts a stream of messages into chunks.
+
+    A chunk has at most `CHUNK_MESSAGES_MAX` messages and, unless a single message is larger,
+    `CHUNK_BYTES_MAX` bytes; and no more than the limits of the store.
 
     Args:
-        limits: of a piece.
-        stamps: what is added to each message, before it is measured.
+        limits: of the store.
+        stamps: each is applied to every message, before its size is counted.
     """
 
     def __init__(self, limits: Limits, stamps: Sequence[Callable[[Message], Message]] = ()) -> None:
@@ -392,17 +412,17 @@ class Cutter:
         """Add the next message of the stream.
 
         Returns:
-            the piece before it, where it is the first of another one.
+            the finished chunk, if the message begins another one; else None.
 
         Raises:
-            InvalidMessage: it is something else.
+            InvalidMessage: the argument is not a `Message`.
         """
         if not isinstance(message, Message):
             raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
         for stamp in self._stamps:
             message = stamp(message)
         if message.message_id is None:
-            message = message.with_message_id(new_id())  # before it is measured: the id counts too
+            message = message.with_message_id(new_id())  # the id counts towards the size
         size = self._size + message.size
         if self._chunk and (len(self._chunk) >= self._messages_max or size > self._bytes_max):
             chunk, self._chunk, self._size = self._chunk, [message], message.size
@@ -412,15 +432,19 @@ class Cutter:
         return None
 
     def rest(self) -> list[Message]:
-        """The last piece, which may be empty."""
+        """The last chunk, which may be empty."""
         return self._chunk
 
 
 def cut(messages: Iterable[Message], cutter: Cutter) -> Iterator[list[Message]]:
-    """Cut a whole stream.
+    """Cut a stream of messages into chunks.
+
+    Args:
+        messages: the stream.
+        cutter: a fresh one.
 
     Raises:
-        InvalidMessage: the stream holds something else.
+        InvalidMessage: an item of the stream is not a `Message`.
     """
     for message in messages:
         chunk = cutter.add(message)

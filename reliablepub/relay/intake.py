@@ -1,9 +1,11 @@
-"""Taking in: what callers hand over becomes entries, as far as there is room for them.
+"""The intake: turns chunks from callers into entries, as far as there is room for them.
 
-Knows: chunks, limits, and what is in memory. Must never know: what is sent, or what became of it.
+Knows: chunks, limits, and the entries in memory. Must never know: which entries are sent, or their
+outcomes.
 
-A chunk is taken in with the changes of one turn, and its entries are sent from memory if memory has
-room for them. If the turn cannot be committed, they are forgotten again, and their caller is told.
+A chunk is stored by the commit of the turn that takes it in. If memory has room, its entries are
+sent from there, without being read back. If the commit fails, they are removed from memory, and the
+caller gets the error.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from reliablepub.relay.pauses import Pauses
 
 TURN_MESSAGES_MAX: Final = 2_000
 FLOW_S: Final = 0.5
-"""How long after a confirm the next ones are counted on to make room in memory."""
+"""How long after a confirm further ones are expected, which make room in memory."""
 
 
 class Intake:
-    """Between the inbox and what is in memory.
+    """Takes chunks from the inbox, and makes and loads their entries.
 
     Args:
-        inbox: what callers hand over.
-        limits: what may be held.
-        loaded: what is in memory.
-        session: what sends it.
-        pauses: what has to wait on disk.
+        inbox: chunks that callers hand over.
+        limits: most messages and bytes in the store and in memory.
+        loaded: the entries in memory.
+        session: sends loaded entries.
+        pauses: the paused destinations.
     """
 
     def __init__(
@@ -52,11 +54,15 @@ class Intake:
         self._flowing_until = 0.0
 
     def confirms_flow(self, now: float) -> None:
-        """There was a confirm; or what was just sent is all there is in flight, so one is due."""
+        """Expect confirms for the next `FLOW_S` seconds.
+
+        Called after a confirm; and after a send when nothing else is in flight, whose confirms are
+        the next to come.
+        """
         self._flowing_until = now + FLOW_S
 
-    def turn_away(self, now: float) -> None:
-        """While the store has no room for new messages, their callers learn it at once."""
+    def reject_new(self, now: float) -> None:
+        """Fail the chunks in the inbox, while `refuse` is in force."""
         if self._refusal is None:
             return
         if now < self._refuse_until:
@@ -66,22 +72,22 @@ class Intake:
             self._refusal = None
 
     def refuse(self, error: OutboxError, until: float) -> None:
-        """Turn new messages away until then."""
+        """Reject new messages with this error until a time (monotonic seconds)."""
         self._refusal, self._refuse_until = error, until
 
     def take(
         self, changes: Changes, counters: Counters, now: float, wall: float
     ) -> list[Chunk[Any]]:
-        """Add new chunks to the turn; their entries go on if memory has room.
+        """Take chunks from the inbox, add their entries to the changes, and load what fits.
 
         Args:
-            changes: what the store will be told.
-            counters: what it holds.
+            changes: of this turn's commit.
+            counters: of the store.
             now: monotonic seconds.
             wall: seconds since 1970.
 
         Returns:
-            the chunks; each has its entries now.
+            the chunks taken, with their entries.
         """
         taken_in = self._inbox.take(self._room(counters, now))
         is_loaded = not self._loaded.has_backlog
@@ -99,14 +105,14 @@ class Intake:
         return taken_in
 
     def _hold(self, entries: Sequence[Entry], wall: float) -> None:
-        """Messages to a paused destination wait in the store."""
+        """Have entries for a paused destination wait in the store."""
         for entry in entries:
             if entry.is_for_now and self._pauses.holds(entry) is not None:
                 entry.due_at, entry.refused_at, entry.is_plain = HELD, wall, False
                 self._pauses.waits(entry)
 
     def _load(self, chunk: Chunk[Any]) -> None:
-        """Entries that wait for nothing go to the session from memory."""
+        """Load the entries of a chunk that wait for nothing, and submit them to the session."""
         chunk.loaded = [e for e in chunk.entries if e.is_plain or e.is_for_now]
         self._loaded.add(*chunk.loaded)
         for entry in chunk.loaded:
@@ -114,13 +120,13 @@ class Intake:
         self._session.submit_all([(entry, entry.message.size) for entry in chunk.loaded])
 
     def committed(self, taken_in: Sequence[Chunk[Any]]) -> None:
-        """They are in the store: tell their callers."""
+        """Tell callers that their chunks are stored."""
         for chunk in taken_in:
             self._loaded.stored(chunk)
             chunk.stored()
 
     def undo(self, taken_in: Sequence[Chunk[Any]], changes: Changes, error: OutboxError) -> None:
-        """They are not: forget them, and tell their callers why."""
+        """After a commit that failed: unload the chunks' entries, and give callers the error."""
         new = [entry for chunk in taken_in for entry in chunk.loaded]
         self._session.withdraw(set(new))
         self._loaded.drop(*new)
@@ -134,21 +140,22 @@ class Intake:
         return not self._inbox
 
     def is_ready(self, counters: Counters, now: float) -> bool:
-        """Whether `take` would take something."""
+        """Whether `take` would take a chunk, or fail one."""
         return self._inbox.is_ready(self._room(counters, now))
 
     def next_look(self, now: float) -> float | None:
-        """When there may be room again that nothing else tells of (monotonic), or None."""
+        """When to try `take` again if nothing else happens (monotonic), or None."""
         times = [self._refuse_until] if self._refusal is not None else []
         if self._inbox and now < self._flowing_until:
             times.append(self._flowing_until)
         return min(times, default=None)
 
     def _room(self, counters: Counters, now: float) -> Room:
-        """For what there is room in the store; and in memory too, while confirms make some.
+        """Room for new chunks: that of the store; and while confirms flow, that of memory, too.
 
-        What is stored beyond that is only read back a moment later. But nobody waits for a broker
-        that does not confirm: then only the store counts.
+        An entry stored beyond memory has to be read back later, which costs more. So while confirms
+        flow, callers wait a moment for room in memory. They do not wait for a broker that does not
+        confirm: then only the store's room counts.
         """
         messages = min(self._limits.messages_max - counters.open, TURN_MESSAGES_MAX)
         bytes_ = self._limits.bytes_max - counters.open_bytes

@@ -1,16 +1,16 @@
-"""The log of a publisher: one line for each failure and each change of state, and never a flood.
+"""The publisher's log: one line for each failure and each change of state, at a bounded rate.
 
-Knows: what hooks are told, the names of loggers, levels and fields. Must never know: bodies,
-headers, credentials; who reads the log.
+Knows: the events of hooks; names of loggers, levels and fields. Must never know: bodies, headers,
+credentials; how the log is stored or read.
 
-The journal is a hook like those of an application, and listens to nothing while all is well. A
-broker that refuses ten thousand messages a second makes two lines in ten seconds: the first one at
-once, then how many there were. Every record has the field ``event`` and those of `FIELDS`; the text
-says the same to people.
+The journal is a hook like those of an application; it listens to no event of a message that is
+confirmed at its first attempt. If a broker refuses 10 000 messages a second, the log gets two lines
+in ten seconds: the first refusal at once, then the number of further ones. Every record has the
+field ``event`` and the fields that `EVENTS` lists; the text has the same content in prose.
 
 Lines are written on a thread of their own (`LogWriter`). A logging handler of the application may
-wait for a lock that another thread holds while it publishes, or publish itself, or raise: on the
-relay's thread that would be a deadlock, or the end. The thread begins with the first line.
+raise, publish, or wait for a lock that another thread holds while it publishes. On the relay's
+thread this would be a deadlock, or end the relay. The thread starts with the first line.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, Mes
 from reliablepub.printable import one_line, printable
 
 LINES_MAX: Final = 1_000
-"""Lines that wait to be written; what is more is only counted."""
+"""Most lines that wait to be written. Further lines are dropped and counted."""
 BELOW: Final = ("reliablepub.outbox", "reliablepub.link")
-"""Loggers of the outbox and the transport, which know of no scribe."""
+"""Loggers of the outbox and the transport, which cannot use a `LogWriter`: it belongs to the relay,
+above them."""
 LAST_LINES_S: Final = 2.0
-"""How long the end of the relay waits for them."""
+"""How long the end of the relay waits for the last lines to be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class _Line:
 
 
 class LogWriter:
-    """Takes lines from the relay's thread, and never keeps it waiting."""
+    """Writes lines of the relay to the log, on a thread of its own. Never blocks the relay."""
 
     def __init__(self) -> None:
         self._lines: SimpleQueue[_Line | logging.LogRecord | None] = SimpleQueue()
@@ -59,14 +60,22 @@ class LogWriter:
         fields: Mapping[str, object],
         error: BaseException | None = None,
     ) -> None:
-        """Have a line written, if its logger is on for it; the error's traceback below it."""
+        """Queue a line, if its logger is enabled for the level.
+
+        Args:
+            logger: the logger.
+            level: of the line.
+            text: of the line.
+            fields: extra attributes of the record.
+            error: its traceback follows the line; or None.
+        """
         if not is_on(logger, level):
             return
         if self._lines.qsize() >= LINES_MAX:
             self._dropped += 1
             return
         if self._dropped:
-            said = f"{self._dropped} lines are missing here: a handler of the log was too slow"
+            said = f"{self._dropped} lines were dropped here: a logging handler is too slow"
             self._lines.put(_Line(logger, logging.WARNING, said, {"event": "dropped"}, None))
             self._dropped = 0
         self._lines.put(_Line(logger, level, text, fields, error))
@@ -74,7 +83,7 @@ class LogWriter:
             self._begin()
 
     def attend(self) -> None:
-        """Take over what rooms below the relay log on the calling thread, until `close`."""
+        """Take over records that the outbox and the transport log on this thread, until `close`."""
         _attending[threading.get_ident()] = self
         for name in BELOW:
             logger = logging.getLogger(name)
@@ -82,14 +91,14 @@ class LogWriter:
                 logger.addFilter(_is_not_taken)
 
     def take(self, record: logging.LogRecord) -> None:
-        """Have a finished record handled."""
+        """Queue a finished record for the handlers of its logger."""
         if self._lines.qsize() < LINES_MAX:
             self._lines.put(record)
             if self._thread is None:
                 self._begin()
 
     def close(self) -> None:
-        """Wait a moment for the last lines; a handler that hangs is left behind."""
+        """Wait up to `LAST_LINES_S` for the last lines; a handler that hangs is abandoned."""
         _attending.pop(threading.get_ident(), None)
         if self._thread is not None:
             self._lines.put(None)
@@ -99,7 +108,7 @@ class LogWriter:
         thread = threading.Thread(target=self._main, name="reliablepub-log", daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the interpreter ends, and begins no thread any more
+        except RuntimeError:  # the interpreter is shutting down, and starts no more threads
             _attending.pop(threading.get_ident(), None)
             self._lines.put(None)
             self._main()
@@ -119,7 +128,7 @@ _attending: Final[dict[int, LogWriter]] = {}
 
 
 def _is_not_taken(record: logging.LogRecord) -> bool:
-    """A filter: what is logged on a thread that a scribe attends is the scribe's."""
+    """A logging filter: hands records of a thread that a `LogWriter` attends to it."""
     log_writer = _attending.get(record.thread or 0)
     if log_writer is not None:
         log_writer.take(record)
@@ -127,7 +136,10 @@ def _is_not_taken(record: logging.LogRecord) -> bool:
 
 
 def is_on(logger: logging.Logger, level: int) -> bool:
-    """What `logging.Logger.isEnabledFor` says; that takes a lock, which others may hold."""
+    """Whether a logger is enabled for a level.
+
+    `logging.Logger.isEnabledFor` takes a lock that another thread may hold; this does not.
+    """
     is_wanted = level >= logger.getEffectiveLevel() and level > logger.manager.disable
     return is_wanted and not logger.disabled
 
@@ -139,7 +151,7 @@ def write(
     fields: Mapping[str, object],
     error: BaseException | None = None,
 ) -> None:
-    """Write a line here and now; a handler that raises is the application's affair."""
+    """Write a line on the calling thread; exceptions of handlers are suppressed."""
     with suppress(BaseException):
         logger.log(level, "%s", text, extra=fields, exc_info=error)
 
@@ -152,12 +164,12 @@ KINDS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Sum(Generic[Kind]):
-    """Things that were not said one by one.
+    """A number of equal lines that were counted instead of written.
 
     Attributes:
-        kind: what they are called; None for kinds that were one too many.
+        kind: of the lines; None for all kinds beyond the limit.
         count: how many.
-        seconds: in which time.
+        seconds: length of the time in which they were counted.
     """
 
     kind: Kind | None
@@ -174,12 +186,13 @@ class _Interval:
 class Digest(Generic[Kind]):
     """Decides which of many equal log lines are written, and which are only counted. Pure.
 
-    The first of a kind is written at once. Those that follow within an interval are counted, and
-    summed up at its end; as long as they go on, there is one sum an interval. After an interval
-    without any, the next one is a first again. A kind beyond ``kinds_max`` is counted with others.
+    The first line of a kind is written at once. Those that follow within an interval are counted,
+    and summed up at its end; while they continue, there is one sum per interval. After an interval
+    without lines of the kind, the next one counts as the first again. All kinds beyond
+    ``kinds_max`` are counted together.
 
     Args:
-        interval_s: how long equal things are gathered.
+        interval_s: how long equal lines are counted.
         kinds_max: most kinds at a time.
     """
 
@@ -189,10 +202,10 @@ class Digest(Generic[Kind]):
         self._intervals: dict[Kind | None, _Interval] = {}
 
     def is_said(self, kind: Kind, now: float) -> bool:
-        """Whether this one is said at once; otherwise it is counted.
+        """Whether to write this line; if not, it is counted.
 
         Args:
-            kind: what it is called.
+            kind: of the line.
             now: monotonic seconds.
         """
         found = self._intervals.get(kind)
@@ -205,13 +218,13 @@ class Digest(Generic[Kind]):
         return False
 
     def due(self, now: float) -> list[Sum[Kind]]:
-        """The sums of the intervals that are over."""
+        """The sums of intervals that have ended."""
         if not self._intervals:
             return []
         return self._summed(now, now - self._interval_s)
 
     def rest(self, now: float) -> list[Sum[Kind]]:
-        """The sums of everything; nothing more will come."""
+        """The sums of all intervals, ended or not. For the end of the log."""
         return self._summed(now, now)
 
     def _summed(self, now: float, begun_before: float) -> list[Sum[Kind]]:
@@ -254,7 +267,7 @@ EVENTS: Final[Mapping[str, tuple[logging.Logger, int, tuple[str, ...]]]] = {
 }
 """Logger, level and fields of each event; docs/observing.md shows them."""
 SUM_FIELDS: Final = ("repeats", "exchange", "reply_code", "count", "seconds")
-"""Fields of the sum of many; its event is ``repeated``, its level that of what was repeated."""
+"""Fields of a sum. Its ``event`` is ``repeated``; its level is that of the lines it counts."""
 
 _WORDS: Final = {
     "connected": "connected to the broker",
@@ -263,15 +276,15 @@ _WORDS: Final = {
     "unblocked": "the broker takes messages again",
 }
 _Kind = tuple[str, str, int]
-"""Event, exchange (of a link: the reason), and the broker's code."""
+"""Event, exchange (for the connection: the reason), and the broker's reply code."""
 
 
 class Journal:
-    """Writes the log.
+    """A hook that writes the publisher's log.
 
     Args:
         clock: monotonic seconds.
-        log: writes a line, as `Scribe.write` does.
+        log: writes a line of the log; has the signature of `LogWriter.write`.
     """
 
     def __init__(self, clock: Callable[[], float], log: Callable[..., None] = write) -> None:
@@ -280,16 +293,16 @@ class Journal:
         self._digest: Digest[_Kind] = Digest()
 
     def calls(self) -> dict[str, Callable[[Sequence[Any]], None]]:
-        """What is to be called, by event."""
+        """The callbacks of the journal, by event."""
         return {name: getattr(self, f"on_{name}") for name in EVENTS}
 
     def turned(self) -> None:
-        """The relay has taken a turn: sums may be due."""
+        """Write the sums that are due. Called after each turn of the relay."""
         for found in self._digest.due(self._clock()):
             self._write_sum(found)
 
     def close(self) -> None:
-        """Nothing more will happen."""
+        """Write the remaining sums."""
         for found in self._digest.rest(self._clock()):
             self._write_sum(found)
 
@@ -298,51 +311,51 @@ class Journal:
         self._link("connected", events)
 
     def on_disconnected(self, events: Sequence[LinkChanged]) -> None:
-        """It was lost, or could not be made."""
+        """The connection was lost, or could not be made."""
         self._link("disconnected", events)
 
     def on_blocked(self, events: Sequence[LinkChanged]) -> None:
-        """The broker takes no publishes."""
+        """The broker blocks publishing (``connection.blocked``)."""
         self._link("blocked", events)
 
     def on_unblocked(self, events: Sequence[LinkChanged]) -> None:
-        """It takes them again."""
+        """The broker accepts publishes again."""
         self._link("unblocked", events)
 
     def on_paused(self, events: Sequence[DestinationChanged]) -> None:
-        """A destination keeps refusing."""
+        """A destination was paused, because it keeps refusing messages."""
         self._destination("paused", events)
 
     def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
-        """It has confirmed something."""
+        """A paused destination accepts messages again."""
         self._destination("resumed", events)
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """No queue is bound."""
+        """The broker returned a message: no queue is bound."""
         self._attempts("returned", events)
 
     def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """A queue has refused."""
+        """The broker nacked a message: a queue has refused it."""
         self._attempts("nacked", events)
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """The broker has closed a channel because of it."""
+        """The broker closed a channel because of a message."""
         self._attempts("refused", events)
 
     def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """Nobody knows."""
+        """An attempt ended without an answer: the message may have arrived."""
         self._attempts("uncertain", events)
 
     def on_parked(self, events: Sequence[MessageGivenUp]) -> None:
-        """Given up, and kept."""
+        """A message was given up and kept."""
         self._given_up("parked", events)
 
     def on_expired(self, events: Sequence[MessageGivenUp]) -> None:
-        """Too late."""
+        """A message was given up because its deadline has passed."""
         self._given_up("expired", events)
 
     def on_discarded(self, events: Sequence[MessageGivenUp]) -> None:
-        """Given up, and deleted."""
+        """A message was given up and deleted."""
         self._given_up("discarded", events)
 
     def _link(self, name: str, events: Sequence[LinkChanged]) -> None:
@@ -393,7 +406,7 @@ class Journal:
         self._log(logger, level, words, {"event": name, **dict(zip(fields, safe, strict=True))})
 
     def _write_sum(self, found: Sum[_Kind]) -> None:
-        """How many more there were, in the words of the first one."""
+        """Write one line for many, worded as the first one was."""
         name, what, code = found.kind or ("", "", 0)
         logger, level, _ = EVENTS.get(name, (MESSAGES, logging.WARNING, ()))
         about = "lines of other kinds"

@@ -1,16 +1,19 @@
-"""Which entries are in memory, and which are still to be read: bounded, and nothing twice.
+"""The entries in memory, and what to read next: memory is bounded, and no entry is loaded twice.
 
-Knows: ids, sizes, times and waiters. Must never know: what becomes of an entry.
+Knows: ids, sizes, times and waiters. Must never know: the outcome of an entry.
 
-An entry is found in one of two ways. New ones by id: either they go into memory when they are
-stored, or their ids are remembered as backlog, a short list of ranges (ids only grow, and become
-visible in their order). Postponed ones by the time they fall due; their rows stay as they are when
-they are read, so the store is told which of them are in memory already. Expired entries are read
-only to be given up; of what is in memory the earliest deadline is remembered, and an index finds
-what is on disk.
+The relay finds an entry in one of two ways:
 
-Entries that share an ordering key come into memory one at a time (`reliablepub._core.ordering`):
-when one has left, the store is asked for the next.
+- A new entry by its id. It is loaded when it is stored; or its id joins the backlog, a short list
+  of ranges. Ids only grow, and become visible in ascending order.
+- A postponed entry by its due time. Reading does not mark its row, so each read tells the store
+  which due entries are in memory already.
+
+Expired entries are read only to be given up. For entries in memory, the earliest deadline is kept;
+entries on disk are found by an index.
+
+Entries that share an ordering key are loaded one at a time (`reliablepub._core.ordering`). When one
+has left memory, the relay asks the store for the next.
 """
 
 from __future__ import annotations
@@ -35,10 +38,10 @@ class IdRange:
 
 
 class Backlog:
-    """The ranges of ids that are on disk and not in memory, lowest first.
+    """Ranges of ids that are still to be read, lowest first.
 
     Args:
-        last_id: highest id in the store at the start: everything up to it is unread.
+        last_id: highest id in the store at the start; all ids up to it are unread.
     """
 
     def __init__(self, last_id: int) -> None:
@@ -51,7 +54,7 @@ class Backlog:
         return bool(self._ranges)
 
     def others(self, last_id: int) -> None:
-        """Ids up to this one exist; those we have not seen are to be read when there is room."""
+        """Add the ids up to this one that are not known yet."""
         if last_id <= self._seen:
             return
         if self._ranges and self._ranges[-1].last == self._seen:
@@ -61,7 +64,7 @@ class Backlog:
         self._seen = last_id
 
     def loaded(self, first: int, last: int) -> None:
-        """These new ids need not be read: in memory already, or to be found otherwise."""
+        """Skip new ids: their entries are in memory, or are found by their times or their key."""
         self.others(first - 1)
         self._seen = last
 
@@ -71,7 +74,7 @@ class Backlog:
         return self._ranges[0] if self._ranges else None
 
     def advance(self, last_read: int) -> None:
-        """Everything in the head range up to this id has been read."""
+        """Remove the ids up to this one, which have been read, from the head range."""
         head = self._ranges[0]
         head.first = last_read + 1
         if head.first > head.last:
@@ -80,7 +83,7 @@ class Backlog:
 
 @dataclass(slots=True)
 class _Range:
-    """Ids ``first`` to ``last`` of one waiter, but for the ones that are in memory by now."""
+    """Ids ``first`` to ``last`` of one waiter, except those in ``taken``, which were loaded."""
 
     first: int
     last: int
@@ -89,7 +92,7 @@ class _Range:
 
 
 class Waiters:
-    """Waiters of entries that are on disk only, by id: one range for a chunk of many messages."""
+    """Waiters of entries that are not in memory, by id; a chunk of messages takes one range."""
 
     def __init__(self) -> None:
         self._firsts: list[int] = []
@@ -97,20 +100,27 @@ class Waiters:
         self._single: dict[int, Waiter] = {}
 
     def __len__(self) -> int:
-        """How many are remembered, a range counting once."""
+        """The number of ranges and single ids."""
         return len(self._ranges) + len(self._single)
 
     def stored(self, first: int, last: int, waiter: Waiter, *, in_memory: set[int]) -> None:
-        """New ids, which only grow; some of them may be in memory, with their waiter."""
+        """Remember the waiter of new ids, higher than all before.
+
+        Args:
+            first: the lowest id.
+            last: the highest id.
+            waiter: told of their outcomes.
+            in_memory: ids among them whose entries are in memory and hold the waiter themselves.
+        """
         self._firsts.append(first)
         self._ranges.append(_Range(first, last, waiter, in_memory))
 
     def put(self, id_: int, waiter: Waiter) -> None:
-        """An entry has left memory."""
+        """Remember the waiter of an entry that has left memory."""
         self._single[id_] = waiter
 
     def take(self, id_: int) -> Waiter | None:
-        """An entry has been read: whoever waits for it is told by it from now on."""
+        """Remove and return the waiter of an entry that is loaded now; None if it has none."""
         waiter = self._single.pop(id_, None)
         if waiter is not None:
             return waiter
@@ -130,10 +140,10 @@ _NEVER = float("inf")
 
 
 class Deadlines:
-    """When the next entry is too late.
+    """Tracks when the next entry expires.
 
     Args:
-        wall: now; entries of earlier runs may be too late already.
+        wall: now, seconds since 1970; entries of earlier runs may have expired already.
     """
 
     def __init__(self, wall: float) -> None:
@@ -149,12 +159,12 @@ class Deadlines:
 
     @property
     def next_at(self) -> float | None:
-        """When something has to be done (wall clock), or None."""
+        """When the next entry expires (wall clock), or None."""
         next_at = min(self._next_watched, self._next_on_disk)
         return None if next_at == _NEVER else next_at
 
     def is_due_on_disk(self, wall: float) -> bool:
-        """Whether there are late entries to be read."""
+        """Whether expired entries may be on disk."""
         return self._next_on_disk <= wall
 
     @property
@@ -163,34 +173,34 @@ class Deadlines:
         return self._watched.values()
 
     def step(self, wall: float) -> None:
-        """The wall clock was set, and all deadlines with it: look at each of them."""
+        """The wall clock was set, and all deadlines with it: check each at the next `late`."""
         self._next_watched = wall
 
     def watch(self, entry: Entry) -> None:
-        """An entry is in memory from now on."""
+        """Track an entry that is in memory now."""
         if entry.expires_at is not None:
             self._watched[entry.id] = entry
             self._next_watched = min(self._next_watched, entry.expires_at)
 
     def forget(self, entry: Entry) -> None:
-        """An entry has left memory for good."""
+        """Stop tracking an entry that has left memory."""
         self._watched.pop(entry.id, None)
 
     def on_disk(self, expires_at: float | None) -> None:
-        """An entry is on disk only; or, as far as is known then, the earliest one of all."""
+        """Note a deadline of an entry on disk, or a time before which none on disk expires."""
         if expires_at is not None:
             self._next_on_disk = min(self._next_on_disk, expires_at)
 
     def read(self, next_on_disk: float | None) -> None:
-        """Late entries have been read; the next one on disk is late at that time."""
+        """Note that expired entries were read, and when the next one on disk expires."""
         self._next_on_disk = _NEVER if next_on_disk is None else next_on_disk
 
     def late(self, wall: float) -> list[Entry]:
-        """Entries in memory that are too late; perhaps not for the first time."""
+        """Entries in memory that have expired; earlier calls may have returned some of them."""
         if self._next_watched > wall >= self._looked_at:
             self._looked_at = wall
             return []
-        self._looked_at = wall  # should the clock be set back, what was late then is not now
+        self._looked_at = wall  # after the clock is set back, expired entries may be in time again
         late = []
         self._next_watched = _NEVER
         for entry in self._watched.values():
@@ -203,18 +213,18 @@ class Deadlines:
 
 
 PAGE: Final = 500
-"""Rows read at once: no long cursors, so that the write-ahead log can be reset behind us."""
+"""Rows in one read. Short reads let the write-ahead log be reset: a long one would hold it."""
 
 
 class Loaded:
-    """Entries in memory, within limits, and where the next ones come from.
+    """Counts the entries in memory, and reads further ones from the store.
 
     Args:
-        store: where entries are read from.
-        last_id: highest id in it now: everything up to it is backlog.
+        store: the store to read from.
+        last_id: highest id in the store now; all ids up to it are backlog.
         messages_max: most entries in memory.
         bytes_max: most bytes in memory.
-        wall: now; postponed entries may have fallen due before.
+        wall: now, seconds since 1970; postponed entries may be due already.
     """
 
     def __init__(
@@ -234,27 +244,30 @@ class Loaded:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether stored entries wait to be read; new ones must then wait behind them."""
+        """Whether stored entries wait to be read. New entries must then wait behind them."""
         return bool(self._backlog)
 
     @property
     def next_due(self) -> float | None:
-        """When the next postponed entry can be read (wall clock); None also if memory is full."""
+        """When the next postponed entry is due (wall clock); None also while memory is full."""
         return self._next_due if self._is_low else None
 
     @property
     def next_late(self) -> float | None:
-        """When the next entry is too late (wall clock), or None."""
+        """When the next entry expires (wall clock), or None."""
         return self._deadlines.next_at
 
     @property
     def wants_more(self) -> bool:
-        """Whether there is something to read and room for a page of it."""
-        return (bool(self._backlog) and self._is_low) or self._wants_turns
+        """Whether there are entries to read and room for them."""
+        return (bool(self._backlog) and self._is_low) or self._wants_next_of_keys
 
     @property
-    def _wants_turns(self) -> bool:
-        """Those that follow others have room: it was left to them."""
+    def _wants_next_of_keys(self) -> bool:
+        """Whether there are keys whose next entry is to be read, and room for an entry.
+
+        `room` leaves space for one entry of each such key.
+        """
         has_room = self._messages < self._messages_max and self._bytes < self._bytes_max
         return bool(self._order.wanted) and has_room
 
@@ -264,25 +277,25 @@ class Loaded:
 
     @property
     def room(self) -> int:
-        """How many messages may be added."""
+        """How many more messages memory has room for."""
         return self._messages_max - self._messages - self._order.wanted
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes may be added."""
+        """How many more bytes memory has room for."""
         return self._bytes_max - self._bytes
 
     def fits(self, messages: int, bytes_: int) -> bool:
-        """Whether so much may be added."""
+        """Whether memory has room for so many messages and bytes."""
         return messages <= self.room and bytes_ <= self.room_bytes
 
     def add(self, *entries: Entry) -> None:
-        """Entries are in memory now."""
+        """Count entries that are in memory now."""
         self._messages += len(entries)
         self._bytes += sum([entry.message.size for entry in entries])
 
     def drop(self, *entries: Entry) -> None:
-        """Entries have left the store, or never came into it."""
+        """Remove entries that have left the store, or were never stored."""
         self._leave(entries, is_settled=True)
 
     def _leave(self, entries: Sequence[Entry], *, is_settled: bool) -> None:
@@ -297,24 +310,29 @@ class Loaded:
                 self._order.leave(key, entry.id, is_settled=is_settled)
 
     def postpone(self, entry: Entry) -> None:
-        """An entry leaves memory until it falls due; its row says when. It is still its turn."""
+        """Remove an entry until it is due, as its row says. It remains the next of its key."""
         self._leave((entry,), is_settled=False)
         if entry.waiter is not None:
             self._waiters.put(entry.id, entry.waiter)
         self._on_disk(entry)
 
-    def let_go(self, entry: Entry) -> None:
-        """An entry leaves memory; what the store says of it holds."""
+    def unload(self, entry: Entry) -> None:
+        """Remove an entry that an operator has changed; what the store holds of it counts."""
         self.drop(entry)
         if entry.waiter is not None:
             self._waiters.put(entry.id, entry.waiter)
         self._deadlines.on_disk(entry.expires_at)
 
-    def take_out(self, id_: int, *, is_open: bool) -> Waiter | None:
-        """An entry that is not in memory is due now, or was taken out of the store.
+    def changed_on_disk(self, id_: int, *, is_open: bool) -> Waiter | None:
+        """Note a change to an entry that is not in memory.
+
+        Args:
+            id_: of the entry.
+            is_open: whether it is still to be published, and may be due now; False if it was
+                parked or discarded.
 
         Returns:
-            who waits for it, if it is not open any more.
+            the waiter to be told, if the entry is not open any more.
         """
         self._next_due = float("-inf")
         waiter = self._waiters.take(id_)
@@ -324,7 +342,7 @@ class Loaded:
         return None
 
     def stored(self, chunk: Chunk[Any]) -> None:
-        """A chunk is in the store; some of its entries are in memory already."""
+        """Note that a chunk was committed. Its ``loaded`` entries are in memory already."""
         entries, waiter = chunk.entries, chunk.waiter
         first, last = entries[0].id, entries[-1].id
         if chunk.is_loaded:
@@ -346,31 +364,31 @@ class Loaded:
             self._waiters.stored(first, last, waiter, in_memory=ids)
 
     def _on_disk(self, entry: Entry) -> None:
-        """An entry is to be found again by its times."""
+        """Note the times by which an entry on disk is found again."""
         self._deadlines.on_disk(entry.expires_at)
         if entry.due_at is not None:
             self._next_due = min(entry.due_at, self._next_due or entry.due_at)
 
     def others(self, last_id: int, wall: float) -> None:
-        """Another process has changed the store: new ids, with or without times, or others due."""
+        """Note that another process has changed the store: entries may be new, due or expired."""
         self._backlog.others(last_id)
         self._next_due = wall
         self._deadlines.on_disk(wall)
 
     def due_now(self, wall: float) -> None:
-        """Entries on disk have been made due."""
+        """Note that entries on disk were made due."""
         self._next_due = wall
 
     def step(self, by: float, wall: float, others: Iterable[Entry]) -> set[int]:
-        """The wall clock was set: so are the times of entries in memory.
+        """Shift the times of entries in memory, because the wall clock was set.
 
         Args:
-            by: seconds.
-            wall: now.
-            others: which have been put off, and are about to leave memory.
+            by: seconds; below 0 if the clock was set back.
+            wall: now, seconds since 1970.
+            others: further entries, which were postponed and are about to leave memory.
 
         Returns:
-            ids of all that were moved.
+            ids of all entries that were shifted.
         """
         timed = {*self._deadlines.entries, *self._due.values(), *others}
         for entry in timed:
@@ -379,21 +397,24 @@ class Loaded:
         return {entry.id for entry in timed}
 
     def stepped(self, wall: float) -> None:
-        """The times of entries on disk have been set with the clock."""
+        """Note that the times of entries on disk were shifted with the wall clock."""
         self._next_due = wall
         self._deadlines.on_disk(wall)
 
     def read(self, wall: float) -> list[Entry]:
-        """Read what is due and what comes next, if memory is half empty; and whose turn it is.
+        """Read a page of entries to send.
+
+        Entries that are next of their key are read while memory has room; due entries and the
+        backlog only while memory is at most half full.
 
         Raises:
-            Intervened: as `Store.read_due`; nothing was read.
+            Intervened: an operator has changed messages; nothing was read.
         """
         found: list[Entry] = []
         if self._is_low:
             found = self._read_due(wall) + self._read_backlog()
-        found += self._read_turns(wall)
-        late = self._deadlines.watched  # which may have been read already, only to be given up
+        found += self._read_next_of_keys(wall)
+        late = self._deadlines.watched  # `read_late` may have loaded some already, to give them up
         entries = [entry for entry in found if entry.id not in late and self._is_admitted(entry)]
         self._due.update((entry.id, entry) for entry in entries if entry.due_at is not None)
         self._have_read(entries)
@@ -403,8 +424,8 @@ class Loaded:
         key = entry.message.ordering_key
         return key is None or self._order.admit(key, entry.id)
 
-    def _read_turns(self, wall: float) -> list[Entry]:
-        if not self._wants_turns:
+    def _read_next_of_keys(self, wall: float) -> list[Entry]:
+        if not self._wants_next_of_keys:
             return []
         keys = self._order.next_wanted(min(PAGE, self._messages_max - self._messages))
         entries, looked_at = self._store.read_first(keys, wall, bytes_max=self.room_bytes)
@@ -413,11 +434,11 @@ class Loaded:
         return entries
 
     def late(self, wall: float) -> list[Entry]:
-        """Entries in memory that are too late; perhaps not for the first time."""
+        """Entries in memory that have expired; earlier calls may have returned some of them."""
         return self._deadlines.late(wall)
 
     def read_late(self, wall: float) -> list[Entry]:
-        """Read a page of those that are not; they count as being in memory until they are gone."""
+        """Read a page of expired entries from the store; they are in memory until given up."""
         if not self._deadlines.is_due_on_disk(wall):
             return []
         entries, next_at = self._store.read_expired(

@@ -1,14 +1,17 @@
-"""Destinations that keep refusing are paused: what goes there waits on disk, and the others flow.
+"""Paused destinations: messages to a destination that keeps refusing wait on disk; others flow.
 
-Knows: entries by their destination, and when one may go. Must never know: SQL, the wire.
+Knows: entries by their destination, and when one may be sent. Must never know: SQL, the transport.
 
-A destination is an exchange and a routing key; or a whole exchange, whatever the routing key, where
-it does not exist or may not be written to. What waits has no due time but *when its destination is
-well* (`HELD`), so that it takes no memory, and is in nobody's way. When a pause is over, the store
-lets one of them go, as a probe; when a probe is confirmed, the others follow: for a routing key two
-for each confirm, for an exchange a page at a time, since there the queues set the pace.
+A destination is an exchange and a routing key; or a whole exchange with every routing key, if the
+exchange does not exist (404) or the user may not write to it (403). An entry that waits for its
+destination has the due time `HELD`, so that it takes no memory and delays no other entry.
 
-What an earlier run has left waiting is found by exchange, and each exchange is probed at once.
+When a pause is over, the store releases one entry as a probe. When a probe is confirmed, the others
+follow: to a routing key two for each confirm; to an exchange a page at a time, because only its
+queues, not the exchange itself, limit the rate.
+
+Entries that an earlier run has left waiting are found by exchange; each such exchange is probed at
+once.
 """
 
 from __future__ import annotations
@@ -26,32 +29,32 @@ from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.status import Paused
 
 Destination: TypeAlias = tuple[str, str | None]
-"""Exchange and routing key; no routing key stands for all of them."""
+"""Exchange and routing key; None as routing key stands for every one."""
 PAGE: Final = 2_000
 SHOWN_MAX: Final = 100
 UNHEARD_MAX: Final = 3
-"""So many probes of an exchange without an answer are no reason to hold back the others."""
+"""After so many unanswered probes of an exchange its pause ends."""
 MISSING: Final = Outcome(OutcomeKind.REFUSED, 404, "")
 UNKNOWN: Final = Outcome(OutcomeKind.REFUSED, 0, "refused in an earlier run; not probed yet")
 
 
 def address_of(entry: Entry) -> Destination:
-    """Where an entry goes."""
+    """The exchange and routing key of an entry."""
     return entry.message.exchange, entry.message.routing_key
 
 
 def exchange_of(entry: Entry) -> Destination:
-    """The exchange it goes to, for every routing key."""
+    """The exchange of an entry, as a destination with every routing key."""
     return entry.message.exchange, None
 
 
 class Pauses:
-    """The breakers, and what follows from them in one turn.
+    """The breakers of all destinations, and the releases that they call for in a turn.
 
     Args:
-        policy: when destinations are paused.
-        guard: keeps a failing strategy off us.
-        notices: what hooks are told.
+        policy: decides when to pause destinations.
+        guard: contains exceptions of the application's strategies.
+        notices: collects events for hooks.
     """
 
     def __init__(self, policy: RetryPolicy, guard: Guard, notices: Notices) -> None:
@@ -64,7 +67,7 @@ class Pauses:
         )
         self._new: dict[Destination, None] = {}
         self._sweeping: dict[Destination, None] = {}
-        self._letting_go: dict[Destination | None, tuple[bytes, bytes, int] | None] = {}
+        self._releasing: dict[Destination | None, tuple[bytes, bytes, int] | None] = {}
         self._unheard: dict[str, int] = {}
         self._rooms: list[Release] = []
         self._sweeps: Sequence[Release] = ()
@@ -73,16 +76,21 @@ class Pauses:
         self._since: dict[Destination, float] = {}
 
     def __bool__(self) -> bool:
-        """Whether any destination is watched."""
+        """Whether any destination has refused messages lately."""
         return bool(self._breakers)
 
     @property
     def exchanges_max(self) -> int:
-        """Of how many exchanges an earlier run's waiting messages are looked for."""
+        """Most exchanges for which to look for entries that an earlier run has left waiting."""
         return self._breaker.destinations_max
 
     def found(self, held: Iterable[HeldExchange], now: float, wall: float) -> None:
-        """An earlier run has left some waiting; why they do is not known any more."""
+        """Pause the exchanges for which an earlier run has left entries waiting.
+
+        The reason for the wait is not on disk; it is shown as `UNKNOWN`. If an exchange cannot be
+        paused, because the policy pauses none or there are more than `exchanges_max`, all waiting
+        entries are released instead.
+        """
         for one in held:
             destination = (one.exchange or "", None)
             is_known = self._pauses(MISSING) and one.exchange is not None
@@ -90,24 +98,24 @@ class Pauses:
                 self._waiting[destination] = one.count
                 self._since[destination] = wall if one.since is None else one.since
             else:
-                self._letting_go[None] = None
+                self._releasing[None] = None
 
     def _pauses(self, outcome: Outcome) -> bool:
         with self._guard.calling("a strategy of RetryPolicy"):
             return self._policy.pauses(outcome)
         return True
 
-    # ------------------------------------------------------------------ who may go
+    # ------------------------------------------------------------------ may an entry be sent?
 
     def holds(self, entry: Entry) -> Pause[Destination, Outcome] | None:
-        """Why the entry has to wait, should it not be let go; None where it need not."""
+        """The pause of the entry's destination; None if neither exchange nor key is paused."""
         if not self._breakers:
             return None
         exchange = self._breakers.pause(exchange_of(entry))
         return exchange or self._breakers.pause(address_of(entry))
 
     def admits(self, entry: Entry) -> bool:
-        """Whether the entry may be sent, perhaps as a probe."""
+        """Whether the entry may be sent; while its destination is paused, as a probe."""
         if not self._breakers:
             return True
         destination = exchange_of(entry)
@@ -116,22 +124,33 @@ class Pauses:
         return self._breakers.admits(destination)
 
     def is_probe(self, entry: Entry) -> bool:
-        """Whether an entry that may be sent is likely to cost the channel that it is sent on."""
+        """Whether an entry that may be sent probes an exchange.
+
+        If the broker refuses the probe, it closes the channel on which the probe was sent.
+        """
         return bool(self._breakers) and self._breakers.is_paused(exchange_of(entry))
 
     def waits(self, entry: Entry) -> None:
-        """An entry waits from now on, because it is not admitted."""
+        """Count an entry that waits from now on, because it is not admitted."""
         destination = exchange_of(entry)
         if not self._breakers.is_paused(destination):
             destination = address_of(entry)
         self._waiting[destination] = self._waiting.get(destination, 0) + 1
 
-    # ------------------------------------------------------------------ what has happened
+    # ------------------------------------------------------------------ outcomes
 
     def refused(
         self, entry: Entry, outcome: Outcome, now: float, wall: float, *, is_given_up: bool
     ) -> None:
-        """An attempt has ended in a refusal."""
+        """Count a refusal; pause the destination if there were too many in a row.
+
+        Args:
+            entry: the refused entry.
+            outcome: the refusal.
+            now: monotonic seconds.
+            wall: seconds since 1970.
+            is_given_up: whether the retry policy gives the entry up.
+        """
         if not self._pauses(outcome):
             return
         is_of_exchange = outcome.concern is Concern.EXCHANGE
@@ -143,19 +162,19 @@ class Pauses:
         was_paused = self._breakers.is_paused(destination)
         if is_given_up:
             if not was_paused:
-                return  # it would make others wait that have no patience either
+                return  # a pause would only delay entries that are given up at once, too
             self._sweeping[destination] = None
         refusals_max = 1 if is_of_exchange else self._breaker.refusals_max
         self._unheard.pop(entry.message.exchange, None)
         if self._breakers.refused(destination, now, why=outcome, refusals_max=refusals_max):
             self._new[destination] = None
-            self._letting_go.pop(destination, None)
+            self._releasing.pop(destination, None)
             if not was_paused:
                 self._since[destination] = wall
                 self._tell("paused", destination)
 
     def confirmed(self, entries: Iterable[Entry], now: float) -> None:
-        """Attempts have ended in confirms."""
+        """Note confirmed entries: their destinations accept messages."""
         if not self._breakers:
             return
         for entry in entries:
@@ -163,13 +182,17 @@ class Pauses:
             self._breakers.confirmed(address_of(entry), now)
 
     def given_up(self, entry: Entry) -> None:
-        """An entry that waited is given up: others that wait there may have waited for as long."""
+        """Note that a waiting entry was given up.
+
+        Others that wait for its destination may have spent their budgets, too. So a page of them is
+        made due, to be checked.
+        """
         pause = self.holds(entry)
         if pause is not None:
             self._sweeping[pause.destination] = None
 
     def withdrawn_from(self, session: Session[Entry]) -> list[Entry]:
-        """Take out of the session what goes where nothing may go since the last call."""
+        """Withdraw from the session the entries for destinations paused since the last call."""
         if not self._new:
             return []
         new = self._new
@@ -181,11 +204,17 @@ class Pauses:
         self._new = {}
         return session.withdraw(paused)
 
-    # ------------------------------------------------------------------ letting go
+    # ------------------------------------------------------------------ releasing
 
     def release(self, changes: Changes, now: float, wall: float) -> None:
-        """Have the store let go of whatever may go: once until it has done so."""
-        if changes.released:
+        """Add the entries that need wait no longer to the changes, as releases by destination.
+
+        Args:
+            changes: of the next commit.
+            now: monotonic seconds.
+            wall: seconds since 1970.
+        """
+        if changes.released:  # by an earlier turn, and not committed yet
             return
         self._rooms = []
         for destination, count in self._breakers.poll_room(now):
@@ -198,16 +227,16 @@ class Pauses:
         self._sweeping.clear()
         self._pages = {
             going: Release(exchange, routing_key, PAGE, wall, after=after)
-            for going, after in self._letting_go.items()
+            for going, after in self._releasing.items()
             for exchange, routing_key in [going or (None, None)]
         }
         changes.released += [*self._rooms, *self._sweeps, *self._pages.values()]
 
     def released(self, changes: Changes) -> bool:
-        """The store has done so.
+        """Note that the releases were committed.
 
         Returns:
-            whether anything is due now.
+            whether any entry is due now.
         """
         if not changes.released:
             return False
@@ -220,19 +249,19 @@ class Pauses:
             if release.count < release.limit:
                 self._no_more_wait((release.exchange or "", release.routing_key))
         for going, release in self._pages.items():
-            if going in self._letting_go:
-                self._letting_go[going] = release.last
+            if going in self._releasing:
+                self._releasing[going] = release.last
                 if release.count < release.limit:
-                    del self._letting_go[going]
+                    del self._releasing[going]
         return any(release.count for release in changes.released)
 
     def poll_timeout(self) -> float | None:
-        """When `release` has something to do (monotonic), or None."""
-        if self._letting_go or self._sweeping:
+        """When to call `release` next (monotonic), or None."""
+        if self._releasing or self._sweeping:
             return float("-inf")
         return self._breakers.poll_timeout()
 
-    # ------------------------------------------------------------------ for people
+    # ------------------------------------------------------------------ for the status
 
     @property
     def count(self) -> int:
@@ -240,7 +269,7 @@ class Pauses:
         return len(self._breakers)
 
     def shown(self, now: float) -> tuple[Paused, ...]:
-        """For people, the oldest ones first."""
+        """The paused destinations for the status, the oldest pause first, at most `SHOWN_MAX`."""
         return tuple(islice(self._shown(now), SHOWN_MAX)) if self._breakers else ()
 
     def _shown(self, now: float) -> Iterator[Paused]:
@@ -257,15 +286,16 @@ class Pauses:
     # ------------------------------------------------------------------ inside
 
     def _is_well(self, exchange: Destination) -> None:
-        """Something was heard of it that is no refusal of the exchange."""
+        """End the pause of an exchange: the broker has answered other than by refusing it."""
         if self._breakers.is_paused(exchange):
-            self._letting_go[exchange] = None
+            self._releasing[exchange] = None
             self._end(exchange)
 
     def _is_unheard(self, destination: Destination) -> bool:
-        """Whether probes of an exchange had no answer, though it would come at once.
+        """Whether probes of an exchange stay unanswered.
 
-        Then it is their queue that does not answer, and no reason for others to wait.
+        An exchange refuses at once. So a probe without an answer has passed the exchange, and waits
+        for its queue, which is no reason to pause the exchange.
         """
         exchange, routing_key = destination
         if routing_key is None:
@@ -306,6 +336,6 @@ class Pauses:
 
 
 def reason_of(outcome: Outcome) -> str:
-    """What was refused last there, in one line."""
+    """The reason of a pause, in one line: kind, reply code and text of the last refusal."""
     code = f"{outcome.reply_code} " if outcome.reply_code else ""
     return f"{outcome.kind}: {code}{outcome.reply_text}"

@@ -1,28 +1,29 @@
-"""One turn: take in, commit, send. Listening is left to the thread that takes the turns.
+"""One turn of the relay: take in, commit, send. The thread that runs the turns does the listening.
 
-Knows: the store, the transport and the session, and the order in which they are asked. Must never
+Knows: the store, the transport and the session, and the order in which to call them. Must never
 know: threads, event loops, SQL, AMQP.
 
 ::
 
-    take in    what callers handed over since the last turn, what fell due, what the backlog holds
-    commit     ONE transaction: new messages in; settled ones out or rescheduled; tags of what will
-               now be sent  -> wake callers whose message is now on disk
+    take in    messages handed over since the last turn, retries that fell due, the backlog
+    commit     ONE transaction: new messages in; settled ones out or rescheduled; tags of the
+               messages to be sent now  -> wake callers whose message is now on disk
     send       one write of as many publishes as the window allows
-    listen     (the thread) until the socket speaks, a caller wakes us, or a deadline falls due
+    listen     (the thread) until the socket is readable, a caller wakes it, or a deadline is due
 
-Under load a turn carries hundreds of messages and one fsync; alone it carries one message.
+Under load a turn carries hundreds of messages and one fsync; a lone publish has a turn to itself.
 
-What must hold between the lines:
+Invariants:
 
-- A message is sent only after the commit that holds it and its tag. When the commit fails, the tags
-  are taken back: the sequence has not moved.
-- An entry is in memory at most once, and leaves it only after the commit that settles or postpones
-  it.
-- When the store cannot commit, nothing more is sent, so that what awaits a commit stays bounded.
-- When an operator has changed messages, the relay drops all of them from memory. What is open then
-  is read again; callers that wait for the others are told. What is in flight cannot have been
-  changed (`reliablepub.outbox.admin.interventions`).
+- A message is sent only after the commit that holds it and its tag. When the commit fails, the
+  session takes the tags back, so the sequence has not moved.
+- An entry is in memory at most once. It leaves memory only after the commit that settles or
+  postpones it.
+- While the store cannot commit, the relay sends nothing. This bounds the changes that await a
+  commit.
+- When an operator has changed messages, the relay drops them from memory. It reads those that are
+  still open again, and tells callers that wait for the others. An operator cannot change a message
+  in flight (`reliablepub.outbox.admin.interventions`).
 """
 
 from __future__ import annotations
@@ -61,41 +62,41 @@ from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
-from reliablepub.relay.settling import Ruling, Settling
+from reliablepub.relay.settling import GuardedPolicy, Settling
 from reliablepub.relay.status import Link, Percentiles, Status
 from reliablepub.relay.wire import Wire
 from reliablepub.transport.base import CannotEncode, Transport
 
 LAZY_COMMIT_S: Final = 0.02
-"""How long confirms may wait for a commit that carries something else too."""
+"""How long confirms may wait for a commit that something else needs."""
 POLL_S: Final = 0.05
-"""How often the store is asked whether other processes have written to it."""
+"""Interval at which the relay asks the store whether other processes have written to it."""
 STEP_S: Final = 0.5
-"""A wall clock that is off by so much, against the monotonic one, has been set."""
+"""The wall clock counts as set when it has moved this far against the monotonic clock."""
 COMMIT_RETRY_S: Final = 0.25
-"""How long a disk that is full or fails, or a file that somebody keeps locked, is left alone."""
+"""Pause after a commit failed: the disk is full or failing, or another process locks the file."""
 _TROUBLE: Final = {
     OutboxDiskFull: "disk full: nothing can be recorded until space is freed",
     OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
     OutboxLocked: "the outbox is locked by another process",
     OutboxUnsure: "the disk of the outbox fails: look at the system's log",
 }
-"""Words for `Status.trouble`, which stay the same while it does."""
+"""Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
 
 
 class Relay:
-    """Moves entries from callers and the store to the broker, and verdicts back.
+    """Moves entries from callers and the store to the broker, and outcomes back.
 
     Args:
-        store: where entries are until their verdict.
-        transport: the wire.
-        session: decides what may be sent.
-        inbox: what callers hand over.
-        policy: how often refusals are tried again.
-        limits: what may be held.
-        clock: the time.
-        hooks: what the application wants to be told of.
-        guard: stands between us and what the application has us call.
+        store: keeps entries until they are settled.
+        transport: the connection to the broker.
+        session: decides which entries may be sent.
+        inbox: chunks that callers hand over.
+        policy: how often to retry refused messages.
+        limits: most messages and bytes in the store and in memory.
+        clock: monotonic and wall clock.
+        hooks: the application's callbacks, by event.
+        guard: contains exceptions of the application's callbacks.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Relay:
         self._pauses.found(held, clock.monotonic(), clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)
         self._settling = Settling(
-            Ruling(policy, self._guard), self._pauses, self._notices, store.run
+            GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
         )
         self._wire = Wire(transport, session, clock.monotonic())
         self._poll_at = clock.monotonic()
@@ -146,16 +147,16 @@ class Relay:
         self.turns = 0
         self.status = Status(counters=self._snapshot.counters)
 
-    # ------------------------------------------------------------------ for the shell
+    # ------------------------------------------------------------------ called by the thread
 
     def turn(self, *, is_flushing: bool = False) -> float | None:
         """Take in, commit, send.
 
         Args:
-            is_flushing: somebody waits for the store to run empty: commit confirms at once.
+            is_flushing: a caller waits for the store to run empty, so commit confirms at once.
 
         Returns:
-            seconds to listen at most before the next turn, None for no limit.
+            the most seconds to listen before the next turn; None for no limit.
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         self.turns += 1
@@ -164,12 +165,12 @@ class Relay:
             return max(0.0, min(self._poll_at, self._idle_until) - now)
         self._has_heard = False
         self._wire.keep(now)
-        self._judge(now, wall)
+        self._settle_ended(now, wall)
         if self._settling.changes.confirmed:
             self._wire.proved()
             self._intake.confirms_flow(now)
         self._look_elsewhere(now, wall)
-        self._intake.turn_away(now)
+        self._intake.reject_new(now)
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
         if self._no_commit_until is None:
@@ -182,19 +183,20 @@ class Relay:
         return self._wait_s()
 
     def handle(self, events: Iterable[Event]) -> None:
-        """Take in what the transport heard."""
+        """Pass events from the transport to the session."""
         self._has_heard |= self._wire.handle(events, self._clock.monotonic())
 
     def drain(self) -> None:
-        """Take nothing in and send nothing more; what is in flight is still settled."""
+        """Stop taking in and sending. Messages in flight are still settled."""
         self._is_draining = True
         self._session.drain()
 
     @property
     def is_unhurried(self) -> bool:
-        """Whether the broker has half a window to confirm, and more waits for room in that.
+        """Whether the next turn can wait while more confirms arrive.
 
-        Nor does anybody wait for the disk.
+        True while more than half a window is in flight, further messages wait for room in the
+        window, and no caller waits for a commit.
         """
         session = self._session
         if not session.buffered or session.in_flight <= session.window.size // 2:
@@ -203,27 +205,27 @@ class Relay:
 
     @property
     def last_id(self) -> int:
-        """The highest id given so far."""
+        """The highest id that the store has assigned."""
         return self._snapshot.last_id
 
     def latency(self) -> Percentiles | None:
-        """How long confirms took of late."""
+        """Percentiles of recent confirm latencies; None if there were no confirms."""
         return self._settling.latencies.told(self._clock.monotonic())
 
     def wall(self) -> float:
-        """The time in the outbox, seconds since 1970."""
+        """The wall clock time, seconds since 1970, as recorded in the outbox."""
         return self._clock.wall()
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
-        """The lowest open id from ``first_id`` on that was to be sent by ``at``, or None."""
+        """The lowest open id, from ``first_id`` on, that was to be sent by ``at``; or None."""
         return self._store.lowest_awaited(first_id, at)
 
     def _look_at_clock(self, now: float, wall: float) -> None:
-        """However the wall clock is set, no retry waits for longer, and no deadline comes earlier.
+        """Detect that the wall clock was set, and shift the times of retries and deadlines by it.
 
-        A host that has slept has not set its clock.
+        So setting the clock makes no retry wait longer and no deadline pass earlier.
         """
-        now += self._clock.suspended()
+        now += self._clock.suspended()  # a suspended host has not set its clock
         by = wall - now - self._wall_ahead
         since, self._looked_at = wall - (now - self._looked_at), now
         if abs(by) < STEP_S:
@@ -231,46 +233,47 @@ class Relay:
         self._wall_ahead += by
         changes = self._settling.changes
         moved = self._loaded.step(by, wall, changes.rescheduled)
-        if changes.stepped is not None:  # of which the store was not told yet
+        if changes.stepped is not None:  # an earlier step that is not committed yet
             by, moved = by + changes.stepped.by, moved | changes.stepped.moved
         changes.stepped = Step(by, since, self._snapshot.last_id, moved)
 
-    # ------------------------------------------------------------------ verdicts
+    # ------------------------------------------------------------------ outcomes
 
-    def _judge(self, now: float, wall: float) -> None:
-        """Take in the attempts that have ended; the session sends no late one again."""
-        late = self._settling.judge(self._session.poll_settlements(), now, wall)
+    def _settle_ended(self, now: float, wall: float) -> None:
+        """Settle the attempts that have ended. The session sends no expired entry again."""
+        late = self._settling.attempts_ended(self._session.poll_settlements(), now, wall)
         if late:
             self._session.withdraw(late)
         for entry in self._pauses.withdrawn_from(self._session):
             self._settling.hold(entry, wall)
 
     def _give_up_late(self, wall: float) -> None:
-        """What is too late expires, unless it is on the wire: then its attempt decides."""
+        """Expire entries whose deadline has passed; for one in flight its attempt decides."""
         late = self._loaded.late(wall)
         if late:
             for entry in self._session.withdraw(set(late)):
                 self._settling.expire(entry, wall)
-        if self._settling.changes.stepped is None:  # what the store has is by the clock as it was
+        # Until a clock step is committed, times in the store are those of the old wall clock.
+        if self._settling.changes.stepped is None:
             for entry in self._reading(self._loaded.read_late, wall):
                 self._settling.expire(entry, wall)
 
     # ------------------------------------------------------------------ take in
 
     def _is_idle(self, now: float) -> bool:
-        """Whether nothing has happened since the last turn, as far as this process knows.
+        """Whether this process knows of nothing to do since the last turn.
 
-        An idle relay only looks whether other processes have changed the store, 20 times a second.
+        An idle relay only polls the store for changes by other processes, 20 times a second.
         """
         is_quiet = not self._has_heard and now < self._idle_until and not self._is_draining
         is_settled = self._settling.changes.stepped is None and not self._pauses.count
         return is_quiet and is_settled and self._intake.is_empty
 
     def _look_elsewhere(self, now: float, wall: float) -> bool:
-        """Notice what other processes have enqueued, retried or discarded.
+        """Look for messages that other processes have enqueued, retried or discarded.
 
         Returns:
-            whether there is anything new, be it how much room the disk has.
+            True if the store has changed, or the reason why it takes no new messages.
         """
         if now < self._poll_at:
             return False
@@ -279,16 +282,16 @@ class Relay:
         if is_changed := self._store.changed_elsewhere():
             self._snapshot = self._store.snapshot()
             self._loaded.others(self._snapshot.last_id, wall)
-            let_go(self._store, self._session, self._loaded, self._settling)
-        with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit tells its callers
+            unload_touched(self._store, self._session, self._loaded, self._settling)
+        with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
         return is_changed or self._no_room != no_room
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
-        """New chunks become entries; those, and what is read, go on if memory allows."""
+        """Turn new chunks into entries; submit them and entries read from the store."""
         if self._is_draining:
             return []
-        # What the store has is by the clock as it was, until it is told that the clock was set.
+        # Until a clock step is committed, times in the store are those of the old wall clock.
         read = [] if self._settling.changes.stepped else self._reading(self._loaded.read, wall)
         for entry in read:
             if entry.is_late(wall):
@@ -306,7 +309,7 @@ class Relay:
             try:
                 entries = read(wall)
             except Intervened:
-                let_go(self._store, self._session, self._loaded, self._settling)
+                unload_touched(self._store, self._session, self._loaded, self._settling)
             else:
                 tell_damaged(self._store, self._loaded, self._notices)
                 return entries
@@ -330,31 +333,39 @@ class Relay:
             self._snapshot = self._store.commit(changes)
         except Intervened:
             self._session.take_back(batches)
-            let_go(self._store, self._session, self._loaded, self._settling)
+            unload_touched(self._store, self._session, self._loaded, self._settling)
             self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
             return
         except (OutboxDiskFailed, OutboxDiskFull, OutboxLocked, OutboxUnsure) as error:
             self._session.take_back(batches)
             changes.sent = []
             self._intake.undo(taken_in, changes, error)
-            self._hold_back(now, error, is_full_of_new=bool(taken_in))
+            self._back_off(now, error, has_new=bool(taken_in))
             return
         self._committed(taken_in, wall)
         self._send(batches, changes.sent, wall)
         if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
             self._intake.confirms_flow(now)
 
-    def _hold_back(self, now: float, error: OutboxError, *, is_full_of_new: bool) -> None:
-        """First accept nothing, so that what is there can drain; if that fails too, do nothing."""
+    def _back_off(self, now: float, error: OutboxError, *, has_new: bool) -> None:
+        """Slow down after a commit that failed.
+
+        If the turn held new messages, reject new ones for a while, so that stored ones can drain.
+        If the commit failed without any, pause commits and sending.
+        """
         self._trouble = _TROUBLE[type(error)]
-        if is_full_of_new:
+        if has_new:
             self._intake.refuse(error, now + COMMIT_RETRY_S)
             self._commit_by = now
         else:
             self._no_commit_until = now + COMMIT_RETRY_S
 
     def _must_commit(self, changes: Changes, now: float, *, is_flushing: bool) -> bool:
-        """Confirms alone may wait a moment: to lose one costs a duplicate, to wait nothing."""
+        """Whether to commit in this turn.
+
+        A commit that holds only confirms may be delayed: losing one costs a duplicate, waiting
+        costs nothing.
+        """
         if (
             changes.new
             or changes.sent
@@ -363,7 +374,7 @@ class Relay:
             or changes.rescheduled
         ):
             return True
-        if changes.released or changes.stepped or self._settling.lets_others_go:
+        if changes.released or changes.stepped or self._settling.frees_a_key:
             return True
         if not (changes.confirmed or changes.finished):
             self._commit_by = None
@@ -373,7 +384,7 @@ class Relay:
         return is_flushing or now >= self._commit_by
 
     def _committed(self, taken_in: Sequence[Chunk[Any]], wall: float) -> None:
-        """What only memory knows follows the store; then whoever waits is told."""
+        """After a commit: update what is kept in memory, then wake callers and settle receipts."""
         changes, postponed = self._settling.committed()
         self._commit_by = None
         self._trouble = ""
@@ -406,14 +417,14 @@ class Relay:
             self._settling.written(batch.epoch, sent, self._clock.monotonic())
 
     def _refuse(self, entry: Entry, epoch: int, problem: str, wall: float) -> None:
-        """A message that cannot be written to this broker has no tag and awaits no confirm."""
-        self._session.withdraw({entry})
+        """Refuse a message that cannot be encoded for this broker."""
+        self._session.withdraw({entry})  # it has no tag, so no confirm will come
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
         now = self._clock.monotonic()
         self._settling.unwritable(Settlement(entry, epoch, 0, outcome), now, wall)
-        self._commit_by = now  # and send what came after it
+        self._commit_by = now  # so that the next turn sends the messages after it
 
-    # ------------------------------------------------------------------ outlook
+    # ------------------------------------------------------------------ status, next turn
 
     def _new_status(self) -> Status:
         session = self._session
@@ -440,7 +451,7 @@ class Relay:
         )
 
     def _wait_s(self) -> float | None:
-        """How long the shell may listen."""
+        """The most seconds that the thread may listen before the next turn."""
         now, wall = self._clock.monotonic(), self._clock.wall()
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
@@ -467,29 +478,31 @@ class Relay:
 _DONE: Final = {"park": "parked", "discard": "discarded"}
 
 
-def let_go(store: Store, session: Session[Entry], loaded: Loaded, settling: Settling) -> None:
-    """Let go of all that people have touched since the last call."""
+def unload_touched(
+    store: Store, session: Session[Entry], loaded: Loaded, settling: Settling
+) -> None:
+    """Drop entries from memory that operators have changed since the last call; tell waiters."""
     touched = store.touched()
     if not touched:
         return
     ids = {change.id for change in touched}
     buffered = {entry for entry in session.waiting() if entry.id in ids}
     session.withdraw(buffered)
-    # What was put off or given up unsent in this turn is neither in flight nor in the session.
+    # Entries postponed or given up unsent in this turn are neither in flight nor in the session.
     for entry in (*buffered, *settling.take_back(ids)):
-        loaded.let_go(entry)
+        loaded.unload(entry)
     for change in touched:
-        waiter = loaded.take_out(change.id, is_open=change.is_open)
+        waiter = loaded.changed_on_disk(change.id, is_open=change.is_open)
         if waiter is not None:
             waiter.withdrawn(_error(change))
 
 
 def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
-    """Whoever waits for a message whose row the store could not read is told; hooks are, too."""
+    """Tell waiters and hooks of messages that the store parked because their rows are damaged."""
     rows = store.damaged()
     notices.damaged(rows)
     for row in rows:
-        waiter = loaded.take_out(row.id, is_open=False)
+        waiter = loaded.changed_on_disk(row.id, is_open=False)
         if waiter is not None:
             waiter.withdrawn(
                 Damaged(
@@ -502,7 +515,8 @@ def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
 
 
 def _error(change: Touched) -> Withdrawn:
-    # The newest of several things that were done to it is not always the one that ended it.
+    # Of several interventions, the newest (reported here) is not always the one that closed the
+    # message, so any other action is described as "taken".
     said = f"{_DONE.get(change.action, 'taken')} by {change.person}"
     return Withdrawn(
         message_id=change.message_id,

@@ -1,14 +1,11 @@
-"""From ended attempts to what the store is told: confirmed, retried, parked, discarded or expired.
+"""Turns ended attempts into changes of the store: confirmed, retried, parked, discarded or expired.
 
-Knows: settlements, the retry policy, recorded tag ranges, and what changes in the store. Must never
-know: the wire.
+Knows: settlements, the retry policy, recorded tag ranges, and the changes of the store. Must never
+know: the transport.
 
-An outcome takes effect in two steps: it joins the changes of the coming commit, and what only
-memory knows (waiters, what is loaded) follows once the commit has succeeded. A confirm is told to
-its waiter at once: should the process die before its row is deleted, the message is sent once more.
-
-The store records tags in flight by range, one row for each batch, for people to read; a row may go
-when no tag of its range is outstanding any more.
+An outcome takes effect in two steps. It joins the changes of the next commit; once that commit has
+succeeded, waiters and the bookkeeping of loaded entries follow. Only a confirm reaches its waiter
+at once: if the process dies before the row is deleted, the message is merely sent once more.
 """
 
 from __future__ import annotations
@@ -31,7 +28,15 @@ from reliablepub.relay.status import Latencies
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """Tags that were written together, and how many of them are outstanding."""
+    """The delivery tags of one batch, and how many of them are outstanding.
+
+    Attributes:
+        epoch: number of the channel epoch.
+        tags: the delivery tags.
+        sent: the batch as the store has recorded it.
+        at: when it was written, monotonic seconds.
+        left: tags without an outcome.
+    """
 
     epoch: int
     tags: range
@@ -49,12 +54,12 @@ class _Epoch:
 
 
 class Settled(NamedTuple):
-    """Some tags of one range are settled.
+    """Tags of one range that were settled together.
 
     Attributes:
         tags: how many.
-        at: when they were written.
-        finished: the range, if none of its tags is outstanding any more.
+        at: when they were written, monotonic seconds.
+        finished: the recorded batch, if none of its tags is outstanding any more; else None.
     """
 
     tags: int
@@ -66,20 +71,32 @@ _NONE: Final = _Range(0, range(0), Sent("", 0, ()), 0.0, 0)
 
 
 class InFlightRanges:
-    """Counts down the outstanding tags of each range."""
+    """Counts down the outstanding tags of each range.
+
+    The store records one row for each range, for operators to read. The row may be deleted when no
+    tag of its range is outstanding.
+    """
 
     def __init__(self) -> None:
         self._by_epoch: dict[int, _Epoch] = {}
 
     def add(self, epoch: int, sent: Sent, at: float) -> None:
-        """A batch has been recorded and is about to be written."""
+        """Add a batch that was recorded by a commit and passed to the transport."""
         tags = range(sent.first_tag, sent.first_tag + len(sent.entries))
         known = self._by_epoch.setdefault(epoch, _Epoch())
         known.firsts.append(sent.first_tag)
         known.ranges.append(_Range(epoch, tags, sent, at, len(tags)))
 
     def settle(self, epoch: int, tags: Iterable[int]) -> list[Settled]:
-        """Tags are settled, which mostly lie in few ranges."""
+        """Count down settled tags of an epoch.
+
+        Args:
+            epoch: number of the channel epoch.
+            tags: the settled tags; consecutive ones mostly share a range.
+
+        Returns:
+            one item for each run of tags within a range.
+        """
         known = self._by_epoch[epoch]
         settled: list[Settled] = []
         found, inside, count = _NONE, _NONE.tags, 0
@@ -111,12 +128,15 @@ class InFlightRanges:
 _DEFAULT: Final = RetryPolicy()
 
 
-class Ruling:
-    """Asks the policy; one that fails is passed over, and the default one counts.
+class GuardedPolicy:
+    """The application's retry policy, with exceptions of its callbacks contained.
+
+    A strategy that raises is replaced by that of the default policy; a ``decide`` that raises is
+    ignored.
 
     Args:
-        policy: with strategies and a callback of the application's own.
-        guard: keeps their failures off us.
+        policy: the policy, with strategies and perhaps a ``decide`` of the application.
+        guard: contains exceptions of the application's callbacks.
     """
 
     def __init__(self, policy: RetryPolicy, guard: Guard) -> None:
@@ -124,15 +144,15 @@ class Ruling:
         self._guard = guard
 
     def verdict(self, entry: Entry, outcome: Outcome, wall: float) -> Verdict:
-        """What is to be done after a refusal, which the entry has counted already."""
+        """What to do with an entry after a refusal, which its counts include already."""
         return self._decided(entry, outcome, wall, self._by_budget(entry, outcome, wall))
 
     def end_of_wait(self, entry: Entry, outcome: Outcome, wall: float) -> GiveUp | None:
-        """What becomes of an entry that waits, where its budget is spent; None: it may go on.
+        """How to give up an entry that waits for a paused destination; None if it may wait on.
 
         Args:
-            entry: it waits for its destination.
-            outcome: what that destination refused last.
+            entry: the waiting entry.
+            outcome: the last refusal by its destination.
             wall: seconds since 1970.
         """
         verdict = self._by_budget(entry, outcome, wall)
@@ -147,7 +167,7 @@ class Ruling:
         return _DEFAULT.retries(outcome).verdict(refusals, age_s)
 
     def _decided(self, entry: Entry, outcome: Outcome, wall: float, verdict: Verdict) -> Verdict:
-        """What the application's callback says, or the verdict."""
+        """The verdict of the application's ``decide``; without one, the given verdict."""
         if self._policy.decide is None:
             return verdict
         refusals, age_s = _spent(entry, outcome, wall)
@@ -173,7 +193,7 @@ class Ruling:
 
 
 def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
-    """Refusals of this kind, and seconds since the first one of any."""
+    """Refusals of this kind, and seconds since the first refusal of any kind."""
     age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
     return getattr(entry, outcome.kind.value), age_s
 
@@ -183,59 +203,64 @@ _is_plain: Final = attrgetter("is_plain")
 
 @dataclass(slots=True)
 class Settling:
-    """The changes that await the next commit.
+    """Collects the outcomes of attempts as changes for the next commit.
 
     Attributes:
-        ruling: what the policy says of refusals.
-        pauses: destinations to which nothing may go.
-        notices: what hooks are told.
-        run: names the epochs, with their number.
-        changes: what the store will be told.
-        postponed: entries that leave memory until they are due.
-        lets_others_go: a message of an ordering key is confirmed, and the next one waits for that
-            to be on disk.
-        ranges: the tags on the wire.
-        latencies: how long confirms take.
+        policy: decides on refused messages.
+        pauses: the paused destinations.
+        notices: collects events for hooks.
+        run: number of the store's run, a part of the epochs' names.
+        changes: the changes that await the next commit.
+        postponed: entries that leave memory with the next commit, until they are due.
+        frees_a_key: whether a message with an ordering key was confirmed. The next message of the
+            key can be sent once that is committed.
+        ranges: the tags in flight.
+        latencies: counts confirm latencies.
     """
 
-    ruling: Ruling
+    policy: GuardedPolicy
     pauses: Pauses
     notices: Notices
     run: int
     changes: Changes = field(default_factory=Changes)
     postponed: list[Entry] = field(default_factory=list)
-    lets_others_go: bool = False
+    frees_a_key: bool = False
     ranges: InFlightRanges = field(default_factory=InFlightRanges)
     latencies: Latencies = field(default_factory=Latencies)
 
     def epoch_name(self, epoch: int) -> str:
-        """How an epoch is called in the outbox."""
+        """The name of an epoch in the outbox, such as ``"7-3"``: run 7, epoch 3."""
         return f"{self.run}-{epoch}"
 
     def written(self, epoch: int, sent: Sent, now: float) -> None:
-        """A recorded batch is on its way to the wire."""
+        """Note that a recorded batch was passed to the transport."""
         self.ranges.add(epoch, sent, now)
         self.notices.sent(sent)
 
     def unwritten(self, recorded: Sequence[Sent]) -> None:
-        """Recorded batches that were not written after all: their rows may go."""
+        """Note that recorded batches were not written after all: their rows can be deleted."""
         self.changes.finished += recorded
 
     def committed(self) -> tuple[Changes, list[Entry]]:
-        """The changes are in the store: hand out what followed from them, and begin anew.
+        """Start collecting anew after a commit.
 
         Returns:
-            what was committed, and the entries that are postponed.
+            the committed changes, and the entries that they postpone.
         """
         changes, postponed = self.changes, self.postponed
-        self.changes, self.postponed, self.lets_others_go = Changes(), [], False
+        self.changes, self.postponed, self.frees_a_key = Changes(), [], False
         return changes, postponed
 
-    def judge(self, ended: Sequence[Ended[Entry]], now: float, wall: float) -> set[Entry]:
-        """Take in attempts that have ended on the wire.
+    def attempts_ended(self, ended: Sequence[Ended[Entry]], now: float, wall: float) -> set[Entry]:
+        """Settle attempts that the broker, or the end of a channel, has ended.
+
+        Args:
+            ended: the attempts.
+            now: monotonic seconds.
+            wall: seconds since 1970.
 
         Returns:
-            those who are too late to be sent again.
+            the entries whose deadline has passed, which must not be sent again.
         """
         late: set[Entry] = set()
         for one in ended:
@@ -249,12 +274,12 @@ class Settling:
         return late
 
     def unwritable(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
-        """Take in an attempt that never came to the wire."""
+        """Settle an attempt whose message could not be written."""
         self.decide(settlement, now, wall)
         self.notices.ended(settlement, self.epoch_name(settlement.epoch), 0.0)
 
     def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision:
-        """Decide what follows from an attempt without a confirm."""
+        """Decide what to do with an entry whose attempt ended without a confirm."""
         entry, outcome = settlement.key, settlement.outcome
         attempt = self._keep(settlement, wall)
         setattr(entry, outcome.kind.value, getattr(entry, outcome.kind.value) + 1)
@@ -262,7 +287,7 @@ class Settling:
         verdict: Verdict = RetryIn(0.0)
         if outcome.kind in REFUSALS:
             entry.refused_at = wall if entry.refused_at is None else entry.refused_at
-            verdict = self.ruling.verdict(entry, outcome, wall)
+            verdict = self.policy.verdict(entry, outcome, wall)
             is_given_up = isinstance(verdict, GiveUp)
             self.pauses.refused(entry, outcome, now, wall, is_given_up=is_given_up)
         decision = decide(
@@ -288,9 +313,15 @@ class Settling:
         return decision
 
     def take_back(self, ids: Container[int]) -> list[Entry]:
-        """Forget that these were postponed, or given up unsent, since the last commit.
+        """Undo that entries were postponed, or given up unsent, since the last commit.
 
-        Nobody was told of it yet.
+        Nothing outside has learned of it yet: waiters and hooks are told after the commit.
+
+        Args:
+            ids: of the entries.
+
+        Returns:
+            those of the entries that were postponed or given up.
         """
         changes = self.changes
         given_up = {a for a in (*changes.parked, *changes.discarded) if a.entry.id in ids}
@@ -306,29 +337,28 @@ class Settling:
         return [*taken, *(attempt.entry for attempt in given_up)]
 
     def hold(self, entry: Entry, wall: float) -> None:
-        """Have an entry that is in memory wait until its destination is well.
+        """Postpone a loaded entry until its destination accepts messages again.
 
-        If it has waited for so long that its budget is spent, it is given up with what was last
-        said of its destination.
+        If its budget is spent, give it up with the last refusal by its destination as the reason.
         """
         pause = self.pauses.holds(entry)
         assert pause is not None
         said = pause.why
         if entry.refused_at is None:
             entry.refused_at = wall
-        end = None if said is UNKNOWN else self.ruling.end_of_wait(entry, said, wall)
+        end = None if said is UNKNOWN else self.policy.end_of_wait(entry, said, wall)
         if end is None:
             self._postpone(entry, wall)
             return
         self.pauses.given_up(entry)
-        text = f"{said.reply_text} (said of its destination, for which it has waited since)"
+        text = f"{said.reply_text} (last refusal by its destination, for which it has waited)"
         outcome = replace(said, reply_text=text, known=entry.persistence)
         attempt = Attempt(entry, "", 0, outcome, wall)
         entry.is_discarded = end is GiveUp.DISCARD
         (self.changes.discarded if entry.is_discarded else self.changes.parked).append(attempt)
 
     def _postpone(self, entry: Entry, at: float) -> None:
-        """An entry leaves memory until then, or until its destination is well."""
+        """Have an entry leave memory until a time; or, if paused, until its destination resumes."""
         entry.due_at, entry.is_plain = at, False
         if self.pauses.holds(entry) is not None:
             entry.due_at = HELD
@@ -337,7 +367,7 @@ class Settling:
         self.postponed.append(entry)
 
     def expire(self, entry: Entry, wall: float) -> None:
-        """Give up an entry that is too late, and not on the wire."""
+        """Give up an entry whose deadline has passed and that is not in flight."""
         text = "not sent"
         if entry.attempts:
             is_possible = entry.persistence is Persistence.POSSIBLY_PERSISTED
@@ -346,32 +376,32 @@ class Settling:
         self.changes.parked.append(self._keep(Settlement(entry, 0, 0, outcome), wall))
 
     def _settle(self, epoch: int, tags: Sequence[int]) -> list[Settled]:
-        """Tags are not on the wire any more, and the rows of their ranges may go."""
+        """Count down settled tags. Rows of ranges without outstanding tags are to be deleted."""
         settled = self.ranges.settle(epoch, tags)
         self.changes.finished += [part.finished for part in settled if part.finished is not None]
         return settled
 
     def _confirmed(self, run: ConfirmedEach[Entry], now: float, wall: float) -> None:
-        """What most messages come to: so it is done for many at once."""
+        """Settle confirmed entries, many at once: this is the path that most messages take."""
         entries, settled = run.keys, self._settle(run.epoch, run.tags)
         for part in settled:
             self.latencies.took(now - part.at, part.tags)
         self.pauses.confirmed(entries, now)
         self.changes.confirmed += entries
         if not all(map(_is_plain, entries)):
-            self._look_closer(run, wall)
+            self._confirmed_not_plain(run, wall)
         _tell_confirmed(entries)
         if self.notices.hears_confirms:
             taken_s = (now - part.at for part in settled for _ in range(part.tags))
             for settlement, latency_s in zip(run.each(), taken_s, strict=True):
                 self.notices.ended(settlement, self.epoch_name(run.epoch), latency_s)
 
-    def _look_closer(self, run: ConfirmedEach[Entry], wall: float) -> None:
-        """Let other messages of an ordering key go; keep how messages with a history ended."""
+    def _confirmed_not_plain(self, run: ConfirmedEach[Entry], wall: float) -> None:
+        """Free ordering keys, and record the confirm of entries with earlier attempts."""
         for settlement in run.each():
             entry = settlement.key
             if entry.message.ordering_key is not None:
-                self.lets_others_go = True
+                self.frees_a_key = True
             if entry.attempts:
                 self._keep(settlement, wall)
 
@@ -383,7 +413,7 @@ class Settling:
 
 
 def _tell_confirmed(entries: Sequence[Entry]) -> None:
-    """Tell those who wait, each once for all of theirs that follow one another."""
+    """Tell waiters of confirms, with one call for consecutive entries of a waiter."""
     waiter, theirs = entries[0].waiter, list[Entry]()
     for entry in entries:
         if entry.waiter is not waiter:

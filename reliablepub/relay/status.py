@@ -1,14 +1,7 @@
-"""How a publisher is doing: one frozen `Status` a turn, and when other processes are shown it.
+"""The publisher's status: a frozen `Status` per turn, and when to write it to the status file.
 
-Knows: counts, words, durations, and times it is told. Must never know: how they are used, where
-they are shown.
-
-Confirm latencies are counted in classes, eight to a doubling, so a percentile is at most 9 % too
-high, and any number of confirms takes the same little memory. Confirms come in runs: what is
-settled in one turn and was written in one batch took the same time, and costs one comparison.
-
-Other processes are shown a status at once when the connection changes, otherwise once a second at
-most, and never while nothing changes: an idle relay writes nothing.
+Knows: counts, texts, durations, and the times passed to it. Must never know: how a status is used,
+where it is stored.
 """
 
 from __future__ import annotations
@@ -23,23 +16,23 @@ from reliablepub.outbox.entry import Counters
 from reliablepub.printable import one_line
 
 SPAN_S: Final = 30.0
-"""How long a generation is counted; the last two are told."""
+"""How long a generation of latencies is counted. Percentiles cover the last two generations."""
 _PER_DOUBLING: Final = 8
 _SHORTEST_S: Final = 1e-5
 _CLASSES: Final = 240
-"""Up to three hours."""
+"""240 classes reach up to three hours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """What half, 95 % and 99 % of the confirms have kept to.
+    """Percentiles of confirm latencies, at most 9 % too high.
 
     Attributes:
-        confirms: how many are counted.
-        p50_s: seconds.
-        p95_s: seconds.
-        p99_s: seconds.
-        max_s: seconds; no confirm took longer.
+        confirms: number of confirms counted.
+        p50_s: 50 % of the confirms took at most so many seconds.
+        p95_s: 95 % of the confirms took at most so many seconds.
+        p99_s: 99 % of the confirms took at most so many seconds.
+        max_s: no confirm took longer, in seconds.
     """
 
     confirms: int
@@ -50,7 +43,12 @@ class Percentiles:
 
 
 class Latencies:
-    """Counts durations."""
+    """A histogram of confirm latencies.
+
+    It has eight classes per doubling, so a percentile is at most 9 % too high, and memory does not
+    grow with the number of confirms. Confirms that are settled in one turn, and were written in one
+    batch, have the same latency, so a run of them costs one comparison.
+    """
 
     def __init__(self) -> None:
         self._run_s = -1.0
@@ -60,14 +58,19 @@ class Latencies:
         self._begun_at: float | None = None
 
     def took(self, seconds: float, messages: int) -> None:
-        """So many messages were confirmed so long after they were written."""
+        """Count confirms.
+
+        Args:
+            seconds: from the write to the confirm.
+            messages: how many messages were confirmed.
+        """
         if seconds != self._run_s:
             self._count_run()
             self._run_s = seconds
         self._run += messages
 
     def told(self, now: float) -> Percentiles | None:
-        """The percentiles; None if nothing was confirmed of late.
+        """The percentiles of the last 30 to 60 seconds; None if there were no confirms.
 
         Args:
             now: monotonic seconds.
@@ -97,7 +100,7 @@ class Latencies:
 
 
 def _class_of(counts: list[int], rank: float) -> int:
-    """The class in which the message of this rank is."""
+    """The class that holds the message of this rank."""
     below = 0
     for number, count in enumerate(counts):
         below += count
@@ -107,7 +110,7 @@ def _class_of(counts: list[int], rank: float) -> int:
 
 
 def _limit_s(number: int) -> float:
-    """No duration of a class is longer."""
+    """The upper limit of a class, in seconds."""
     return float(_SHORTEST_S * 2.0 ** ((number + 1) / _PER_DOUBLING))
 
 
@@ -115,29 +118,30 @@ _PAUSES_TOLD: Final = 3
 
 
 class Link(StrEnum):
-    """Where the connection to the broker stands."""
+    """The state of the connection to the broker."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
     BLOCKED = "blocked"
     DISCONNECTED = "disconnected"
     FAILED = "failed"
-    """The relay has failed, and there is no connection any more."""
+    """The relay has failed and closed the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A destination that is paused (`Breaker`).
+    """A paused destination (`Breaker`).
 
     Attributes:
-        exchange: to which nothing is sent for now.
-        routing_key: with which nothing is sent there; None where it is the whole exchange.
-        refusals: so many in a row; 0 once one was confirmed, or when an earlier run has paused it.
-        probe_in_s: seconds until the next message is tried there.
-        since: wall clock, seconds since 1970.
-        reason: the last refusal, with the broker's words.
-        waiting: messages that wait for it; those that expire or that a person takes are counted
-            until the next probe.
+        exchange: the exchange to which nothing is sent for now.
+        routing_key: the routing key with which nothing is sent there; None for every one.
+        refusals: refusals in a row; 0 once a message was confirmed, or if an earlier run of the
+            relay has paused the destination.
+        probe_in_s: seconds until the next message is sent as a probe.
+        since: when the destination was paused; wall clock, seconds since 1970.
+        reason: the last refusal, with the broker's reply text.
+        waiting: messages that wait for the destination. Those that expire, or that an operator
+            parks or discards, are counted until the next probe.
     """
 
     exchange: str
@@ -151,34 +155,38 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A publisher at one moment.
+    """The state of a publisher at one moment.
 
     Attributes:
-        link: where the connection stands.
-        reason: why it is blocked, was last lost, or has failed; while there is a connection,
-            `trouble`; empty when there is nothing to say.
-        counters: the ledger, of everybody who uses the outbox.
+        link: state of the connection.
+        reason: why the connection is blocked, was last lost, or has failed; while connected, the
+            same text as ``trouble``; empty if there is nothing to report.
+        counters: the ledger of the outbox, of all processes that use it.
         in_flight: messages written and not settled.
-        window: most messages in flight for now.
-        buffered: messages in memory, waiting for the window.
+        window: most messages in flight at present.
+        buffered: messages in memory that wait for room in the window.
         connects: connections made so far.
-        violations: confirms and returns that made no sense.
-        stale: events of channels that were over.
-        aside: messages set aside: every connection was lost while one of them was alone in flight,
-            and the broker blames none. They are tried again, alone, after waits up to a minute.
-        is_flushed: of a status that ``flush`` gives: whether all that it waits for is settled.
-        paused: destinations to which nothing is sent for now (`Breaker`), those first that were
-            paused first; at most 100 of them.
-        paused_destinations: how many there are.
-        hooks_off: why pika is used by its public interface alone, which is slower and just as safe:
-            another version than those tested, or a hook that has failed. Empty while all is well.
-        callback_errors: how often a callback of the application's has raised.
-        trouble: why the outbox takes or records nothing for now, such as "disk full: ..."; empty
-            when it does.
-        is_refused: whether the broker refuses the credentials or the vhost, or TLS the other side;
-            `reason` says which. It is tried again, but helps only when one of the sides is changed.
-        turns: how many turns the relay has taken. An idle one takes some every second; when the
-            number stands still, the relay does. Statuses that differ in nothing else are equal.
+        violations: confirms and returns from the broker that match no message in flight.
+        stale: events of channels that had ended.
+        aside: messages set aside: each time one of them was in flight alone, the connection was
+            lost without the broker blaming a message. Each is retried alone, after waits of up to a
+            minute.
+        is_flushed: in the status that ``flush`` returns: whether all messages that it waits for
+            are settled.
+        paused: destinations to which nothing is sent for now (`Breaker`), the oldest pause first;
+            at most 100.
+        paused_destinations: number of all paused destinations.
+        hooks_off: why pika is used through its public interface only, which is slower and equally
+            safe: an untested version of pika, or a hook into pika that failed. Empty if the hooks
+            are on.
+        callback_errors: number of exceptions raised by the application's callbacks.
+        trouble: why the outbox accepts or records nothing for now, such as "disk full: ..."; else
+            empty.
+        is_refused: whether the broker refuses the credentials or the vhost, or TLS verification
+            fails; ``reason`` says which. The publisher retries, but this takes a change of its
+            configuration or of the broker's.
+        turns: number of turns that the relay has taken. An idle relay takes several a second; if
+            the number does not grow, the relay is stuck. Ignored when statuses are compared.
     """
 
     link: Link = Link.DISCONNECTED
@@ -202,12 +210,12 @@ class Status:
 
     @property
     def open(self) -> int:
-        """Messages accepted and not yet settled."""
+        """Number of messages accepted and not settled yet."""
         return self.counters.open
 
 
 def waits_for(status: Status) -> list[str]:
-    """Why messages stay open, as far as the relay knows: each in one line, few of them."""
+    """The reasons, as far as the relay knows, why messages stay open: a few lines of text."""
     told = []
     if status.link is not Link.CONNECTED:
         told.append(f"the publisher is {status.link}" + (status.reason and f": {status.reason}"))
@@ -224,7 +232,7 @@ def waits_for(status: Status) -> list[str]:
 
 
 def described(failure: BaseException) -> str:
-    """Why a relay has failed, in one line."""
+    """A failure of the relay, described in one line."""
     said = one_line(str(failure))
     return f"the relay has failed: {type(failure).__name__}{': ' if said else ''}{said}"
 
@@ -234,11 +242,14 @@ PAUSED_SHOWN: Final = 10
 
 
 class Beacon:
-    """Shows what is new.
+    """Decides when to write the status file, through which other processes see the relay's status.
+
+    It is written at once when the connection changes; otherwise at most once a second, and only if
+    the status has changed, so that an idle relay writes nothing.
 
     Args:
-        show: takes the picture.
-        latency: how long confirms took of late; asked for each picture, and not for each turn.
+        show: writes the status file.
+        latency: gives percentiles of recent confirm latencies; called once per write.
         wall: wall clock, seconds since 1970.
         monotonic: monotonic clock, seconds.
     """
@@ -261,11 +272,11 @@ class Beacon:
         self._since = 0.0
 
     def turned(self, status: Status) -> None:
-        """The relay has taken a turn."""
+        """Write the status file if it is time to. Called after each turn of the relay."""
         last, now = self._last, self._monotonic()
         if status is last or status == last:
             return
-        # To be trying again is no news, and a relay without a broker does little else.
+        # Another attempt to connect is no change: without a broker, the relay makes many.
         link = Link.DISCONNECTED if status.link is Link.CONNECTING else status.link
         where = (link.value, status.reason)
         is_new_link = where != self._where
@@ -276,15 +287,15 @@ class Beacon:
             self._where, self._since = where, wall
         self._last, self._next_at = status, now + EVERY_S
         latency = self._latency()
-        self._show(_picture(replace(status, link=link), wall, self._since, latency))
+        self._show(_contents(replace(status, link=link), wall, self._since, latency))
 
 
 def failed_status(status: Status, wall: float) -> Mapping[str, object]:
-    """What is shown of a relay that has failed, until there is another one."""
-    return _picture(status, wall, wall, None)
+    """The contents of the status file of a relay that has failed, until another one starts."""
+    return _contents(status, wall, wall, None)
 
 
-def _picture(
+def _contents(
     status: Status, wall: float, since: float, latency: Percentiles | None
 ) -> Mapping[str, object]:
     return {

@@ -1,13 +1,9 @@
-"""The relay's thread: it takes one turn of the relay after the other, and listens in between.
+"""The relay's thread: runs one turn of the relay after the other, and listens in between.
 
-Knows: threads, and how a relay is put together and taken down. Must never know: what a turn does.
+Knows: threads, and how a relay is assembled and torn down. Must never know: what a turn does.
 
-Everything that belongs to the relay lives and dies on this thread: the store's connection, the
-transport's loop, the session. Callers touch the inbox, the last `Status`, and the events in here.
-
-A flush waits until nothing is open of what was in the store when it began. What its sender put off
-until later than that is not waited for: otherwise one message for tomorrow would keep every flush,
-and `close`, until tomorrow.
+The thread owns all parts of the relay: the store's connection, the transport's loop, the session.
+Callers use only the inbox, the last `Status`, and the latches and flags of this module.
 """
 
 from __future__ import annotations
@@ -45,11 +41,14 @@ from reliablepub.transport.base import Transport
 
 @dataclass(slots=True, eq=False)
 class Flush:
-    """Somebody who waits until nothing is open of what is in the store now.
+    """A wait until every message that the store holds at its beginning is settled.
+
+    Messages whose sender chose a later time (``not_before``) are not waited for. Otherwise one
+    message for tomorrow would delay every flush, and `close`, until tomorrow.
 
     Attributes:
-        done: set when that is so.
-        upto: the highest id that counts; where it is left out, that of the first look.
+        done: set when the flush is complete.
+        upto: the highest id to wait for; None for the highest one at the first `look`.
     """
 
     done: Flag
@@ -58,9 +57,9 @@ class Flush:
     _at: float | None = field(default=None, init=False)
 
     def look(self, relay: Relay) -> bool:
-        """Whether it is over; ids that are not awaited are passed over for good."""
+        """Whether the flush is complete. Later calls skip the ids found settled here."""
         now = relay.wall()
-        self._at = now if self._at is None else min(self._at, now)  # it may have been set back
+        self._at = now if self._at is None else min(self._at, now)  # the clock may be set back
         if self.upto is None:
             self.upto = relay.last_id
         lowest = relay.lowest_awaited(self._since, self._at)
@@ -73,28 +72,29 @@ class Flush:
 
 LOGGER: Final = logging.getLogger("reliablepub.relay")
 LAST_CONFIRMS_S: Final = 1.0
-"""How long `RelayThread.close` waits for what is in flight after it has stopped sending."""
+"""How long `RelayThread.close` waits for confirms of messages in flight after sending stops."""
 HELD_UP_S: Final = 30.0
-"""How long those who wait for the relay wait for one callback of the application's."""
+"""How long callers wait for the relay while one callback of the application does not return."""
 GATHERINGS: Final = 8
 GATHER_S: Final = 0.001
-"""A turn has its price, however few confirms it takes in: while the broker has plenty to do, what
-it confirms within eight milliseconds is taken in at once."""
+"""A turn has a fixed cost, however few confirms it handles. So while the broker has enough to do,
+one turn handles the confirms of up to 8 ms: `GATHERINGS` looks, `GATHER_S` apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a relay is made of; the store first, since its run names what the transport sends.
+    """The parts of a relay.
 
     Attributes:
-        open_store: called on the thread.
-        open_transport: called on the thread, with the number of the store's run.
-        open_session: likewise.
-        policy: how often refusals are tried again.
-        limits: what may be held.
-        hooks: what the application wants to be told of.
-        watchers: who wants to look at the relay.
-        stamps: what is added to messages where they are accepted.
+        open_store: opens the store. Called on the relay's thread.
+        open_transport: opens the transport, given the number of the store's run, which is part of
+            the header that identifies an attempt. Called on that thread after ``open_store``.
+        open_session: makes the session. Called on the relay's thread.
+        policy: how often to retry refused messages.
+        limits: most messages and bytes in the store and in memory.
+        hooks: the application's callbacks, by event.
+        watchers: each is called with the `RelayThread` before it starts.
+        stamps: each is applied to every message when the publisher accepts it.
     """
 
     open_store: Callable[[], Store]
@@ -108,31 +108,37 @@ class Parts:
 
 
 class Observer:
-    """Somebody who is told how far the relay is, on its thread. This one does not mind."""
+    """Lifecycle callbacks, invoked on the relay's thread. The defaults do nothing."""
 
     def handed_over(self, wake: Callable[[], None]) -> None:
-        """A caller has put something into an empty inbox: wake it. On that caller's thread."""
+        """A caller has put a chunk into an empty inbox.
+
+        Invoked on the caller's thread; the default wakes the relay.
+
+        Args:
+            wake: wakes the relay.
+        """
         wake()
 
     def started(self) -> None:
-        """It takes turns from now on."""
+        """The relay has started."""
 
     def turned(self) -> None:
-        """It has taken a turn."""
+        """The relay has finished a turn."""
 
     def ended(self, failure: BaseException | None) -> None:
-        """It takes no more turns, and has let go of everything; or it never came to start.
+        """The relay has ended and released all its resources; or it could not start.
 
         Args:
-            failure: why, if nobody has closed it.
+            failure: why the relay failed; None after a regular close.
         """
 
 
 class RelayThread:
-    """Runs a relay until it is closed, or fails. Nothing happens before `start`.
+    """Runs a relay on a thread of its own, from `start` until it is closed or fails.
 
     Args:
-        parts: what to run.
+        parts: the parts of the relay.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -143,7 +149,7 @@ class RelayThread:
         self._pid = os.getpid()
         self._failure: BaseException | None = None
         self._observer = Observer()
-        self._flushes: dict[Flush, None] = {}  # in their order; each change is one step
+        self._flushes: dict[Flush, None] = {}  # an ordered set; adding and removing are atomic
         self._close_at: float | None = None
         self._last_flush = Flush(Latch(), sys.maxsize)  # for closing
         self._log_writer = LogWriter()
@@ -151,20 +157,20 @@ class RelayThread:
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
         self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
-        # A daemon, so that a publisher nobody closed cannot keep the interpreter; what it has not
-        # published by then is in the outbox.
+        # A daemon thread, so that a publisher that was not closed does not keep the interpreter
+        # from exiting. Messages not published by then stay in the outbox.
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
 
     def start(self, observer: Observer | None = None) -> None:
-        """Begin; whether that succeeds, `wait_started` tells, or the observer."""
+        """Start the thread. `wait_started` and the observer report whether the relay comes up."""
         self._observer = observer or self._observer
         self._thread.start()
 
     def wait_started(self) -> None:
-        """Wait until the relay takes turns.
+        """Wait until the relay has started.
 
         Raises:
-            ReliablePubError: the outbox cannot be opened; nothing is left behind.
+            ReliablePubError: the outbox cannot be opened. All resources are released.
         """
         self._started.wait()
         if self._relay is None:
@@ -175,7 +181,7 @@ class RelayThread:
 
     @property
     def status(self) -> Status:
-        """The status after the last turn; after a failure, with its reason."""
+        """The status after the last turn; once the relay has failed, with the reason."""
         relay = self._relay
         status = Status() if relay is None else replace(relay.status, turns=relay.turns)
         if self._failure is None:
@@ -184,19 +190,19 @@ class RelayThread:
 
     @property
     def failure(self) -> BaseException | None:
-        """Why the relay ended on its own, if it did."""
+        """The exception that ended the relay; None while it runs or after a regular close."""
         return self._failure
 
     @property
     def is_ended(self) -> bool:
-        """Whether the relay takes no more turns; a forked child has no relay at all."""
+        """Whether the relay has ended. Always true in a forked child, which has no relay."""
         return self._is_ended or os.getpid() != self._pid
 
     def check_thread(self) -> None:
-        """Whoever waits for the relay must not be what the relay waits for.
+        """Refuse to wait for the relay on the relay's own thread, which would be a deadlock.
 
         Raises:
-            WrongThread: this is the relay's own thread: a callback of the application's.
+            WrongThread: this is the relay's thread; a callback of the application runs on it.
         """
         if threading.get_ident() == self._thread.ident:
             running = self._guard.running
@@ -207,10 +213,10 @@ class RelayThread:
             )
 
     def check_held_up(self) -> None:
-        """Nobody waits for ever, where a callback never returns.
+        """End a caller's wait for a relay whose callback does not return.
 
         Raises:
-            RelayHeldUp: one has been running for `HELD_UP_S`.
+            RelayHeldUp: a callback of the application has been running for `HELD_UP_S` seconds.
         """
         running = self._guard.running
         if running is not None and time.monotonic() - running.since > HELD_UP_S:
@@ -220,10 +226,13 @@ class RelayThread:
             )
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Wait until nothing is open of what is in the store now.
+        """Wait until every message that the store holds now is settled.
+
+        Args:
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
-            whether that came true in time.
+            False if the time was up, or the relay ended, first.
         """
         self.check_thread()
         done = Latch()
@@ -241,43 +250,50 @@ class RelayThread:
             self.end_flush(flush)
 
     def begin_flush(self, done: Flag) -> Flush:
-        """Have a flag set when nothing is open of what is in the store now, until `end_flush`."""
+        """Set the flag as soon as every message that the store holds now is settled.
+
+        Call `end_flush` when the wait is over, however it ended.
+        """
         flush = Flush(done)
         self._flushes[flush] = None
         self.wake()
         return flush
 
     def end_flush(self, flush: Flush) -> None:
-        """Nobody waits for it any more."""
+        """Forget a flush."""
         self._flushes.pop(flush, None)
 
     def close(self, timeout_s: float) -> None:
-        """Go on until nothing is open or the time is up, then end; waits for it."""
+        """Publish until no message is open or the time is up; then end. Waits for the end."""
         self.begin_close(timeout_s)
         self.join()
 
     def begin_close(self, timeout_s: float) -> None:
-        """Go on until nothing is open or the time is up, then end; the earliest time counts."""
+        """Publish until no message is open or the time is up; then end. Does not wait.
+
+        After several calls the earliest deadline counts.
+        """
         close_at = time.monotonic() + timeout_s
         self._close_at = close_at if self._close_at is None else min(self._close_at, close_at)
         self._wake()
 
     def wake(self) -> None:
-        """Have the relay look for what is new; from any thread, and at any time."""
+        """End the relay's current wait. May be called from any thread, at any time."""
         self._wake()
 
     def join(self) -> None:
-        """Wait until the relay has let go of everything, if it ever began.
+        """Wait until the relay has released all its resources; return at once if it never started.
 
         Raises:
-            RelayHeldUp: a callback does not return; the relay ends when it does.
+            RelayHeldUp: a callback of the application does not return. The relay ends when the
+                callback does.
         """
         if self._thread.ident is None:
             return
         while not self._gone.wait(0.5):
             self.check_held_up()
-        # `Thread.join` takes a lock: a handler that interrupts it there, and joins too, would wait
-        # for itself. There are microseconds left to wait for.
+        # `Thread.join` takes a lock: a signal handler that interrupts it there, and joins too,
+        # would wait for itself. Hence the timeout; the thread is microseconds from its end.
         self._thread.join(0.2)
 
     # ------------------------------------------------------------------ on the thread
@@ -319,10 +335,10 @@ class RelayThread:
                     )
                     self._run(relay, transport, beacon, journal)
                 except BaseException as error:
-                    self._fail(error)  # before those who wait are told that it is over
+                    self._fail(error)  # before the clean-up ends the waits of callers
                     raise
-        except BaseException as error:  # noqa: BLE001 - whoever waits must learn of it, whatever it is
-            if self._relay is not None and self._failure is None:  # while it let go of everything
+        except BaseException as error:  # noqa: BLE001 - waiting callers must learn of any failure
+            if self._relay is not None and self._failure is None:  # it failed during the clean-up
                 self._log_writer = LogWriter()
                 self._fail(error)
                 self._log_writer.close()
@@ -334,15 +350,15 @@ class RelayThread:
             self._observer.ended(self._failure)
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing more is published: say so, loudly."""
+        """Record why the relay failed, and log it as critical: nothing is published any more."""
         self._failure = error
-        said = f"{described(error)}; nothing more is published, and what is open stays"
+        said = f"{described(error)}; nothing more is published; the outbox keeps open messages"
         self._log_writer.write(LOGGER, logging.CRITICAL, said, {"event": "failed"}, error)
 
     def _close_store(self, store: Store) -> None:
-        """Give the store back; of a relay that failed, those who look from outside see why."""
+        """Close the store. A relay that failed leaves the reason in the status file."""
         if self._failure is None or isinstance(self._failure, OutboxInUse):
-            store.close()  # in the second case another relay has it, and shows how it is doing
+            store.close()  # after `OutboxInUse`, the status file is another relay's
         else:
             store.close(failed_status(self.status, time.time()))
 
@@ -361,7 +377,7 @@ class RelayThread:
         relay.turn(is_flushing=True)
 
     def _listen(self, relay: Relay, transport: Transport, wait_s: float | None) -> None:
-        """Hear what there is; of confirms that trickle in, some more, while there is no hurry."""
+        """Listen once; and while no work waits for the next turn, gather more confirms."""
         events = transport.listen(wait_s)
         relay.handle(events)
         for _ in range(GATHERINGS):
@@ -372,7 +388,7 @@ class RelayThread:
             relay.handle(events)
 
     def _is_done(self, relay: Relay) -> bool:
-        """Whether a closing relay may end: nothing is open, or the time is up."""
+        """Whether a closing relay may end: no message is open, or the time is up."""
         assert self._close_at is not None
         if self._last_flush.look(relay):
             return True
@@ -394,11 +410,11 @@ class RelayThread:
                 self.end_flush(flush)
 
     def _detach(self) -> None:
-        """Nobody may reach the transport or the inbox from here on."""
+        """Close the inbox, and cut callers off from the transport, before both are torn down."""
         self._wake = lambda: None
         closed = PublisherClosed("the publisher is closed")
         if self._failure is not None:
-            closed = PublisherFailed(f"nothing more is taken: {described(self._failure)}")
+            closed = PublisherFailed(f"nothing more is accepted: {described(self._failure)}")
             closed.__cause__ = self._failure
         self.inbox.close(closed)
         self._is_ended = True

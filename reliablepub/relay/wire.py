@@ -1,7 +1,7 @@
-"""The connection as the relay keeps it: made, lost, made again, and reported.
+"""The relay's connection: connects and reconnects, and passes events and commands.
 
-Knows: the transport and the session, what passes between them, and waits from tenacity. Must never
-know: the store, SQL.
+Knows: the transport and the session, the events and commands between them, and tenacity's waits.
+Must never know: the store, SQL.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from reliablepub.transport.base import Transport
 
 
 def names(entry: Entry, words: str) -> bool:
-    """Whether the words hold "exchange 'x' in vhost", and x is where the message goes.
+    """Whether a reply text contains "exchange 'x' in vhost", where x is the entry's exchange.
 
-    So it is in 404 (no such exchange) and 403 (no permission, or an internal one); see
-    rabbit_misc:rs in RabbitMQ's source. A text cut at 255 bytes may name nobody. Permissions on the
-    default exchange are those on "amq.default". A hint, and no proof: it says with which message in
-    flight the quarantine begins.
+    RabbitMQ's texts for 404 (no such exchange) and 403 (no permission, or an internal exchange)
+    have this form; see ``rabbit_misc:rs`` in its source. A text that was cut at 255 bytes may lack
+    the name. Permissions on the default exchange are those on ``amq.default``. The result is a hint
+    and no proof: it tells with which message in flight the quarantine begins.
     """
     return f"exchange '{entry.message.exchange or 'amq.default'}' in vhost" in words
 
@@ -43,10 +43,10 @@ _STABLE_S: Final = 10.0
 
 
 class Reconnect:
-    """The wait before the next attempt to connect.
+    """The backoff between attempts to connect.
 
-    It grows while connections fail, and also while they open and are lost at once; one that
-    confirmed something, or lived for a while, starts it afresh.
+    It grows while attempts fail, and while connections open and are soon lost. A connection that
+    delivered a confirm, or lasted `_STABLE_S` seconds, resets it.
 
     Args:
         now: monotonic seconds; the first attempt is due at once.
@@ -62,20 +62,20 @@ class Reconnect:
         self.due_at = None
 
     def connected(self, now: float) -> None:
-        """It succeeded."""
+        """The attempt succeeded."""
         self._connected_at = now
 
     def proved(self) -> None:
-        """The broker confirmed something: the connection is worth having."""
+        """The broker has confirmed a message: reset the backoff."""
         self._failures = 0
 
     def closed_by_publish(self, now: float) -> None:
-        """It worked, and was closed because of a message: no reason to wait for long."""
+        """The broker closed a working connection because of a message: reconnect soon."""
         self._connected_at = None
         self.due_at = now + wait_s(_WAITS, 1)
 
     def lost(self, now: float) -> None:
-        """It failed, or what it had made is lost."""
+        """The attempt failed, or the connection was lost."""
         if self._connected_at is not None and now - self._connected_at > _STABLE_S:
             self._failures = 0
         self._connected_at = None
@@ -84,16 +84,16 @@ class Reconnect:
 
 
 class Wire:
-    """Between the transport and the session.
+    """Passes events from the transport to the session, and commands back; reconnects.
 
     Args:
         transport: makes connections and channels.
-        session: decides on channels.
+        session: decides when to open and close channels.
         now: monotonic seconds.
 
     Attributes:
         connects: connections made so far.
-        is_refused: whether the last connection was refused as it is.
+        is_refused: whether the last attempt to connect failed because of credentials, vhost or TLS.
     """
 
     def __init__(self, transport: Transport, session: Session[Entry], now: float) -> None:
@@ -106,11 +106,11 @@ class Wire:
 
     @property
     def due_at(self) -> float | None:
-        """When `keep` has to be called (monotonic), or None."""
+        """When to call `keep` to connect (monotonic); None while connected or connecting."""
         return self._reconnect.due_at
 
     def keep(self, now: float) -> None:
-        """Connect, if it is time to; and do with channels what the session wants."""
+        """Connect, if it is time to; and carry out the session's commands."""
         if self._reconnect.due_at is not None and now >= self._reconnect.due_at:
             self._reconnect.started()
             self._transport.connect()
@@ -125,7 +125,11 @@ class Wire:
                     self._transport.disconnect(reason)
 
     def handle(self, events: Iterable[Event], now: float) -> bool:
-        """Take in what the transport heard; whether that was anything."""
+        """Pass events from the transport to the session.
+
+        Returns:
+            whether there were any.
+        """
         has_heard = False
         for event in events:
             has_heard = True
@@ -146,12 +150,12 @@ class Wire:
         return has_heard
 
     def proved(self) -> None:
-        """The broker confirmed something."""
+        """The broker has confirmed a message: reset the backoff between connections."""
         self._reconnect.proved()
 
     @property
     def link(self) -> tuple[Link, str]:
-        """Where the connection stands, and why."""
+        """The state of the connection, and the reason for it."""
         session = self._session
         if session.blocked_reason is not None:
             return Link.BLOCKED, session.blocked_reason

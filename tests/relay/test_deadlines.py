@@ -13,6 +13,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
+from reliablepub.relay.clock import Clock
 from reliablepub.relay.relay import POLL_S
 from tests.relay.scripted import Time, Told, World, disk_full, patient
 
@@ -323,7 +324,7 @@ def test_a_clock_that_is_set_back_expires_nothing_twice_and_nothing_too_early(
 ) -> None:
     w = world()
     wall = w.time.now
-    w.relay._clock = w.relay._clock.__class__(lambda: w.time.now, lambda: wall)
+    w.relay._clock = Clock(lambda: w.time.now, lambda: wall, lambda: 0.0)
     told = w.hand_over("a", expires_in_s=5.0)
     w.turn()
     wall += 6.0
@@ -414,7 +415,7 @@ def test_a_clock_that_is_set_forward_makes_it_due_and_one_set_back_lets_it_wait(
 ) -> None:
     w = world()
     wall = w.time.now
-    w.relay._clock = w.relay._clock.__class__(lambda: w.time.now, lambda: wall)
+    w.relay._clock = Clock(lambda: w.time.now, lambda: wall, lambda: 0.0)
     due = datetime.fromtimestamp(wall + 3_600.0, tz=UTC)
     w.hand_over("a", "b", not_before=due)
     w.turn()

@@ -181,8 +181,8 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
     assert w.relay.status.callback_errors == 6
     assert [event.message_id for event in listener.told("sent")] == ["a", "b", "c"]
     assert [record.getMessage() for record in caplog.records] == [
-        "a hook's on_stored has failed and is passed over; this is said once",
-        "a hook's on_sent has failed and is passed over; this is said once",
+        "a hook's on_stored has raised; its further exceptions are counted, not logged",
+        "a hook's on_sent has raised; its further exceptions are counted, not logged",
     ]
 
 

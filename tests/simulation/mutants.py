@@ -140,9 +140,9 @@ def a_late_confirm_of_an_old_epoch_counts(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
-    real: Any = Settling.judge
+    real: Any = Settling.attempts_ended
 
-    def judge(self: Any, ended: Sequence[Ended[Entry]], *times: float) -> Any:
+    def attempts_ended(self: Any, ended: Sequence[Ended[Entry]], *times: float) -> Any:
         told = [
             ConfirmedEach(one.epoch, [one.tag], [one.key])
             if isinstance(one, Settlement) and one.outcome.kind is OutcomeKind.UNCERTAIN
@@ -151,7 +151,7 @@ def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
         ]
         return real(self, told, *times)
 
-    patch.setattr(Settling, "judge", judge)
+    patch.setattr(Settling, "attempts_ended", attempts_ended)
 
 
 @mutant
@@ -385,7 +385,7 @@ def the_outbox_has_no_limit(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_a_person_has_taken_is_sent(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("reliablepub.relay.relay.let_go", lambda store, *_: store.touched())
+    patch.setattr("reliablepub.relay.relay.unload_touched", lambda store, *_: store.touched())
 
 
 @mutant
