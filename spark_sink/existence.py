@@ -24,7 +24,7 @@ def check(settings: Settings, columns: Columns) -> None:
     connection and its credentials are tried all the same.
 
     Raises:
-        TopologyError: with every problem there is; or no broker could be asked.
+        TopologyError: with every problem there is; or no broker could be reached.
         ConfigurationError: the driver does not have what the options name.
     """
     exchange = columns.fixed.get("exchange", "")

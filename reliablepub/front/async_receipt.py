@@ -1,10 +1,10 @@
-"""Receipts for tasks: `await` one to learn the outcome.
+"""Receipts for asyncio tasks: `await` one to learn the outcome.
 
-Knows: outcomes, and a bell that rings on the loop. Must never know: threads, how outcomes come
-about.
+Knows: outcomes, and a `Bell` that wakes tasks of the loop. Must never know: threads, how outcomes
+come about.
 
-A task that is cancelled while it waits is only no longer told. The message goes on being published,
-and the receipt can be awaited again, by anybody in the same loop.
+Cancelling a task that awaits a receipt only ends its wait. The message goes on being published, and
+any task of the same loop can await the receipt again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from reliablepub.outcome import Confirmed
 
 
 class AsyncReceipt(SingleOutcome):
-    """The promise of one message: it is stored, and its outcome will be known.
+    """The receipt of one stored message; ``await`` it for the outcome.
 
     Attributes:
-        message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
+        message_id: the AMQP ``message_id``, under which consumers see every attempt.
         is_settled: whether the outcome is known.
     """
 
@@ -48,19 +48,22 @@ class AsyncReceipt(SingleOutcome):
         """Wait for the outcome.
 
         Args:
-            timeout: seconds, or None to wait as long as it takes.
+            timeout: seconds, or None to wait without limit.
 
         Returns:
-            that it is confirmed.
+            the confirm.
 
         Raises:
-            Unroutable: the broker returned it; no queue is bound.
-            Nacked: the broker refused it, as often as the policy allows.
-            Refused: the broker closed a channel because of it.
-            Expired: its own deadline passed first.
-            Damaged: its row in the outbox is not what was stored; it is parked.
-            StillOpen: the wait ended first; it goes on being published.
-            PublisherClosed: the publisher ended first; it is in the outbox, if there is one.
+            Unroutable: the broker returned the message: no queue is bound.
+            Nacked: the broker nacked the message as often as the policy allows.
+            Refused: the broker closed a channel because of the message.
+            Expired: the message's own deadline passed.
+            Withdrawn: an operator parked or discarded the message.
+            Damaged: the message's row in the outbox is damaged; it was parked.
+            StillOpen: the time is up. The publisher goes on publishing the message.
+            PublisherClosed: the publisher ended first. The message is in the outbox, if there is
+                one.
+            RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
         if not await self._bell.until(lambda: self.is_settled, timeout):
@@ -75,21 +78,21 @@ class AsyncReceipt(SingleOutcome):
 
 
 class Issued(SettledOne, AsyncReceipt):
-    """A receipt as a publisher makes it, and hands it to the relay."""
+    """An `AsyncReceipt` that the relay can settle."""
 
     __slots__ = ()
 
 
 class AsyncBatchReceipt(Counts):
-    """The promise of many messages, in constant memory.
+    """The receipt of many stored messages, in constant memory.
 
     Attributes:
-        stored: messages accepted so far.
-        confirmed: of those, confirmed.
-        failed: of those, given up.
-        open: of those, without an outcome yet.
-        is_settled: whether none is open.
-        failures: the errors of the first 1 000 that were given up.
+        stored: number of messages stored so far.
+        confirmed: number of stored messages that are confirmed.
+        failed: number of stored messages that were given up.
+        open: number of stored messages without an outcome yet.
+        is_settled: whether no message is open.
+        failures: the errors of the first 1 000 messages that were given up.
     """
 
     _shown_as = "AsyncBatchReceipt"
@@ -104,14 +107,16 @@ class AsyncBatchReceipt(Counts):
         return self.wait().__await__()
 
     async def wait(self, timeout: float | None = None) -> AsyncBatchReceipt:  # noqa: ASYNC109
-        """Wait until every message has its outcome; look at ``failures`` afterwards.
+        """Wait until every message has its outcome. Then ``failures`` holds those given up.
 
         Args:
-            timeout: seconds, or None to wait as long as it takes.
+            timeout: seconds, or None to wait without limit.
 
         Raises:
-            StillOpen: the wait ended first; they go on being published.
-            PublisherClosed: the publisher ended first.
+            StillOpen: the time is up. The publisher goes on publishing the messages.
+            PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
+                one.
+            RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
         if not await self._bell.until(lambda: self.is_settled, timeout):
@@ -126,4 +131,4 @@ class AsyncBatchReceipt(Counts):
 
 
 class IssuedBatch(SettledMany, AsyncBatchReceipt):
-    """A receipt as a publisher makes it, and hands it to the relay."""
+    """An `AsyncBatchReceipt` that the relay can settle."""

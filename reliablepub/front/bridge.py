@@ -1,15 +1,14 @@
-"""From the relay's thread to an event loop: whoever waits there is woken, once a turn.
+"""The bridge from the relay's thread to an event loop: wakes waiting tasks once per relay turn.
 
-Knows: one event loop, and that others call from another thread. Must never know: messages,
-outcomes, what a turn does.
+Knows: one event loop, and that the relay runs on another thread. Must never know: messages,
+outcomes, what a turn of the relay does.
 
-Waking a loop from another thread costs a system call, and hands the interpreter over in the middle
-of whatever the thread was doing. So bells that ring during a turn are only noted down, and the loop
-is woken when the turn is over; there it serves them in slices, so that its other tasks get their
-turn too.
+Waking a loop from another thread costs a system call, which also releases the interpreter lock in
+the middle of the relay's work. So a bell that rings during a turn is only queued, and the loop is
+woken once, at the end of the turn. The loop serves the queue in slices, between which other tasks
+run.
 
-A task that is cancelled while it waits is forgotten, and nothing else happens: a bell does not know
-what it was rung for.
+Cancelling a waiting task only removes its future from the bell.
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Observer
 
 SLICE: Final = 25
-"""Bells served before the loop's other tasks get their turn: few, since the tasks that are woken
-have work of their own to do. With 100 the loop lags more, and nothing is faster."""
+"""Bells served before other tasks of the loop run. Few, because the woken tasks have work of their
+own; with 100 the loop lags more, and nothing is faster."""
 
 
 _LOOK_S: Final = 1.0
-"""How often is looked whether the relay is held up."""
+"""Interval at which the loop checks whether a callback holds the relay up."""
 BURST: Final = 50
-"""Tasks that may hand over in one turn of the loop; what they do there takes 10 to 20 us each."""
+"""Tasks that may hand messages over in one iteration of the loop; each takes 10 to 20 us there."""
 
 
 class Bridge(Observer):
-    """Observes a relay for the tasks of one event loop.
+    """Observes a relay on behalf of the tasks of one event loop.
 
     Args:
-        loop: the running one.
-        check_held_up: raises `RelayHeldUp` while a callback does not let the relay go on.
-        status: how the relay is doing.
+        loop: the running event loop.
+        check_held_up: raises `RelayHeldUp` while the relay waits for a callback that does not
+            return.
+        status: gives the relay's status.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Bridge(Observer):
         self._queued: deque[asyncio.Future[None]] = deque()
 
     def check(self) -> None:
-        """Futures belong to one loop.
+        """Refuse to work in another event loop: futures belong to one loop.
 
         Raises:
-            WrongEventLoop: another one is running.
+            WrongEventLoop: another event loop is running.
         """
         if asyncio.get_running_loop() is not self.loop:
             msg = "this publisher belongs to the event loop that opened it; open one in this loop"
@@ -79,17 +79,17 @@ class Bridge(Observer):
     # ------------------------------------------------------------------ on the relay's thread
 
     def started(self) -> None:
-        """The relay takes turns from now on."""
+        """The relay has started."""
         self._is_started.set()
         self._schedule()
 
     def turned(self) -> None:
-        """The relay has taken a turn: wake whom it may concern."""
+        """The relay has finished a turn: wake the loop if a bell was rung."""
         if self.rung:
             self._schedule()
 
     def ended(self, failure: BaseException | None) -> None:
-        """Nothing more will happen: wake everybody."""
+        """The relay has ended: wake all waiting tasks."""
         self.failure = failure
         with self.lock:
             self.is_ended = True
@@ -102,24 +102,24 @@ class Bridge(Observer):
             self._is_scheduled = True
         try:
             self.loop.call_soon_threadsafe(self._serve)
-        except RuntimeError:  # the loop is closed, and with it everybody who waited is gone
+        except RuntimeError:  # the loop is closed: no task waits any more
             self.rung.clear()
 
     # ------------------------------------------------------------------ on the loop
 
     def handed_over(self, wake: Callable[[], None]) -> None:
-        """Wake the relay when the tasks that are under way have had their turn.
+        """Wake the relay once the tasks that are ready in this iteration of the loop have run.
 
-        To wake it is a system call too, in which the interpreter may be lost to the relay's thread.
+        Waking it costs a system call, which may hand the interpreter lock to the relay's thread.
         """
         if not self._is_wake_due:
             self._is_wake_due = True
             self.loop.call_soon(self._wake, wake)
 
     async def admission(self) -> None:
-        """Wait for this task's turn to hand over, in the order of asking.
+        """Wait until this task may hand its message over; tasks are admitted in order of arrival.
 
-        A thousand tasks that begin together would otherwise hold the loop until all are through.
+        A thousand tasks that start together would otherwise block the loop until all are done.
         """
         if self._admitted == 0:
             self.loop.call_soon(self._admit)
@@ -130,7 +130,7 @@ class Bridge(Observer):
             await future
 
     def _admit(self) -> None:
-        """The next turn of the loop has begun."""
+        """Admit further tasks, in the next iteration of the loop."""
         self._admitted = min(BURST, len(self._queued))
         for _ in range(self._admitted):
             wake(self._queued.popleft())
@@ -142,7 +142,7 @@ class Bridge(Observer):
         wake()
 
     def _look(self) -> None:
-        """Nobody waits for ever where a callback never returns."""
+        """End the waits of tasks if the relay waits for a callback that does not return."""
         try:
             self._check_held_up()
         except RelayHeldUp as error:
@@ -154,12 +154,12 @@ class Bridge(Observer):
             self.loop.call_later(_LOOK_S, self._look)
 
     async def until_started(self) -> None:
-        """Wait until the relay takes turns, or has failed to come up."""
+        """Wait until the relay has started, or could not start."""
         self._look()
         await self._is_started.wait()
 
     async def until_ended(self) -> None:
-        """Wait until the relay has let go of everything."""
+        """Wait until the relay has released all its resources."""
         await Bell(self).until(lambda: self.is_ended)
 
     def _serve(self) -> None:
@@ -176,7 +176,7 @@ class Bridge(Observer):
 
 
 class Bell:
-    """Rung on the relay's thread when something may have come true that tasks wait for."""
+    """A condition variable for tasks: the relay's thread rings it after a change."""
 
     __slots__ = ("_bridge", "futures")
 
@@ -185,31 +185,31 @@ class Bell:
         self.futures: tuple[asyncio.Future[None], ...] = ()
 
     def ring(self) -> None:
-        """Wake those who wait, when the turn is over. What they wait for is true already."""
+        """Wake the waiting tasks at the end of the relay's turn. Called after the change."""
         with self._bridge.lock:
             if self.futures:
                 self._bridge.rung.append(self)
 
     async def until(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until something is true of which the bell tells.
+        """Wait until a condition is true.
 
         Args:
-            is_true: asked again whenever the bell has rung.
-            timeout_s: seconds, or None to wait as long as it takes.
+            is_true: the condition; checked again whenever the bell has rung.
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
-            whether it is true; if not, the time is up, or the relay has ended.
+            whether the condition is true; if not, the time is up, or the relay has ended.
 
         Raises:
-            RelayHeldUp: a callback of the application's does not return.
-            WrongEventLoop: it is another loop's.
+            RelayHeldUp: a callback of the application does not return.
+            WrongEventLoop: the bell belongs to another event loop.
         """
         bridge = self._bridge
         bridge.check()
         deadline = None if timeout_s is None else bridge.loop.time() + timeout_s
         while not is_true():
             future = bridge.loop.create_future()
-            with bridge.lock:  # from here on a ring is heard
+            with bridge.lock:  # from here on, `ring` wakes this task
                 self.futures += (future,)
                 bridge.waiting.add(future)
             try:
@@ -227,7 +227,7 @@ class Bell:
 
 
 class Signal(Bell):
-    """A bell with a memory: a `Flag` that tasks wait for."""
+    """A one-shot event for tasks: the `Flag` that an asyncio caller waits for."""
 
     __slots__ = ("_is_set",)
 
@@ -236,34 +236,42 @@ class Signal(Bell):
         self._is_set = False
 
     def is_set(self) -> bool:
-        """Whether it was set."""
+        """Whether the signal is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Set it, on the relay's thread."""
+        """Set the signal. Called on the relay's thread."""
         self._is_set = True
         self.ring()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set.
+        """Wait until the signal is set.
+
+        Args:
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
-            whether it is; if not, the time is up, or the relay has ended.
+            whether the signal is set; if not, the time is up, or the relay has ended.
 
         Raises:
-            WrongEventLoop: it is another loop's.
+            RelayHeldUp: a callback of the application does not return.
+            WrongEventLoop: the signal belongs to another event loop.
         """
         return await self.until(self.is_set, timeout_s)
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Resolve a future that nobody may wait for any more."""
+    """Resolve a future, unless it is done: its task may have been cancelled or timed out."""
     if not future.done():
         future.set_result(None)
 
 
 async def _within(future: asyncio.Future[None], deadline: float | None) -> bool:
-    """Wait for a future; whether it was in time."""
+    """Wait for a future until a deadline (loop time).
+
+    Returns:
+        False if the deadline had passed before the wait began.
+    """
     if deadline is None:
         await future
         return True

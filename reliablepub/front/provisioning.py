@@ -1,6 +1,6 @@
-"""Declaring or checking a topology once, without a publisher: for deployments.
+"""`provision`: declares or checks a topology once, without a publisher. For deployments.
 
-Knows: addresses, and how long to wait. Must never know: pika, what is to be published.
+Knows: addresses, and how long to wait. Must never know: pika, messages.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ def provision(
     timeout: float = 30.0,
     ssl_context: ssl.SSLContext | None = None,
 ) -> None:
-    """Make or check what a topology says, at the first broker that answers.
+    """Declare or check a topology at the first broker that answers.
 
     Args:
-        url: as for `Publisher`.
-        topology: ``topology.declare`` says whether anything is made.
-        timeout: seconds for all of it.
-        ssl_context: as for `Publisher`.
+        url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
+        topology: the topology; ``topology.declare`` says whether to declare or to check it.
+        timeout: seconds for the whole call.
+        ssl_context: for ``amqps``; None verifies certificates and host names against the system's
+            certificate authorities.
 
     Raises:
-        TopologyError: with every problem there is; or no broker could be asked.
-        ConfigurationError: a URL cannot be used.
+        TopologyError: the topology differs, with every problem; or no broker answered in time.
+        ConfigurationError: a URL is invalid.
     """
     addresses = parse_addresses(url, ssl_context=ssl_context)
     warn_of_exposed(addresses)
@@ -56,4 +57,4 @@ def provision(
                 raise TopologyError(transport.problems)
             if end is not None:
                 reason = end.reason
-    raise TopologyError([f"no broker could be asked: {reason}"])
+    raise TopologyError([f"no broker could be reached: {reason}"])

@@ -1,12 +1,11 @@
-"""What a caller holds while a message is on its way: something to wait on that ends in an outcome.
+"""Receipts for threads: a caller holds one until its messages are settled, and can wait on it.
 
 Knows: outcomes, errors, waiting threads. Must never know: how outcomes come about, event loops.
 
 The outcome of one message (`SingleOutcome`) and of many (`Counts`) does not depend on how a caller
-waits: threads wait on the receipts of this module, asyncio tasks on those of
-`reliablepub.front.async_receipt`. A caller sees the public part; how a receipt is settled is added
-in a subclass, which publishers make and the relay holds (`Issued` is the waiter of one entry, and a
-`Receipt`).
+waits. Threads wait on the receipts of this module, asyncio tasks on those of
+`reliablepub.front.async_receipt`. Callers see the public classes; publishers make instances of
+subclasses (`Issued`, `IssuedBatch`), which also have the methods by which the relay settles them.
 """
 
 from __future__ import annotations
@@ -40,33 +39,33 @@ _ERRORS: Final[dict[OutcomeKind, type[PublishError]]] = {
     OutcomeKind.EXPIRED: Expired,
 }
 FAILURES_KEPT: Final = 1_000
-"""How many failures a `BatchReceipt` keeps; all are counted, and all are in the outbox."""
+"""Most failures that a `BatchReceipt` keeps. All are counted, and recorded in the outbox."""
 
 
 class _Relay(Protocol):
-    """Tells whether anybody will still settle anything."""
+    """The relay, as far as a waiting receipt needs it."""
 
     @property
     def is_ended(self) -> bool:
-        """True when the relay takes no more turns."""
+        """Whether the relay has ended, so that it settles no more messages."""
 
     @property
     def failure(self) -> BaseException | None:
-        """Why, if it ended on its own."""
+        """The exception that ended the relay; None after a regular close."""
 
     @property
     def status(self) -> Status:
-        """How it is doing."""
+        """The status after the relay's last turn."""
 
     def check_thread(self) -> None:
-        """Raises `WrongThread` on the relay's own."""
+        """Raise `WrongThread` on the relay's own thread."""
 
     def check_held_up(self) -> None:
-        """Raises `HeldUp` while a callback does not let the relay go on."""
+        """Raise `RelayHeldUp` while the relay waits for a callback that does not return."""
 
 
 def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
-    """The error that a final outcome other than confirmed is raised as."""
+    """The error for a final outcome other than confirmed."""
     message = entry.message
     refusals = max(1, entry.nacked + entry.returned + entry.refused)
     return _ERRORS[outcome.kind](
@@ -82,7 +81,12 @@ def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
 
 
 def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
-    """Nobody is left to tell the outcome."""
+    """The error for a wait that the end of the relay has ended.
+
+    Args:
+        what: the message or messages waited for.
+        failure: the exception that ended the relay; None after a regular close.
+    """
     if failure is None:
         return PublisherClosed(f"the publisher ended before the outcome of {what} was known")
     error = PublisherFailed(f"the outcome of {what} is not known: {described(failure)}")
@@ -91,18 +95,24 @@ def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
 
 
 def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
-    """The wait is over, and the outcome not known; says what the publisher waits for."""
+    """The error for a wait whose time is up. Its text says what the publisher waits for.
+
+    Args:
+        what: the message or messages waited for.
+        timeout_s: the time waited, seconds.
+        status: of the publisher.
+    """
     told = f"{what} is still open after {timeout_s or 0:g} s; it goes on being published"
     return StillOpen("; ".join([told, *waits_for(status)]))
 
 
 _first_to_wait: Final = threading.RLock()
-"""Taken by those who wait alone, and not by the relay: so a signal handler that interrupts one of
-them, and waits in turn, keeps nobody from ending both waits."""
+"""Held while a waiting thread makes a latch. It is reentrant, and the relay never takes it. So a
+signal handler that interrupts its holder, and itself waits, blocks neither itself nor the relay."""
 
 
 class _Waiting:
-    """A lazy latch: most receipts are settled without anybody waiting on them."""
+    """A latch that is made by the first wait: most receipts are settled without one."""
 
     __slots__ = ("_latch", "_relay", "_what")
 
@@ -116,15 +126,26 @@ class _Waiting:
             self._latch.set()
 
     def until(self, is_done: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait; raises `StillOpen` when time is up, `PublisherClosed` when nobody can tell."""
+        """Wait until a condition holds.
+
+        Args:
+            is_done: the condition; asked whenever `notify` was called.
+            timeout_s: seconds, or None to wait without limit.
+
+        Raises:
+            StillOpen: the time is up.
+            PublisherClosed: the relay ended first.
+            RelayHeldUp: a callback of the application does not return.
+            WrongThread: this is the relay's own thread.
+        """
         if is_done():
             return
         self._relay.check_thread()
         with _first_to_wait:
-            latch = self._latch = self._latch or Latch()  # and from here on `notify` finds it
+            latch = self._latch = self._latch or Latch()  # from here on, `notify` sets it
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not is_done():
-            if self._relay.is_ended and not is_done():  # asked in this order: it may just have been
+            if self._relay.is_ended and not is_done():  # in this order: its last turn may settle it
                 raise ended_first(self._what, self._relay.failure)
             left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
             if left <= 0:
@@ -149,39 +170,39 @@ class SingleOutcome:
         return self._result is not None
 
     def _tell(self) -> None:
-        """Wake whoever waits for it."""
+        """Wake the threads or tasks that wait for the outcome."""
         raise NotImplementedError
 
     def _known(self) -> Confirmed:
-        """The outcome, which is known."""
+        """Return or raise the outcome, which is known."""
         if isinstance(self._result, Confirmed):
             return self._result
         assert self._result is not None
         raise self._result
 
     def __repr__(self) -> str:
-        """Name the message and where it stands."""
+        """Show the message id and the outcome, or that it is open."""
         state = "open" if self._result is None else type(self._result).__name__.lower()
         return f"<{self._shown_as} {self.message_id} {state}>"
 
 
 class SettledOne(SingleOutcome):
-    """How the relay tells the outcome of one message."""
+    """The methods by which the relay settles the receipt of one message."""
 
     __slots__ = ()
 
     def all_confirmed(self, _entries: Sequence[Entry]) -> None:
-        """It is confirmed."""
+        """The message is confirmed."""
         self._result = Confirmed(self.message_id)
         self._tell()
 
     def given_up(self, entry: Entry, outcome: Outcome) -> None:
-        """It was parked or discarded, because of this outcome."""
+        """The message was parked or discarded, because of this outcome."""
         self._result = publish_error(entry, outcome)
         self._tell()
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """It was parked or discarded by a person, or for damage."""
+        """The message was parked or discarded by an operator, or its row is damaged."""
         self._result = error
         self._tell()
 
@@ -199,20 +220,20 @@ class Counts:
 
     @property
     def open(self) -> int:
-        """Messages whose outcome is not known yet."""
+        """Number of stored messages whose outcome is not known yet."""
         return self.stored - self.confirmed - self.failed
 
     @property
     def is_settled(self) -> bool:
-        """Whether all outcomes are known."""
+        """Whether the outcomes of all stored messages are known."""
         return self.open == 0
 
     def _tell(self) -> None:
-        """Wake whoever waits for the last of them."""
+        """Wake the threads or tasks that wait for all outcomes."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        """Count, without naming messages."""
+        """Show the counts."""
         return (
             f"<{self._shown_as} {self.stored} stored, {self.confirmed} confirmed, "
             f"{self.failed} failed, {self.open} open>"
@@ -220,23 +241,23 @@ class Counts:
 
 
 class SettledMany(Counts):
-    """How the relay tells the outcomes of many messages."""
+    """The methods by which the relay settles the receipt of many messages."""
 
     def accepted(self, messages: int) -> None:
-        """So many more are stored (told before any of them is settled)."""
+        """So many more messages are stored. Called before any of them is settled."""
         self.stored += messages
 
     def all_confirmed(self, entries: Sequence[Entry]) -> None:
-        """These are confirmed."""
+        """Messages are confirmed."""
         self.confirmed += len(entries)
         self._tell_if_settled()
 
     def given_up(self, entry: Entry, outcome: Outcome) -> None:
-        """One of them was parked or discarded, because of this outcome."""
+        """A message was parked or discarded, because of this outcome."""
         self._failed(publish_error(entry, outcome))
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
-        """One of them was, by a person or for damage."""
+        """A message was parked or discarded by an operator, or its row is damaged."""
         self._failed(error)
 
     def _failed(self, error: PublishError) -> None:
@@ -251,10 +272,10 @@ class SettledMany(Counts):
 
 
 class Receipt(SingleOutcome):
-    """The promise of one message: it is stored, and its outcome will be known.
+    """The receipt of one stored message, which waits for its outcome.
 
     Attributes:
-        message_id: the AMQP ``message_id`` under which consumers see it, on every attempt.
+        message_id: the AMQP ``message_id``, under which consumers see every attempt.
         is_settled: whether the outcome is known.
     """
 
@@ -269,20 +290,23 @@ class Receipt(SingleOutcome):
         """Wait for the outcome.
 
         Args:
-            timeout: seconds, or None to wait as long as it takes.
+            timeout: seconds, or None to wait without limit.
 
         Returns:
-            that it is confirmed.
+            the confirm.
 
         Raises:
-            Unroutable: the broker returned it; no queue is bound.
-            Nacked: the broker refused it, as often as the policy allows.
-            Refused: the broker closed a channel because of it.
-            Expired: its own deadline passed first.
-            Withdrawn: a person parked or discarded it first.
-            Damaged: its row in the outbox is not what was stored; it is parked.
-            StillOpen: the wait ended first; it goes on being published.
-            PublisherClosed: the publisher ended first; it is in the outbox, if there is one.
+            Unroutable: the broker returned the message: no queue is bound.
+            Nacked: the broker nacked the message as often as the policy allows.
+            Refused: the broker closed a channel because of the message.
+            Expired: the message's own deadline passed.
+            Withdrawn: an operator parked or discarded the message.
+            Damaged: the message's row in the outbox is damaged; it was parked.
+            StillOpen: the time is up. The publisher goes on publishing the message.
+            PublisherClosed: the publisher ended first. The message is in the outbox, if there is
+                one.
+            RelayHeldUp: a callback of the application does not return.
+            WrongThread: this is the relay's own thread, for instance in a hook.
         """
         self._waiting.until(lambda: self.is_settled, timeout)
         return self._known()
@@ -292,21 +316,21 @@ class Receipt(SingleOutcome):
 
 
 class Issued(SettledOne, Receipt):
-    """A receipt as a publisher makes it, and hands it to the relay."""
+    """A `Receipt` that the relay can settle."""
 
     __slots__ = ()
 
 
 class BatchReceipt(Counts):
-    """The promise of many messages, in constant memory.
+    """The receipt of many stored messages, in constant memory.
 
     Attributes:
-        stored: messages accepted so far.
-        confirmed: of those, confirmed.
-        failed: of those, given up.
-        open: of those, without an outcome yet.
-        is_settled: whether none is open.
-        failures: the errors of the first 1 000 that were given up.
+        stored: number of messages stored so far.
+        confirmed: number of stored messages that are confirmed.
+        failed: number of stored messages that were given up.
+        open: number of stored messages without an outcome yet.
+        is_settled: whether no message is open.
+        failures: the errors of the first 1 000 messages that were given up.
     """
 
     _shown_as = "BatchReceipt"
@@ -316,14 +340,17 @@ class BatchReceipt(Counts):
         self._waiting = _Waiting(relay, "a batch")
 
     def wait(self, timeout: float | None = None) -> BatchReceipt:
-        """Wait until every message has its outcome; look at ``failures`` afterwards.
+        """Wait until every message has its outcome. Then ``failures`` holds those given up.
 
         Args:
-            timeout: seconds, or None to wait as long as it takes.
+            timeout: seconds, or None to wait without limit.
 
         Raises:
-            StillOpen: the wait ended first; they go on being published.
-            PublisherClosed: the publisher ended first.
+            StillOpen: the time is up. The publisher goes on publishing the messages.
+            PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
+                one.
+            RelayHeldUp: a callback of the application does not return.
+            WrongThread: this is the relay's own thread, for instance in a hook.
         """
         self._waiting.until(lambda: self.is_settled, timeout)
         return self
@@ -333,4 +360,4 @@ class BatchReceipt(Counts):
 
 
 class IssuedBatch(SettledMany, BatchReceipt):
-    """A receipt as a publisher makes it, and hands it to the relay."""
+    """A `BatchReceipt` that the relay can settle."""
