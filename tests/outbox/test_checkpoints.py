@@ -149,8 +149,8 @@ def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
     assert holder_pid(path) is None
     assert RelayLock.borrow(path) is None
     code = (
-        "import sys; from pathlib import Path; from reliablepub.outbox.sqlite.lock import Lease\n"
-        "print('asking', flush=True); Lease(Path(sys.argv[1]), timeout_s=0.05); print('held')"
+        "import sys; from pathlib import Path; from reliablepub.outbox.sqlite.lock import RelayLock\n"
+        "print('asking', flush=True); RelayLock(Path(sys.argv[1]), timeout_s=0.05); print('held')"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True

@@ -18,8 +18,8 @@ from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid, lock_path
 HOLD = """
 import sys, time
 from pathlib import Path
-from reliablepub.outbox.sqlite.lock import Lease
-lease = Lease(Path(sys.argv[1]))
+from reliablepub.outbox.sqlite.lock import RelayLock
+lock = RelayLock(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """

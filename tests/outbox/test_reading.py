@@ -60,5 +60,5 @@ def test_what_another_process_takes_away_in_between_is_passed_over(
     in_the_index = [(1.0, 99), (2.0, 11)]
     monkeypatch.setattr(Page, "_timed", lambda *_: (in_the_index, None))
     page = Page(10, ROOMY, None)
-    assert page.read_timed(connection, "waiting", 3.0, (), in_turn=True) is None
+    assert page.read_timed(connection, "waiting", 3.0, (), next_only=True) is None
     assert ids(page) == [11]

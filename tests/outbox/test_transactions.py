@@ -60,7 +60,7 @@ def connection(path: Path) -> Iterator[Failing]:
 
 @pytest.fixture
 def insert(connection: Failing) -> Callable[[], int]:
-    """Store 1, then 2, and so on; each call is one of `surely`'s tries."""
+    """Store 1, then 2, and so on; each call is one of `commit_with_retry`'s tries."""
     count = 0
 
     def work() -> int:
