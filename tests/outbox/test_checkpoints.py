@@ -149,7 +149,8 @@ def test_a_borrowed_lease_names_nobody_and_is_waited_for(path: Path) -> None:
     assert holder_pid(path) is None
     assert RelayLock.borrow(path) is None
     code = (
-        "import sys; from pathlib import Path; from reliablepub.outbox.sqlite.lock import RelayLock\n"
+        "import sys; from pathlib import Path\n"
+        "from reliablepub.outbox.sqlite.lock import RelayLock\n"
         "print('asking', flush=True); RelayLock(Path(sys.argv[1]), timeout_s=0.05); print('held')"
     )
     with subprocess.Popen(
