@@ -406,17 +406,17 @@ class OpenLimits:
         if self.bytes_max is None:
             return
         if message.size > self.bytes_max:
-            never = f"never takes {message.size} bytes at once: open_bytes_max is"
+            never = f"cannot take a message of {message.size} bytes: open_bytes_max is"
             raise _full(path, message, f"{never} {self.bytes_max}")
         if counters.open_bytes + message.size > self.bytes_max:
-            held = f"holds {counters.open_bytes} bytes of open messages, this one has"
+            held = f"holds {counters.open_bytes} bytes of open messages, the message has"
             most = f"{message.size}, and open_bytes_max is {self.bytes_max}"
             raise _full(path, message, f"{held} {most}")
 
 
 def _full(path: Path, message: Message, why: str) -> OutboxFull:
     what = f"message {message.message_id} was not stored: outbox {path} {why}"
-    return OutboxFull(f"{what}; see that a relay runs and what keeps it (`reliablepub doctor`)")
+    return OutboxFull(f"{what}; check that a relay runs and publishes (`reliablepub doctor`)")
 
 
 class Store(Protocol):

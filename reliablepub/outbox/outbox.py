@@ -319,7 +319,7 @@ class Outbox:
             OutboxError: the file cannot be written; messages encrypted until then stay so.
         """
         if self._keys is None:
-            raise ConfigurationError("to encrypt anew, give this Outbox its keys")
+            raise ConfigurationError("rekey needs the keys of the outbox: Outbox(path, keys=...)")
         from reliablepub.outbox.admin.rekeying import rekey
 
         return rekey(self.path, self._keys)
@@ -386,6 +386,6 @@ class Outbox:
 def _stamp_of(hook: Stamps) -> Callable[[Message], Message]:
     if not hasattr(hook, "stamp"):
         name = type(hook).__name__
-        msg = f"the hook {name} has no method stamp, and whoever relays is told of events"
+        msg = f"the hook {name} has no method stamp; hooks for events belong to the relay"
         raise ConfigurationError(msg)
     return hook.stamp

@@ -325,7 +325,7 @@ def test_a_limit_on_file_sizes(path: Path, entry: Make, child: Callable[..., int
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, resource.RLIM_INFINITY))
         new = [entry(body=KIB) for _ in range(50)]
         for _ in range(2):
-            with pytest.raises(OutboxUnsure, match="is not known"):
+            with pytest.raises(OutboxUnsure, match="it is unknown whether"):
                 store.commit(Changes(new=new))
             assert {e.id for e in new} == {0}
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)

@@ -337,7 +337,7 @@ def test_to_encrypt_anew_takes_every_key(path: Path, keys: OutboxKeys) -> None:
         outbox.enqueue(message())
     with pytest.raises(OutboxSealed, match="'old', and that key was not given"):
         Outbox(path, keys=OutboxKeys({"new": NEW})).rekey()
-    with pytest.raises(ConfigurationError, match="give this Outbox its keys"):
+    with pytest.raises(ConfigurationError, match="rekey needs the keys"):
         Outbox(path).rekey()
 
 

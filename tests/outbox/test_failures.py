@@ -36,11 +36,11 @@ def raised(code: int) -> sqlite3.Error:
 @pytest.mark.parametrize(
     ("code", "kind", "words"),
     [
-        (sqlite3.SQLITE_BUSY_SNAPSHOT, OutboxLocked, "is locked by another process"),
-        (sqlite3.SQLITE_LOCKED_SHAREDCACHE, OutboxLocked, "is locked by another process"),
-        (sqlite3.SQLITE_PROTOCOL, OutboxLocked, "is locked by another process"),
+        (sqlite3.SQLITE_BUSY_SNAPSHOT, OutboxLocked, "stayed locked by another process"),
+        (sqlite3.SQLITE_LOCKED_SHAREDCACHE, OutboxLocked, "stayed locked by another process"),
+        (sqlite3.SQLITE_PROTOCOL, OutboxLocked, "stayed locked by another process"),
         (sqlite3.SQLITE_READONLY_DIRECTORY, OutboxError, "cannot be written"),
-        (sqlite3.SQLITE_READONLY_ROLLBACK, OutboxError, "holds a transaction that was cut off"),
+        (sqlite3.SQLITE_READONLY_ROLLBACK, OutboxError, "holds an interrupted transaction"),
         (
             sqlite3.SQLITE_IOERR_FSYNC,
             OutboxDiskFailed,

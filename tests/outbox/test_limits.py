@@ -63,7 +63,7 @@ def test_no_more_bytes_are_open_than_may_be(path: Path) -> None:
         confirm_one(path)
         confirm_one(path)
         outbox.enqueue(wide)
-        with pytest.raises(OutboxFull, match=f"never takes {SIZE + 1000} bytes at once"):
+        with pytest.raises(OutboxFull, match=f"cannot take a message of {SIZE + 1000} bytes"):
             outbox.enqueue(Message(b"x" * 1001, message_id="m-3"))
         assert outbox.status().open == 1
         assert outbox.audit().is_right

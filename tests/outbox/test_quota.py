@@ -69,7 +69,7 @@ def test_a_quota_that_is_used_up_is_a_full_disk(quota: Quota, path: Path, entry:
         old = [entry() for _ in range(20)]
         store.commit(Changes(new=old))
         quota.use_up()
-        with pytest.raises(OutboxDiskFull, match="nothing of this was stored"):
+        with pytest.raises(OutboxDiskFull, match="nothing was stored"):
             store.commit(Changes(new=[entry()]))
         with pytest.raises(OutboxDiskFull), Outbox(path) as outbox:
             outbox.enqueue(Message(b"new"))

@@ -125,7 +125,7 @@ def test_a_disk_that_fails_in_the_commit_leaves_its_fate_open(
     connection: Failing, path: Path
 ) -> None:
     connection.commits = [IOERR_FSYNC]
-    words = f"outbox {path}.*is not known.*code {IOERR_FSYNC}"
+    words = f"outbox {path}.*it is unknown.*code {IOERR_FSYNC}"
     with pytest.raises(OutboxUnsure, match=words), transaction(connection, path):
         connection.execute("INSERT INTO t VALUES (1)")
     assert not connection.in_transaction

@@ -172,7 +172,7 @@ def test_an_idle_relay_notices_it_too(path: Path) -> None:
     path.unlink()
     while not publisher._client.relay.is_ended:
         time.sleep(0.01)
-    with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: `reliable"):
+    with pytest.raises(PublisherClosed, match=r"was deleted or moved .*rescued-1: bring"):
         publisher.publish(b"")
     with pytest.raises(PublisherFailed):
         publisher.close()

@@ -150,9 +150,9 @@ class Ballast:
         if spare >= needed:
             return
         raise OutboxDiskFull(
-            f"outbox {self._outbox} takes no new message, because the disk is full: nothing of "
-            "this was stored, and what was accepted before stays and is still published; free "
-            f"some space, at least {needed - spare:.0f} bytes, and try again"
+            f"outbox {self._outbox} accepts no new messages, because the disk is full: nothing was "
+            "stored, and messages accepted before are safe and still published; free some space, "
+            f"at least {needed - spare:.0f} bytes, and try again"
         )
 
     def _is_complete(self) -> bool:

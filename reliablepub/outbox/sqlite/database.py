@@ -94,9 +94,9 @@ def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:
     (encoding,) = cursor.execute("PRAGMA encoding").fetchone()
     if encoding != "UTF-8":
         raise OutboxError(
-            f"database {path} keeps its texts as {encoding}, and an outbox needs UTF-8: nothing "
-            "was stored. Use an outbox file of its own, or copy the application's tables into a "
-            "new database with PRAGMA encoding = 'UTF-8'; none can change its encoding later"
+            f"database {path} has text encoding {encoding}, and an outbox needs UTF-8: nothing was "
+            "stored. Use a separate file for the outbox, or copy the application's tables into a "
+            "new database with PRAGMA encoding = 'UTF-8', which cannot be changed later"
         )
 
 
@@ -265,7 +265,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
     except OSError:
         found = None
     if found is None or not stat.S_ISREG(found.st_mode):
-        raise NotAnOutbox(f"there is no outbox {path}; it comes into being with the first message")
+        raise NotAnOutbox(f"there is no outbox {path}; the first message creates it")
     real = path.resolve()
     check_side_files(real)
     if takes_over(real):
@@ -404,8 +404,8 @@ class Writer:
                 return
             LOGGER.warning(
                 "the locks on outbox %s were lost, because this process opened and closed the file "
-                "otherwise (a copy, perhaps); it is opened again. Copy an outbox with sqlite3's "
-                "backup, or from another process",
+                "without SQLite (to copy it, perhaps); it is opened again. Copy an outbox with "
+                "sqlite3's backup, or from another process",
                 self._path,
             )
             self.rest()

@@ -170,7 +170,7 @@ def _warn_of_unsynced(cursor: sqlite3.Cursor, path: Path) -> None:
     if synchronous < _SYNCHRONOUS_FULL:
         LOGGER.warning(
             "the application's connection to outbox %s has PRAGMA synchronous = %s: a power cut "
-            "can take its last commits, with messages that were stored in them; set it to FULL",
+            "can undo its last commits, and with them messages; set it to FULL",
             path,
             ("OFF", "NORMAL")[synchronous],
         )

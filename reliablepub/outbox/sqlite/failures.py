@@ -70,38 +70,38 @@ def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
 
 _LOCKED: Final = (
     OutboxLocked,
-    "is locked by another process for longer than we wait; nothing of this was stored; try again",
+    "stayed locked by another process for too long; nothing was stored; try again",
 )
 _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
     5: _LOCKED,  # SQLITE_BUSY
     6: _LOCKED,  # SQLITE_LOCKED
-    8: (OutboxError, "cannot be written; look at its owner and mode"),  # SQLITE_READONLY
+    8: (OutboxError, "cannot be written; check its owner and mode"),  # SQLITE_READONLY
     _IOERR: (
         OutboxDiskFailed,
         (
-            "cannot be read or written by the operating system: nothing of this was stored; look "
-            "at the disk and the system's log"
+            "cannot be read or written by the operating system: nothing was stored; check the disk "
+            "and the system log"
         ),
     ),
     _CORRUPT: (
         OutboxError,
         (
-            "is damaged; stop what uses it, and copy every intact message into a new one with "
-            "`reliablepub outbox salvage`"
+            "is damaged; stop every process that uses it, and copy the intact messages into a new "
+            "outbox with `reliablepub outbox salvage`"
         ),
     ),
     _FULL: (
         OutboxDiskFull,
         (
-            "cannot grow, because the disk is full: nothing of this was stored, and what was "
-            "accepted before stays; free some space and try again"
+            "cannot grow, because the disk is full: nothing was stored, and messages accepted "
+            "before are safe; free some space and try again"
         ),
     ),
     14: (
         OutboxError,
         (
-            "cannot be opened; look at the modes of it and its folder, and whether the file "
-            "system is mounted read-only"
+            "cannot be opened; check its mode and that of its folder, and whether the file system "
+            "is mounted read-only"
         ),
     ),  # SQLITE_CANTOPEN
     15: _LOCKED,  # SQLITE_PROTOCOL: other processes competed for the lock for seconds
@@ -115,7 +115,7 @@ def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
     if lacks_index(error) or _is_over_quota(path, error):
         kind, meaning = _MEANING[_FULL]
     if is_unfinished(error):
-        meaning = "holds a transaction that was cut off; the next message or relay undoes it first"
+        meaning = "holds an interrupted transaction; the next message or relay rolls it back first"
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return kind(f"outbox {path} {meaning} (SQLite: {error}, {name})")
 

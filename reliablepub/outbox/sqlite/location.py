@@ -197,8 +197,8 @@ def _check(outbox: Path, suffix: str, found: os.stat_result) -> None:
     if found.st_mode & ~mode & _OTHERS:
         raise _refused(
             outbox,
-            f"{name} has mode {stat.S_IMODE(found.st_mode):04o}, which lets in users whom the "
-            f"outbox's own mode {stat.S_IMODE(mode):04o} keeps out",
+            f"{name} has mode {stat.S_IMODE(found.st_mode):04o}, which grants access to users "
+            f"without access to the outbox (mode {stat.S_IMODE(mode):04o})",
             f"chmod {stat.S_IMODE(mode):o} {name}",
         )
 
@@ -328,7 +328,7 @@ class Place:
             if inode is not None and inode not in files:
                 raise OutboxMoved(
                     f"outbox {self._path}: {name} is not the file that this process has open, so "
-                    "nothing was stored; close what has the old one open, and try again"
+                    "nothing was stored; close every connection to the old file, and try again"
                 )
         _, log, index = self._inodes
         if index is not None and not (log and _is_whole(files[log][0], files[index][0])):
@@ -359,8 +359,9 @@ class Place:
 def moved(path: Path, what: str) -> OutboxMoved:
     """Make the error to raise if the path of an outbox leads to other files than before."""
     return OutboxMoved(
-        f"outbox {path} {what} while this process had it open: what is stored now is not there for "
-        "the next process. See what moved it, stop every process that uses it, and start them again"
+        f"outbox {path} {what} while this process had it open: messages stored now would not be "
+        "found by the next process. Find out what moved it, stop every process that uses it, and "
+        "start them again"
     )
 
 
@@ -483,8 +484,9 @@ def rescued(
         os.close(os.open(copy, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         connection.execute("VACUUM INTO ?", (str(copy),))
     except (OSError, sqlite3.Error) as failure:
-        return OutboxMoved(f"{error}. What it held could not be copied to {copy} ({failure})")
+        return OutboxMoved(f"{error}. Its content could not be copied to {copy} ({failure})")
     return OutboxMoved(
-        f"{error}. What it held is in {copy}: `reliablepub outbox export` from there and `import`, "
-        "which leaves out what the outbox has; or, if it is encrypted, `reliablepub relay --drain`"
+        f"{error}. A copy of its content is {copy}: bring the messages back with `reliablepub "
+        "outbox export` and `import`, which skips those that the outbox has; publish an encrypted "
+        "copy with `reliablepub relay --drain`"
     )

@@ -200,9 +200,8 @@ class Shortage:
         lacking = owed + MARGIN_BYTES - free_bytes(self._path.parent)
         if owed and lacking > 0:
             raise OutboxDiskFull(
-                f"outbox {self._path} cannot even record what was confirmed, because the disk is "
-                f"full: free some space, at least {lacking:.0f} bytes; what was accepted before "
-                "stays"
+                f"outbox {self._path} cannot record confirms, because the disk is full: free some "
+                f"space, at least {lacking:.0f} bytes; messages accepted before are safe"
             )
 
     def look(self, connection: sqlite3.Connection) -> str:

@@ -60,8 +60,9 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
             if isinstance(connection, WritingConnection):
                 connection.is_unsure = True
             raise OutboxUnsure(
-                f"outbox {path}: the disk failed during a commit, so whether it is stored is not "
-                f"known; look at the disk and the system's log, then whether it is there ({error})"
+                f"outbox {path}: the disk failed during a commit, so it is unknown whether the "
+                "message is stored; check the disk and the system log, then the outbox "
+                f"(SQLite: {error})"
             ) from error
         raise outbox_error(path, error) from error
 
