@@ -484,7 +484,7 @@ def test_what_was_edited_beside_a_message_is_named_and_parked(
         assert (status.open, status.parked) == (0, count)
         assert set(outbox.audit().differences) == set()
         reasons = [message.reply_text for message in outbox.parked()]
-        assert all("none that this library writes" in reason for reason in reasons)
+        assert all("not a value that this library writes" in reason for reason in reasons)
         outbox.enqueue(Message(b"new", routing_key="all"))
         assert outbox.audit().differences == {}
         assert outbox.retry(audit.damaged) is not None

@@ -496,7 +496,7 @@ def test_a_damaged_row_is_parked_and_never_sent(
     assert (parked.id, parked.outcome) == (2, "refused")
     assert parked.reply_text.startswith("the checksum is ")
     assert parked.reply_text.endswith(
-        " when it was stored: the file was damaged or edited, and what is left may not be what was"
+        " when it was stored: the file was damaged or edited, and the message may not be what was"
         " accepted"
     )
     assert store.damaged() == [

@@ -1,17 +1,17 @@
-"""An entry as a row of ``reliablepub_messages``, and back, with a checksum over what was accepted.
+"""Converts entries to rows of ``reliablepub_messages`` and back, under a checksum.
 
 Knows: the order of the columns in ``queries.sql``, properties as JSON, the range of each value
 that this library writes. Must never know: connections, transactions, AMQP's own encoding.
 
-A bit that flips on the disk inside a row passes SQLite's own integrity check. What reaches the
-broker must be what was accepted, or be parked for an operator to see. The checksum covers what was
-accepted; the other columns change, so each of them is checked by its range: one size of 2^63-1
-would make each sum over them fail.
+A bit that flips on the disk inside a row passes SQLite's own integrity check. A message must reach
+the broker as it was accepted, or be parked. The checksum covers the message as it was accepted. The
+other columns change, so each value is checked against its range: a size of 2^63-1, for instance,
+would make every sum of sizes fail.
 
-Properties and headers are JSON text that people can read. Only what is set is written, so an
-ordinary message has ``{}``. JSON has no bytes, decimals or times: these become objects with one
-key, ``{"$bytes": "..."}``. A header table of the user that looks like such an object is wrapped, as
-``{"$table": {...}}``, so nothing is ambiguous.
+Properties and headers are readable JSON text. Only properties that are set are written, so an
+ordinary message has ``{}``. JSON has no bytes, decimals or times: they become objects with one key,
+``{"$bytes": "..."}``. A header table of the application that looks like such an object is wrapped,
+as ``{"$table": {...}}``, so that no value is ambiguous.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from reliablepub.outbox.entry import Attempt, Entry
 from reliablepub.outcome import OutcomeKind
 
 TIME_MAX: Final = 3e11
-"""Seconds since 1970, after the year 9999: where the calendar of `not_before` ends."""
+"""Seconds since 1970, beyond the year 9999, in which `datetime` ends."""
 COUNT_MAX: Final = 2**31 - 1
 ID_MAX: Final = 2**62
 SIZE_MAX: Final = BODY_BYTES_MAX + HEADER_BYTES_MAX + 4_096
@@ -44,21 +44,21 @@ _OUTCOMES: Final = frozenset({*(kind.value for kind in OutcomeKind), "withdrawn"
 
 
 def misfits(row: Mapping[str, object]) -> Iterator[str]:
-    """Columns of a row whose values this library never writes; columns that it lacks are fine."""
+    """Yield the columns of a row whose values this library never writes. Columns may be missing."""
     for name, fits in _FITS.items():
         if name in row and not fits(row[name]):
             yield name
 
 
 def are_counts(nacked: int, returned: int, refused: int, uncertain: int) -> bool:
-    """Whether these can be numbers of attempts."""
+    """Whether these are valid numbers of attempts."""
     return 0 <= nacked | returned | refused | uncertain <= COUNT_MAX
 
 
 def are_times(
     stored_at: float, due_at: float | None, expires_at: float | None, refused_at: float | None
 ) -> bool:
-    """Whether these can be the times of a message."""
+    """Whether these are valid times of a message."""
     return (
         is_time(stored_at)
         and (due_at is None or is_due_time(due_at))
@@ -68,23 +68,23 @@ def are_times(
 
 
 def is_due_time(value: object) -> bool:
-    """Whether a message can be due then; an infinite time is that of a pause."""
+    """Whether it is a valid due time. An infinite one means that the destination is paused."""
     return is_time(value) or value == math.inf
 
 
 def is_size(value: int) -> bool:
-    """Whether it can be the `Message.size` of a message."""
+    """Whether it is a valid `Message.size`."""
     return 0 <= value <= SIZE_MAX
 
 
 def misfit_words(row: Mapping[str, object]) -> str:
-    """What is wrong with such a row, for people."""
+    """Say which values of a row this library never writes."""
     found = ", ".join(f"{name} {row[name]!r:.40}" for name in misfits(row))
-    return f"{found}: none that this library writes; the file was damaged or edited"
+    return f"{found}: not a value that this library writes; the file was damaged or edited"
 
 
 def is_time(value: object) -> bool:
-    """Whether it can be a wall clock's time, in seconds since 1970."""
+    """Whether it is a valid wall clock time, in seconds since 1970."""
     return type(value) in (int, float) and 0 <= value <= TIME_MAX  # type: ignore[operator]
 
 
@@ -140,14 +140,14 @@ _PLAIN: Final = (
     "app_id",
 )
 _TAGGED: Final = '{"$'
-"""Only a table whose first name begins with ``$`` gives this: quotes in strings are escaped."""
+"""Occurs only for a table whose first name begins with ``$``: quotes in strings are escaped."""
 _encode: Final = JSONEncoder(
     ensure_ascii=False, allow_nan=False, check_circular=False, separators=(",", ":")
 ).encode
 
 
 def to_text(message: Message) -> str:
-    """All properties but ``message_id``, as JSON."""
+    """Return all properties except ``message_id``, as JSON."""
     m = message
     if m.is_plain and m.headers is None and m.persistent:
         return "{}"
@@ -164,7 +164,7 @@ def to_text(message: Message) -> str:
 
 
 def from_text(text: str) -> dict[str, Any]:
-    """Keyword arguments for `Message`.
+    """Return keyword arguments for `Message`.
 
     Raises:
         ValueError: the text was not written by `to_text`.
@@ -180,26 +180,26 @@ def from_text(text: str) -> dict[str, Any]:
     if "timestamp" in found:
         found["timestamp"] = datetime.fromisoformat(found["timestamp"])
     if "headers" in found and _TAGGED in text:
-        # The outermost table is one of AMQP's and never a tagged value.
+        # The outermost table is AMQP's header table, and never a tagged value.
         found["headers"] = _untagged_table(found["headers"])
     return found
 
 
 def _with_headers(found: dict[str, Any], headers: Mapping[str, FieldValue]) -> str:
-    """Try the plain way, which is what nearly all headers need, before looking at each value."""
+    """Encode the headers without tags, which suits nearly all; tag each value if that fails."""
     try:
         found["headers"] = headers
         text = _encode(found)
         if _TAGGED not in text:
             return text
-    except TypeError:  # bytes, Decimal, datetime
+    except TypeError:  # bytes, Decimal or datetime among the values
         pass
     found["headers"] = {name: _tagged(value) for name, value in headers.items()}
     return _encode(found)
 
 
 def _tagged(value: FieldValue) -> Any:  # noqa: ANN401 - whatever JSON has
-    """The value as JSON has it, or as an object with one telling key."""
+    """Return the value in terms of JSON; bytes, decimals and times as an object with one key."""
     result: Any = value
     match value:
         case bytes():
@@ -246,22 +246,22 @@ _BESIDE: Final = (
     *("checksum", "body", "expires_at", "ordering_key", "refused_at", "size"),
 )
 _DAMAGE: Final = (ValueError, TypeError, ArithmeticError, AttributeError, KeyError, RecursionError)
-"""What is raised by contents that this library has not written."""
+"""Errors raised for content that this library has not written."""
 
 
 class Unreadable(Exception):
-    """A row that is not what was stored; the text says what is wrong with it."""
+    """The row is damaged; the text says how."""
 
 
 def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
-    """Parameters of ``insert_message``; with keys, the entry has its id already."""
+    """Return the parameters of ``insert_message``. With keys, the entry must have its id."""
     counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
     times = (entry.due_at, *counts, entry.expires_at)
     return *plain_row_of(entry, keys), *times, entry.message.ordering_key, entry.refused_at
 
 
 def plain_row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
-    """Parameters of ``insert_plain_message``, likewise."""
+    """Return the parameters of ``insert_plain_message``. With keys, the entry must have its id."""
     message = entry.message
     properties, body = to_text(message), message.body
     if keys is not None:
@@ -290,9 +290,9 @@ def check(
     """Compare a row with its checksum.
 
     Args:
-        texts: message id, exchange, routing key, properties and ordering key, as they are stored.
-        body: likewise.
-        checksum: as it was stored.
+        texts: message id, exchange, routing key, properties and ordering key, as stored.
+        body: body, as stored.
+        checksum: checksum, as stored.
 
     Raises:
         Unreadable: the row is not what was stored.
@@ -301,12 +301,12 @@ def check(
     if found != checksum:
         raise Unreadable(
             f"the checksum is {found:08x} and was {checksum:08x} when it was stored: the file "
-            "was damaged or edited, and what is left may not be what was accepted"
+            "was damaged or edited, and the message may not be what was accepted"
         )
 
 
 def checksum_of(texts: tuple[bytes, bytes, bytes, bytes, bytes | None], body: bytes) -> int:
-    """CRC-32 over what is stored (see `check`)."""
+    """Return the CRC-32 over texts and body, as stored."""
     message_id, exchange, routing_key, properties, ordering_key = texts
     head = b"%b\0%b\0%b\0%b\0" % (message_id, exchange, routing_key, properties)
     if ordering_key is not None:
@@ -419,7 +419,7 @@ def rewritten(
 
 
 def id_runs(ids: list[int]) -> list[list[int]]:
-    """Ids as ``[first, how many]``, one for each stretch in which they follow each other."""
+    """Return ids as ``[first, count]``, one for each run of consecutive ids."""
     runs: list[list[int]] = []
     next_id = None
     for id_ in ids:
@@ -432,13 +432,13 @@ def id_runs(ids: list[int]) -> list[list[int]]:
 
 
 def schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, float | None, int]:
-    """What changes when an entry is postponed or uncertain."""
+    """Return the parameters of ``reschedule``."""
     counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
     return entry.due_at, *counts, entry.refused_at, entry.id
 
 
 def attempt_of(attempt: Attempt) -> tuple[int, str | None, float, str, int, str, int, str, str]:
-    """One line of an entry's history."""
+    """Return the parameters of ``insert_attempt``."""
     entry, outcome = attempt.entry, attempt.outcome
     return (
         entry.id,

@@ -383,7 +383,7 @@ def _write_in_flight(connection: sqlite3.Connection, ranges: list[Sent], now: fl
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
 """Retention of the attempts of a message that has left the outbox: 7 days."""
 NEVER_READ: Final = (
-    "its number or one of its times is none that this library writes; the file was damaged or "
+    "its id or one of its times is not a value that this library writes; the file was damaged or "
     "edited"
 )
 
