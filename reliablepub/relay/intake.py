@@ -1,4 +1,4 @@
-"""The intake: turns chunks from callers into entries, as far as there is room for them.
+"""The intake: makes entries of chunks from callers, as far as there is room for them.
 
 Knows: chunks, limits, and the entries in memory. Must never know: which entries are sent, or their
 outcomes.

@@ -288,7 +288,7 @@ class Relay:
         return is_changed or self._no_room != no_room
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
-        """Turn new chunks into entries; submit them and entries read from the store."""
+        """Make entries of new chunks; submit them, and entries read from the store."""
         if self._is_draining:
             return []
         # Until a clock step is committed, times in the store are those of the old wall clock.

@@ -1,4 +1,4 @@
-"""Turns ended attempts into changes of the store: confirmed, retried, parked, discarded or expired.
+"""The changes that ended attempts make in the store: confirm, retry, park, discard or expire.
 
 Knows: settlements, the retry policy, recorded tag ranges, and the changes of the store. Must never
 know: the transport.
@@ -187,7 +187,7 @@ class GuardedPolicy:
             if isinstance(said, RetryIn | GiveUp):
                 return said
             if said is not None:
-                msg = f"it returned {said!r}: not RetryIn, GiveUp or None"
+                msg = f"RetryPolicy.decide returned {said!r}: not RetryIn, GiveUp or None"
                 raise TypeError(msg)
         return verdict
 

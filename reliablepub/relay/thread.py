@@ -208,8 +208,8 @@ class RelayThread:
             running = self._guard.running
             where = running.name if running is not None else "code"
             raise WrongThread(
-                f"{where} on the relay's own thread waits for the relay, which waits for it; hand "
-                "it to another thread or to `Outbox.enqueue`, which does not wait for the relay"
+                f"{where} on the relay's own thread would wait for the relay, which waits for it; "
+                "make this call on another thread, or use `Outbox.enqueue`, which does not wait"
             )
 
     def check_held_up(self) -> None:
