@@ -21,12 +21,16 @@ ENVIRONMENT_PORT = "reliablepub.test.port"
 
 @contextmanager
 def spark_session(folder: Path) -> Iterator[SparkSession]:
-    """Two task slots, and each task is tried up to four times, as on a cluster."""
+    """A session with two task slots that tries each task twice.
+
+    A cluster tries a task four times. Two attempts show a retry as well, and a test of an error
+    that lasts takes half as long: each failed attempt costs a new Python worker.
+    """
     events = folder / "events"
     events.mkdir()
     port = free_port()
     builder = (
-        SparkSession.builder.master("local[2,4]")
+        SparkSession.builder.master("local[2,2]")
         .appName("reliablepub")
         .config(ENVIRONMENT_PORT, port)
         .config("spark.driver.bindAddress", "127.0.0.1")

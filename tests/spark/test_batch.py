@@ -227,16 +227,15 @@ def test_equal_rows_stay_as_many_as_they_are(spark: SparkSession, fake: FakeBrok
 
 
 def test_fewer_connections_than_tasks_at_once_are_refused_before_anything_is_published(
-    spark: SparkSession, broker: AmqpProbe
+    spark: SparkSession, fake: FakeBroker
 ) -> None:
-    queue = broker.declare_queue()
-    df = numbers(spark, 300, partitions=3)
+    one = numbers(spark, 300, partitions=1)
     with pytest.raises(PythonException, match="2 tasks may write at once, and maxConnections is 1"):
-        writer(df, broker.url, routing_key=queue, maxConnections=1).save()
-    assert broker.count(queue) == 0
+        writer(one, fake.url, routing_key="q", maxConnections=1).save()
+    assert fake.published_count == 0
     options = {"maxConnections": 2, "maxRowsPerSecond": 10_000}
-    writer(df, broker.url, routing_key=queue, **options).save()
-    assert broker.count(queue) == 300
+    writer(numbers(spark, 300, partitions=3), fake.url, routing_key="q", **options).save()
+    assert len(fake.messages("q")) == 300
 
 
 def test_a_rate_for_the_whole_write_needs_nothing_else(

@@ -1,4 +1,7 @@
-"""Executors in processes of their own, on real RabbitMQ, while they and the broker are killed."""
+"""Executors in processes of their own, on real RabbitMQ, while they and the broker are killed.
+
+Killed Python workers are in the short tests too: test_matrix.py, test_batch.py, test_stream.py.
+"""
 
 import os
 import subprocess
@@ -17,7 +20,7 @@ from tests.spark.job import BODY_BYTES
 from tests.spark.processes import executors, kill, python_workers
 from tests.spark.standalone import standalone
 
-pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.rabbit, pytest.mark.soak, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parent.parent.parent
 LOCAL_CLUSTER = "local-cluster[2,1,1024]"
@@ -85,18 +88,6 @@ def until_killed(found: Callable[[], list[int]], wanted: int = 1) -> None:
         time.sleep(0.05)
 
 
-def test_a_worker_and_an_executor_are_killed(rabbitmq_node: RabbitMQNode) -> None:
-    """The short form: a few thousand rows, slow enough to be met in the act."""
-    slow = {"maxConnections": "4", "maxRowsPerSecond": "2000"}
-    job = Job(rabbitmq_node, 4_000, "--shuffle", **slow)
-    job.wait_for(300)
-    until_killed(lambda: python_workers(job.pid))
-    job.wait_for(800)
-    until_killed(lambda: executors(job.pid))
-    assert job.assert_complete() > 0
-
-
-@pytest.mark.soak
 def test_many_rows_while_workers_and_executors_are_killed(rabbitmq_node: RabbitMQNode) -> None:
     job = Job(rabbitmq_node, LONG, "--shuffle", "--partitions=16")
     for number in range(20_000, LONG, 40_000):
@@ -104,10 +95,11 @@ def test_many_rows_while_workers_and_executors_are_killed(rabbitmq_node: RabbitM
         until_killed(lambda: python_workers(job.pid))
         if number == 60_000:
             until_killed(lambda: executors(job.pid))
-    print(f"{job.assert_complete()} duplicates")
+    duplicates = job.assert_complete()
+    print(f"{duplicates} duplicates")
+    assert duplicates > 0
 
 
-@pytest.mark.soak
 def test_many_rows_while_the_broker_is_killed(rabbitmq_node: RabbitMQNode) -> None:
     job = Job(rabbitmq_node, LONG, "--partitions=8")
     for number in (30_000, 100_000):
@@ -118,7 +110,6 @@ def test_many_rows_while_the_broker_is_killed(rabbitmq_node: RabbitMQNode) -> No
     print(f"{job.assert_complete()} duplicates")
 
 
-@pytest.mark.soak
 def test_two_hosts_race_for_each_task(rabbitmq_node: RabbitMQNode, tmp_path: Path) -> None:
     """Speculation on a standalone master, with workers on 127.0.0.2 and 127.0.0.3."""
     with standalone(tmp_path) as master:

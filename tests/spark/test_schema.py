@@ -111,7 +111,7 @@ def test_all_problems_are_named_at_once() -> None:
 
 def test_a_name_that_is_there_twice() -> None:
     twice = StructType([StructField("value", TEXT), StructField("value", TEXT)])
-    assert "column 'value' is there twice" in problems(twice, routing_key="q")
+    assert "column 'value' occurs twice" in problems(twice, routing_key="q")
 
 
 def test_the_default_exchange_needs_a_routing_key() -> None:

@@ -79,7 +79,7 @@ def test_an_insert_that_lacks_options_says_how_to_give_them(spark: SparkSession)
     finally:
         spark.sql("DROP TABLE bare")
     assert "neither an exchange nor a routing key" in one_line(caught)
-    assert "Spark keeps the OPTIONS of a table from a sink in Python" in one_line(caught)
+    assert "Spark does not pass the OPTIONS of a table to a Python sink" in one_line(caught)
 
 
 def test_options_of_a_table_are_not_looked_at_and_an_insert_says_so(
@@ -98,7 +98,7 @@ def test_options_of_a_table_are_not_looked_at_and_an_insert_says_so(
         lines = str(caught.value).splitlines()
         ours = next(line for line in lines if "ConfigurationError" in line)
         assert "no broker: give the option 'url'" in ours
-        assert "Spark keeps the OPTIONS of a table to itself" in ours
+        assert "Spark does not pass the OPTIONS of a table to a sink" in ours
         assert broker.count(queue) == 0
         spark.sql(f"INSERT INTO optioned WITH (`url` = '{broker.url}') {values}")
     finally:

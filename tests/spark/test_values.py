@@ -66,7 +66,7 @@ def test_the_row_that_fails_a_write_is_named(
     assert "row 1 of partition 0 (order_id=2) was not confirmed but invalid: timestamp: " in str(
         caught.value
     )
-    assert f"The row is in {report}/fatal/part-" in str(caught.value)
+    assert f"These rows are in {report}/fatal/part-" in str(caught.value)
 
 
 JSON = """
