@@ -1,10 +1,10 @@
 """The Spark DataSources of reliablepub: `df.write.format("rabbitmq")`, and a reader of outboxes.
 
-It enters through the public names of `reliablepub`, like any other application, and must never know
-the rooms behind them: no core, no outbox, no transport, no client library.
+Knows: the public names of `reliablepub`, as any application does. Must never know: the packages
+behind them (core, outbox, transports) or a client library.
 
-Spark imports this package whenever somebody looks for a data source, so importing it must not fail:
-pyarrow, which may be missing there, is loaded only where rows are written.
+Spark imports this package for every lookup of a data source, so the import must not fail: pyarrow,
+which the driver may lack, is loaded only where rows are written.
 """
 
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """What needs pyarrow is loaded when it is asked for."""
+    """Load the names that need pyarrow on first access."""
     if name in ("SinkListener", "with_metrics"):
         from spark_sink import listener  # noqa: PLC0415
 

@@ -1,9 +1,9 @@
-"""Where the broker is, read on the executor, so that no password has to travel with a job.
+"""The URL and credentials of the broker, read on the executor, so that no job carries a password.
 
-Knows: environment variables, files, URLs. Must never know: the wire.
+Knows: environment variables, files, URLs. Must never know: AMQP.
 
-Spark shows options in plans, in its pages and in the event log, and the job itself is pickled. What
-is named here by variable or file is read where it is used, and at every task: a password may
+Spark shows options in plans, in its pages and in the event log, and pickles the job. Variables and
+files named by options are read where they are used, and at every task, because a password may
 change.
 """
 
@@ -23,10 +23,10 @@ from spark_sink.settings import Settings
 
 
 def urls(settings: Settings) -> Sequence[str]:
-    """The URLs of the broker, with the password that was named apart.
+    """The URLs of the broker, with the password of ``passwordEnv`` or ``passwordFile`` put in.
 
     Raises:
-        ConfigurationError: a variable or file is missing; names it, and never what it holds.
+        ConfigurationError: a variable or file is missing; the text names it, never its content.
     """
     given = split_urls(_given(settings))
     password = _password(settings)
@@ -34,10 +34,10 @@ def urls(settings: Settings) -> Sequence[str]:
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
-    """What the certificate options ask for; None for the system's authorities.
+    """The TLS context of the certificate options; None if there are none (system authorities).
 
     Raises:
-        ConfigurationError: a file is missing, or holds something else.
+        ConfigurationError: a file is missing, or is not a certificate or key.
     """
     if settings.ca_file is None and settings.cert_file is None:
         return None
@@ -53,23 +53,23 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def found(option: str, name: str) -> Path:
-    """A file of this host, or one that Spark has brought here (``--files``, ``addFile``).
+    """A file of this host, or one that Spark distributed (``--files``, ``addFile``).
 
     Raises:
-        ConfigurationError: it is neither.
+        ConfigurationError: there is no such file.
     """
     path = Path(name)
     if not path.is_file() and path.name == name:
-        path = _brought_by_spark(name)
+        path = _distributed_by_spark(name)
     if not path.is_file():
         raise ConfigurationError(f"option {option!r}: there is no file {name} on this host")
     return path
 
 
-def _brought_by_spark(name: str) -> Path:
+def _distributed_by_spark(name: str) -> Path:
     try:
         return Path(SparkFiles.get(name))
-    except (AssertionError, AttributeError):  # there is no Spark in this process
+    except (AssertionError, AttributeError):  # no Spark in this process
         return Path(name)
 
 
@@ -83,7 +83,7 @@ def _given(settings: Settings) -> str:
         raise ConfigurationError(
             f"no broker: give the option 'url' or 'urlFile', or set {settings.url_env} in the "
             f"environment of the executors (spark.executorEnv.{settings.url_env}). In SQL: INSERT "
-            "INTO t WITH (`url` = '...'), since Spark keeps the OPTIONS of a table to itself"
+            "INTO t WITH (`url` = '...'); Spark does not pass the OPTIONS of a table to a sink"
         )
     return url
 
@@ -107,6 +107,6 @@ def _with_password(url: str, password: str) -> str:
     user, _, host = parts.netloc.rpartition("@")
     if not user or ":" in user:
         raise ConfigurationError(
-            "a password of its own needs a user and no password in the URL: amqp://user@host/"
+            "a separate password needs a URL with a user and no password: amqp://user@host/"
         )
     return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()

@@ -1,10 +1,10 @@
-"""``python -m spark_sink.archive reliablepub.zip``: what a cluster needs that does not have it.
+"""``python -m spark_sink.archive reliablepub.zip``: the sink for a cluster that lacks it.
 
 Knows: installed packages and their files. Must never know: Spark's API.
 
-The archive is for ``--py-files`` and ``addArtifacts``: this package, of `reliablepub` what
-publishes and reads outboxes, and the pure Python packages that those import. PySpark and pyarrow
-are the cluster's.
+The archive is for ``--py-files`` and ``addArtifacts``. It holds this package, the parts of
+`reliablepub` that publish and read outboxes, and the pure Python packages that these import.
+PySpark and pyarrow must be installed on the cluster.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 _PACKAGES: Final = ("pika", "reliablepub", "spark_sink", "tenacity")
 _LEFT_OUT: Final = ("reliablepub/cli", "reliablepub/demo", "reliablepub/testing")
-"""The command line and the fake broker: nothing that runs on a cluster, and most dependencies."""
+"""The command line, demo and fake broker: a cluster runs none, and they need most dependencies."""
 _TOP_LEVEL: Final = ("pyspark_rabbitmq.py", "pyspark_reliablepub_outbox.py")
-"""Modules by which Spark finds data sources, where the archive is unpacked on its path."""
+"""Modules by which Spark finds data sources when the unpacked archive is on its Python path."""
 
 
 def build(archive: Path) -> int:
-    """Write the archive; the same files give the same bytes.
+    """Write the archive; identical files give identical bytes.
 
     Args:
-        archive: path of the zip, written over if it is there.
+        archive: path of the zip; an existing file is overwritten.
 
     Returns:
         its size in bytes.
@@ -59,7 +59,7 @@ def _is_left_out(name: PurePosixPath) -> bool:
 
 
 def _licenses(package: str) -> Iterator[tuple[str, Path]]:
-    """Whoever passes a package on passes its license on."""
+    """Metadata and licenses, which must accompany a redistributed package."""
     if package == "spark_sink":
         return  # in one distribution with reliablepub
     for file in distribution(package).files or ():
@@ -77,7 +77,7 @@ def _info(name: str) -> ZipInfo:
 
 
 def main() -> None:
-    """Write the archive that the command line names."""
+    """Write the archive to the path given on the command line."""
     parser = argparse.ArgumentParser(prog="python -m spark_sink.archive", description=__doc__)
     parser.add_argument("archive", type=Path, help="path of the zip to write")
     path = parser.parse_args().archive

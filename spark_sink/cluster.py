@@ -1,9 +1,9 @@
-"""How many tasks may run at once, as far as the session's configuration says.
+"""The number of tasks that may run at once, derived from the session's configuration.
 
 Knows: names of Spark's configuration. Must never know: connections, rows.
 
-Tasks do not know of each other. What they do know is the configuration, which Spark hands to each
-as its local properties.
+Tasks do not know of each other. Each knows the configuration, which Spark passes to it as local
+properties.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from spark_sink.settings import Settings
 _LOCAL: Final = re.compile(r"local(?:\[\s*(\d+|\*)\s*(?:,\s*\d+\s*)?\])?")
 _LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
 _CONNECTS_PER_S: Final = 100
-"""As many connections as RabbitMQ opens without effort; more at once are spread over time."""
+"""Connections a second that RabbitMQ opens with ease; above this, they are spread over time."""
 _SPREAD_S_MAX: Final = 10.0
 
 Conf = Callable[[str], str | None]
 
 
 def slots(conf: Conf) -> int | None:
-    """Most tasks at once; None where the configuration does not bound them.
+    """Most tasks that run at once; None if the configuration does not bound them.
 
     Args:
-        conf: gives the value of a name, None where there is none.
+        conf: gives the value of a name; None if it is not set.
     """
     cpus = _number(conf("spark.task.cpus")) or 1
     master = conf("spark.master") or ""
@@ -42,7 +42,7 @@ def slots(conf: Conf) -> int | None:
         return cores_max // cpus
     cores, executors = _number(conf("spark.executor.cores")), _executors(conf)
     if master.startswith(("yarn", "k8s")):
-        cores = cores or 1  # their defaults
+        cores = cores or 1  # the default of both
     return executors * (cores // cpus) if cores and executors else None
 
 
@@ -57,15 +57,15 @@ def _number(text: str | None) -> int | None:
 
 
 def check_connections(settings: Settings, at_once: int | None, partition: int = 0) -> None:
-    """Refuse more tasks than there may be connections, before anything is published.
+    """Refuse a write with more tasks at once than ``maxConnections``, before it publishes anything.
 
     Args:
         settings: the options.
-        at_once: most tasks at once, as `slots` gives it.
-        partition: of this task; where `at_once` is not known, it stands for it.
+        at_once: most tasks at once, from `slots`.
+        partition: number of this task's partition; if `at_once` is None, it is compared instead.
 
     Raises:
-        ConfigurationError: there are too many.
+        ConfigurationError: more tasks than ``maxConnections`` may run at once.
     """
     most = settings.max_connections
     if most is None:
@@ -84,10 +84,10 @@ def check_connections(settings: Settings, at_once: int | None, partition: int = 
 
 
 def rate_of_task(settings: Settings, at_once: int | None) -> float | None:
-    """A task's share of ``maxRowsPerSecond``, in rows a second; None where there is no limit.
+    """A task's share of ``maxRowsPerSecond``, in rows a second; None without a limit.
 
     Raises:
-        ConfigurationError: nothing says among how many tasks it is shared.
+        ConfigurationError: the number of tasks that share the rate is unknown.
     """
     if settings.max_rows_per_second is None:
         return None
@@ -102,6 +102,6 @@ def rate_of_task(settings: Settings, at_once: int | None) -> float | None:
 
 
 def spread_s(partition: int, at_once: int | None) -> float:
-    """Over how many seconds the connections of tasks up to this one are spread."""
+    """Seconds over which this task and those before it spread their connections."""
     tasks = partition if at_once is None else min(partition, at_once)
     return min(_SPREAD_S_MAX, max(0, tasks - _CONNECTS_PER_S) / _CONNECTS_PER_S)

@@ -1,10 +1,10 @@
-"""The connection of this Python worker: lent to one task after the other, closed when idle.
+"""The connection of a Python worker: reused by one task after another, closed when idle.
 
-Knows: `Publisher`, and how a Python worker lives. Must never know: rows.
+Knows: `Publisher`, and the life of a Python worker. Must never know: rows.
 
-Spark keeps a Python worker for the next task, of this job or another, and runs one task at a time
-in it; a worker that is idle for a minute is killed without notice. So a connection is kept in a
-global of this module, for a shorter time than that, and with nothing unconfirmed on it.
+Spark reuses a Python worker for later tasks, of this job or another, and runs one task at a time
+in it. It kills a worker that has been idle for a minute, without notice. So a global of this module
+keeps the connection for less than a minute (``idleTimeout``), with nothing unconfirmed on it.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from spark_sink.address import ssl_context, urls
 from spark_sink.settings import Settings
 
 _LAST_CONFIRMS_S: Final = 0.0
-"""How long a task that has failed goes on sending: not at all."""
+"""A failed task stops sending at once: Spark replays it."""
 _OPEN_BYTES_MAX: Final = 2 * 1024**3
-"""More than a task ever has under way (`task.Sending`), and than the largest message has."""
+"""More than a task has open at any time (`task.Sending`), and than the largest message has."""
 _OPEN_MESSAGES_MAX: Final = 1_000_000
 
 
 class _Resent:
-    """A hook that counts messages whose fate is unknown, and that are sent once more."""
+    """A hook that counts uncertain messages, which are sent again."""
 
     def __init__(self) -> None:
         self.messages = 0
 
     def on_uncertain(self, events: Sequence[object]) -> None:
-        """Their confirms were lost."""
+        """Count messages whose confirms were lost."""
         self.messages += len(events)
 
 
 @dataclass(frozen=True)
 class Lent:
-    """What a task has for its time.
+    """A publisher lent to a task.
 
     Attributes:
-        publisher: connects, or is connected.
+        publisher: connected, or connecting.
     """
 
     publisher: Publisher
@@ -55,13 +55,13 @@ class Lent:
 
     @property
     def resent(self) -> int:
-        """Messages sent once more because their confirm was lost, in all tasks so far."""
+        """Messages sent again because their confirm was lost, in all tasks of this worker."""
         return self._resent.messages
 
 
 @dataclass(frozen=True)
 class _Kept:
-    """A publisher between two tasks."""
+    """A publisher kept between two tasks."""
 
     lent: Lent
     key: tuple[object, ...]
@@ -75,18 +75,17 @@ _kept: _Kept | None = None
 
 @contextmanager
 def publisher(settings: Settings, spread_s: float = 0.0) -> Iterator[Lent]:
-    """Lend the worker's publisher, opening it first where there is none that fits.
+    """Lend the worker's publisher to a task; open one if none with these settings is kept.
 
-    After an error it is closed at once: what it has not sent is not sent any more, since Spark is
-    going to replay the task.
+    After an error the publisher is closed at once and sends nothing more: Spark replays the task.
 
     Args:
         settings: the options.
-        spread_s: seconds over which the workers of a large cluster spread their connections, each
-            waiting for a random part of them.
+        spread_s: seconds over which the workers of a large cluster spread their connections: each
+            waits a random time of at most this.
 
     Raises:
-        ConfigurationError: there is no telling where the broker is.
+        ConfigurationError: no URL of a broker is given or found.
     """
     addresses = tuple(urls(settings))
     key = (*settings.connection, addresses)
@@ -125,7 +124,7 @@ def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
 
 
 def _retry(settings: Settings) -> RetryPolicy:
-    """The sink's own: a task is short, and Spark tries it again."""
+    """The sink's retry policy: short waits, because Spark retries a failed task itself."""
 
     def budget(attempts: int, wait_max_s: float) -> Retries:
         wait = wait_random_exponential(multiplier=0.2, max=wait_max_s)
@@ -140,7 +139,7 @@ def _retry(settings: Settings) -> RetryPolicy:
 
 
 def _take(key: tuple[object, ...]) -> Lent | None:
-    """The kept publisher, if it fits and lives; another is closed: one connection a worker."""
+    """The kept publisher if its settings match and it is alive; any other one is closed."""
     global _kept
     with _lock:
         kept, _kept = _kept, None
@@ -149,7 +148,7 @@ def _take(key: tuple[object, ...]) -> Lent | None:
     kept.timer.cancel()
     try:
         if kept.key == key:
-            kept.lent.publisher.flush(0)  # nothing is open: it tells whether somebody is there
+            kept.lent.publisher.flush(0)  # raises if the relay has ended; nothing is open to flush
             return kept.lent
     except PublisherClosed:
         pass
@@ -158,7 +157,7 @@ def _take(key: tuple[object, ...]) -> Lent | None:
 
 
 def _keep(lent: Lent, key: tuple[object, ...], idle_timeout_s: float) -> None:
-    global _kept  # noqa: PLW0603 - the worker's
+    global _kept  # noqa: PLW0603 - one connection a worker
     timer = threading.Timer(idle_timeout_s, close_idle)
     timer.daemon = True
     with _lock:
@@ -167,7 +166,7 @@ def _keep(lent: Lent, key: tuple[object, ...], idle_timeout_s: float) -> None:
 
 
 def close_idle() -> None:
-    """Close the kept connection, if there is one."""
+    """Close the kept connection, if any."""
     global _kept
     with _lock:
         kept, _kept = _kept, None

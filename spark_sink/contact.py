@@ -1,10 +1,9 @@
-"""Whether the broker lets us in at all: what will not change by trying again, told at once.
+"""Early failure for refused connections: wrong credentials, a forbidden vhost, a failed TLS check.
 
 Knows: the reasons that a publisher gives for having no connection. Must never know: rows.
 
-A broker that is down comes back; wrong credentials do not become right. The first is waited for
-(``deliveryTimeout``), the second fails a task within seconds, and on the driver before any task
-starts.
+A broker that is down comes back, so a task waits for it (``deliveryTimeout``). Wrong credentials
+stay wrong, so they fail a task within seconds, and a write on the driver before any task starts.
 """
 
 from __future__ import annotations
@@ -24,32 +23,32 @@ _FOR_GOOD: Final = (
     "WRONG_VERSION_NUMBER",
     "_ALERT_",
 )
-"""What `TopologyError` holds when the broker has refused us, or TLS (the last three)."""
+"""Texts in a `TopologyError` when the broker refused the connection; the last three are TLS's."""
 _REFUSED_FOR_S: Final = 3.0
-"""A broker that starts may refuse credentials for a moment, while its users are loaded."""
+"""A starting broker may refuse valid credentials for a moment, until it has loaded its users."""
 _ASK_TIMEOUT_S: Final = 5.0
 _ASKED_FOR_S: Final = 60.0
 
 _asked: dict[tuple[object, ...], float] = {}
-"""When this process asked last, for each connection; a micro-batch asks no more than that."""
+"""Time of the last `ask` of this process by connection, so that not every micro-batch connects."""
 
 
 def is_for_good(reason: str) -> bool:
-    """Whether trying again would not help."""
+    """Whether the reason is permanent, so that another attempt is useless."""
     return any(words in reason for words in _FOR_GOOD)
 
 
 class Refusals:
-    """Watches a publisher that waits for its connection."""
+    """Watches the status of a publisher that has no connection."""
 
     def __init__(self) -> None:
         self._since: float | None = None
 
     def look(self, status: Status, now: float) -> None:
-        """Fail once nothing but refusals has come for a few seconds.
+        """Fail once every connection attempt has been refused for 3 seconds.
 
         Raises:
-            BrokerRefused: that is so.
+            BrokerRefused: the broker or TLS has refused every attempt.
         """
         if not status.is_refused:
             self._since = None
@@ -61,9 +60,9 @@ class Refusals:
 
 
 def ask(settings: Settings) -> None:
-    """Connect once from the driver, so that a refusal is told once, before any task.
+    """Connect once from the driver, so that a refusal is reported once, before any task starts.
 
-    A driver that does not have the URL, or no way to the broker, leaves it to the tasks.
+    A driver that lacks the URL, or cannot reach the broker, leaves the question to the tasks.
 
     Raises:
         BrokerRefused: the broker or TLS refuses this connection.
@@ -72,7 +71,7 @@ def ask(settings: Settings) -> None:
         addresses = tuple(urls(settings))
         context = ssl_context(settings)
     except ConfigurationError:
-        return  # what the options name is on the executors alone
+        return  # the named files and variables may exist on the executors alone
     key = (*settings.connection, addresses)
     now = time.monotonic()
     if now - _asked.get(key, -_ASKED_FOR_S) < _ASKED_FOR_S:

@@ -1,4 +1,4 @@
-"""What became of the rows: counted in each task, added up by the commit.
+"""Counts of rows by outcome: made in each task, summed by the commit.
 
 Knows: numbers and names. Must never know: rows, brokers, files.
 """
@@ -14,19 +14,19 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 @dataclass
 class Counts:
-    """Rows of a partition, or of a whole write.
+    """Rows of a partition, or of a whole write, by outcome.
 
     Attributes:
-        rows: all; the sum of those below.
+        rows: all rows: confirmed, unroutable, nacked, refused and invalid ones.
         confirmed: the broker has taken responsibility.
         unroutable: collected: no queue is bound.
-        nacked: collected: a queue refused it.
-        refused: collected: the broker closed the channel because of it.
-        invalid: collected: no AMQP message.
-        bytes: of the bodies that were published.
-        duplicates_risked: rows that may have been sent more than once, under one id: those whose
-            confirm was lost, and all rows of an attempt that is not a task's first. A replay after
-            a restart does not know what was sent before it, and counts none.
+        nacked: collected: a queue refused the message.
+        refused: collected: the broker closed the channel because of the message.
+        invalid: collected: the row cannot be an AMQP message.
+        bytes: sum of the sizes of the published bodies.
+        duplicates_risked: rows that may have been sent more than once, under one id: rows whose
+            confirm was lost, and all rows of a retried task attempt. A replay after a restart does
+            not know what was sent before it, and counts none.
         waited_s: seconds in which tasks waited for confirms, summed.
     """
 
@@ -51,7 +51,7 @@ class Counts:
 
     @classmethod
     def total(cls, parts: Iterable[Self]) -> Self:
-        """Add up."""
+        """The sum of counts."""
         total = cls()
         for part in parts:
             for field in fields(cls):
@@ -59,20 +59,20 @@ class Counts:
         return total
 
     def as_dict(self) -> dict[str, Any]:
-        """For a report."""
+        """The counts as the report writes them; ``waited_s`` rounded to milliseconds."""
         return asdict(self) | {"waited_s": round(self.waited_s, 3)}
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task tells the commit.
+    """The commit message of a task.
 
     Attributes:
-        write: identity of the write; of a stream, of the query and the batch.
+        write: identity of the write; for a stream, made of the query's and the batch's ids.
         partition: number of the partition.
         attempt: number of the attempt, from 0.
         counts: of the attempt.
-        failed_file: where its failed rows wait for the commit, or None.
+        failed_file: path of the file with its collected rows, which the commit renames; or None.
         seconds: how long the attempt took.
     """
 

@@ -1,9 +1,9 @@
-"""What Spark finds under the name ``rabbitmq``.
+"""The data source ``rabbitmq``.
 
 Knows: Spark's DataSource protocol. Must never know: how rows are written.
 
-Everything is checked where Spark asks for a writer: on the driver, before any task starts. For a
-batch that is when ``save()`` is called; a stream asks only at its first batch (see `validate`).
+Options and columns are checked when Spark asks for a writer: on the driver, before any task starts.
+A batch asks when ``save()`` is called, a stream only at its first micro-batch (see `validate`).
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 _SQL: Final = (
-    "Spark keeps the OPTIONS of a table from a sink in Python: give options to each INSERT INTO t "
-    "WITH (`url` = '...', `exchange` = '...'), and the URL alone by the environment variable "
-    "RELIABLEPUB_URL too"
+    "Spark does not pass the OPTIONS of a table to a Python sink: give options to each INSERT INTO "
+    "t WITH (`url` = '...', `exchange` = '...'); only the URL may also come from the environment "
+    "variable RELIABLEPUB_URL"
 )
 _reports: Final[set[str]] = set()
-"""Folders that were tried in this process: a stream asks for a writer with each micro-batch."""
+"""Reports already checked by this process: a stream asks for a writer with each micro-batch."""
 
 
 class RabbitMQDataSource(DataSource):
     """A sink for DataFrames, batch and streaming.
 
     Example:
-        It must be registered where it is not installed on the driver::
+        If the package is not installed on the driver, register the class first::
 
             spark.dataSource.register(RabbitMQDataSource)
             df.write.format("rabbitmq").option("exchange", "orders").mode("append").save()
@@ -57,8 +57,8 @@ class RabbitMQDataSource(DataSource):
         Raises:
             ConfigurationError: an option is wrong.
             SchemaError: a column is wrong.
-            TopologyError: the broker does not have what the options name.
-            BrokerRefused: the broker lets nobody in with these credentials.
+            TopologyError: the exchange or queue that the options name does not exist.
+            BrokerRefused: the broker or TLS refuses the connection.
         """
         with in_one_line():
             settings, columns = self._checked(schema, overwrite=overwrite)
@@ -78,14 +78,14 @@ class RabbitMQDataSource(DataSource):
         Raises:
             ConfigurationError: an option is wrong, or the trigger is continuous.
             SchemaError: a column is wrong.
-            BrokerRefused: the broker lets nobody in with these credentials.
+            BrokerRefused: the broker or TLS refuses the connection.
         """
         with in_one_line():
             check_checkpoint(self.options.get("checkpointLocation"))
             settings, columns = self._checked(schema, overwrite=overwrite)
             if settings.write_id is not None:
                 raise ConfigurationError(
-                    "option 'writeId' is for batch writes; a stream is known by its checkpoint"
+                    "option 'writeId' is for batch writes; a stream is identified by its checkpoint"
                 )
             if settings.report is not None and settings.report not in _reports:
                 _check_report(settings.report)
@@ -93,10 +93,10 @@ class RabbitMQDataSource(DataSource):
             return _writer(settings, columns, None)
 
     def schema(self) -> StructType:
-        """None: a table of this format has the columns that it is created with.
+        """Refuse a table without columns: a table of this format has those that it is created with.
 
         Raises:
-            ConfigurationError: always; Spark asks where a table is created without columns.
+            ConfigurationError: always; Spark calls this if a table is created without columns.
         """
         with in_one_line():
             raise ConfigurationError(
@@ -105,7 +105,7 @@ class RabbitMQDataSource(DataSource):
             )
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """None: messages are read by consumers.
+        """Refuse to read: messages are read by consumers.
 
         Raises:
             ConfigurationError: always.
@@ -137,8 +137,8 @@ def _check_report(folder: str) -> None:
 
 
 def _writer(settings: Settings, columns: Columns, write_id: str | None) -> RabbitMQWriter:
-    # Only now, because it needs pyarrow: whoever looks for another data source imports this module
-    # too, and may not have it.
+    # Imported late because it needs pyarrow: Spark imports this module whenever it looks up any
+    # Python data source, also where pyarrow is not installed.
     from spark_sink.writer import RabbitMQWriter  # noqa: PLC0415
 
     return RabbitMQWriter(settings, columns, write_id)

@@ -1,4 +1,4 @@
-"""Whether the broker has what a write names: asked on the driver, before any row is on its way.
+"""The check for the exchange or queue that a write names, on the driver before any row is sent.
 
 Knows: which exchange or queue the options name. Must never know: rows.
 """
@@ -14,18 +14,18 @@ from spark_sink.settings import Settings
 
 _TIMEOUT_S: Final = 30.0
 _IS_OTHERWISE: Final = ": 406 PRECONDITION_FAILED"
-"""It is there, with a type or arguments that we do not know and need not know."""
+"""The exchange or queue exists, with another type or other arguments, which do not matter here."""
 
 
 def check(settings: Settings, columns: Columns) -> None:
-    """Ask, with the driver's environment and files; nothing is declared.
+    """Ask the broker, with the driver's environment and files; nothing is declared.
 
-    Where columns name them, there is no telling which exchanges or queues will be meant; the
-    connection and its credentials are tried all the same.
+    Exchanges and routing keys that columns give are not checked: they are unknown before the rows
+    are read. The connection and its credentials are tried in any case.
 
     Raises:
-        TopologyError: with every problem there is; or no broker could be reached.
-        ConfigurationError: the driver does not have what the options name.
+        TopologyError: with every problem found; or no broker could be reached.
+        ConfigurationError: the driver lacks a file or variable that the options name.
     """
     exchange = columns.fixed.get("exchange", "")
     queue = columns.fixed.get("routing_key", "")

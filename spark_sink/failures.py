@@ -1,9 +1,9 @@
-"""What can go wrong with a write, in words a person can act on.
+"""The errors of the sink.
 
-Knows: rows by their number, and outcomes. Must never know: what is in a row.
+Knows: rows by their number, and outcomes. Must never know: the content of a row.
 
-Spark shows the text of an error in the driver's log, in its pages and in the event log, and carries
-it between processes; so all of them can be pickled, and none holds a body or a credential.
+Spark shows the text of an error in the driver's log, in its pages and in the event log, and sends
+the error between processes. So every error can be pickled, and none holds a body or a credential.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import ClassVar, Final
 from reliablepub import ConfigurationError, ReliablePubError
 
 _IN_A_WORKER: Final = "SPARK_AUTH_SOCKET_TIMEOUT"
-"""A variable that Spark sets for the Pythons it starts."""
+"""A variable that Spark sets for the Python processes it starts."""
 
 
 @contextmanager
 def in_one_line() -> Iterator[None]:
-    """Have Spark show an error of ours without the traceback that it puts first.
+    """Have Spark show a `ReliablePubError` without the traceback that it puts first.
 
-    It asks this variable when the process ends because of the error, which is the end of both.
+    Spark reads SPARK_HIDE_TRACEBACK after the error; the process ends with the error, so the
+    variable need not be unset.
     """
     try:
         yield
@@ -38,18 +39,17 @@ class SchemaError(ConfigurationError):
 
 
 class RowsNotConfirmed(ReliablePubError):
-    """Rows of a partition were not confirmed; Spark tries the task again, or fails the write.
+    """A row of a partition was not confirmed; Spark retries the task, or fails the write.
 
     Attributes:
         partition: number of the partition.
         row: number of the first such row within this attempt of the task, from 0.
-        key: what to look it up by: the columns of ``idColumns``, or its ``message_id``; may be
-            empty.
-        message_id: its message's id; empty where it is no AMQP message at all.
+        key: the row's values of ``idColumns``, or of its column ``message_id``; may be empty.
+        message_id: id of the row's message; empty if the row cannot be an AMQP message.
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
-        reply_code: the broker's, or 0.
-        reply_text: the broker's words, or ours where the broker said nothing.
-        others: further rows of the task that were known to have failed at that moment.
+        reply_code: the broker's reply code, or 0.
+        reply_text: the broker's reply text, or the sink's explanation if the broker sent none.
+        others: number of further rows of the task known to have failed when this was raised.
     """
 
     remedy: ClassVar = {
@@ -75,7 +75,7 @@ class RowsNotConfirmed(ReliablePubError):
         names = [name for name in (key, message_id and f"message {message_id}") if name]
         name = f" ({', '.join(names)})" if names else ""
         more = f" {others} more rows of this task are known to have failed." if others else ""
-        where = f" The row is in {kept}{', and so are they' if others else ''}." if kept else ""
+        where = f" {'These rows are' if others else 'The row is'} in {kept}." if kept else ""
         super().__init__(
             f"row {row} of partition {partition}{name} was not confirmed but {outcome}: "
             f"{reply_text}; {self.remedy[outcome]}.{more}{where} Other rows may have been sent: "
@@ -92,12 +92,12 @@ class RowsNotConfirmed(ReliablePubError):
 
 
 class PartitionStalled(ReliablePubError):
-    """No row was settled for too long: the broker is away, or does not confirm.
+    """No row was settled within ``deliveryTimeout``: the broker is away, or does not confirm.
 
     Attributes:
         partition: number of the partition.
-        confirmed: rows of it that were confirmed.
-        open: rows of it that were handed over, and whose outcome is not known.
+        confirmed: number of its rows that were confirmed.
+        open: number of its rows that were handed over and have no outcome yet.
     """
 
     retryable = True
@@ -116,10 +116,10 @@ class PartitionStalled(ReliablePubError):
 
 
 class BrokerRefused(ReliablePubError):
-    """The broker, or TLS, lets nobody in: credentials, vhost or certificate are wrong.
+    """The broker or TLS refuses the connection: wrong credentials, vhost or certificate.
 
     Attributes:
-        reason: the words of the broker or of TLS.
+        reason: text of the broker or of TLS.
     """
 
     def __init__(self, reason: str) -> None:
@@ -131,18 +131,18 @@ class BrokerRefused(ReliablePubError):
 
 
 class TasksNotHeard(ReliablePubError):
-    """A commit without the word of every task: nobody knows whether their rows were sent.
+    """A commit lacks the commit message of a task: whether its rows were sent is unknown.
 
     Attributes:
-        missing: tasks that said nothing.
-        tasks: all of them.
+        missing: number of tasks without a commit message.
+        tasks: number of all tasks.
     """
 
     def __init__(self, *, missing: int, tasks: int, batch: int | None) -> None:
         of = "this write" if batch is None else f"epoch {batch}"
         super().__init__(
-            f"{missing} of {tasks} tasks of {of} never told that they have written their rows, so "
-            "it is not committed. A continuous trigger never calls a sink in Python: use "
+            f"{missing} of {tasks} tasks of {of} did not report that they wrote their rows, so it "
+            "is not committed. A continuous trigger never calls a sink in Python: use "
             "trigger(processingTime=...) or trigger(availableNow=True)"
         )
         self.missing = missing

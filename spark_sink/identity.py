@@ -1,17 +1,17 @@
-"""A `message_id` for each row: the same whenever, wherever and in whatever order it is replayed.
+"""A `message_id` for each row, which every replay of the row repeats.
 
 Knows: bytes, and digests. Must never know: Spark, brokers.
 
-A task that Spark tries again gets the same *set* of rows, but after a shuffle in another order:
-what was row 7 is row 4711 now. An id made of the position would then name another row, and a
-consumer that deduplicates would drop rows it has never seen. So an id is made of what a row *is*: a
-digest of everything that is published, of the partition, and of an identity of the write; and of
-how many equal rows came before it in the same task. Equal rows are equal, so it does not matter
-which of them is called the first. Within one attempt all ids are different, hence deduplication
-never drops a row.
+A task that Spark retries gets the same *set* of rows, but after a shuffle in another order: row 7
+of the first attempt may be row 4711 of the second. An id made of the position would then name
+another row, and a consumer that deduplicates would drop rows it has never seen. So the default id
+is made of the content: a digest of everything that is published, of the partition, and of the
+identity of the write, and the number of equal rows before this one in the task. Equal rows are
+interchangeable, so it does not matter which of them is the first. All ids of one attempt differ,
+hence deduplication never drops a row.
 
-Where the data has a key of its own, that is the better name: it does not change when the rows are
-split into other partitions, and nothing needs to be remembered.
+A key in the data itself (``idColumns``) is better: it does not change when the rows are split into
+other partitions, and a task has no digests to remember.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _DIGEST_BYTES: Final = 16
 
 
 class Identity(Protocol):
-    """Gives each row of one attempt of a task its id."""
+    """Gives each row of one task attempt its id."""
 
     def __call__(self, body: bytes, rest: tuple[object, ...]) -> str:
         """The id of the next row.
 
         Args:
             body: of the message.
-            rest: all else that is published and differs from row to row; its `repr` must say it
-                all, and depend on nothing else.
+            rest: all other published values that differ from row to row; their `repr` must be
+                complete and depend on the values alone.
         """
 
 
 class ByContent:
-    """The safe way. Holds a digest of every different row of the task, about 100 bytes each.
+    """Ids by content, safe in any order. Holds a digest of each distinct row, about 100 bytes each.
 
     Args:
-        write: identity of the write, the same on every attempt.
+        write: identity of the write, equal in every attempt.
         partition: number of the partition; equal rows of two partitions are two messages.
-        constant: what is published with every row, and not in it.
+        constant: values that are published with every row and come from options.
     """
 
     def __init__(self, write: str, partition: int, constant: object = None) -> None:
@@ -52,10 +52,10 @@ class ByContent:
         self._seen: dict[bytes, int] = {}
 
     def __call__(self, body: bytes, rest: tuple[object, ...]) -> str:
-        """A digest of the row; from the second of equal rows on, with its number among them."""
-        # In brackets, it ends where it ends: no other row gives the same bytes. ascii, because what
-        # repr escapes changes with Python's version of Unicode.
-        row = self._start.copy()  # in less time than it takes to begin with the key
+        """A digest of the row; for repeated rows, with the number of equal rows before it."""
+        # The closing bracket of the tuple separates `rest` from the body, so no two rows give the
+        # same bytes. ascii(), because what repr() escapes depends on Python's version of Unicode.
+        row = self._start.copy()  # cheaper than a new keyed digest
         row.update(ascii(rest).encode())
         row.update(body)
         digest = row.digest()
@@ -65,10 +65,10 @@ class ByContent:
 
 
 class ByColumns:
-    """By the columns that name a row in the data itself: a digest of their typed values.
+    """Ids by the key columns of the data: a digest of their typed values.
 
-    It depends on nothing else, neither on the write nor on how Spark splits it, and remembers
-    nothing. Rows of one key are one message, for whoever deduplicates.
+    An id depends on these values alone, neither on the write nor on the partitions, and needs no
+    memory. Rows with equal keys have one id: a consumer that deduplicates keeps one of them.
 
     Args:
         columns: name and kind of each.
@@ -82,7 +82,7 @@ class ByColumns:
         """The id of a row.
 
         Args:
-            key: a value for each column; whole numbers, texts, bytes or booleans.
+            key: a value for each column: an int, str, bytes or bool.
         """
         row = self._start.copy()
         row.update(ascii(key).encode())
@@ -90,12 +90,12 @@ class ByColumns:
 
 
 class ByPosition:
-    """By the number of the row. Only for rows that come in one order, such as sorted ones.
+    """Ids by the number of the row. Only for rows whose order never changes, such as sorted ones.
 
     Args:
-        write: as for `ByContent`.
-        partition: likewise.
-        constant: likewise.
+        write: identity of the write, equal in every attempt.
+        partition: number of the partition.
+        constant: values that are published with every row and come from options.
     """
 
     def __init__(self, write: str, partition: int, constant: object = None) -> None:
@@ -104,7 +104,7 @@ class ByPosition:
         self._rows = 0
 
     def __call__(self, body: bytes, rest: tuple[object, ...]) -> str:
-        """The next number."""
+        """The id of the next position."""
         del body, rest
         self._rows += 1
         return f"{self._scope}-{self._rows - 1}"

@@ -1,10 +1,10 @@
-"""A value as JSON: what Spark's own `to_json` gives.
+"""A JSON writer for Arrow values, with the output of Spark's `to_json`.
 
-Knows: JSON, Arrow's types. Must never know: messages, Spark's types (`schema` refuses those).
+Knows: JSON, Arrow's types. Must never know: messages, Spark's types (`schema` checks them).
 
-As with `to_json`, a field of a struct that is null is left out, times are in the session's time
-zone and cut to milliseconds, a number that JSON lacks is text (``"NaN"``). The entries of a map are
-sorted, because Spark promises no order of them, and the body is part of a row's identity.
+As with `to_json`, a null field of a struct is left out, times are in the session's time zone and
+cut to milliseconds, and a number that JSON lacks is text (``"NaN"``). The entries of a map are
+sorted: Spark promises no order of them, and the body is part of a row's identity.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _string: Final = JSONEncoder(ensure_ascii=False).encode
 
 
 def text_of(kind: pa.DataType) -> Text:
-    """How a value of an Arrow type is written."""
+    """The function that writes values of an Arrow type."""
     for is_such, make in _TEXTS:
         if is_such(kind):
             return _or_null(make(kind))
-    raise TypeError(f"{kind} is not written as JSON")  # `schema` comes first
+    raise TypeError(f"{kind} is not written as JSON")  # `schema` refuses such columns before
 
 
 def _or_null(text: Text) -> Text:
@@ -77,7 +77,7 @@ def _number(value: float) -> str:
 
 
 def _single(value: float) -> str:
-    """A number of 32 bits by the fewest digits that mean it: 0.1, not 0.10000000149011612."""
+    """A 32-bit float in the fewest digits that identify it: 0.1, not 0.10000000149011612."""
     if not isfinite(value):
         return _number(value)
     for digits in range(6, 9):
@@ -88,7 +88,7 @@ def _single(value: float) -> str:
 
 
 def _timestamp(at: datetime) -> str:
-    text = at.isoformat(timespec="milliseconds")  # which cuts, as Java does
+    text = at.isoformat(timespec="milliseconds")  # truncates, as Java does
     return f'"{text[:-6]}Z"' if text.endswith("+00:00") else f'"{text}"'
 
 

@@ -1,10 +1,9 @@
-"""The typed values of the columns that name a row (``idColumns``).
+"""The types of the columns that are the key of a row (``idColumns``).
 
 Knows: which of Spark's types can be a key. Must never know: digests, what is published.
 
-What is digested does not depend on the session's time zone, the width of an integer or the scale
-of a decimal: `rows` brings each value to one form. Values of different kinds (1 and ``'1'``) differ
-by their kind, which is digested too.
+A digest does not depend on the session's time zone, the width of an integer or the scale of a
+decimal: `rows` normalizes each value. The digest covers the kind too, so 1 and ``'1'`` differ.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ _KINDS: Final[dict[type[DataType], str]] = {
     TimestampNTZType: "timestamp_ntz",
 }
 KINDS: Final = ", ".join(dict.fromkeys(_KINDS.values()))
-"""What a key may be made of, in words."""
+"""Names of the kinds that a key may have, for error texts."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """A column that is part of a row's name.
+    """A column that is part of the key of a row.
 
     Attributes:
-        name: in lower case, as Spark takes no notice of it.
+        name: in lower case, because Spark ignores the case of column names.
         position: index in the DataFrame.
         kind: of its values.
     """
@@ -64,5 +63,5 @@ class Key:
 
 
 def kind_of(kind: DataType) -> str | None:
-    """The kind of a column's values; None where they are no key (floating, nested)."""
+    """The kind of a column's values; None if they cannot be a key (floating point, nested)."""
     return _KINDS.get(type(kind))

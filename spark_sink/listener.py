@@ -1,9 +1,9 @@
-"""What became of the rows, in the progress of a query: for dashboards and alerts.
+"""Counts of each micro-batch in the progress of its query, for dashboards and alerts.
 
 Knows: Spark's listeners, the report, queries. Must never know: how rows are written.
 
-Spark takes no figures from a sink in Python, so ``sink.metrics`` of a `StreamingQueryProgress` is
-empty. The counts of each micro-batch are in the report; here they are put where they belong.
+Spark takes no metrics from a sink in Python, so ``sink.metrics`` of a `StreamingQueryProgress` is
+empty. This module fills it with the counts of the micro-batch from the report.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ METRICS: Final = (
     *("rows", "confirmed", "unroutable", "nacked", "refused", "invalid", "collected"),
     *("duplicates_risked", "waited_s", "bytes"),
 )
-"""What ``sink.metrics`` gets; all of it text, as Spark has it there."""
+"""Names of the metrics in ``sink.metrics``; their values are text, as Spark's are."""
 
 
 def with_metrics(progress: StreamingQueryProgress, report_folder: str) -> StreamingQueryProgress:
     """The progress, with the counts of its micro-batch in ``sink.metrics``.
 
     Args:
-        progress: such as ``query.lastProgress``; that of a trigger that found no data stays as it
-            is.
+        progress: such as ``query.lastProgress``; unchanged if its trigger found no data.
         report_folder: the option ``report`` of the query, as this process can open it.
     """
     counts = report.counts_of(report_folder, f"{progress.id}-{progress.batchId}")
@@ -53,11 +52,10 @@ def with_metrics(progress: StreamingQueryProgress, report_folder: str) -> Stream
 
 
 class SinkListener(StreamingQueryListener):
-    """Logs what became of each micro-batch's rows, and hands it on.
+    """Logs the counts of each micro-batch, and passes its progress to a callback.
 
-    A micro-batch that has collected rows, or risked duplicates, is logged as a warning. A query
-    with a continuous trigger, which would publish nothing, is stopped, and that is an error in the
-    log.
+    A micro-batch that collected rows or risked duplicates is logged as a warning. A query with a
+    continuous trigger, which would publish nothing, is stopped and logged as an error.
 
     Example:
         ::
@@ -85,15 +83,15 @@ class SinkListener(StreamingQueryListener):
             "publish nothing",
             event.name or event.id,
         )
-        # The query waits for this call, and `stop` waits for the query.
+        # In a thread: the query waits for this call, and `stop` waits for the query.
         threading.Thread(target=query.stop, name="reliablepub-stop", daemon=True).start()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
-        """A micro-batch is committed, and its counts with it."""
+        """Log the counts of a committed micro-batch, and call `told`."""
         progress = with_metrics(event.progress, self._report)
         metrics = progress.sink.metrics
         if "confirmed" not in metrics:
-            return  # of another sink, or there was no data
+            return  # another sink's query, or no data
         is_odd = metrics["collected"] != "0" or metrics["duplicates_risked"] != "0"
         LOGGER.log(
             logging.WARNING if is_odd else logging.INFO,
@@ -111,7 +109,7 @@ class SinkListener(StreamingQueryListener):
             self._told(progress)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to tell."""
+        """Do nothing."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to tell."""
+        """Do nothing."""

@@ -1,10 +1,10 @@
-"""From what Spark hands over to `Settings`, and from the table of options to its documentation.
+"""The parser of options: Spark's strings to `Settings`, and the option table to Markdown.
 
 Knows: how options are written. Must never know: DataFrames, connections.
 
-Spark hands options over as strings with lower-case names; here case and underscores make no
-difference (``routingKey`` is ``routing_key``). A name that is not in the table is an error, since
-an option that is silently ignored loses messages.
+Spark passes options as strings with lower-case names. Case and underscores in a name are ignored
+(``routingKey`` is ``routing_key``). A name that is not in the table is an error, because an option
+that is silently ignored loses messages.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ def parse(options: Mapping[str, str]) -> Settings:
     """Check the options of a write.
 
     Args:
-        options: as Spark hands them over.
+        options: as Spark passes them.
 
     Raises:
-        ConfigurationError: naming everything that is wrong with them, and no value that could be a
-            secret.
+        ConfigurationError: with every problem found, and no value that could be a secret.
     """
     known = {_key(option.metadata["name"]): option for option in TABLE}
     values: dict[str, Any] = {}
@@ -67,7 +66,7 @@ def parse(options: Mapping[str, str]) -> Settings:
 
 
 def _contradictions(settings: Settings) -> list[str]:
-    """Options that are right one by one, and make no sense together."""
+    """Problems of options that are valid one by one and contradict each other."""
     problems = []
     if settings.url is not None and settings.url_file is not None:
         problems.append("give 'url' or 'urlFile', not both")
@@ -77,7 +76,7 @@ def _contradictions(settings: Settings) -> list[str]:
         problems.append("'keyFile' needs 'certFile'")
     if settings.url is not None and not _all_amqp(settings.url):
         problems.append(
-            "option 'url' must be amqp://... or amqps://..., or several with commas between"
+            "option 'url' must be amqp://... or amqps://..., or a comma-separated list of these"
         )
     if settings.collects and settings.report is None:
         problems.append("'collect' needs the option 'report': the folder where the rows are kept")
@@ -96,7 +95,7 @@ def _names_files(write_id: str) -> bool:
 
 
 def split_urls(urls: str) -> list[str]:
-    """The addresses of a list with commas between."""
+    """The URLs of a comma-separated list."""
     return [url.strip() for url in urls.split(",")]
 
 

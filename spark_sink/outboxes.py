@@ -1,8 +1,8 @@
-"""What Spark finds under the name ``reliablepub_outbox``: outboxes, for those who analyze them.
+"""The data source ``reliablepub_outbox``: reads outboxes, for analysis.
 
 Knows: Spark's DataSource protocol, `Outbox`. Must never know: SQL.
 
-One partition a file. A file is only ever read, and never in the way of its relay.
+Each file is one partition. Files are only read, and reading does not block their relay.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         *("open_difference", "parked_difference", "expired_difference", "bytes_difference"),
     ),
 }
-"""The columns of each view: those that `Outbox.rows` gives, and the file's path in `outbox`."""
+"""The columns of each view: those of `Outbox.rows`, and the file's path in `outbox`."""
 
 
 class OutboxDataSource(DataSource):
     """Outboxes as a DataFrame.
 
-    Options: the path (``load("/var/lib/app/*.db")``; wildcards, on a disk that all hosts share) and
-    ``view``: ``open`` (the default) or another of `COLUMNS`.
+    Options: the path (``load("/var/lib/app/*.db")``; wildcards are allowed, and all hosts must
+    share the disk) and ``view``: ``open`` (the default) or another of `COLUMNS`.
     """
 
     @classmethod
@@ -88,9 +88,10 @@ class OutboxDataSource(DataSource):
         """A reader of all files.
 
         Raises:
-            ConfigurationError: no path, no file, or no such view.
+            ConfigurationError: the path is missing or not absolute, no file matches, or the view is
+                unknown.
         """
-        del schema  # it is ours, or Spark has checked that it is
+        del schema  # equals `schema()`: Spark has checked that
         pattern = self.options.get("path")
         if not pattern or not Path(pattern).is_absolute():
             raise ConfigurationError("name the outboxes by an absolute path: /var/lib/app/*.db")
@@ -109,17 +110,17 @@ class OutboxDataSource(DataSource):
 
 @dataclass
 class _File(InputPartition):
-    """One outbox."""
+    """One outbox file."""
 
     path: str
 
 
 class OutboxReader(DataSourceReader):
-    """Reads files, each by one task.
+    """Reads outbox files, one task each.
 
     Args:
         files: absolute paths.
-        view: which view of them.
+        view: name of the view, a key of `COLUMNS`.
     """
 
     def __init__(self, files: Sequence[str], view: str) -> None:
@@ -127,14 +128,14 @@ class OutboxReader(DataSourceReader):
         self._view = view
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One a file."""
+        """One partition a file."""
         return [_File(path) for path in self._files]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
         """The rows of a file (on an executor).
 
         Raises:
-            NotAnOutbox: it is something else.
+            NotAnOutbox: the file is not an outbox.
         """
         assert isinstance(partition, _File)
         for row in Outbox(partition.path).rows(self._view):
@@ -143,7 +144,7 @@ class OutboxReader(DataSourceReader):
 
 
 def _value(name: str, value: object) -> object:
-    """Views show times as text, in UTC."""
+    """A value in Spark's type: views give times as text, in UTC."""
     if name in _TIMES and isinstance(value, str):
         return datetime.fromisoformat(value).replace(tzinfo=UTC)
     return value

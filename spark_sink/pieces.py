@@ -1,4 +1,4 @@
-"""The rows of an attempt that are under way: kept until nothing can be said of them any more.
+"""The rows of a task attempt that are not settled yet, kept for errors and for the report.
 
 Knows: pieces of batches, failures, the report. Must never know: publishers.
 """
@@ -38,7 +38,7 @@ class Pieces:
         self._pieces[first_row] = piece
 
     def forget(self, before: int) -> None:
-        """Let go of pieces that end before this row."""
+        """Drop the pieces that end before this row."""
         for first, piece in list(self._pieces.items()):
             if first + piece.num_rows > before:
                 return
@@ -58,14 +58,14 @@ class Pieces:
         write: str,
         fatal: Sequence[Failure],
     ) -> RowsNotConfirmed:
-        """The error with what its row is called in the data, and where it is kept.
+        """The error, with the row's key in the data and the file that keeps the row.
 
         Args:
-            error: of one of these rows.
-            columns: which of them name a row.
-            folder: the report, if there is one.
+            error: of a row in these pieces.
+            columns: of the DataFrame; they say which of them are the key.
+            folder: of the report; None without one.
             write: identity of the write.
-            fatal: this row, and all others that are known to have failed.
+            fatal: the row of the error, and all other rows that are known to have failed.
         """
         piece, row = self._find(error.row)
         names = [(key.name, key.position) for key in columns.keys]
@@ -92,14 +92,14 @@ class Pieces:
         )
 
     def _find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """The piece of a row, and its index there."""
+        """The piece that holds a row, and the row's index in it."""
         for first, piece in self._pieces.items():
             if first <= row < first + piece.num_rows:
                 return piece, row - first
         raise AssertionError(f"row {row} is not under way")
 
     def _outcome(self, failure: Failure) -> dict[str, Any]:
-        """A failure as the report keeps it."""
+        """The report's columns for a failure."""
         return {
             "_outcome": failure.outcome,
             "_reply_code": failure.reply_code,
@@ -111,7 +111,7 @@ class Pieces:
 
 
 def _shown(column: pa.Array, row: int) -> str:
-    """A value in an error: short, and whatever it is."""
+    """A value for an error text, cut at 80 characters; a placeholder if Python cannot hold it."""
     try:
         text = repr(column[row].as_py())
     except (ValueError, OverflowError):

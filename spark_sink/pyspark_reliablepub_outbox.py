@@ -1,7 +1,7 @@
-"""Installed as a module of its own at the top level, where Spark looks for data sources.
+"""The entry point of ``reliablepub_outbox``: Spark imports top-level ``pyspark_*`` modules.
 
-Knows: which class is the data source. Must never know: anything else. If importing it failed, Spark
-would find no Python data source at all, of anybody's.
+Knows: which class is the data source. Must never know: anything else. If the import of one such
+module fails, Spark finds no Python data source at all.
 """
 
 from spark_sink.outboxes import OutboxDataSource as DefaultSource

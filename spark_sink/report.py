@@ -1,16 +1,15 @@
 """The report of a write: a folder with its counts, and the rows that were not confirmed.
 
-Knows: files, on whatever the hosts share. Must never know: brokers.
+Knows: files, on a file system that the hosts share. Must never know: brokers.
 
 ::
 
     <report>/writes/<write>.json                      one line: the counts
-    <report>/failed/part-<write>-<partition>.parquet  collected rows, with what the broker said
-    <report>/fatal/part-<write>-<partition>.parquet   rows that failed a write, likewise
+    <report>/failed/part-<write>-<partition>.parquet  collected rows, with the broker's reply
+    <report>/fatal/part-<write>-<partition>.parquet   rows that failed a write, with the reply
 
-A task writes under a name that Spark's readers skip (it begins with ``_``); the commit gives the
-files of the attempts that count their names. Committing twice, as a restarted stream does, ends in
-the same files.
+A task writes under a name that begins with ``_``, which Spark's readers skip. The commit renames
+the files of the successful attempts. A commit is idempotent, because a restarted stream repeats it.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from spark_sink.counts import Counts, Written
 
 _GROUP_ROWS: Final = 5_000
 _GROUP_BYTES: Final = 16 * 1024 * 1024
-"""Of a row group in Parquet."""
+"""Size of a Parquet row group in memory, in bytes."""
 _PRUNED_PARTS: Final = 10
-"""Counts are pruned by one write in so many tenths of what is kept; so few commits list files."""
+"""One write in ``keep / 10`` prunes the counts, so that few commits list files."""
 _LEFT_OVER: Final = timedelta(days=7)
 
 OUTCOME: Final = pa.schema(
@@ -47,18 +46,18 @@ OUTCOME: Final = pa.schema(
         ("_row", pa.int64()),
     ]
 )
-"""What is added to the columns of a failed row."""
+"""The columns added to those of a failed row."""
 
 
 class FailedRows:
-    """The failed rows of one attempt of a task; no file before the first of them.
+    """The failed rows of one task attempt; the file is created with the first group of rows.
 
     Args:
         report: the folder.
-        name: of the attempt, different from all others.
+        name: of the attempt, unique among all attempts.
 
     Raises:
-        ConfigurationError: the folder that the driver has seen is not on this host.
+        ConfigurationError: this host does not have the folder that the driver has checked.
     """
 
     def __init__(self, report: str, name: str) -> None:
@@ -79,7 +78,7 @@ class FailedRows:
 
         Args:
             piece: of a batch.
-            row: its index in the piece.
+            row: index of the row in the piece.
             outcome: a value for each column of `OUTCOME`.
         """
         batch = _with_outcome(piece, row, outcome)
@@ -89,7 +88,7 @@ class FailedRows:
             self._write()
 
     def close(self) -> str | None:
-        """Finish the file, and name it if there is one."""
+        """Finish the file; returns its path, or None if there is none."""
         if self._rows:
             self._write()
         if self._writer is None:
@@ -98,14 +97,14 @@ class FailedRows:
         return self.path
 
     def discard(self) -> None:
-        """The attempt has failed: its file is of no use."""
+        """Delete the file of an attempt that has failed."""
         self._rows = []
         if self._writer is not None:
             self._writer.close()
             self._files.delete_file(self.path)
 
     def _write(self) -> None:
-        """One row group: each has a price of its own, in bytes and for whoever reads it."""
+        """Write one row group; each costs space in the file and time in the reader."""
         table = pa.Table.from_batches(self._rows).combine_chunks()
         self._rows, self._bytes = [], 0
         if self._writer is None:
@@ -120,7 +119,7 @@ def keep_fatal(
     partition: int,
     rows: Sequence[tuple[pa.RecordBatch, int, dict[str, Any]]],
 ) -> str:
-    """Keep the rows that fail a write, where the next attempt puts its own; names the file.
+    """Keep the rows that fail a write; returns the file's path. The next attempt overwrites it.
 
     Args:
         report: the folder.
@@ -137,7 +136,7 @@ def keep_fatal(
 
 
 def _with_outcome(piece: pa.RecordBatch, row: int, outcome: dict[str, Any]) -> pa.RecordBatch:
-    """A copy of the row, so that it does not hold all of its batch in memory."""
+    """A copy of the row, which does not keep its whole batch in memory."""
     added = [pa.array([outcome[field.name]], field.type) for field in OUTCOME]
     kept = piece.take(pa.array([row]))
     return pa.RecordBatch.from_arrays(
@@ -150,10 +149,10 @@ def _part(write: str, partition: int) -> str:
 
 
 def check(report: str) -> None:
-    """Try on the driver, before the first row, what the commit will do after the last.
+    """Create and delete a file in the report, on the driver before the first row.
 
     Raises:
-        ConfigurationError: nothing can be written there.
+        ConfigurationError: the report cannot be written.
     """
     try:
         files, root = _open(report)
@@ -169,12 +168,12 @@ def check(report: str) -> None:
 
 
 def commit(report: str, messages: Sequence[Written], keep: int) -> None:
-    """Write the counts of a write, and give its failed rows their names.
+    """Write the counts of a write, and rename the files of its failed rows to their final names.
 
     Args:
         report: the folder.
-        messages: of all tasks.
-        keep: for how many writes the counts are kept; those of the oldest are deleted.
+        messages: commit messages of all tasks.
+        keep: number of writes whose counts are kept; older counts are deleted.
     """
     files, root = _open(report)
     for message in messages:
@@ -199,7 +198,7 @@ def commit(report: str, messages: Sequence[Written], keep: int) -> None:
 
 
 def counts_of(report: str, write: str) -> dict[str, Any] | None:
-    """The counts of a write; None where it is not committed, or forgotten."""
+    """The counts of a write; None if it is not committed, or its counts were deleted."""
     files, root = _open(report)
     path = f"{root}/writes/{write}.json"
     if not _exists(files, path):
@@ -210,9 +209,9 @@ def counts_of(report: str, write: str) -> dict[str, Any] | None:
 
 
 def prune(report: str, keep: int) -> None:
-    """Delete the counts of all but the newest writes, and what killed tasks have left behind.
+    """Delete the counts of all but the newest writes, and files that killed tasks left behind.
 
-    Rows that failed stay: they are somebody's work.
+    Files of failed rows stay: an operator has to correct these rows.
     """
     files, root = _open(report)
     found = [info for info in _listed(files, f"{root}/writes") if not _is_hidden(info)]
@@ -229,7 +228,7 @@ def prune(report: str, keep: int) -> None:
 
 
 def _forget_fatal(files: fs.FileSystem, root: str, messages: Sequence[Written]) -> None:
-    """What failed an earlier attempt has been written now, or is among the failed rows."""
+    """Delete the fatal rows of earlier attempts: they are confirmed now, or in ``failed``."""
     parts = {_part(message.write, message.partition) for message in messages}
     for info in _listed(files, f"{root}/fatal"):
         if info.base_name in parts:
@@ -246,13 +245,13 @@ def _is_hidden(info: fs.FileInfo) -> bool:
 
 
 def _delete(files: fs.FileSystem, path: str) -> None:
-    """Delete; another write that shares the folder may have done so before."""
+    """Delete a file, unless another write that shares the folder has deleted it."""
     with suppress(FileNotFoundError):
         files.delete_file(path)
 
 
 def abort(report: str, messages: Sequence[Written]) -> None:
-    """Remove what finished tasks had kept."""
+    """Remove the files of collected rows that finished tasks wrote."""
     files, _ = _open(report)
     for message in messages:
         if message.failed_file is not None and _exists(files, message.failed_file):
@@ -260,7 +259,7 @@ def abort(report: str, messages: Sequence[Written]) -> None:
 
 
 def _rename(files: fs.FileSystem, old: str, new: str) -> None:
-    """Rename; a commit that was interrupted has done so before."""
+    """Rename a file, unless an interrupted commit has renamed it before."""
     if _exists(files, old):
         files.move(old, new)
 

@@ -1,11 +1,11 @@
-"""From Arrow batches to messages: column by column, then row by row.
+"""Conversion of Arrow batches to messages: column by column, then row by row.
 
 Knows: Arrow, and `Message`. Must never know: Spark's processes, publishers.
 
-Values are taken out of Arrow in slices, a whole column of a slice at a time; that is what makes a
-row cost microseconds. A slice is small, so that neither many rows nor large ones fill the memory.
-Where one value cannot be taken (a year above 9999, bytes that are no UTF-8), its column is taken
-value by value, and its row alone is no message.
+Values are converted in slices, a whole column of a slice at a time, so that a row costs
+microseconds. A slice is small, so that neither many rows nor large ones fill the memory. If a value
+cannot be converted (a year above 9999, bytes that are not UTF-8), its column is converted value by
+value, and only its row is invalid.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _KEY: Final = itemgetter(0)
 _IN_UTC: Final = pa.timestamp("us", "UTC")
 _EXACT: Final = Context(prec=80)
 _UNREADABLE: Final = (ValueError, OverflowError)
-"""What Arrow raises for a value that Python has not: of a date, or of a text."""
+"""Raised by Arrow for a date or a text that Python cannot represent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """A row that is no message.
+    """A row that cannot be a message.
 
     Attributes:
         row: its index in the slice.
-        problem: why.
+        problem: the reason.
     """
 
     row: int
@@ -50,7 +50,7 @@ class Invalid:
 
 
 def slices(batch: pa.RecordBatch, rows_max: int = SLICE_ROWS_MAX) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into pieces of bounded rows and bytes; they share its memory."""
+    """Cut a batch into pieces of at most `rows_max` rows and about 4 MiB; they share its memory."""
     if batch.num_rows == 0:
         return
     row_bytes = max(1, batch.nbytes // batch.num_rows)
@@ -60,11 +60,11 @@ def slices(batch: pa.RecordBatch, rows_max: int = SLICE_ROWS_MAX) -> Iterator[pa
 
 
 class Rows:
-    """Makes messages of the rows of one attempt of a task.
+    """Makes messages of the rows of one task attempt.
 
     Args:
-        columns: where each property comes from.
-        identity: names the rows that no column ``message_id`` names.
+        columns: the source of each message property.
+        identity: gives ids to rows without a column ``message_id``.
     """
 
     def __init__(self, columns: Columns, identity: Identity | ByColumns) -> None:
@@ -77,7 +77,7 @@ class Rows:
         self._required = tuple(name for name in self._names if name in REQUIRED)
 
     def messages(self, batch: pa.RecordBatch) -> Iterator[Message | Invalid]:
-        """One message for each row, or why it is none, in order."""
+        """For each row in order: its message, or `Invalid`."""
         positions = self._columns.positions
         taken = _Taken()
         bodies = taken.bodies(batch.column(positions["value"]), is_json=self._columns.is_json)
@@ -94,7 +94,7 @@ class Rows:
                 yield Invalid(row, str(error))
 
     def _keys(self, batch: pa.RecordBatch, taken: _Taken) -> Iterable[tuple[Any, ...]]:
-        """The values that name each row; nothing where something else does."""
+        """The key of each row; an empty tuple if ids do not come from ``idColumns``."""
         if self._by_columns is None:
             return repeat((), batch.num_rows)
         keys = self._columns.keys
@@ -129,17 +129,17 @@ def _raise_faults(values: tuple[Any, ...]) -> None:
 
 
 class _Taken:
-    """Takes the columns of one piece out of Arrow.
+    """Converts the columns of one piece to Python values.
 
     Attributes:
-        is_faulty: whether an `InvalidMessage` is among the values, instead of one of them.
+        is_faulty: whether an `InvalidMessage` stands in place of some value.
     """
 
     def __init__(self) -> None:
         self.is_faulty = False
 
     def bodies(self, column: pa.Array, *, is_json: bool) -> list[Any]:
-        """The bodies; an `InvalidMessage` for a value that has none, None for null."""
+        """The bodies as bytes; an `InvalidMessage` for a value without JSON, None for null."""
         if is_json:
             text = text_of(column.type)
             return [
@@ -161,7 +161,7 @@ class _Taken:
         return self._plain(name, column)
 
     def key(self, key: Key, column: pa.Array) -> list[Any]:
-        """The values of a column that names rows, each in its one form."""
+        """The values of a key column, normalized."""
         if key.kind == "decimal":
             return self._each(column, key.name, _shortest)
         return self._plain(key.name, _counted(key, column))
@@ -175,7 +175,7 @@ class _Taken:
         return values
 
     def _each(self, column: pa.Array, name: str, convert: Callable[[Any], Any]) -> list[Any]:
-        """The values, converted; null and what could not be taken stay what they are."""
+        """The values, converted; null and `InvalidMessage` are left as they are."""
         values = self._plain(name, column)
         for row, value in enumerate(values):
             if not _is_given(value):
@@ -193,7 +193,7 @@ def _is_given(value: object) -> bool:
     return value is not None and not isinstance(value, InvalidMessage)
 
 
-def _taken_alone(name: str, column: pa.Array, row: int) -> Any:  # noqa: ANN401 - a value, or why there is none
+def _taken_alone(name: str, column: pa.Array, row: int) -> Any:  # noqa: ANN401 - a value, or the reason for none
     try:
         return column[row].as_py()
     except UnicodeDecodeError:
@@ -207,7 +207,7 @@ def _out_of_range(name: str) -> InvalidMessage:
 
 
 def _counted(key: Key, column: pa.Array) -> pa.Array:
-    """Times as microseconds since 1970, days as days."""
+    """Timestamps as microseconds since 1970-01-01, dates as days since then."""
     if key.kind == "date":
         return column.cast(pa.int32())
     if key.kind in ("timestamp", "timestamp_ntz"):
@@ -216,7 +216,7 @@ def _counted(key: Key, column: pa.Array) -> pa.Array:
 
 
 def _shortest(value: Decimal) -> str:
-    """1.50 and 1.500 are one number."""
+    """A decimal without trailing zeros, so that 1.50 and 1.500 give one key."""
     return f"{value.normalize(_EXACT):f}"
 
 
@@ -225,9 +225,9 @@ def _in_utc(at: datetime) -> datetime:
 
 
 def _headers(pairs: list[Any]) -> dict[str, Any]:
-    """A map, or an array of structs, as a table in the order of its names.
+    """A map, or an array of structs, as a dict in the order of its names.
 
-    Spark promises no order of a map's entries; sorted, they give the row the same id each time.
+    Spark promises no order of a map's entries. Sorted, they give the row one id in every replay.
     """
     items = [(p["key"], p["value"]) if isinstance(p, Mapping) else p for p in pairs]
     if any(item is None or item[0] is None for item in items):

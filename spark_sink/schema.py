@@ -1,11 +1,11 @@
-"""Which columns a DataFrame may have, checked on the driver before any task starts.
+"""The columns that a DataFrame may have, checked on the driver before any task starts.
 
-Knows: Spark's types, and what each property of a message may be made of. Must never know: data.
+Knows: Spark's types, and which of them each message property accepts. Must never know: data.
 
-The columns follow those of Spark's Kafka sink: ``value`` is the body, the others are optional, and
-an option of the same name overrides a column. Unlike there, a column nobody knows is an error: it
-is more often a misspelt ``routing_key`` than something to be left behind. Only those that
-``idColumns`` names may come along unsent.
+The columns follow Spark's Kafka sink: ``value`` is the body, the others are optional, and an option
+overrides a column of its name. Unlike in the Kafka sink, an unknown column is an error, because it
+is more often a misspelt ``routing_key`` than a column to ignore. Only columns that ``idColumns``
+names may be present and not be sent.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HEADER: Final = (
 )
 _JSON_KEYS: Final = (*_TEXTS, BooleanType, *_WHOLE)
 _JSON: Final = (*_HEADER, NullType, DateType, TimestampNTZType)
-"""What `json_text` writes, besides structs, arrays and maps."""
+"""Types that `json_text` writes, besides structs, arrays and maps."""
 
 
 def _is_text(kind: DataType) -> bool:
@@ -109,21 +109,21 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[DataType], bool]]]] = {
     "expiration": _NUMBER,
     "timestamp": ("timestamp (with time zone)", _is_instant),
 }
-"""Every column there may be: which types it may have, in words and as a test."""
+"""Every accepted column: its types in words, and a predicate for them."""
 
 REQUIRED: Final = ("value", "exchange", "routing_key", "message_id")
-"""Columns that must not be null where they are there; elsewhere null means "not set"."""
+"""Columns that, if present, must not be null; in others null means "not set"."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where each property comes from.
+    """The source of each message property.
 
     Attributes:
         positions: column name -> index in the DataFrame, for the columns that are used.
-        fixed: property -> the value that an option gives every message.
-        is_json: whether ``value`` is to be sent as JSON.
-        keys: the columns that name a row, if they are to.
+        fixed: property -> the value that an option gives to every message.
+        is_json: whether ``value`` is sent as JSON.
+        keys: the columns of ``idColumns``; empty without this option.
     """
 
     positions: dict[str, int]
@@ -133,19 +133,19 @@ class Columns:
 
     @property
     def have_ids(self) -> bool:
-        """Whether the rows have names of their own, that outlive any partitioning."""
+        """Whether the data gives each row its id, independent of the partitions."""
         return bool(self.keys) or "message_id" in self.positions
 
 
 def match(schema: StructType, settings: Settings) -> Columns:
-    """Match a DataFrame's columns with properties of messages.
+    """Match a DataFrame's columns with message properties.
 
     Raises:
-        SchemaError: naming everything that is wrong, and what is allowed.
+        SchemaError: with every problem found, and what is allowed.
     """
     names = schema.names
     problems = [
-        f"column {name!r} is there twice" for name in sorted(set(names)) if names.count(name) > 1
+        f"column {name!r} occurs twice" for name in sorted(set(names)) if names.count(name) > 1
     ]
     is_json = settings.value_format == "json"
     keys, key_problems = _keys(schema, settings.id_columns)
@@ -167,7 +167,7 @@ def match(schema: StructType, settings: Settings) -> Columns:
 
 
 def _keys(schema: StructType, wanted: tuple[str, ...]) -> tuple[tuple[Key, ...], list[str]]:
-    """The columns that ``idColumns`` names, and what is wrong with them."""
+    """The columns that ``idColumns`` names, and their problems."""
     lower = [name.lower() for name in schema.names]
     keys, problems = [], []
     for name in wanted:
@@ -204,7 +204,7 @@ def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
 
 
 def _no_json(kind: DataType, path: str) -> Iterator[str]:
-    """What of a type is not written as JSON, and where, such as ``value.at``."""
+    """Parts of a type that are not written as JSON, with their paths, such as ``value.at``."""
     if isinstance(kind, StructType):
         for field in kind.fields:
             yield from _no_json(field.dataType, f"{path}.{field.name}")

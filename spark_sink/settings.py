@@ -1,8 +1,8 @@
-"""The table of options: what may be set for a write.
+"""The table of options of a write.
 
-Knows: names, types, defaults and meanings. Must never know: how options reach us, DataFrames.
+Knows: names, types, defaults and meanings. Must never know: how Spark passes options, DataFrames.
 
-Each field of `Settings` is an option. The same table reads them, checks them, and documents them.
+Each field of `Settings` is an option. This one table parses, checks and documents the options.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _any_text(value: str) -> str:
 def _names(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(names) or len({name.lower() for name in names}) < len(names):
-        raise ValueError("must be names of columns with commas between, each once")
+        raise ValueError("must be names of columns, separated by commas, each once")
     return names
 
 
@@ -98,7 +98,7 @@ _COLLECT: Final = "`fail` fails the task; `collect` counts and reports it, and g
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The options of one write, checked. Picklable; printed without what may hold a password."""
+    """The checked options of one write. Picklable; `repr` omits values that may hold a password."""
 
     # ---------------------------------------------------------------- the broker
     url: str | None = _connection(
@@ -140,9 +140,9 @@ class Settings:
         None,
         "certificate authorities (PEM) for `amqps`, instead of the system's",
     )
-    cert_file: str | None = _connection("certFile", _text, None, "our own certificate (PEM)")
+    cert_file: str | None = _connection("certFile", _text, None, "client certificate (PEM)")
     key_file: str | None = _connection(
-        "keyFile", _text, None, "its key (PEM), if not in the same file"
+        "keyFile", _text, None, "key of `certFile` (PEM), if not in the same file"
     )
     heartbeat_s: int = _connection("heartbeat", _whole(1), 10, "AMQP heartbeat, in seconds")
     idle_timeout_s: float = _connection(
@@ -155,8 +155,8 @@ class Settings:
         "maxConnections",
         _whole(1),
         None,
-        "most connections at once: where more tasks may run at once, the write is refused; and "
-        "none is kept for the next task",
+        "most connections at once: a write whose session may run more tasks at once is refused, "
+        "and no connection is kept for the next task",
     )
 
     # ---------------------------------------------------------------- speed and patience
@@ -165,7 +165,8 @@ class Settings:
         "windowMin",
         _whole(1),
         32,
-        "most of them at first; from there the window adapts. The same as `window` fixes it",
+        "most rows in flight at first; the window adapts from there. A value equal to `window` "
+        "fixes it",
     )
     window_bytes: int = _connection(
         "windowBytes",
@@ -190,7 +191,7 @@ class Settings:
         "maxRowsPerSecond",
         _whole(1),
         None,
-        "most rows a second over all tasks; each takes an equal share, as many as may run at once",
+        "most rows a second over all tasks; divided equally among the tasks that may run at once",
     )
     nacked_attempts: int = _connection(
         "nackedAttempts",
@@ -224,7 +225,7 @@ class Settings:
         "unroutable",
         _one_of("fail", "collect"),
         "fail",
-        f"a row that no queue wants: {_COLLECT}",
+        f"a row for which no queue is bound: {_COLLECT}",
     )
     refused: str = _option(
         "refused",
@@ -236,7 +237,7 @@ class Settings:
         "invalid",
         _one_of("fail", "collect"),
         "fail",
-        f"a row that is no AMQP message: {_COLLECT}",
+        f"a row that cannot be an AMQP message: {_COLLECT}",
     )
     report: str | None = _option(
         "report",
@@ -259,8 +260,8 @@ class Settings:
         "identity",
         _one_of("content", "position"),
         "content",
-        "what a `message_id` is made of, where no column of that name gives it; `position` is "
-        "unsafe after a shuffle",
+        "source of the `message_id` where no column of that name gives it; `position` is unsafe "
+        "after a shuffle",
     )
     id_columns: tuple[str, ...] = _option(
         "idColumns",
@@ -273,11 +274,11 @@ class Settings:
         "writeId",
         _text,
         None,
-        "names a batch write, so that writing it once more gives the same ids; made at random "
-        "otherwise. Needed in `foreachBatch`",
+        "name of a batch write: a repetition under this name gives the same ids; random by "
+        "default. Needed in `foreachBatch`",
     )
 
-    # ---------------------------------------------------------------- the same for every row
+    # ---------------------------------------------------------------- constants of every row
     value_format: str = _option(
         "valueFormat",
         _one_of("bytes", "json"),
@@ -291,10 +292,10 @@ class Settings:
     routing_key: str | None = _option("routing_key", _any_text, None, "routing key")
     content_type: str | None = _option("content_type", _text, None, "such as `application/json`")
     content_encoding: str | None = _option("content_encoding", _text, None, "such as `gzip`")
-    correlation_id: str | None = _option("correlation_id", _text, None, "of the application")
-    reply_to: str | None = _option("reply_to", _text, None, "of the application")
-    type: str | None = _option("type", _text, None, "of the application")
-    app_id: str | None = _option("app_id", _text, None, "of the application")
+    correlation_id: str | None = _option("correlation_id", _text, None, "correlation id")
+    reply_to: str | None = _option("reply_to", _text, None, "queue for replies")
+    type: str | None = _option("type", _text, None, "application-defined type")
+    app_id: str | None = _option("app_id", _text, None, "name of the application")
     priority: int | None = _option("priority", _whole(0, 255), None, "for priority queues")
     expiration: int | None = _option(
         "expiration",
@@ -311,12 +312,12 @@ class Settings:
 
     @property
     def connection(self) -> tuple[object, ...]:
-        """What a connection depends on: equal for writes that can share one."""
+        """Values of the connection options: equal for writes that can share a connection."""
         return tuple(getattr(self, f.name) for f in fields(self) if f.metadata["is_connection"])
 
     @property
     def collects(self) -> bool:
-        """Whether any row may go unconfirmed without failing its task."""
+        """Whether some kind of unconfirmed row is collected instead of failing its task."""
         return "collect" in (self.unroutable, self.refused, self.invalid)
 
 

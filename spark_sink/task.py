@@ -1,9 +1,9 @@
-"""One attempt of a task: publishes its rows, and returns when every one of them is settled.
+"""One task attempt: publishes its rows, and waits until each of them is settled.
 
-Knows: `Publisher` and its receipts, outcomes, patience. Must never know: Spark, Arrow's types.
+Knows: `Publisher` and its receipts, outcomes, timeouts. Must never know: Spark, Arrow's types.
 
-Rows go out in slices, each with a receipt of its own. A slice is small enough for its receipt to
-name every failure, and never holds one ``message_id`` twice, so that a failure names its row.
+Rows are published in slices, each with its own receipt. A slice is small enough for its receipt to
+list every failure, and never holds a ``message_id`` twice, so that a failure identifies its row.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from spark_sink.rows import SLICE_ROWS_MAX, Invalid
 from spark_sink.settings import Settings
 
 SLICES_UNDER_WAY_MAX: Final = 16
-"""Slices whose rows are kept until they are settled."""
+"""Most slices under way: their rows are kept until they are settled."""
 _ROWS_UNDER_WAY_MIN: Final = 2_000
 _BYTES_UNDER_WAY_MIN: Final = 32 * 1024 * 1024
-"""Rows and bytes that may be kept likewise, where a few windows are less."""
+"""Rows and bytes that may be under way in any case, also with small windows."""
 _LOOK_S: Final = 0.5
-"""How often a task that waits looks whether anything has moved."""
+"""Seconds between two checks for progress by a waiting task."""
 _PACES_A_SECOND: Final = 10
 
 
 @dataclass(frozen=True)
 class _Slice:
-    """Messages under way, and which rows they were.
+    """Messages under way, and the rows they were made of.
 
     Attributes:
         receipt: counts their outcomes.
         messages: in order.
-        rows: their numbers within the attempt.
-        size: what they count for in memory, bytes.
+        rows: numbers of the rows within the attempt.
+        size: bytes of the messages in memory.
     """
 
     receipt: BatchReceipt
@@ -62,7 +62,7 @@ class _Slice:
         return self.receipt.confirmed + self.receipt.failed
 
     def failures(self) -> list[Failure]:
-        """Those that were given up by now."""
+        """The messages given up so far."""
         errors = self.receipt.failures
         if not errors:
             return []
@@ -76,10 +76,10 @@ class Failure:
 
     Attributes:
         row: its number within the attempt.
-        message_id: empty where it is no message.
+        message_id: of its message; empty if the row cannot be a message.
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
-        reply_code: the broker's, or 0.
-        reply_text: the broker's words, or ours.
+        reply_code: the broker's reply code, or 0.
+        reply_text: the broker's reply text, or the sink's explanation if the broker sent none.
     """
 
     row: int
@@ -96,11 +96,11 @@ class Sending:
         lent: the publisher, for this attempt.
         settings: the options.
         partition: number of the partition, for errors.
-        rate: most rows a second of this task.
+        rate: most rows a second of this task; None for no limit.
 
     Attributes:
-        counts: so far.
-        rate: as given.
+        counts: of the rows so far.
+        rate: most rows a second of this task; None for no limit.
     """
 
     def __init__(
@@ -120,16 +120,16 @@ class Sending:
         self._pace = _Pace(rate)
 
     def send(self, rows: Iterable[Message | Invalid], first_row: int) -> Iterator[Failure]:
-        """Hand rows over, and report earlier ones that were not confirmed.
+        """Publish rows, and yield failures of rows published before.
 
         Args:
             rows: of one piece of a batch.
             first_row: number of the first of them within the attempt.
 
         Raises:
-            RowsNotConfirmed: one was not, and is not to be collected.
-            PartitionStalled: nothing moves.
-            BrokerRefused: the broker lets nobody in with these credentials.
+            RowsNotConfirmed: a row was not confirmed, and its outcome is not collected.
+            PartitionStalled: no row was settled within ``deliveryTimeout``.
+            BrokerRefused: the broker or TLS refuses the connection.
         """
         messages: list[Message] = []
         numbers: list[int] = []
@@ -159,21 +159,21 @@ class Sending:
         yield from self._hand_over(messages, numbers)
 
     def finish(self) -> Iterator[Failure]:
-        """Wait for the rest; then nothing is under way.
+        """Wait until every row is settled, and yield the remaining failures.
 
         Raises:
-            RowsNotConfirmed: as `send`.
-            PartitionStalled: as `send`.
-            BrokerRefused: as `send`.
+            RowsNotConfirmed: a row was not confirmed, and its outcome is not collected.
+            PartitionStalled: no row was settled within ``deliveryTimeout``.
+            BrokerRefused: the broker or TLS refuses the connection.
         """
         while self._under_way:
             yield from self._settle()
         self.counts.duplicates_risked = self._lent.resent - self._resent_before
 
     def fatal(self) -> list[Failure]:
-        """All rows that fail the task, as far as that is known now: by their numbers.
+        """All rows known so far that fail the task, in the order of their numbers.
 
-        One is enough for `RowsNotConfirmed`; whoever corrects them wants to see the others, too.
+        `RowsNotConfirmed` needs only one; the report keeps all of them for correction.
         """
         found = [failure for slice_ in self._under_way for failure in slice_.failures()]
         found = [*self._invalid, *(failure for failure in found if self._is_fatal(failure))]
@@ -181,7 +181,7 @@ class Sending:
 
     @property
     def oldest_open_row(self) -> int:
-        """Rows before this one will not be reported any more."""
+        """Number of the oldest row that may still fail; all rows before it are settled."""
         return self._under_way[0].rows[0] if self._under_way else self.counts.rows
 
     # ------------------------------------------------------------------ inside
@@ -201,7 +201,10 @@ class Sending:
             yield from self._settle()
 
     def _has_room(self, rows: int, size: int) -> bool:
-        """Whether so much more may be under way; the publisher itself would wait silently."""
+        """Whether this much more may be under way.
+
+        Checked here because the publisher would block without a look at the timeout.
+        """
         return (
             len(self._under_way) < SLICES_UNDER_WAY_MAX
             and self._rows_under_way + rows <= self._rows_max
@@ -209,7 +212,7 @@ class Sending:
         )
 
     def _settle(self) -> Iterator[Failure]:
-        """Wait for the oldest slice."""
+        """Wait for the oldest slice, and yield its failures."""
         oldest = self._under_way[0]
         if not oldest.receipt.is_settled:
             self._wait_for(oldest.receipt)
@@ -224,7 +227,7 @@ class Sending:
         self.counts.bytes += sum([len(message.body) for message in oldest.messages])
 
     def _wait_for(self, receipt: BatchReceipt) -> None:
-        """Wait as long as anything moves: each row that is settled starts the patience anew."""
+        """Wait for a receipt; each row that is settled restarts ``deliveryTimeout``."""
         began = moved = time.monotonic()
         patience_s = self._settings.delivery_timeout_s
         settled = self._settled()
@@ -257,7 +260,7 @@ class Sending:
         return asked[failure.outcome] == "fail"
 
     def _failed(self, failure: Failure) -> Failure:
-        """Count it, or fail the task."""
+        """Count a collected failure, or fail the task."""
         if self._is_fatal(failure):
             raise RowsNotConfirmed(
                 partition=self._partition,
@@ -310,7 +313,7 @@ class _Pace:
         self._due = time.monotonic()
 
     def wait(self, rows: int) -> None:
-        """Wait until so many more rows may go."""
+        """Wait until this many more rows may be published."""
         if self._rate is None:
             return
         now = time.monotonic()
@@ -320,7 +323,7 @@ class _Pace:
 
 
 def slice_rows(rate: float | None) -> int:
-    """Rows of a slice: fewer where a rate is to be kept, so that it is kept every moment."""
+    """Most rows of a slice: with a rate, a tenth of a second's rows, so that the flow is even."""
     if rate is None:
         return SLICE_ROWS_MAX
     return max(1, min(SLICE_ROWS_MAX, int(rate / _PACES_A_SECOND)))

@@ -1,11 +1,11 @@
-"""Continuous triggers, which never call a sink in Python: found, and refused.
+"""Detection and refusal of continuous triggers, which never call a sink in Python.
 
-Knows: what a caller says of a trigger, and what a query's checkpoint or its Java object show of it.
+Knows: the trigger as a caller names it, and its traces in a query's checkpoint and Java object.
 Must never know: rows, brokers.
 
-Spark does not tell a sink its trigger. It shows in the order of events: a micro-batch has its
-offsets in the checkpoint before it asks for a writer, and its commit after; a continuous query asks
-for its writer first.
+Spark does not tell a sink its trigger. The order of events shows it: a micro-batch has its offsets
+in the checkpoint before it asks for a writer, and its commit afterwards. A continuous query asks
+for its writer before it writes offsets.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ def check_named(trigger: object) -> None:
     """Refuse a continuous trigger before the query starts.
 
     Args:
-        trigger: a mapping with what ``writeStream.trigger()`` is called with, or None.
+        trigger: a mapping with the arguments of ``writeStream.trigger()``, or None.
 
     Raises:
-        ConfigurationError: it is continuous.
+        ConfigurationError: the trigger is continuous.
     """
     if isinstance(trigger, Mapping) and trigger.get("continuous") is not None:
         raise ConfigurationError(_WORDS)
 
 
 def check_checkpoint(location: str | None) -> None:
-    """Refuse a query that asks for a writer and has no micro-batch under way.
+    """Refuse a query that asks for a writer without a micro-batch under way.
 
     Args:
-        location: the option ``checkpointLocation``; only a folder of this host can be looked at.
+        location: the option ``checkpointLocation``; checked only if it is a folder of this host.
 
     Raises:
         ConfigurationError: the query is continuous.
     """
     folder = _local(location)
-    # Spark writes `metadata` when a query starts: without it, this is not where Spark looks.
+    # Spark writes `metadata` when a query starts: a folder without it is not the checkpoint.
     if folder is None or not (folder / "metadata").is_file():
         return
     try:
@@ -61,11 +61,11 @@ def check_checkpoint(location: str | None) -> None:
 
 
 def is_continuous(query: Any, sink: str) -> bool:  # noqa: ANN401 - Spark's, and Java's
-    """Whether a query has a continuous trigger; False where only Spark's server knows (Connect).
+    """Whether a query has a continuous trigger; False with Spark Connect, which does not show it.
 
     Args:
         query: a `StreamingQuery`.
-        sink: name of the format; a query that writes elsewhere is none of our business.
+        sink: name of the format; queries that write to another format give False.
     """
     java = getattr(query, "_jsq", None)
     if java is None:
@@ -87,7 +87,7 @@ def _local(location: str | None) -> Path | None:
 
 
 def _has_micro_batch(checkpoint: Path) -> bool:
-    """Whether the newest offsets are those of a micro-batch, and not committed."""
+    """Whether the newest offsets belong to a micro-batch that is not committed."""
     numbers = [int(path.name) for path in checkpoint.glob("offsets/*") if path.name.isdecimal()]
     if not numbers:
         return False

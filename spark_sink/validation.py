@@ -1,4 +1,4 @@
-"""Everything that can be checked before a write, checked at once, in the program that asks for it.
+"""`validate`: every check that is possible before a write, made in the calling program.
 
 Knows: DataFrames, sessions. Must never know: how rows are written.
 """
@@ -25,7 +25,7 @@ _LOCAL_WITHOUT_RETRIES = re.compile(r"local(\[[^,\]]*\])?")
 
 
 class SparkSinkWarning(UserWarning):
-    """Something about the session makes failures or duplicates likelier than they need be."""
+    """A setting of the session or the write makes failures or duplicates more likely."""
 
 
 def validate(
@@ -37,22 +37,21 @@ def validate(
 ) -> None:
     """Check a write before it is started.
 
-    A batch write checks the same things when it starts; a stream shows a wrong option or a
-    continuous trigger only after its start, in ``awaitTermination()``. So call this before
-    ``start()``.
+    A batch write makes these checks when it starts. A stream reports a wrong option or a continuous
+    trigger only after its start, in ``awaitTermination()``. So call this before ``start()``.
 
     Args:
-        df: what is to be written, batch or streaming.
-        trigger: a mapping with what ``writeStream.trigger()`` is called with, such as
+        df: the DataFrame to write, batch or streaming.
+        trigger: a mapping with the arguments of ``writeStream.trigger()``, such as
             ``{"processingTime": "1 second"}``.
-        output_mode: of a stream, in Spark's words.
+        output_mode: of a stream, as for ``writeStream.outputMode()``.
         options: of the write.
 
     Raises:
         ConfigurationError: an option is wrong.
         SchemaError: a column is wrong.
-        TopologyError: the broker does not have what the options name (with ``checkTopology``).
-        BrokerRefused: the broker lets nobody in with these credentials.
+        TopologyError: the exchange or queue does not exist (with ``checkTopology``).
+        BrokerRefused: the broker or TLS refuses the connection.
     """
     check_named(trigger)
     _check_mode(str(output_mode))
@@ -60,7 +59,7 @@ def validate(
     columns = match(df.schema, settings)
     if df.isStreaming and settings.write_id is not None:
         raise ConfigurationError(
-            "option 'writeId' is for batch writes; a stream is known by its checkpoint"
+            "option 'writeId' is for batch writes; a stream is identified by its checkpoint"
         )
     session = df.sparkSession
 
@@ -93,20 +92,20 @@ def _check_mode(output_mode: str) -> None:
 def doubts(
     settings: Settings, *, master: str, is_speculating: bool, needs_ids: bool = False
 ) -> list[str]:
-    """What is allowed, and likely to be regretted.
+    """Texts of the warnings: allowed settings that make failures or duplicates more likely.
 
     Args:
         settings: of the write.
         master: of the session.
         is_speculating: whether the session lets two attempts of a task race.
-        needs_ids: whether it is a stream whose rows have no names of their own.
+        needs_ids: whether the write is a stream whose rows have no ids or keys.
     """
     doubts = []
     if needs_ids and settings.identity == "content":
         doubts.append(
-            "a row's message_id depends on its partition: rows that a restart with other cores "
-            "replays come with other ids, as duplicates that no consumer recognizes. Name the key "
-            "of your rows by idColumns, or give them a column 'message_id'"
+            "a row's message_id depends on its partition: rows replayed by a restart with another "
+            "number of cores come with other ids, as duplicates that no consumer recognizes. Name "
+            "the key columns of the rows in idColumns, or add a column 'message_id'"
         )
     if _LOCAL_WITHOUT_RETRIES.fullmatch(master):
         doubts.append(
@@ -121,11 +120,12 @@ def doubts(
     if settings.identity == "position":
         doubts.append(
             "identity=position: after a shuffle a retried task gets its rows in another order, and "
-            "who deduplicates by these ids drops rows that never arrived; sort within partitions"
+            "a consumer that deduplicates by these ids drops rows it never received; sort within "
+            "partitions"
         )
     return doubts
 
 
 def _text(value: object) -> str:
-    """As Spark makes options text."""
+    """An option's value as Spark turns it into text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,11 +1,11 @@
-"""The writer that Spark carries to its tasks, and its commit; one class for batch and streaming.
+"""The writer that Spark sends to its tasks, and its commit; one class for batch and streaming.
 
-Knows: Spark's writer protocol, and what a task may know of its query. Must never know: how a row
-becomes a message.
+Knows: Spark's writer protocol, and a task's view of its query. Must never know: how a row becomes a
+message.
 
-The writer is made on the driver, pickled, and used in three kinds of processes: `write` in the
-Python workers of executors, `commit` and `abort` in one beside the driver. Nothing it is told in
-one of them is known in another, but what commit messages carry.
+The writer is made on the driver, pickled, and used in several processes: `write` in the Python
+workers of executors, `commit` and `abort` in a process beside the driver. These share no state
+except the commit messages.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class _Attempt:
     """One attempt of a task.
 
     Attributes:
-        write: identity of the write: the same for every attempt, and for a replay.
+        write: identity of the write, equal in every attempt and replay.
         partition: number of the partition.
         number: of the attempt, from 0.
-        name: different from all other attempts.
-        slots: most tasks that may run at once; None where that is not known.
+        name: unique among all attempts.
+        slots: most tasks that may run at once; None if unknown.
     """
 
     write: str
@@ -59,15 +59,15 @@ class _Attempt:
     slots: int | None
 
 
-# Spark 4.0 has no Arrow writer for streams of its own; with these two bases, all versions from 4.0
-# on hand Arrow batches to both.
+# Spark 4.0 has no separate Arrow writer for streams. With these two bases, every version since 4.0
+# passes Arrow batches to batch and streaming writes.
 class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
     """Publishes the rows of a DataFrame.
 
     Args:
         settings: the options.
-        columns: where each property comes from.
-        write_id: identity of a batch write; None for a stream, whose query and batch have one.
+        columns: the source of each message property.
+        write_id: identity of a batch write; None for a stream, where query and batch identify it.
     """
 
     def __init__(self, settings: Settings, columns: Columns, write_id: str | None) -> None:
@@ -79,10 +79,10 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         """Publish a partition; returns when every row is settled (on an executor).
 
         Raises:
-            RowsNotConfirmed: a row was not confirmed, and is not to be collected.
-            PartitionStalled: nothing moves; Spark tries again.
-            BrokerRefused: the broker lets nobody in with these credentials.
-            ConfigurationError: this host does not have what the options name.
+            RowsNotConfirmed: a row was not confirmed, and its outcome is not collected.
+            PartitionStalled: no row was settled within ``deliveryTimeout``; Spark retries the task.
+            BrokerRefused: the broker or TLS refuses the connection.
+            ConfigurationError: this host lacks a file or variable that the options name.
         """
         since = time.monotonic()
         with in_one_line():
@@ -108,10 +108,10 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Every row of every partition is settled (beside the driver).
+        """Write the report once every row of every partition is settled (beside the driver).
 
         Raises:
-            TasksNotHeard: a task has not said so.
+            TasksNotHeard: the commit message of a task is missing.
         """
         written = _written(messages)
         with in_one_line():
@@ -126,9 +126,9 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         messages: Sequence[WriterCommitMessage | None],
         batchId: int | None = None,  # noqa: N803 - Spark's name
     ) -> None:
-        """Some task has failed for good: say what may have been sent, and never raise.
+        """Log what may have been sent after a task has failed for good; never raise.
 
-        An error from here would take the place of the one that explains the failure.
+        An error raised here would replace the one that explains the failure.
         """
         try:
             written = _written(messages)
@@ -200,15 +200,15 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         return kind(attempt.write, attempt.partition, constant)
 
     def _write_of(self, micro_batch: str | None) -> str:
-        """The identity of the write; of one in `foreachBatch`, with that of the micro-batch."""
+        """The identity of the write; in `foreachBatch`, joined with that of the micro-batch."""
         if self._write_id is None:
             assert micro_batch, "Spark tells a task of a stream its query and its batch"
             return micro_batch
         if micro_batch is None:
             return self._write_id
         if self._settings.write_id is None and not self._columns.have_ids:
-            # Two writes of one micro-batch may hold equal rows, and nothing but a name tells them
-            # apart; with a name made at random, a replay would not be recognized.
+            # Two writes of one micro-batch may hold equal rows, and only a name tells them apart.
+            # With a random name, a consumer could not recognize a replay.
             raise ConfigurationError(
                 "a write in foreachBatch needs a name that it has again when its batch is "
                 "replayed: give each such write a 'writeId' of its own, such as "
@@ -228,7 +228,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
 
 
 def _micro_batch(context: TaskContext) -> str | None:
-    """Which query and batch a task works for: the same when they are replayed; None for neither."""
+    """Query and batch of a task, equal in a replay; None outside of a streaming query."""
     query = context.getLocalProperty("sql.streaming.queryId")
     batch = context.getLocalProperty("streaming.sql.batchId")
     return f"{query}-{batch}" if query and batch else None
