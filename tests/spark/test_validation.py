@@ -12,7 +12,7 @@ from spark_sink.validation import doubts
 def test_a_stream_is_checked_before_it_starts(spark: SparkSession) -> None:
     df = spark.readStream.format("rate").load().selectExpr("string(value) value")
     options = {"url": "amqp://localhost:1/", "exchange": "x", "persistent": False, "window": 10}
-    with pytest.warns(SparkSinkWarning, match="Name the key of your rows by idColumns"):
+    with pytest.warns(SparkSinkWarning, match="Name the key columns of the rows in idColumns"):
         validate(df, **options)
     validate(df.selectExpr("value", "value key"), idColumns="key", **options)
     validate(df.selectExpr("value", "value message_id"), **options)
@@ -29,7 +29,7 @@ def test_a_stream_is_checked_before_it_starts(spark: SparkSession) -> None:
 
 
 def test_ids_by_position_are_warned_of(spark: SparkSession) -> None:
-    with pytest.warns(SparkSinkWarning, match="drops rows that never arrived"):
+    with pytest.warns(SparkSinkWarning, match="drops rows it never received"):
         validate(spark.sql("SELECT 'a' value"), exchange="x", identity="position")
 
 

@@ -32,7 +32,10 @@ def test_abort_says_what_may_have_been_sent(
 
 @pytest.mark.parametrize(
     ("batch", "words"),
-    [(None, "2 of 3 tasks of this write never told"), (7, "2 of 3 tasks of epoch 7 never told")],
+    [
+        (None, "2 of 3 tasks of this write did not report"),
+        (7, "2 of 3 tasks of epoch 7 did not report"),
+    ],
 )
 def test_a_commit_without_the_word_of_every_task_is_none(batch: int | None, words: str) -> None:
     """Spark's continuous trigger never calls `write`, and commits all the same."""
