@@ -507,7 +507,7 @@ class Store(Protocol):
         """Whether another process has written to the store since the last call."""
 
     def relieve(self) -> str:
-        """Free reserved space if the store has run out of it. The relay calls this now and then.
+        """Free space if the store has run out of it. The relay calls this now and then.
 
         Returns:
             why new entries cannot be stored at present; empty if they can.

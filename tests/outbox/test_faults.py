@@ -378,7 +378,7 @@ def test_a_disk_that_goes_on_failing_leaves_it_open_and_then_goes_on(
         faulty.fail("sync", at=1, code=vfs.IOERR_FSYNC, is_persistent=True, does_it=True)
         new = [new_entry(101)]
         for _ in range(3):
-            with pytest.raises(OutboxUnsure, match="look at the disk"):
+            with pytest.raises(OutboxUnsure, match="check the disk"):
                 store.commit(Changes(new=new, sources={"s": 1}))
             assert new[0].id == 0
         faulty.heal()
@@ -448,7 +448,7 @@ def test_what_comes_to_light_is_neither_written_twice_nor_called_stored(
     [
         (("write", vfs.FULL), OutboxDiskFull, "the disk is full"),
         (("write", vfs.IOERR_WRITE), OutboxUnsure, "the disk failed during a commit"),
-        (("read", vfs.IOERR_READ), OutboxDiskFailed, "look at the disk"),
+        (("read", vfs.IOERR_READ), OutboxDiskFailed, "check the disk"),
         (("read", vfs.CORRUPT), OutboxError, "is damaged"),
     ],
 )

@@ -487,7 +487,7 @@ class SqliteStore:
                 return self._commit_in_shortage(connection, changes)
 
     def relieve(self) -> str:
-        """Free reserved space if the disk is full; return why new entries cannot be stored."""
+        """Free space if the disk is full; return why new entries cannot be stored, or nothing."""
         with self._reading() as connection:
             return self._shortage.look(connection)
 
@@ -548,9 +548,9 @@ class SqliteStore:
         return self._readable(page), looked_at
 
     def _readable(self, page: Page) -> list[Entry]:
-        """Return the entries of a page, after taking rows out of the index that cannot be sent.
+        """Return the entries of a page, and keep its other rows from being read again and again.
 
-        Damaged rows are parked. Rows that are not next of their ordering key get no due time.
+        Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
         if page.damaged or page.not_next:
             damaged: list[DamagedRow] = []
