@@ -252,7 +252,7 @@ class Outbox:
         def put_back(own: sqlite3.Connection) -> int:
             chosen = wanted
             if chosen is None:
-                chosen = [row[0] for row in own.execute(QUERIES["parked_ids"])]
+                chosen = [id_ for (id_,) in own.execute(QUERIES["parked_ids"])]
             return change(own, self.path, chosen, what, time.time()).changed
 
         return self._write(put_back)

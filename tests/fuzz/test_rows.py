@@ -2,7 +2,6 @@
 
 import json
 from contextlib import suppress
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +11,14 @@ from reliablepub.errors import OutboxSealed
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys, sealed
 from reliablepub.outbox.entry import Entry
-from reliablepub.outbox.sqlite.rows import Unreadable, checksum_of, entry_of, rewritten, to_text
+from reliablepub.outbox.sqlite.rows import (
+    MessageRow,
+    Unreadable,
+    checksum_of,
+    entry_of,
+    rewritten,
+    to_text,
+)
 from tests.fuzz.bending import bent
 from tests.fuzz.bounds import bounded, for_long, short
 
@@ -65,7 +71,7 @@ times = st.floats(allow_nan=False) | st.floats(0, 1e10)
 
 
 @st.composite
-def rows(draw: st.DrawFn) -> tuple[Any, ...]:
+def rows(draw: st.DrawFn) -> MessageRow:
     """A row of ``any_message``, whose checksum fits."""
     m, e, r = draw(texts), draw(texts), draw(texts)
     p = draw(properties)
@@ -75,10 +81,10 @@ def rows(draw: st.DrawFn) -> tuple[Any, ...]:
     checksum = checksum_of((m, e, r, p, key), body)
     due, expires, refused = (draw(st.none() | times) for _ in range(3))
     head = (draw(whole), m, e, r, p, draw(times), due)
-    return (*head, *counts, checksum, body, expires, key, refused, draw(whole))
+    return MessageRow._make((*head, *counts, checksum, body, expires, key, refused, draw(whole)))
 
 
-def becomes_an_entry_or_is_damaged(row: tuple[Any, ...], keys: OutboxKeys | None) -> None:
+def becomes_an_entry_or_is_damaged(row: MessageRow, keys: OutboxKeys | None) -> None:
     size = sum(len(value) for value in row if isinstance(value, bytes))
     entry, words = None, ""
     with bounded(1 << 20 | 200 * size):

@@ -14,7 +14,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.rows import entry_of
+from reliablepub.outbox.sqlite.rows import MessageRow, entry_of
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -244,7 +244,8 @@ class FileMachine(StoreMachine):
             self.counts[parked[n].state] -= 1
             store = self.store
             assert isinstance(store, SqliteStore)
-            entry = entry_of(store._writer.opened().execute(QUERIES["message"], (n,)).fetchone())
+            found = store._writer.opened().execute(QUERIES["message"], (n,)).fetchone()
+            entry = entry_of(MessageRow._make(found))
             assert entry.nacked == 0
             self.entries[n] = entry
             late = self.entries[n].expires_at  # long ago

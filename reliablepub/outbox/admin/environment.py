@@ -65,7 +65,7 @@ def look_around(path: Path) -> Surroundings:
             sorted(name for (name,) in connection.execute(QUERIES[query]))
             for query in ("exchanges_named", "queues_named")
         )
-        newest = connection.execute(QUERIES["newest_stored_at"]).fetchone()
+        (newest_at,) = connection.execute(QUERIES["newest_stored_at"]).fetchone() or (0.0,)
         (is_shared,) = connection.execute(QUERIES["is_shared"]).fetchone()
     disk = shutil.disk_usage(path.parent)
     return Surroundings(
@@ -75,7 +75,7 @@ def look_around(path: Path) -> Surroundings:
         sync_ms=_sync_ms(path.parent),
         bytes_free=disk.free,
         bytes_total=disk.total,
-        ahead_s=max(0.0, newest[0] - time.time()) if newest else 0.0,
+        ahead_s=max(0.0, newest_at - time.time()),
         exchanges=exchanges,
         queues=queues,
     )

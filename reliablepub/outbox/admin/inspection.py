@@ -26,7 +26,7 @@ from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
 from reliablepub.outbox.sqlite.database import looking, reading
 from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.rows import Unreadable, content_of, entry_of
+from reliablepub.outbox.sqlite.rows import MessageRow, Unreadable, content_of, entry_of
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 if TYPE_CHECKING:
@@ -262,7 +262,8 @@ def read_position(path: Path, source: str) -> int:
     with looking(path) as (connection, has_outbox):
         query = QUERIES["position"]
         row = connection.execute(query, (source,)).fetchone() if has_outbox else None
-        return int(row[0]) if row else 0
+        (position,) = row or (0,)
+        return int(position)
 
 
 def _tables(connection: sqlite3.Connection) -> Database:
@@ -336,15 +337,15 @@ def read_contents(path: Path, id_: int, keys: OutboxKeys | None = None) -> Conte
         row = cursor.fetchone()
         if row is None:
             return None
-        columns = dict(zip((column[0] for column in cursor.description), row, strict=True))
+        columns = dict(zip((name for name, *_ in cursor.description), row, strict=True))
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
-        raw = connection.execute(QUERIES[kept], {"id": id_}).fetchone()
+        raw = MessageRow._make(connection.execute(QUERIES[kept], {"id": id_}).fetchone())
     problem = None
     try:
         entry_of(raw, keys)
     except (Unreadable, OutboxSealed) as error:
         problem = str(error)
-    text, body = columns.pop("properties"), raw[12]
+    text, body = columns.pop("properties"), raw.body
     if is_sealed(text):
         try:
             text, body = content_of(raw, keys)
@@ -380,10 +381,10 @@ def read_view(path: Path, view: str) -> Iterator[dict[str, object]]:
     while True:
         with reading(path) as connection:
             found = connection.execute(QUERIES[f"view_{view}"], (after, PIECE_ROWS))
-            names = [column[0] for column in found.description]
+            names = [name for name, *_ in found.description]
             rows = found.fetchall()
         for row in rows:
             yield dict(zip(names, row, strict=True))
         if len(rows) < PIECE_ROWS:
             return
-        after = rows[-1][0]
+        after, *_ = rows[-1]

@@ -74,12 +74,13 @@ def audit(path: Path) -> Audit:
         rows, damaged = 0, {}
         for query in ("open_contents", "parked_contents"):
             cursor = connection.execute(QUERIES[query])
-            names = [column[0] for column in cursor.description[_CONTENTS:]]
-            for row in cursor:
+            names = [name for name, *_ in cursor.description[_CONTENTS:]]
+            for message_id, exchange, routing_key, properties, key, body, *others in cursor:
                 rows += 1
-                beside = dict(zip(names, row[_CONTENTS:], strict=True))
+                beside = dict(zip(names, others, strict=True))
+                texts = (message_id, exchange, routing_key, properties, key)
                 try:
-                    check(row[:5], row[5], beside["checksum"])
+                    check(texts, body, beside["checksum"])
                 except Unreadable as error:
                     damaged[beside["id"]] = str(error)
                 else:
@@ -97,7 +98,7 @@ def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> lis
     """
     look = "quick_check" if is_quick else "integrity_check"
     try:
-        lines = [row[0] for row in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
+        lines = [line for (line,) in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
     except sqlite3.Error as error:
         if not is_damage(error):
             raise

@@ -33,7 +33,7 @@ from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
 from reliablepub.outbox.sqlite.database import open_writer, reading
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.rows import ID_MAX, Unreadable, rewritten
+from reliablepub.outbox.sqlite.rows import ID_MAX, MessageRow, Unreadable, rewritten
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import NO_CHANGE, remove, settle_left_in_flight
 from reliablepub.outbox.sqlite.transactions import commit_with_retry
@@ -243,13 +243,14 @@ class _Step:
         effect = self._effect
         for id_ in ids:
             found = self._connection.execute(QUERIES["state"], {"id": id_}).fetchone()
-            if found is None or found[0] not in FIT[self._what.action]:
+            (state,) = found or (None,)
+            if state not in FIT[self._what.action]:
                 effect.unfit.append(id_)
             elif id_ in self._in_flight:
                 effect.in_flight.append(id_)
             else:
                 try:
-                    self._apply(id_, found[0])
+                    self._apply(id_, state)
                 except (Unreadable, InvalidMessage, UnicodeDecodeError):
                     effect.damaged.append(id_)
                 else:
@@ -294,7 +295,8 @@ class _Step:
         row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
         self._connection.execute(QUERIES["park_as_it_is"], row)
         self._ledger["parked"] += 1
-        self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]
+        _, size = remove(self._connection, [id_])
+        self._ledger["open_bytes"] -= size
 
     def _discard(self, id_: int, state: str) -> None:
         self._ledger["discarded"] += 1
@@ -305,7 +307,8 @@ class _Step:
             self._connection.execute(QUERIES["remember_counts"], record)
         if state in OPEN_STATES:
             self._connection.execute(QUERIES["next_falls_due"], (id_,))
-            self._ledger["open_bytes"] -= remove(self._connection, [id_])[1]
+            _, size = remove(self._connection, [id_])
+            self._ledger["open_bytes"] -= size
         else:
             self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
             self._ledger[state] -= 1
@@ -321,8 +324,9 @@ class _Step:
 
     def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
         """The columns that the new address changes, and by how many bytes the message grows."""
-        row = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
-        before = Message(b"", row[2].decode(), row[3].decode())
+        columns = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
+        row = MessageRow._make(columns)
+        before = Message(b"", row.exchange.decode(), row.routing_key.decode())
         after = replace(
             before,
             exchange=before.exchange if self._what.exchange is None else self._what.exchange,
@@ -332,7 +336,7 @@ class _Step:
         )
         grown_bytes = after.size - before.size
         changed = rewritten(row, self._keys, exchange=after.exchange, routing_key=after.routing_key)
-        return {"size": row[16] + grown_bytes, **changed}, grown_bytes
+        return {"size": row.size + grown_bytes, **changed}, grown_bytes
 
 
 def _chunks(ids: Iterable[int]) -> Iterator[list[int]]:

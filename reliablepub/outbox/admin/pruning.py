@@ -108,14 +108,15 @@ def foresee(path: Path, times: Times) -> Pruned:
     }
     with reading(path) as connection:
         counts = connection.execute(QUERIES["prunable"], values).fetchone()
+        confirmed, attempts, interventions, keys = counts
         unused = free_pages(connection) * _page_bytes(connection)
     return Pruned(
-        confirmed=counts[0],
+        confirmed=confirmed,
         parked=given_up["parked"],
         expired=given_up["expired"],
-        attempts=counts[1],
-        interventions=counts[2],
-        keys=counts[3],
+        attempts=attempts,
+        interventions=interventions,
+        keys=keys,
         bytes_unused=unused,
     )
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
 from reliablepub.outbox.encryption import OutboxKeys, current_mark
 from reliablepub.outbox.sqlite.database import open_writer, reading
-from reliablepub.outbox.sqlite.rows import Unreadable, rewritten
+from reliablepub.outbox.sqlite.rows import MessageRow, Unreadable, rewritten
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 
@@ -71,11 +71,11 @@ def _step(
     step = Rekeyed()
     for place, id_ in chunk:
         query = "confirmed_message" if place == "confirmed" else "any_message"
-        row = connection.execute(QUERIES[query], {"id": id_}).fetchone()
-        if row is None:
+        found = connection.execute(QUERIES[query], {"id": id_}).fetchone()
+        if found is None:
             continue  # gone in between
         try:
-            columns = rewritten(row, keys, seals=True)
+            columns = rewritten(MessageRow._make(found), keys, seals=True)
         except Unreadable as error:
             step.left[id_] = str(error)
             continue

@@ -1,7 +1,8 @@
 """Finding messages: by state, address, age or reason, in an outbox of any size.
 
-Knows: the columns people ask for, through sqlite-utils. Must never know: bodies, or what is done
-with what was found.
+Knows: the columns that operators ask for, and how their conditions are joined into a statement,
+with sqlite-utils; values are bound. Must never know: bodies, or what the caller does with the
+messages.
 
 Open and parked messages are in two tables with the same columns. Each is asked only if a message in
 it can fit, in the order that is wanted, and no further than the limit: the first fifty of a million

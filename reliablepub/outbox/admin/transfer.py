@@ -28,7 +28,7 @@ from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.database import open_writer, reading
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import WritingConnection
-from reliablepub.outbox.sqlite.rows import Unreadable, entry_of, misfits
+from reliablepub.outbox.sqlite.rows import MessageRow, Unreadable, entry_of, misfits
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import NO_CHANGE, remove
 from reliablepub.outbox.sqlite.transactions import commit_with_retry
@@ -117,8 +117,7 @@ def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Bro
         with reported(path):
             connection.execute(QUERIES["remember_known"])
             connection.execute(QUERIES["index_known"])
-            row = connection.execute(QUERIES["position"], (source,)).fetchone()
-        done = row[0] if row else 0
+            (done,) = connection.execute(QUERIES["position"], (source,)).fetchone() or (0,)
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -214,13 +213,11 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _raw(row: dict[str, Any]) -> tuple[Any, ...]:
+def _raw(row: dict[str, Any]) -> MessageRow:
     """The row as `entry_of` reads it."""
-    head = [row[name].encode() for name in ("message_id", "exchange", "routing_key", "properties")]
-    counts = [row[name] for name in ("nacked", "returned", "refused", "uncertain")]
-    key = row["ordering_key"]
-    return (
-        *(0, *head, row["stored_at"], row["due_at"], *counts, row["checksum"], row["body"]),
-        *(row["expires_at"], None if key is None else key.encode(), row["refused_at"]),
-        row["size"],
-    )
+    texts: dict[str, Any] = {
+        name: None if (text := row[name]) is None else text.encode()
+        for name in (*_TEXTS, "ordering_key")
+    }
+    others = {name: row[name] for name in MessageRow._fields if name not in texts and name != "id"}
+    return MessageRow(id=0, **texts, **others)

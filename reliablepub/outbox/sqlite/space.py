@@ -94,8 +94,8 @@ def free_pages(connection: sqlite3.Connection) -> int:
 
 def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
     """Return the ``message_id`` that was enqueued under a key before, or None."""
-    row = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone()
-    return None if row is None else str(row[0])
+    (first,) = cursor.execute(QUERIES["key"], {"key": key, "now": now}).fetchone() or (None,)
+    return None if first is None else str(first)
 
 
 def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:

@@ -1,7 +1,11 @@
-"""The named statements of ``queries.sql``, and the splitting of scripts into statements.
+"""The named statements of ``queries.sql``, and how a script is cut into statements.
 
-Knows: where this package has its ``.sql`` files, and their convention (``-- name: xyz``). Must
-never know: what a statement means.
+Knows: where this package keeps its ``.sql`` files, their convention (``-- name: xyz``), and how an
+insert of one row becomes one of many. Must never know: what any statement means.
+
+SQL is put together from strings in two places, from constants only: `of_rows` repeats the
+parameters of a row, and ``outbox/admin/selection.py`` joins the conditions that an operator asks
+for. Values are always bound. Pragmas, ``BEGIN`` and ``COMMIT`` stand where they are used.
 """
 
 from __future__ import annotations
@@ -54,3 +58,10 @@ def _named(text: str) -> dict[str, str]:
 
 
 QUERIES: Final = _named(script("queries.sql"))
+
+
+def of_rows(name: str, count: int) -> str:
+    """Return a statement that inserts one row, made to insert as many rows at once."""
+    statement = QUERIES[name].rstrip(";")
+    row = statement[statement.rindex("(") :]
+    return statement + f", {row}" * (count - 1)

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from reliablepub.errors import (
     OutboxDiskFull,
@@ -54,6 +54,7 @@ from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.rows import (
     ID_MAX,
     TIME_MAX,
+    MessageRow,
     Unreadable,
     attempt_of,
     entry_of,
@@ -69,7 +70,7 @@ from reliablepub.outbox.sqlite.space import (
     pieces,
     prune_confirmed,
 )
-from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.status_file import remove_status_file, write_status_file
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
 from reliablepub.outcome import OutcomeKind
@@ -110,12 +111,13 @@ class Page:
         looked_at = first_id - 1
         passed = passed_bytes = 0
         with closing(connection.execute(QUERIES["ready"], (first_id, last_id))) as cursor:
-            for *row, is_first in cursor:
-                if not is_first:
-                    passed, passed_bytes = passed + 1, passed_bytes + row[16]
+            for *columns, is_first in cursor:
+                row = MessageRow._make(columns)
+                if not is_first:  # and its body was not read
+                    passed, passed_bytes = passed + 1, passed_bytes + row.size
                 elif not self._take(row):
                     return looked_at
-                looked_at = int(row[0])
+                looked_at = row.id
                 if passed >= PASSED_MAX or passed_bytes > self._bytes_max:
                     return looked_at
         return last_id
@@ -143,10 +145,11 @@ class Page:
         """
         found, next_at = self._timed(connection, query, now, loaded)
         for at, id_ in found:
-            row = connection.execute(QUERIES["message"], (id_,)).fetchone()
-            if row is None:
+            columns = connection.execute(QUERIES["message"], (id_,)).fetchone()
+            if columns is None:
                 continue  # another process removed it since the index was read
-            is_keyed = row[14] is not None
+            row = MessageRow._make(columns)
+            is_keyed = row.ordering_key is not None
             if next_only and is_keyed and not _is_first(connection, id_):
                 self.not_next.append(id_)
             elif not self._take(row):
@@ -155,9 +158,12 @@ class Page:
 
     def read_first(self, connection: sqlite3.Connection, key: str, now: float) -> bool:
         """Read the first row of an ordering key, if it is due; return False if it does not fit."""
-        row = connection.execute(QUERIES["first_of_key"], {"key": key}).fetchone()
-        is_for_now = row is not None and (row[6] is None or row[6] <= now)
-        return not is_for_now or self._take(row)
+        columns = connection.execute(QUERIES["first_of_key"], {"key": key}).fetchone()
+        if columns is None:
+            return True
+        row = MessageRow._make(columns)
+        is_due = row.due_at is None or row.due_at <= now
+        return not is_due or self._take(row)
 
     def _timed(
         self, connection: sqlite3.Connection, query: str, now: float, loaded: Container[int]
@@ -173,14 +179,14 @@ class Page:
                 found.append((at, id_))
         return found, None
 
-    def _take(self, row: Any) -> bool:  # noqa: ANN401 - a row of any types
+    def _take(self, row: MessageRow) -> bool:
         """Add the entry of a row; return False if it does not fit."""
         if len(self.entries) >= self._limit:
             return False
         try:
             entry = entry_of(row, self._keys)
         except Unreadable as error:
-            self.damaged[row[0]] = str(error)
+            self.damaged[row.id] = str(error)
             return True
         self._bytes += entry.message.size
         if self.entries and self._bytes > self._bytes_max:
@@ -206,8 +212,7 @@ NO_CHANGE: Final = {
 LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
 ROWS_AT_ONCE: Final = 50
 """Rows stored by one statement, at half the cost of one statement a row."""
-_VALUES: Final = ", (" + ", ".join("?" * 9) + ")"
-_INSERT_MANY: Final = QUERIES["insert_plain_message"].rstrip(";") + _VALUES * (ROWS_AT_ONCE - 1)
+_INSERT_MANY: Final = of_rows("insert_plain_message", ROWS_AT_ONCE)
 
 _SCOPES: Final = ("held", "held_of_exchange", "held_of_address")
 """Statements that find held rows: of all destinations, of an exchange, of one routing key."""
@@ -326,7 +331,8 @@ def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:
     count = size = 0
     for first, length in id_runs(sorted(ids)):
         run = first, first + length - 1
-        size += connection.execute(QUERIES["size_of_run"], run).fetchone()[0]
+        (size_of_run,) = connection.execute(QUERIES["size_of_run"], run).fetchone()
+        size += size_of_run
         count += connection.execute(QUERIES["delete_run"], run).rowcount
     return count, size
 
@@ -363,7 +369,7 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
     exchange, routing_key, id_ = release.after or (release.exchange, release.routing_key, 0)
     after = {"exchange": exchange or "", "routing_key": routing_key or "", "id": id_}
     rows = connection.execute(QUERIES[scope], after | {"limit": release.limit}).fetchall()
-    connection.executemany(QUERIES["release"], ((release.at, row[0]) for row in rows))
+    connection.executemany(QUERIES["release"], ((release.at, id_) for id_, *_ in rows))
     release.count = len(rows)
     if rows:
         id_, exchange, routing_key = rows[-1]
@@ -514,7 +520,8 @@ class SqliteStore:
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
             next_at = page.read_timed(connection, "waiting", now, loaded, next_only=True)
-            if self._owner(connection)[2] != self._seen:
+            _, _, newest = self._owner(connection)
+            if newest != self._seen:
                 raise Intervened
         return self._readable(page), next_at
 
@@ -530,7 +537,8 @@ class SqliteStore:
         page = Page(limit, bytes_max, self._keys)
         with self._reading() as connection:
             next_at = page.read_timed(connection, "expiring", now, loaded, next_only=False)
-            if self._owner(connection)[2] != self._seen:
+            _, _, newest = self._owner(connection)
+            if newest != self._seen:
                 raise Intervened
         return self._readable(page), next_at
 
@@ -571,8 +579,8 @@ class SqliteStore:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         with self._reading() as connection:
             limits = {"first_id": first_id, "at": at}
-            row = connection.execute(QUERIES["lowest_awaited"], limits).fetchone()
-            return None if row is None else int(row[0])
+            (lowest,) = connection.execute(QUERIES["lowest_awaited"], limits).fetchone() or (None,)
+            return None if lowest is None else int(lowest)
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
@@ -612,14 +620,14 @@ class SqliteStore:
         with self._reading() as connection:
             rows = connection.execute(QUERIES["touched"], (self._seen,)).fetchall()
         if rows:
-            self._seen = rows[-1][0]
-        return [Touched(*row[1:]) for row in rows]
+            self._seen, *_ = rows[-1]
+        return [Touched(*touched) for _, *touched in rows]
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
         with self._reading() as connection:
-            row = connection.execute(QUERIES["position"], (source,)).fetchone()
-            return int(row[0]) if row else 0
+            (position,) = connection.execute(QUERIES["position"], (source,)).fetchone() or (0,)
+            return int(position)
 
     def close(self, last: Mapping[str, object] | None = None) -> None:
         """Close the connection and release the lock. Committed entries remain.
@@ -652,7 +660,7 @@ class SqliteStore:
         # be in the page cache only. The checkpoint writes and syncs them into the database.
         with behind_next_commit(connection), transaction(connection, self.path):
             limits = {"id_max": ID_MAX, "time_max": TIME_MAX}
-            never_read = [row[0] for row in connection.execute(QUERIES["never_read"], limits)]
+            never_read = [id_ for (id_,) in connection.execute(QUERIES["never_read"], limits)]
             if never_read:
                 reasons = dict.fromkeys(never_read, NEVER_READ)
                 self._damaged += park_damaged(connection, reasons, now)
