@@ -1,4 +1,4 @@
-"""`reliablepub demo`: real records published through crashes, and counted on the other side.
+"""`reliablepub demo`: publishes real records through crashes, and counts what a consumer receives.
 
-It uses the command line and public names only, so that it shows nothing a user could not do.
+It uses only the command line and public names, so a user can do everything that it shows.
 """

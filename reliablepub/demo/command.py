@@ -1,4 +1,4 @@
-"""`reliablepub demo`: the command.
+"""The command `reliablepub demo`.
 
 Knows: options, the terminal and exit codes. Must never know: what happens in the demo.
 """
@@ -70,5 +70,5 @@ def demo(url: str | None, records: int, *, as_json: bool, keep: bool) -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """End as by Ctrl-C: what was started is ended."""
+    """Handle SIGTERM like Ctrl-C, so that all started processes are ended."""
     raise KeyboardInterrupt

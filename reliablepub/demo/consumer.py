@@ -1,11 +1,11 @@
-"""The other side: queues of the demo's own, and a consumer that counts what arrives in them.
+"""The demo's queues, and a consumer that counts what arrives in them.
 
-Knows: pika's blocking connection, as any consumer would use it. Must never know: the outbox, or
-what the publisher thinks of a message.
+Knows: pika's blocking connection, as used by any consumer. Must never know: the outbox, or a
+message's state in the publisher.
 
-A message counts when it is acknowledged by us; one that the broker delivers again, or that was
-published again, is a duplicate. Duplicates are expected; what is checked is that each carries the
-``message_id`` of an earlier delivery of the same record.
+The first delivery of a record counts; a later one, redelivered by the broker or published again, is
+a duplicate. Duplicates are expected. Each must carry the ``message_id`` of the first delivery of
+its record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Topology:
     carriers: tuple[str, ...]
 
     def queues(self) -> Iterable[tuple[str, str]]:
-        """Name and binding of each queue."""
+        """Name and binding key of each queue."""
         for carrier in self.carriers:
             yield f"{self.exchange}.{carrier}", f"flight.{carrier}.*"
 
@@ -49,7 +49,7 @@ class Topology:
                 channel.queue_bind(queue, self.exchange, binding)
 
     def delete(self, url: str) -> None:
-        """Leave nothing behind."""
+        """Delete the queues and the exchange."""
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
             channel = connection.channel()
             for queue, _ in self.queues():
@@ -59,15 +59,15 @@ class Topology:
 
 @dataclass(slots=True)
 class Count:
-    """What has arrived.
+    """Counts of deliveries.
 
     Attributes:
-        ids: the ``message_id`` under which each record first arrived.
-        duplicates: deliveries after the first of a record.
-        redelivered: of those, the ones that the broker itself delivered again.
-        unknown_ids: deliveries of a known record under an id that it did not have before.
-        damaged: deliveries whose body is not the record's line.
-        crashes: how often the broker was gone: its port refused.
+        ids: for each record that has arrived, the ``message_id`` of its first delivery.
+        duplicates: deliveries of a record after its first.
+        redelivered: duplicates that the broker redelivered.
+        unknown_ids: duplicates with another ``message_id`` than the record's first delivery.
+        damaged: deliveries whose body differs from the record's line.
+        crashes: crashes of the broker, seen as refused connections.
     """
 
     ids: dict[int, str | None] = field(default_factory=dict)
@@ -88,13 +88,16 @@ class Count:
 
 
 class Consumer(threading.Thread):
-    """Consumes every queue, and connects again whenever the broker is gone.
+    """A thread that consumes all queues, and reconnects whenever the broker is gone.
 
     Args:
-        url: of the broker.
-        topology: its queues.
+        url: URL of the broker.
+        topology: the queues.
         checksums: CRC-32 of the body of each record.
-        say: told when the broker goes and comes back.
+        say: called with a text when the broker is gone and when it is back.
+
+    Attributes:
+        count: counts of deliveries so far.
     """
 
     def __init__(
@@ -115,7 +118,7 @@ class Consumer(threading.Thread):
 
     @property
     def quiet_s(self) -> float:
-        """Seconds since something arrived."""
+        """Seconds since the last delivery."""
         return time.monotonic() - self._last_at
 
     def end(self) -> None:

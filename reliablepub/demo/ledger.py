@@ -1,6 +1,7 @@
-"""The ledger: what was to be published against what arrived, and everything that happened between.
+"""The demo's ledger: compares the records to publish with the records that arrived.
 
-Knows: numbers from both sides, and which of them must agree. Must never know: how they came about.
+Knows: numbers of publisher and consumer, and which of them must agree. Must never know: how they
+were obtained.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from reliablepub.demo.consumer import Count
 
 @dataclass(frozen=True, slots=True)
 class Happenings:
-    """What went wrong on the way, as the outbox's history tells it.
+    """Failed attempts, from the outbox's history.
 
     Attributes:
         nacked: attempts that a queue refused.
         returned: attempts that the broker returned.
-        uncertain: attempts whose fate was unknowable, so that they were made again.
-        connections_lost: how often a connection was lost with messages in flight.
+        uncertain: attempts whose outcome is unknown, and that were repeated.
+        connections_lost: connections lost with messages in flight.
     """
 
     nacked: int = 0
@@ -34,7 +35,7 @@ class Happenings:
 
 
 def read_happenings(outbox: Path) -> Happenings:
-    """Count the ``reliablepub_history`` of an outbox, without disturbing the relay."""
+    """Count the rows of an outbox's ``reliablepub_history``, read-only."""
     connection = sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)
     try:
         outcomes = dict(
@@ -59,20 +60,20 @@ class Ledger:
     """The result of a demo.
 
     Attributes:
-        records: how many there were to publish.
-        stored: messages that the outbox ever accepted.
-        confirmed: of those, confirmed by the broker.
-        parked: of those, given up.
-        open: of those, still on their way.
-        consumed: different records that arrived.
-        lost: records that did not.
-        duplicates: deliveries beyond the first of a record.
-        redelivered: of those, the ones that the broker delivered again by itself.
-        unknown_ids: of those, the ones without the ``message_id`` of the first delivery.
-        damaged: deliveries whose body is not what was published.
+        records: number of records to publish.
+        stored: messages that the outbox has accepted.
+        confirmed: messages that the broker has confirmed.
+        parked: messages that were parked or have expired.
+        open: messages that are not settled.
+        consumed: distinct records that arrived.
+        lost: records that did not arrive.
+        duplicates: deliveries of a record after its first.
+        redelivered: duplicates that the broker redelivered.
+        unknown_ids: duplicates with another ``message_id`` than the record's first delivery.
+        damaged: deliveries whose body differs from the published one.
         killed: how often the publisher was killed.
         crashed: how often the broker crashed.
-        happenings: what else went wrong.
+        happenings: failed attempts.
     """
 
     records: int
@@ -100,13 +101,13 @@ class Ledger:
         *,
         killed: int,
     ) -> Ledger:
-        """Close the account.
+        """Make the ledger at the end of a demo.
 
         Args:
-            records: numbers 1 to this were to be published.
-            status: of the outbox at the end.
-            count: what the consumer saw.
-            happenings: from the outbox's history.
+            records: number of records to publish; they are numbered from 1.
+            status: status of the outbox at the end.
+            count: counts of the consumer.
+            happenings: failed attempts, from the outbox's history.
             killed: how often the publisher was killed.
         """
         consumed = sum(1 for number in range(1, records + 1) if number in count.ids)
@@ -128,7 +129,7 @@ class Ledger:
         )
 
     def problems(self) -> Iterator[str]:
-        """Everything that must not be, in words."""
+        """One sentence for each number that breaks the promise."""
         if self.lost:
             yield f"{self.lost} records are lost"
         if self.stored != self.records:
@@ -143,14 +144,14 @@ class Ledger:
             yield f"{self.damaged} deliveries have another body than was published"
 
     def as_dict(self) -> dict[str, object]:
-        """The ledger as JSON wants it."""
+        """The ledger as a flat dict, for JSON."""
         row: dict[str, object] = asdict(self)
         row |= asdict(self.happenings)
         del row["happenings"]
         return row | {"problems": list(self.problems())}
 
     def table(self) -> Table:
-        """The ledger as people want it."""
+        """The ledger as a table for the terminal."""
         what = self.happenings
         table = Table(title="LEDGER", title_justify="left", show_header=False)
         table.add_column("what")
@@ -160,15 +161,15 @@ class Ledger:
             ("records", self.records, "to be published"),
             ("stored", self.stored, "in the outbox, on disk"),
             ("confirmed", self.confirmed, "the broker took responsibility"),
-            ("parked", self.parked, "given up, kept for a person"),
-            ("consumed", self.consumed, "different records that arrived"),
+            ("parked", self.parked, "given up, kept for an operator"),
+            ("consumed", self.consumed, "distinct records that arrived"),
             ("lost", self.lost, "records that did not arrive"),
             (
                 "duplicates",
                 self.duplicates,
                 f"{self.redelivered} of them redelivered by the broker",
             ),
-            ("unknown ids", self.unknown_ids, "duplicates under a message_id of their own"),
+            ("unknown ids", self.unknown_ids, "duplicates with another message_id"),
             ("damaged", self.damaged, "deliveries with another body than was published"),
         ]
         for name, number, remark in rows:
@@ -178,9 +179,9 @@ class Ledger:
             ("publisher killed", self.killed, "SIGKILL"),
             ("broker crashed", self.crashed, "its port refused connections"),
             ("connections lost", what.connections_lost, "with messages in flight"),
-            ("uncertain", what.uncertain, "attempts without an answer, made again"),
-            ("nacked", what.nacked, "attempts that a queue refused, made again later"),
-            ("returned", what.returned, "attempts that found no queue, made again later"),
+            ("uncertain", what.uncertain, "attempts without an answer, repeated"),
+            ("nacked", what.nacked, "attempts that a queue refused, repeated later"),
+            ("returned", what.returned, "attempts that found no queue, repeated later"),
         ]
         for name, number, remark in rows:
             table.add_row(name, f"{number:,}".replace(",", " "), remark)

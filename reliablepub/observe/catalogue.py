@@ -1,12 +1,12 @@
-"""Every metric there is: its name, its type, and what it means.
+"""The catalogue of all metrics: name, type and meaning.
 
-Knows: names. Must never know: where a value comes from, or any client library. The documentation,
-the alert rules and the dashboard are held equal to this table by tests.
+Knows: names. Must never know: where a value comes from, or any client library. Tests hold the
+documentation, the alert rules and the dashboard equal to this table.
 
-Names follow Prometheus: the prefix of the application, base units, ``_total`` for what only grows.
-There are few labels: ``outbox`` on each, and outcomes. Exchanges and routing keys are none, on
-purpose: each value of a label is a time series of its own, for as long as the server keeps them,
-and a routing key may well hold an order number.
+Names follow Prometheus' conventions: application prefix, base units, ``_total`` for counters. The
+only labels are ``outbox``, on every metric, and outcomes or endings. Exchanges and routing keys are
+no labels: each value of a label makes a time series, which the server keeps, and a routing key may
+contain an order number.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from enum import StrEnum
 from typing import Final
 
 OUTBOX_LABEL: Final = "outbox"
-"""On every metric: the name that was given to `Metrics`."""
+"""Label of every metric; its value is the name given to `Metrics`."""
 
 LATENCY_BUCKETS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25),
     *(0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
-"""From a queue in memory to the default deadline of a confirm."""
+"""Bounds in seconds, from a queue in memory to the default confirm timeout."""
 
 
 class Type(StrEnum):
-    """Of a metric, as Prometheus calls it."""
+    """Type of a metric, as Prometheus names it."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -38,11 +38,11 @@ class Metric:
     """One metric.
 
     Attributes:
-        name: as it is exposed.
-        type: what it does over time.
-        means: in a sentence, for people.
-        label: besides `OUTBOX_LABEL`; empty for none.
-        values: that the label may have; all of them are there from the start.
+        name: exposed name.
+        type: Prometheus type.
+        means: its meaning in one sentence; the help text.
+        label: label besides `OUTBOX_LABEL`; empty if there is none.
+        values: all values of that label; each is exposed from the start.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that queries may use."""
+        """Names of the time series, as used in queries."""
         if self.type is Type.HISTOGRAM:
             return tuple(f"{self.name}_{end}" for end in ("bucket", "count", "sum"))
         return (self.name,)
@@ -71,7 +71,7 @@ EVENT_METRICS: Final = (
     Metric(
         "reliablepub_sent_attempts_total",
         Type.COUNTER,
-        "Messages written to the wire, each as often as it was.",
+        "Messages written to the wire, counted once for each attempt.",
     ),
     Metric(
         "reliablepub_ended_attempts_total",
@@ -83,7 +83,7 @@ EVENT_METRICS: Final = (
     Metric(
         "reliablepub_given_up_messages_total",
         Type.COUNTER,
-        "Messages that the relay has given up, by what became of them.",
+        "Messages that the relay has given up: parked, expired or discarded.",
         "ending",
         ENDINGS,
     ),
@@ -95,10 +95,10 @@ EVENT_METRICS: Final = (
     Metric(
         "reliablepub_blocked_seconds_total",
         Type.COUNTER,
-        "Time for which the broker took no publishes (connection.blocked).",
+        "Time for which the broker accepted no publishes (connection.blocked).",
     ),
 )
-"""Counted by the publisher that tells of them, since this process began."""
+"""Counted from the events of this process's publisher, since the process began."""
 
 STATUS_METRICS: Final = (
     Metric(
@@ -109,7 +109,7 @@ STATUS_METRICS: Final = (
     Metric(
         "reliablepub_blocked",
         Type.GAUGE,
-        "1 while the broker takes no publishes, else 0.",
+        "1 while the broker accepts no publishes, else 0.",
     ),
     Metric(
         "reliablepub_connections_total",
@@ -124,7 +124,7 @@ STATUS_METRICS: Final = (
     Metric(
         "reliablepub_window_messages",
         Type.GAUGE,
-        "Most messages that may be in flight for now.",
+        "Current limit of messages in flight.",
     ),
     Metric(
         "reliablepub_buffered_messages",
@@ -134,40 +134,40 @@ STATUS_METRICS: Final = (
     Metric(
         "reliablepub_aside_messages",
         Type.GAUGE,
-        "Messages set aside: connections were lost over them without blame.",
+        "Messages set aside: connections were lost while they were alone in flight.",
     ),
     Metric(
         "reliablepub_paused_destinations",
         Type.GAUGE,
-        "Destinations to which nothing is sent for now, because they refuse (Breaker).",
+        "Destinations that are paused because they refuse messages (Breaker).",
     ),
     Metric(
         "reliablepub_paused_messages",
         Type.GAUGE,
-        "Messages that wait for these, of the 100 that were paused first.",
+        "Messages that wait for paused destinations (of the 100 that were paused first).",
     ),
     Metric(
         "reliablepub_contradictions_total",
         Type.COUNTER,
-        "Confirms and returns of the broker that made no sense.",
+        "Confirms and returns of the broker that match no publish in flight.",
     ),
     Metric(
         "reliablepub_stale_events_total",
         Type.COUNTER,
-        "Events of channels that were over; they change nothing.",
+        "Events of channels that had ended; they were ignored.",
     ),
     Metric(
         "reliablepub_callback_errors_total",
         Type.COUNTER,
-        "How often a hook or another callback of the application has raised.",
+        "Exceptions raised by hooks and other callbacks of the application.",
     ),
     Metric(
         "reliablepub_relay_turns_total",
         Type.COUNTER,
-        "Turns of the relay; an idle one takes some every second.",
+        "Turns of the relay; an idle relay takes several each second.",
     ),
 )
-"""Of a publisher's `Status` at the time of the scrape; the states only while it is open."""
+"""Read from the publisher's `Status` at the scrape; gauges only while the publisher is open."""
 
 LEDGER_METRICS: Final = (
     Metric(
@@ -178,17 +178,17 @@ LEDGER_METRICS: Final = (
     Metric(
         "reliablepub_parked_messages",
         Type.GAUGE,
-        "Messages given up and kept for a person.",
+        "Messages given up and kept for an operator.",
     ),
     Metric(
         "reliablepub_expired_messages",
         Type.GAUGE,
-        "Messages whose own deadline passed first, kept too.",
+        "Messages whose deadline passed before they were confirmed, kept for an operator.",
     ),
     Metric(
         "reliablepub_ledger_stored_messages_total",
         Type.COUNTER,
-        "Messages ever accepted, by anybody.",
+        "Messages ever accepted, by any process.",
     ),
     Metric(
         "reliablepub_ledger_confirmed_messages_total",
@@ -198,10 +198,10 @@ LEDGER_METRICS: Final = (
     Metric(
         "reliablepub_ledger_discarded_messages_total",
         Type.COUNTER,
-        "Messages ever thrown away, by a person or the policy.",
+        "Messages ever discarded, by an operator or by the retry policy.",
     ),
 )
-"""The ledger: of the file where there is one, and so of everybody who uses it; else of memory."""
+"""The ledger: of the outbox file, which all processes share, or of memory if there is no file."""
 
 OUTBOX_METRICS: Final = (
     Metric(
@@ -217,27 +217,27 @@ OUTBOX_METRICS: Final = (
     Metric(
         "reliablepub_oldest_open_age_seconds",
         Type.GAUGE,
-        "Age of the open message that was stored first; 0 without one.",
+        "Age of the oldest open message; 0 if none is open.",
     ),
     Metric(
         "reliablepub_waiting_messages",
         Type.GAUGE,
-        "Open messages that wait for a time to be sent, or sent again.",
+        "Open messages that wait until they are due: delayed messages and retries.",
     ),
     Metric(
         "reliablepub_held_ordering_keys",
         Type.GAUGE,
-        "Ordering keys that a parked message holds.",
+        "Ordering keys that are held by a parked message.",
     ),
     Metric(
         "reliablepub_outbox_size_bytes",
         Type.GAUGE,
-        "The database and its write-ahead log.",
+        "Size of the database and its write-ahead log.",
     ),
     Metric(
         "reliablepub_outbox_log_size_bytes",
         Type.GAUGE,
-        "Of these, the log; it grows while a read transaction stays open.",
+        "Size of the write-ahead log; it grows while a read transaction stays open.",
     ),
     Metric(
         "reliablepub_outbox_disk_full",
@@ -247,9 +247,9 @@ OUTBOX_METRICS: Final = (
     Metric(
         "reliablepub_outbox_disk_free_bytes",
         Type.GAUGE,
-        "Free on the disk below it.",
+        "Free space on the disk of the outbox.",
     ),
 )
-"""Of the file, read at the time of the scrape; only where `Metrics` was told of one."""
+"""Read from the outbox file at the scrape. Only if `Metrics` was given an outbox."""
 
 CATALOGUE: Final = (*EVENT_METRICS, *STATUS_METRICS, *LEDGER_METRICS, *OUTBOX_METRICS)

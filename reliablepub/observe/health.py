@@ -1,14 +1,14 @@
-"""Health over HTTP: whether a relay turns, whether it reaches the broker, and its metrics.
+"""Health checks and metrics over HTTP.
 
-Knows: HTTP, `Status`. Must never know: how a publisher is opened, what a metric means.
+Knows: HTTP, `Status`. Must never know: how a publisher is opened, or what a metric means.
 
-``/live``: the relay has not failed, and its thread takes turns; if not, only a restart helps.
-``/ready``: and it has a broker that takes messages; if not, a person or time may help, and a
-restart will not. ``/metrics`` is what whoever starts this server passes in.
+``/live``: the relay has not failed, and its thread takes turns. If not, only a restart helps.
+``/ready``: the broker accepts messages. If not, an operator or time may help, but no restart.
+``/metrics``: the exposition that the caller passes in.
 
-Anyone who reaches the port can ask. So a request has a deadline and a size, there are so many
-connections at most, and no words of the broker are shown, which may name users and hosts: they are
-in the log, and in ``reliablepub watch``.
+Every client that reaches the port may send requests. So requests have a deadline and a maximum
+size, and the number of connections is limited. Replies of the broker are not shown, since they may
+name users and hosts; they are in the log and in ``reliablepub watch``.
 """
 
 from __future__ import annotations
@@ -28,27 +28,29 @@ from typing import Any, Final, Self, TypeAlias
 from reliablepub.relay.status import Link, Status
 
 Exposition: TypeAlias = tuple[str, bytes]
-"""A content type, and what is of it."""
+"""Content type and body."""
 
 TURN_WITHIN_S: Final = 10.0
-"""A relay that takes no turn for so long is not alive; an idle one takes twenty a second."""
+"""Seconds without a turn after which a relay is not live; an idle relay takes 20 a second."""
 CONNECTIONS_MAX: Final = 16
-"""At once; beyond it the one that has been sending its request for longest gives way."""
+"""Maximum number of connections. A new one replaces the one whose request has been incomplete for
+longest."""
 REQUEST_WITHIN_S: Final = 5.0
-"""A request has arrived by then, however it trickles; and as long for the answer to be taken."""
+"""Seconds for a complete request to arrive, and again for the client to read the answer."""
 REQUEST_BYTES_MAX: Final = 8_192
+"""Maximum size of a request's head."""
 _LOOK_S: Final = 0.02
-_FAILED: Final = "the relay has failed; the log tells why"
+_FAILED: Final = "the relay has failed; the log has the cause"
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
 class Health:
-    """Answers in words and truth values, without HTTP.
+    """The health checks, without HTTP.
 
     Args:
-        look: the status now.
-        turn_within_s: how long a turn is waited for.
+        look: returns the current status.
+        turn_within_s: how long to wait for a turn of the relay, in seconds.
     """
 
     def __init__(self, look: Callable[[], Status], *, turn_within_s: float = TURN_WITHIN_S) -> None:
@@ -56,7 +58,7 @@ class Health:
         self._turn_within_s = turn_within_s
 
     def live(self) -> tuple[bool, dict[str, object]]:
-        """Whether the relay takes a turn, for which it is given a moment."""
+        """Whether the relay takes a turn within ``turn_within_s``; waits for it."""
         turns = self._look().turns
         give_up_at = time.monotonic() + self._turn_within_s
         while (status := self._look()).turns == turns:
@@ -69,7 +71,7 @@ class Health:
         return True, {"live": True, "reasons": []}
 
     def ready(self) -> tuple[bool, dict[str, object]]:
-        """Whether messages get through to the broker now, and what is in the way."""
+        """Whether the broker accepts messages now, and if not, why."""
         status = self._look()
         reasons = _in_the_way(status)
         return not reasons, {
@@ -95,19 +97,20 @@ def _in_the_way(status: Status) -> list[str]:
 
 
 class HealthServer:
-    """Serves them, from threads of its own, between ``with`` and its end.
+    """HTTP server for health checks and metrics. Serves within its ``with`` block, on own threads.
 
     Args:
-        host: which address to listen on.
-        port: likewise; 0 for any.
-        health: answers.
-        expose: metrics, given what the client accepts; or a text that says why there are none.
+        host: address to listen on.
+        port: port to listen on; 0 for any free port.
+        health: the health checks.
+        expose: returns the metrics for an ``Accept`` header; or a text that says why there are
+            none.
 
     Attributes:
-        url: where it listens.
+        url: URL of the server.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: the server cannot listen on this address.
     """
 
     def __init__(
@@ -121,7 +124,7 @@ class HealthServer:
         )
 
     def __enter__(self) -> Self:
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
         return self
 
@@ -131,7 +134,7 @@ class HealthServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Answer no more."""
+        """Stop serving, and close the port."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -151,12 +154,12 @@ class _Server(ThreadingHTTPServer):
         self.health = health
         self.expose = expose
         self._lock = threading.RLock()
-        self._reading: dict[socket.socket, None] = {}  # in the order in which they came
+        self._reading: dict[socket.socket, None] = {}  # oldest first
         self._answering: set[socket.socket] = set()
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - the base's
-        """Answer on a thread of its own, if there may be one more."""
+        """Answer a connection on a new thread, within `CONNECTIONS_MAX`."""
         with self._lock:
             if len(self._reading) + len(self._answering) >= CONNECTIONS_MAX:
                 oldest = next(iter(self._reading), None)
@@ -165,19 +168,19 @@ class _Server(ThreadingHTTPServer):
                     return
                 del self._reading[oldest]
                 with suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes, and ends
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up and ends
             self._reading[request] = None
         super().process_request(request, client_address)
 
     def has_read(self, request: socket.socket) -> None:
-        """The request of this connection is there."""
+        """Note that the request of a connection is complete."""
         with self._lock:
             if request in self._reading:
                 del self._reading[request]
                 self._answering.add(request)
 
     def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base's
-        """The connection ends."""
+        """End a connection."""
         super().shutdown_request(request)
         with self._lock:
             self._reading.pop(request, None)
@@ -192,14 +195,14 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Read all of the request, before any of it is looked at."""
+        """Read the complete request before parsing it, so that the deadline covers all of it."""
         super().setup()
         self.rfile = io.BytesIO(self._request())
         self.connection.settimeout(REQUEST_WITHIN_S)
         self.server.has_read(self.connection)
 
     def _request(self) -> bytes:
-        """The head of the request; nothing where it does not come in time, or is too long."""
+        """The head of the request; empty if it does not arrive in time, or is too long."""
         until = time.monotonic() + REQUEST_WITHIN_S
         head = b""
         try:
@@ -217,7 +220,7 @@ class _Handler(BaseHTTPRequestHandler):
         return head
 
     def do_GET(self) -> None:
-        """Answer."""
+        """Answer a request."""
         match self.path.partition("?")[0]:
             case "/live":
                 self._answer_json(*self.server.health.live())
@@ -232,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base's way
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base's name
-        """Say nothing: one line for each scrape would hide the others."""
+        """Log nothing: a line for each scrape would drown the rest of the log."""
 
     def _answer_json(self, is_well: bool, values: dict[str, object]) -> None:  # noqa: FBT001 - as given
         status = HTTPStatus.OK if is_well else HTTPStatus.SERVICE_UNAVAILABLE
@@ -250,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
-        with suppress(OSError):  # a client that takes no answer
+        with suppress(OSError):  # the client does not read the answer
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)

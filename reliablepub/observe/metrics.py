@@ -1,11 +1,11 @@
-"""Metrics for Prometheus: a hook that counts, and a collector that looks when it is scraped.
+"""Metrics for Prometheus: a hook that counts events, and a collector that reads state at a scrape.
 
-Knows: events, `Status`, an outbox's status, prometheus-client. Must never know: what is done about
-a value, who asks for it.
+Knows: events, `Status`, an outbox's status, prometheus-client. Must never know: what a value is
+used for.
 
-What happens is counted on the relay's thread, in plain numbers that nobody else writes. What *is*
-(open, in flight, the oldest) is read when a scrape asks for it, so nothing runs in between, and no
-value is older than its scrape.
+Events are counted on the relay's thread, in plain numbers that no other thread writes. State (open
+messages, messages in flight, oldest message) is read at the scrape. So nothing runs between
+scrapes, and no value is older than its scrape.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ except ImportError as error:
 
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Sample: TypeAlias = tuple[str, str, float]
-"""Name, value of the label besides the outbox's, and the value."""
+"""Name of the metric, value of its second label (or empty), and number."""
 
 _STATUS_COUNTERS: Final = {
     "reliablepub_connections_total": "connects",
@@ -69,23 +69,26 @@ _STATUS_COUNTERS: Final = {
     "reliablepub_callback_errors_total": "callback_errors",
     "reliablepub_relay_turns_total": "turns",
 }
-"""Fields of `Status` that only grow while one publisher is open."""
+"""Fields of `Status` that only grow while a publisher is open."""
 
 
 class Metrics:
-    """Metrics of one outbox, or of one publisher without a disk.
+    """Prometheus metrics of one outbox, or of one publisher without an outbox.
 
-    Give it to the publisher, which tells it what happens and shows it how it is doing::
+    A `Metrics` is a hook of the publisher::
 
         metrics = Metrics("orders", outbox="outbox.db")
         Publisher(url, outbox="outbox.db", hooks=[metrics])
 
-    A process that only enqueues may have one without a publisher: it exposes what the file tells.
+    A process that only enqueues may use it without a publisher; then only the metrics of the file
+    are exposed.
 
     Args:
-        name: value of the label ``outbox``; each `Metrics` of a registry has its own.
-        outbox: path of the file, to expose the ledger, the age of the backlog and the disk too.
-        registry: where to register; prometheus-client's default one unless given.
+        name: value of the label ``outbox``; unique in the registry.
+        outbox: path of the outbox, to expose the metrics of the file (ledger, age of the oldest
+            open message, disk).
+        registry: registry in which the metrics are registered; prometheus-client's default
+            registry unless given.
 
     Raises:
         ConfigurationError: the registry has metrics of this name already.
@@ -101,34 +104,37 @@ class Metrics:
         self.name: Final = name
         self._outbox = None if outbox is None else absolute(outbox)
         self._publisher: Watched | None = None
-        self._before: Counter[str] = Counter()  # of publishers that have ended
+        self._before: Counter[str] = Counter()  # status counters of publishers that have ended
         self._stored = 0
         self._sent = 0
         self._ended: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self._given_up: dict[str, int] = dict.fromkeys(ENDINGS, 0)
         self._latencies = [0] * (len(LATENCY_BUCKETS_S) + 1)
         self._latency_sum_s = 0.0
-        # One tuple, so that a scrape sees both or neither change.
+        # One tuple, so that a scrape sees both values change at once.
         self._blocked: tuple[float, float | None] = (0.0, None)
         self._board = _board_of(registry)
         self._board.add(self)
 
     def unregister(self) -> None:
-        """Expose nothing more; the name is free again."""
+        """Remove the metrics from the registry; the name can be used again."""
         self._board.remove(self)
 
     # ------------------------------------------------------------------ told on the relay's thread
 
     def watch(self, publisher: Watched) -> None:
-        """Look at this publisher from now on; at one at a time.
+        """Use the status of this publisher from now on.
 
         Raises:
-            ConfigurationError: they are another publisher's, which is open.
+            ConfigurationError: another publisher that is still open uses these metrics.
         """
         last = self._publisher
         if last is not None:
             if not last.is_ended:
-                msg = f"the metrics {self.name!r} are another publisher's; give this one its own"
+                msg = (
+                    f"the metrics {self.name!r} are in use by another publisher; give this one "
+                    "metrics of its own"
+                )
                 raise ConfigurationError(msg)
             self._before += Counter(
                 {name: getattr(last.status, field) for name, field in _STATUS_COUNTERS.items()}
@@ -136,74 +142,75 @@ class Metrics:
         self._publisher = publisher
 
     def on_stored(self, events: Sequence[MessageStored]) -> None:
-        """Count them."""
+        """Count accepted messages."""
         self._stored += len(events)
 
     def on_sent(self, events: Sequence[AttemptBegun]) -> None:
-        """Count them."""
+        """Count written messages."""
         self._sent += len(events)
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """Count them, and how long they took."""
+        """Count confirmed attempts, and record their latency."""
         self._ended["confirmed"] += len(events)
         for event in events:
             self._latencies[bisect_left(LATENCY_BUCKETS_S, event.latency_s)] += 1
             self._latency_sum_s += event.latency_s
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """Count them."""
+        """Count returned attempts."""
         self._ended["returned"] += len(events)
 
     def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """Count them."""
+        """Count nacked attempts."""
         self._ended["nacked"] += len(events)
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """Count them."""
+        """Count refused attempts."""
         self._ended["refused"] += len(events)
 
     def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """Count them."""
+        """Count uncertain attempts."""
         self._ended["uncertain"] += len(events)
 
     def on_parked(self, events: Sequence[MessageGivenUp]) -> None:
-        """Count them."""
+        """Count parked messages."""
         self._given_up["parked"] += len(events)
 
     def on_expired(self, events: Sequence[MessageGivenUp]) -> None:
-        """Count them."""
+        """Count expired messages."""
         self._given_up["expired"] += len(events)
 
     def on_discarded(self, events: Sequence[MessageGivenUp]) -> None:
-        """Count them."""
+        """Count discarded messages."""
         self._given_up["discarded"] += len(events)
 
     def on_blocked(self, events: Sequence[LinkChanged]) -> None:
-        """The time begins to count; another reason is no other beginning."""
+        """Start the blocked time, unless it runs: a new reason of the block is an event too."""
         del events
         blocked_s, since = self._blocked
         self._blocked = (blocked_s, time.monotonic() if since is None else since)
 
     def on_unblocked(self, events: Sequence[LinkChanged]) -> None:
-        """The time is over."""
+        """Stop the blocked time."""
         del events
         self._blocked = (self._blocked_s(), None)
 
     def on_disconnected(self, events: Sequence[LinkChanged]) -> None:
-        """A connection that is gone is not blocked."""
+        """Stop the blocked time: a lost connection is not blocked."""
         self.on_unblocked(events)
 
     # ------------------------------------------------------------------ asked by a scrape
 
     def samples(self) -> Iterator[Sample]:
-        """What is exposed now, but for the histogram."""
+        """All current values except the histogram."""
         publisher = self._publisher
         status: Status | None = None if publisher is None else publisher.status
         if publisher is not None and status is not None:
             yield from self._events()
             for name, field in _STATUS_COUNTERS.items():
                 yield name, "", self._before[name] + getattr(status, field)
-            if not publisher.is_ended or status.link is Link.FAILED:  # which has to be seen
+            # Gauges of a closed publisher vanish; those of a failed one stay, to be alerted on.
+            if not publisher.is_ended or status.link is Link.FAILED:
                 yield from _states(status)
         if self._outbox is not None:
             yield from _of_file(self._outbox)
@@ -211,7 +218,7 @@ class Metrics:
             yield from _ledger(status.counters)
 
     def latencies(self) -> tuple[list[tuple[str, float]], float] | None:
-        """The buckets of the histogram, cumulative, and the sum; None without a publisher."""
+        """Cumulative buckets and sum of the latency histogram; None without a publisher."""
         if self._publisher is None:
             return None
         limits = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
@@ -243,7 +250,7 @@ def _states(status: Status) -> Iterator[Sample]:
 
 
 def _of_file(path: Path) -> Iterator[Sample]:
-    """What the file tells; a scrape does not fail because it cannot be read."""
+    """Values of the outbox file. A file that cannot be read does not make the scrape fail."""
     try:
         found = read_status(path)
         free = shutil.disk_usage(path.parent).free
@@ -274,7 +281,14 @@ def _ledger(counts: Counters | OutboxStatus) -> Iterator[Sample]:
 
 
 def exposition(accept: str) -> tuple[str, bytes]:
-    """The default registry in the format that a scraper asks for, as content type and text."""
+    """Encode the default registry in the format that the scraper accepts.
+
+    Args:
+        accept: the request's ``Accept`` header.
+
+    Returns:
+        Content type and body.
+    """
     encode, content_type = choose_encoder(accept)
     return content_type, encode(REGISTRY)
 
@@ -283,38 +297,42 @@ def exposition(accept: str) -> tuple[str, bytes]:
 
 
 class _Board(Collector):
-    """All `Metrics` of one registry, exposed together: a metric may be described only once."""
+    """Collector of all `Metrics` of one registry: a metric family may be registered only once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._all: dict[str, Metrics] = {}
 
     def add(self, metrics: Metrics) -> None:
-        """Expose it too."""
+        """Add metrics to the registry's output.
+
+        Raises:
+            ConfigurationError: there are metrics of this name already.
+        """
         with self._lock:
             if self._all.setdefault(metrics.name, metrics) is not metrics:
                 msg = (
-                    f"there are metrics of the name {metrics.name!r} already; give these another "
-                    "name, or call unregister() on the first"
+                    f"there are already metrics named {metrics.name!r}; give these another name, "
+                    "or call unregister() on the first"
                 )
                 raise ConfigurationError(msg)
 
     def remove(self, metrics: Metrics) -> None:
-        """Expose it no more."""
+        """Remove metrics from the registry's output."""
         with self._lock:
             if self._all.get(metrics.name) is metrics:
                 del self._all[metrics.name]
 
     def describe(self) -> Iterable[Family]:
-        """Only names; so registering reads no outbox."""
+        """Families without values, so that registering reads no outbox."""
         return [_family(metric) for metric in CATALOGUE]
 
     def collect(self) -> Iterable[Family]:
-        """Look at all of them."""
+        """Families with the current values of all `Metrics`."""
         with self._lock:
-            everybody = list(self._all.values())
+            registered = list(self._all.values())
         families = {metric.name: _family(metric) for metric in CATALOGUE}
-        for metrics in everybody:
+        for metrics in registered:
             for name, value, number in metrics.samples():
                 labels = [metrics.name, value] if value else [metrics.name]
                 families[name].add_metric(labels, float(number))  # type: ignore[arg-type, call-arg]
@@ -331,7 +349,7 @@ _boards_lock: Final = threading.Lock()
 
 
 def _board_of(registry: CollectorRegistry) -> _Board:
-    """The one of this registry, which is registered when it is first asked for."""
+    """The board of a registry; created and registered on first use."""
     with _boards_lock:
         board = _boards.get(registry)
         if board is None:

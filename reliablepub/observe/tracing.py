@@ -1,15 +1,16 @@
-"""Traces for OpenTelemetry: the caller's context goes with the message, and each attempt is a span.
+"""Tracing with OpenTelemetry: the message carries the caller's context; each attempt is a span.
 
-Knows: events, headers, opentelemetry-api. Must never know: where spans go, what a turn does.
+Knows: events, headers, opentelemetry-api. Must never know: where spans are exported, or what a turn
+of the relay does.
 
-Between `publish` and the wire there may be hours and another process, so nothing is kept in memory:
-the caller's context is stored with the message, in the headers that consumers continue from anyway
-(``traceparent``, or what the configured propagator writes). The span of an attempt is made when it
-has ended, with the times it had, and is *linked* to that context: the trace of a caller that waits
-for no broker does not end with a child that begins next week.
+A message may be sent hours after `publish`, by another process. So the caller's context is not kept
+in memory but stored with the message, in the headers from which consumers continue the trace
+(``traceparent``, or those of the configured propagator). The span of an attempt is created when the
+attempt has ended, with the attempt's times. It is *linked* to the stored context and no child of
+it: a child that starts a week later would distort the caller's trace.
 
-Names and attributes are those of OpenTelemetry's semantic conventions for RabbitMQ. A span's name
-has the exchange only: names are meant to be few, and a routing key may hold an order number.
+Names and attributes follow OpenTelemetry's semantic conventions for RabbitMQ. A span's name
+contains only the exchange: span names should be few, and a routing key may contain an order number.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _EMPTY: Final[Headers] = {}
 
 
 class _HeaderGetter(Getter[Headers]):
-    """Reads text headers; an application may have others under any name."""
+    """Reads string headers. A header of another type may have any name, so it is ignored."""
 
     def get(self, carrier: Headers, key: str) -> list[str] | None:
         value = carrier.get(key)
@@ -54,19 +55,19 @@ _GETTER: Final = _HeaderGetter()
 
 
 class Tracing:
-    """Traces messages from their caller to the broker's confirm, and on to consumers.
+    """A hook that traces messages from the caller to the broker's confirm and on to consumers.
 
-    The same object, or another one, on both sides: where messages are accepted, it stores the
-    current context with them; where they are relayed, it makes the spans::
+    Where messages are accepted, it stores the current context with them. Where they are relayed, it
+    creates a span for each attempt. Each side may use its own object::
 
-        Publisher(url, outbox="outbox.db", hooks=[Tracing()])  # is both
+        Publisher(url, outbox="outbox.db", hooks=[Tracing()])  # both sides
 
-        Outbox("app.db", hooks=[Tracing()]).enqueue(...)       # here, and elsewhere
-        # reliablepub relay --tracing ...
+        Outbox("app.db", hooks=[Tracing()]).enqueue(...)       # accepts messages
+        # reliablepub relay --tracing ...                      # relays them
 
     Args:
-        tracer_provider: that of the application, globally set, unless given.
-        propagator: likewise.
+        tracer_provider: tracer provider; the global one unless given.
+        propagator: propagator of the context; the global one unless given.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class Tracing:
     # ------------------------------------------------------------------ where it is accepted
 
     def stamp(self, message: Message) -> Message:
-        """The message with the current context in its headers.
+        """Return the message with the current context in its headers.
 
-        Headers of the application's own stay: if it has put a context there, that one counts. A
-        message whose headers have no room left goes without.
+        Headers of the application are not changed: a context that the application has set is kept.
+        A message without room for more headers is returned as it is.
         """
         found: dict[str, str] = {}
         self._text_map().inject(found)
@@ -99,23 +100,23 @@ class Tracing:
     # ------------------------------------------------------------------ where it is relayed
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """A span each."""
+        """Create a span for each confirmed attempt."""
         self._record(events)
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """A span each, which has failed."""
+        """Create a failed span for each returned attempt."""
         self._record(events)
 
     def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """A span each, which has failed."""
+        """Create a failed span for each nacked attempt."""
         self._record(events)
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """A span each, which has failed."""
+        """Create a failed span for each refused attempt."""
         self._record(events)
 
     def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """A span each, which has failed; the message is sent again."""
+        """Create a failed span for each uncertain attempt; the message is sent again."""
         self._record(events)
 
     def _record(self, events: Sequence[AttemptEnded]) -> None:
@@ -123,7 +124,7 @@ class Tracing:
         for event in events:
             span = self._tracer.start_span(
                 f"publish {event.exchange or 'amq.default'}",
-                context=Context(),  # of its own: what is current on the relay's thread is nobody's
+                context=Context(),  # empty: the relay's thread has no context of a caller
                 kind=SpanKind.CLIENT,  # not PRODUCER: consumers continue from the caller's context
                 attributes=_attributes(event),
                 links=self._links(event),
@@ -143,12 +144,12 @@ class Tracing:
         return [Link(context)] if context.is_valid else []
 
     def _text_map(self) -> TextMapPropagator:
-        """Asked for each time: the application may set the global one after this was made."""
+        """The propagator. Looked up each time: the application may set the global one later."""
         return self._propagator or propagate.get_global_textmap()
 
 
 def is_exported() -> bool:
-    """Whether the application has configured anything behind OpenTelemetry's API."""
+    """Whether the application has configured a tracer provider behind OpenTelemetry's API."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 

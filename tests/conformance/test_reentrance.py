@@ -192,7 +192,7 @@ def test_a_relay_that_fails_is_loud(
                 verb()
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
         health = Health(lambda: publisher.status)
-        because = ["the relay has failed; the log tells why"]
+        because = ["the relay has failed; the log has the cause"]
         assert health.live() == (False, {"live": False, "reasons": because})
         assert health.ready()[1]["reasons"] == because
     finally:
