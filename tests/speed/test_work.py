@@ -43,7 +43,7 @@ def test_from_the_inbox_to_the_last_confirm(store: Store) -> None:
     chunks = chunks_of(messages(COUNT), receipt)
     calls = counted(lambda: unplugged.publish(chunks, receipt))
     assert unplugged.wire.bytes > COUNT * 1_024
-    assert calls < 28.7, f"{calls:.1f} calls a message"
+    assert calls < 21.7, f"{calls:.1f} calls a message"
 
 
 def test_what_sqlite_does_for_it(tmp_path: Path) -> None:
