@@ -9,12 +9,21 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
+
+READING_S: Final = 0.05
+"""Two clocks are compared only if they are read within this time."""
 
 
 def _suspended_s() -> float:
     if sys.platform != "linux":
         return 0.0
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    while True:
+        before = time.monotonic()
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        after = time.monotonic()
+        if after - before < READING_S:  # otherwise this thread was stopped between two readings
+            return since_boot - after
 
 
 @dataclass(frozen=True, slots=True)
