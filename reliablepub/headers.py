@@ -1,7 +1,7 @@
 """Message headers: validated and copied, so that each value can be encoded as an AMQP field.
 
-Knows: field tables (AMQP 0-9-1, 4.2.5.5), and RabbitMQ's limits and reserved names in them. Must
-never know: the other properties of a message, or how a table is encoded.
+Knows: field tables (AMQP 0-9-1, 4.2.5.5), the encoded size of each value, and RabbitMQ's limits
+and reserved names. Must never know: the other properties of a message, or the encoder.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The contract between the relay and a store: `Store`, its entries, and the changes of one turn.
 
-Knows: messages, outcomes, and how message ids are made. Must never know: SQL, what a delivery tag
-means.
+Knows: messages, outcomes, the limits on open messages, and how message ids are made. Must never
+know: SQL, what a delivery tag means.
 
 The relay does not know which store it has. Reading an entry marks nothing: an entry leaves the
 store in the transaction that records its final outcome.

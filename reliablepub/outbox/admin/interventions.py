@@ -1,13 +1,14 @@
 """What operators do to messages: retry, park, discard, reroute, skip; also beside a running relay.
 
 Knows: what each action does to a row and to the ledger, which rows must be left alone, and how a
-large change is cut into small transactions. Must never know: how messages were chosen, the relay.
+large change is cut into small transactions. Must never know: how messages were chosen, or what a
+relay does with a message.
 
-A relay holds messages in memory. So each change is written down, in its own transaction, under a
-number that grows (``reliablepub_interventions``). The relay looks at the newest number under the
-write lock of each of its commits, drops what was changed from memory, and only then sends. What it
-has sent and the broker has not answered cannot be taken back: such messages are left alone, and
-reported. Their tags are on disk before their bytes are on the wire, so none is overlooked.
+A relay holds messages in memory. So each change is recorded in ``reliablepub_interventions``, in
+its own transaction, under a growing number. The relay reads the newest number under the write lock
+of each of its commits, drops the changed messages from memory, and only then sends. A message that
+the relay has sent and the broker has not answered cannot be withdrawn: it is left alone, and
+reported. Its tag is in ``reliablepub_in_flight`` before its bytes are on the wire: none is missed.
 """
 
 from __future__ import annotations
