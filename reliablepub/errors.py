@@ -50,7 +50,7 @@ class ReliablePubError(Exception):
     """The base class of all exceptions that reliablepub raises on purpose.
 
     Attributes:
-        retryable: whether the identical call may succeed later without any change.
+        retryable: whether the identical call may succeed later without an operator's action.
     """
 
     retryable: ClassVar[bool] = False

@@ -12,7 +12,7 @@ The states of a message in a session::
 A *buffered* message was not written, so it cannot cause a duplicate; a message *in flight* was. An
 uncertain attempt is reported like any other, and the session itself sends the message again in a
 new epoch. A late confirm of the old epoch is recognized by the epoch's number and ignored. A
-confirm or return that does not match what was sent ends the epoch too.
+confirm or return that cannot be matched with what was sent ends the epoch too.
 
 **Quarantine.** When the broker closes a channel because of a publish, the suspects go to a second
 channel (`reliablepub._core.quarantine`), while the main channel reopens at once and carries fresh
