@@ -5,6 +5,7 @@ Knows: SQLite's result codes. Must never know: what the caller was about to do.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -137,7 +138,7 @@ def reported(path: Path) -> Iterator[None]:
 
 def os_error(path: Path, error: OSError) -> OutboxError:
     """Make the error to raise if the file or its folder cannot be used."""
-    if error.errno in FULL:
+    if error.errno in {*FULL, errno.EFBIG}:
         return OutboxDiskFull(
             f"the disk is full under outbox {path} ({error.strerror}); free some space and "
             "try again"

@@ -14,8 +14,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors of a write for which there is no space."""
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a write for which there is no space. A limit on file sizes (``EFBIG``) is none: it
+says nothing of the space that other, shorter files may have."""
 
 
 def may_take(folder: Path, size: int) -> bool:
