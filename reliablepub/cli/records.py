@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NoReturn
 
-from reliablepub.cli.signals import Stop
+from reliablepub.cli.signals import Stop, readable
 from reliablepub.cli.template import FieldError, Template
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import BODY_BYTES_MAX, Message
@@ -80,7 +79,7 @@ def _split(fd: int, stop: Stop) -> Iterator[bytes | None]:
     begun: list[bytes] = []  # parts of a line that spans blocks; joined once
     begun_bytes = 0
     while not stop.is_set:
-        if not is_regular and not select.select([fd], [], [], 0)[0]:
+        if not is_regular and not readable([fd], 0):
             yield None
             if not stop.wait_readable(fd):
                 return

@@ -9,9 +9,11 @@ KeyboardInterrupt.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any, Final, Self
 
@@ -61,14 +63,14 @@ class Stop:
 
     def wait(self, timeout_s: float) -> bool:
         """Sleep until a signal arrives or the timeout passes; returns `is_set`."""
-        if not self.is_set and select.select([self._reader], [], [], timeout_s)[0]:
+        if not self.is_set and readable([self._reader], timeout_s):
             os.read(self._reader, 1)  # any signal with a Python handler ends the wait, SIGHUP too
         return self.is_set
 
     def wait_readable(self, fd: int, timeout_s: float | None = None) -> bool:
         """Wait until a descriptor is readable; False after a stop signal or the timeout."""
         while not self.is_set:
-            ready, _, _ = select.select([fd, self._reader], [], [], timeout_s)
+            ready = readable([fd, self._reader], timeout_s)
             if not ready:
                 return False
             if fd in ready:
@@ -83,3 +85,14 @@ class Stop:
         if self.is_set:
             raise KeyboardInterrupt
         self.is_set = True
+
+
+def readable(fds: Sequence[int], timeout_s: float | None) -> set[int]:
+    """Wait until a descriptor is readable or at its end, and return those that are.
+
+    By `poll`, since `select` takes no descriptor above 1023.
+    """
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(None if timeout_s is None else math.ceil(timeout_s * 1_000))}

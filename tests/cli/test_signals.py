@@ -1,7 +1,10 @@
 """The first signal asks, the second one interrupts."""
 
 import os
+import resource
 import signal
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,16 @@ def test_other_signals_do_not_end_it() -> None:
             assert not stop.is_set
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_descriptors_above_those_that_select_takes(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2_048, limits[0]), limits[1]))
+    with ExitStack() as stack:
+        for _ in range(1_100):
+            stack.callback(os.close, os.open(tmp_path, os.O_RDONLY))
+        with Stop() as stop:
+            assert not stop.wait(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.wait(60)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)

@@ -44,6 +44,16 @@ REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
 @pytest.fixture(autouse=True)
+def _closed_at_the_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connections that stay open until the process ends: hundreds of tests share this one."""
+    left: list[sqlite3.Connection] = []
+    monkeypatch.setattr("reliablepub.outbox.sqlite.database.abandon", left.append)
+    yield
+    for connection in left:
+        connection.close()
+
+
+@pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waiting for locks that a fault pretends, and little ballast."""
     monkeypatch.setattr(database_module, "BUSY_TIMEOUT_S", 0.0)
