@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -106,6 +107,18 @@ def test_the_file_map_shows_every_module_and_no_other() -> None:
     }
     assert shown - modules == set()
     assert modules - shown == set(), "give it a line in docs/architecture.md"
+
+
+def test_the_walk_of_a_message_names_what_there_is() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    walk = text.partition("### One message")[2].partition("###")[0]
+    steps = re.findall(r"^\| (\d+) \| .* \| (.*) \|$", walk, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == list(range(1, 11))
+    for _, where in steps:
+        for file, names in re.findall(r"`([\w/]+\.py)` `([\w.]+)`", where):
+            found: object = import_module(f"reliablepub.{file[:-3].replace('/', '.')}")
+            for name in names.split("."):
+                found = getattr(found, name)
 
 
 def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path) -> None:
