@@ -1,13 +1,12 @@
-"""What an outbox holds: its status, parked messages, tags in flight, one message, whole views.
+"""Read-only queries: status, parked messages, tags in flight, one message, whole views.
 
-Knows: the reading statements, through sqlite-utils. Must never know: how anything is changed or
-shown.
+Knows: the reading statements, through sqlite-utils. Must never know: how messages are changed, or
+how results are shown.
 
-Every look is one consistent read transaction of its own, on a connection that cannot write. A view
-is read a piece at a time, each in a short transaction: a reader that took an hour over one would
-keep the relay from resetting its log for so long. So the rows of one piece belong to one moment,
-and a message that is parked meanwhile may be met twice or not at all. Damaged rows are shown as far
-as they can be read.
+Each query runs in one read transaction of its own, on a connection that cannot write, so its result
+is consistent. A view is read in pieces, each in a short transaction. Only the rows of one piece
+belong to one moment: a message that is parked during the read may appear twice or not at all.
+Damaged rows are shown as far as they can be read.
 """
 
 from __future__ import annotations
@@ -35,25 +34,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OutboxStatus:
-    """An outbox at one moment.
+    """Status of an outbox at one moment.
 
     Attributes:
         stored: messages ever accepted.
-        open: of those, not yet settled.
-        in_flight: of the open ones, sent by the running relay and not yet answered, as far as the
-            disk knows.
+        open: stored messages that are not settled yet.
+        in_flight: open messages that the running relay has sent and the broker has not answered,
+            as recorded on disk; 0 while no relay runs.
         confirmed: messages that the broker has taken responsibility for.
-        parked: messages given up, kept for a person.
-        expired: messages whose own deadline passed first, kept too.
-        discarded: messages thrown away, by a person or by the retry policy.
-        waiting: open messages that wait for a time to be sent, or sent again.
+        parked: messages given up, kept for an operator.
+        expired: messages whose deadline passed before a confirm, kept for an operator.
+        discarded: messages deleted without a confirm, by an operator or by the retry policy.
+        waiting: open messages with a time at which they are sent, or sent again.
         held_keys: ordering keys that a parked message holds.
-        oldest_open_at: when the open message with the lowest id was stored (seconds since 1970).
-        relay: process that relays it now, or None.
-        bytes_on_disk: the database and its write-ahead log.
-        log_bytes: of these, the log. More than some 20 MiB: a read transaction that stays open
-            keeps it from being used again from its beginning.
-        is_disk_full: whether the disk is too full for a new message, however small.
+        oldest_open_at: when the open message with the lowest id was stored (seconds since 1970);
+            None if no message is open.
+        relay: id of the process that relays the outbox now, or None.
+        bytes_on_disk: size of the database and its write-ahead log.
+        log_bytes: size of the write-ahead log. More than about 20 MiB means that a read transaction
+            stays open and keeps SQLite from resetting the log.
+        is_disk_full: whether the disk is too full for even the smallest new message.
     """
 
     stored: int
@@ -78,16 +78,16 @@ class ParkedMessage:
 
     Attributes:
         id: number of its row, for `Outbox.retry`.
-        message_id: under which consumers would see it.
-        exchange: where it was to go.
-        routing_key: with which routing key.
+        message_id: AMQP ``message_id``, which consumers would see.
+        exchange: exchange that it was stored for.
+        routing_key: routing key that it was stored with.
         state: ``parked`` or ``expired``.
         outcome: how its last attempt ended.
-        reply_code: the broker's code, 0 where it gave none.
-        reply_text: the broker's words, or ours.
-        attempts: how many attempts did not end in a confirm.
+        reply_code: the broker's reply code; 0 if the broker sent none.
+        reply_text: the broker's reply text, or this library's.
+        attempts: number of attempts that did not end in a confirm.
         stored_at: when it was accepted (seconds since 1970).
-        parked_at: when it was given up.
+        parked_at: when it was given up (seconds since 1970).
         size: bytes that it counts for.
     """
 
@@ -107,19 +107,19 @@ class ParkedMessage:
 
 @dataclass(frozen=True, slots=True)
 class HeldKey:
-    """A parked message that holds its ordering key: what was stored after it waits.
+    """A parked message that holds its ordering key: later messages of the key wait.
 
     Attributes:
-        ordering_key: the key.
-        id: of the parked message's row.
-        message_id: under which consumers would see it.
-        exchange: where it was to go.
-        routing_key: with which routing key.
+        ordering_key: the ordering key.
+        id: number of the parked message's row.
+        message_id: AMQP ``message_id``, which consumers would see.
+        exchange: exchange that it was stored for.
+        routing_key: routing key that it was stored with.
         outcome: how its last attempt ended.
-        reply_code: the broker's code, 0 where it gave none.
-        reply_text: the broker's words, or ours.
-        parked_at: since when (seconds since 1970).
-        held_back: how many messages wait behind it.
+        reply_code: the broker's reply code; 0 if the broker sent none.
+        reply_text: the broker's reply text, or this library's.
+        parked_at: when it was parked (seconds since 1970).
+        held_back: number of messages that wait behind it.
     """
 
     ordering_key: str
@@ -135,10 +135,10 @@ class HeldKey:
 
 
 def read_status(path: Path) -> OutboxStatus:
-    """Look at an outbox.
+    """Return the status of an outbox.
 
     Raises:
-        NotAnOutbox: there is none.
+        NotAnOutbox: there is no outbox.
     """
     relay = holder_pid(path)
     with reading(path) as connection:
@@ -170,7 +170,7 @@ def read_status(path: Path) -> OutboxStatus:
 
 
 def read_parked(path: Path, *, limit: int) -> list[ParkedMessage]:
-    """Messages that were given up, oldest first.
+    """Return messages that were given up, in the order in which they were given up.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -181,7 +181,7 @@ def read_parked(path: Path, *, limit: int) -> list[ParkedMessage]:
 
 
 def read_held_keys(path: Path, *, limit: int) -> list[HeldKey]:
-    """Parked messages that hold their ordering keys, by key.
+    """Return parked messages that hold their ordering keys, sorted by key.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -192,7 +192,7 @@ def read_held_keys(path: Path, *, limit: int) -> list[HeldKey]:
 
 
 def read_in_flight(path: Path, *, limit: int) -> list[dict[str, Any]]:
-    """Delivery tags that the running relay has sent and the broker has not answered.
+    """Return the delivery tags that the running relay has sent and the broker has not answered.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -204,7 +204,7 @@ def read_in_flight(path: Path, *, limit: int) -> list[dict[str, Any]]:
 
 
 def read_ambiguous(path: Path, *, limit: int) -> list[dict[str, Any]]:
-    """Messages with an attempt after which nobody knew whether a queue had them, newest first.
+    """Return messages with a possibly persisted attempt (see `Persistence`), newest attempt first.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -216,12 +216,12 @@ def read_ambiguous(path: Path, *, limit: int) -> list[dict[str, Any]]:
 def read_failures(
     path: Path, *, failures: int, reasons: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The newest attempts that failed, and what was said most often of the last thousand.
+    """Return the newest failed attempts and the most frequent reasons, of the last 1,000 attempts.
 
     Args:
-        path: the outbox.
-        failures: most to list.
-        reasons: likewise.
+        path: path of the outbox.
+        failures: maximum number of attempts to return.
+        reasons: maximum number of reasons to return.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -233,11 +233,11 @@ def read_failures(
 
 
 def read_figures(path: Path, *, is_all: bool) -> dict[str, Counter[int]]:
-    """How many messages there are by age, attempts and size, in classes (see ``figures``).
+    """Count messages by age, attempts and size, in the classes of the statement ``figures``.
 
     Args:
-        path: the outbox.
-        is_all: those that were given up, too.
+        path: path of the outbox.
+        is_all: also count messages that were given up.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -252,10 +252,10 @@ def read_figures(path: Path, *, is_all: bool) -> dict[str, Counter[int]]:
 
 
 def read_position(path: Path, source: str) -> int:
-    """How many messages of a named source are stored, and counted for it.
+    """Return how many messages of a named source were stored; 0 if there is no outbox.
 
     Raises:
-        NotAnOutbox: the file is something else.
+        NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
     """
     if not path.exists():
         return 0
@@ -267,7 +267,7 @@ def read_position(path: Path, source: str) -> int:
 
 
 def _tables(connection: sqlite3.Connection) -> Database:
-    from sqlite_utils import Database  # noqa: PLC0415 - 50 ms that no producer should wait for
+    from sqlite_utils import Database  # noqa: PLC0415 - takes 50 ms; producers do not need it
 
     return Database(connection)
 
@@ -288,15 +288,17 @@ _TEXTUAL = ("json", "xml", "javascript", "yaml", "csv", "x-www-form-urlencoded")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """One message.
+    """Everything stored of one message.
 
     Attributes:
-        columns: of its row, without properties and body.
+        columns: columns of its row, except properties and body.
         properties: AMQP properties that are set, as they are stored.
-        headers: likewise; what JSON lacks is tagged, as in ``{"$bytes": "..."}``.
-        body: the payload; while it is encrypted, as it is stored.
-        problem: why the row is not what was stored, or cannot be read here; None if it can.
-        is_sealed: whether properties, headers and body are encrypted, and could not be decrypted.
+        headers: AMQP headers, as they are stored. Values of types that JSON lacks are tagged, for
+            example ``{"$bytes": "..."}``.
+        body: the payload; the ciphertext if `is_sealed`.
+        problem: why the row differs from what was stored, or cannot be read with the given keys;
+            None if it can be read.
+        is_sealed: whether properties, headers and body are encrypted and could not be decrypted.
     """
 
     columns: dict[str, Any]
@@ -308,7 +310,10 @@ class Contents:
 
     @property
     def text(self) -> str | None:
-        """The body as text, if its content type or its bytes say that it is text; else None."""
+        """The body as text, or None.
+
+        None if the body is encoded, is not printable UTF-8, or has a content type that is no text.
+        """
         if self.properties.get("content_encoding") not in (None, "", "utf-8", "identity"):
             return None
         kind = str(self.properties.get("content_type", ""))
@@ -322,12 +327,12 @@ class Contents:
 
 
 def read_contents(path: Path, id_: int, keys: OutboxKeys | None = None) -> Contents | None:
-    """Everything in a row, or None if it is not there.
+    """Return everything in the row of a message, or None if there is no such row.
 
     Args:
-        path: of the outbox.
-        id_: of the message.
-        keys: to decrypt it with, where it is encrypted.
+        path: path of the outbox.
+        id_: id of the message.
+        keys: keys of the outbox, to decrypt an encrypted message.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -369,7 +374,7 @@ VIEWS: Final = ("open", "parked", "confirmed", "history", "interventions", "audi
 
 
 def read_view(path: Path, view: str) -> Iterator[dict[str, object]]:
-    """Rows of a view, in the order of the number that comes first in it.
+    """Yield the rows of a view, ordered by the number in its first column.
 
     Raises:
         ConfigurationError: there is no such view.
@@ -379,6 +384,7 @@ def read_view(path: Path, view: str) -> Iterator[dict[str, object]]:
         raise ConfigurationError(f"there is no view {view!r}; there are {', '.join(VIEWS)}")
     after = 0
     while True:
+        # One long read transaction would keep the relay from resetting its log until it ends.
         with reading(path) as connection:
             found = connection.execute(QUERIES[f"view_{view}"], (after, PIECE_ROWS))
             names = [name for name, *_ in found.description]

@@ -1,14 +1,15 @@
-"""What operators do to messages: retry, park, discard, reroute, skip; also beside a running relay.
+"""Operator actions on messages: retry, park, discard, reroute, skip; also while a relay runs.
 
 Knows: what each action does to a row and to the ledger, which rows must be left alone, and how a
-large change is cut into small transactions. Must never know: how messages were chosen, or what a
-relay does with a message.
+large change is split into small transactions. Must never know: how messages were selected, or what
+a relay does with a message.
 
 A relay holds messages in memory. So each change is recorded in ``reliablepub_interventions``, in
-its own transaction, under a growing number. The relay reads the newest number under the write lock
-of each of its commits, drops the changed messages from memory, and only then sends. A message that
-the relay has sent and the broker has not answered cannot be withdrawn: it is left alone, and
-reported. Its tag is in ``reliablepub_in_flight`` before its bytes are on the wire: none is missed.
+the transaction that makes it, under a growing number. The relay reads the newest number under the
+write lock of each of its commits, drops the changed messages from memory, and only then sends. A
+message that the relay has sent and the broker has not answered cannot be withdrawn: it is left
+alone and reported. Its tag is committed to ``reliablepub_in_flight`` before its bytes are written
+to the socket, so no such message is missed.
 """
 
 from __future__ import annotations
@@ -42,31 +43,33 @@ from reliablepub.outbox.sqlite.transactions import commit_with_retry
 T = TypeVar("T")
 
 CHUNK: Final = 500
-"""Messages in one transaction: a relay that waits for it hardly notices."""
+"""Messages in one transaction: few, so that a relay hardly waits for the write lock."""
 PAUSE_S_MAX: Final = 0.2
 
 
 def step_by_step(
     connection: WritingConnection, path: Path, steps: Iterable[Callable[[], T]]
 ) -> Iterator[T]:
-    """Take each step in a transaction of its own, and leave the write lock to others as long.
+    """Run each step in its own transaction, then leave the write lock to others for as long.
+
+    The pause between two steps is at most `PAUSE_S_MAX`.
 
     Args:
-        connection: that may write, outside of a transaction.
-        path: the outbox.
-        steps: `commit_with_retry` may call each of them twice.
+        connection: a connection that may write, outside of a transaction.
+        path: path of the outbox.
+        steps: callables, each of which `commit_with_retry` may call twice.
 
     Returns:
-        what each step came to, once it is on disk.
+        the result of each step, once the step is on disk.
 
     Raises:
-        OutboxError: a step was not taken; those before it stay.
+        OutboxError: a step failed; the steps before it stay committed.
     """
     pause_s = 0.0
     for step in steps:
         time.sleep(pause_s)
         begun = time.monotonic()
-        # Without a relay nobody else shortens the log, and a million rows would make it as long.
+        # Without a relay no other process resets the log, which would grow with every row.
         with behind_commit_if_long(connection, path):
             result = commit_with_retry(connection, path, step)
         pause_s = min(PAUSE_S_MAX, time.monotonic() - begun)
@@ -74,14 +77,14 @@ def step_by_step(
 
 
 class Action(StrEnum):
-    """What can be done to a message."""
+    """Action of an operator on a message."""
 
     RETRY = "retry"
     PARK = "park"
     DISCARD = "discard"
     REROUTE = "reroute"
     SKIP = "skip"
-    """Let what it holds go first: its ordering key goes on without it."""
+    """Leave the message parked, and send the later messages of its ordering key."""
 
 
 EARLIER: Final = "an attempt before the message came to this file"
@@ -93,19 +96,19 @@ FIT: Final[dict[Action, tuple[str, ...]]] = {
     Action.REROUTE: STATES,
     Action.SKIP: ("parked",),
 }
-"""In which states a message may be for it."""
+"""States of a message in which each action is possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intervention:
-    """One decision about any number of messages.
+    """One decision of an operator about any number of messages.
 
     Attributes:
-        action: what to do.
-        exchange: the new one, for `Action.REROUTE`; None keeps it.
-        routing_key: likewise.
-        note: why, for whoever asks later.
-        person: who decided.
+        action: the action.
+        exchange: the new exchange, for `Action.REROUTE`; None keeps the exchange.
+        routing_key: the new routing key, for `Action.REROUTE`; None keeps the routing key.
+        note: the reason, for later readers of the record.
+        person: the operator who decided, by default ``user@host``.
     """
 
     action: Action
@@ -118,21 +121,22 @@ class Intervention:
         """Refuse an address that no message can have.
 
         Raises:
-            InvalidMessage: says what is wrong with it.
+            InvalidMessage: the exchange or routing key is invalid; the text says why.
         """
         Message(b"", self.exchange or "", self.routing_key or "")
 
 
 @dataclass(slots=True)
 class Effect:
-    """What came of it, by id.
+    """Result of an intervention.
 
     Attributes:
         changed: how many messages were changed.
-        in_flight: left alone, because the relay has sent them and awaits the broker's answer.
-        unfit: left alone, because they are gone, or in a state that this cannot be done in.
-        damaged: left alone, because their row is not what was stored, or cannot have the address.
-        possible: discarded, and a queue may have them all the same.
+        in_flight: ids left alone, because the relay has sent them and awaits the broker's answer.
+        unfit: ids left alone, because the message is gone or its state does not allow the action.
+        damaged: ids left alone, because the row differs from what was stored, or the message
+            cannot have the new address.
+        possible: ids that were discarded although a queue may hold the message.
     """
 
     changed: int = 0
@@ -142,7 +146,7 @@ class Effect:
     possible: list[int] = field(default_factory=list)
 
     def add(self, other: Effect) -> None:
-        """And what came of another transaction."""
+        """Add the result of another transaction."""
         self.changed += other.changed
         self.in_flight += other.in_flight
         self.unfit += other.unfit
@@ -159,23 +163,26 @@ def intervene(
     progress: Callable[[int], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
 ) -> Effect:
-    """Do it, to a few hundred messages in each transaction; any number of processes may be at work.
+    """Apply an intervention, a few hundred messages in each transaction.
+
+    Any number of other processes may use the outbox meanwhile.
 
     Args:
-        path: the outbox; it must exist.
-        ids: of rows.
-        what: the decision.
-        keys: of the outbox: without them no encrypted message can be rerouted.
-        progress: told after each transaction how many ids are done with.
+        path: path of the outbox, which must exist.
+        ids: ids of the messages.
+        what: the intervention.
+        keys: keys of the outbox; without them no encrypted message can be rerouted.
+        progress: called after each transaction with the number of ids processed so far.
         clock: wall clock, seconds since 1970.
 
     Raises:
-        NotAnOutbox: there is none.
-        OutboxSealed: a message to reroute is encrypted, and its key was not given; likewise.
-        OutboxError: it cannot be written; what was done before stays done.
+        NotAnOutbox: there is no outbox.
+        OutboxSealed: a message to reroute is encrypted, and its key was not given; transactions
+            before it stay committed.
+        OutboxError: the outbox cannot be written; transactions before it stay committed.
     """
     with reading(path):
-        pass  # there is one: nothing here may create an outbox
+        pass  # raises if there is no outbox, because `open_writer` would create one
     effect = Effect()
     done = 0
     chunks = list(_chunks(dict.fromkeys(ids)))
@@ -198,27 +205,26 @@ def change(
     *,
     keys: OutboxKeys | None = None,
 ) -> Effect:
-    """Do it within an open transaction that may write.
-
-    Whether somebody relays is asked under the write lock: a relay that begins now reads what we
-    leave. Without a relay nothing is in flight: what the last one has left there is judged first,
-    so that what is done to it does not hide that a queue may have it.
-    """
+    """Apply an intervention within an open transaction that may write."""
+    # This is checked under the write lock: a relay that starts now reads the changed rows.
     is_relayed = holder_pid(path) is not None
     if not is_relayed:
+        # Without a relay nothing is in flight. Messages that the last relay left in flight are
+        # recorded as uncertain first, so that the intervention does not hide that a queue may
+        # hold them.
         settle_left_in_flight(connection, now)
     return _Step(connection, what, now, keys, is_relayed=is_relayed).change(ids)
 
 
 class _Step:
-    """One transaction's worth of changes.
+    """The changes of one transaction.
 
     Args:
-        connection: in a transaction that may write.
-        what: the decision.
-        now: wall clock.
-        keys: to reroute what is encrypted.
-        is_relayed: whether a relay is at work, so that messages can be in flight.
+        connection: a connection in a transaction that may write.
+        what: the intervention.
+        now: wall clock, seconds since 1970.
+        keys: keys of the outbox, to reroute encrypted messages.
+        is_relayed: whether a relay runs, so that messages can be in flight.
     """
 
     def __init__(
@@ -240,7 +246,7 @@ class _Step:
         self._effect = Effect()
 
     def change(self, ids: list[int]) -> Effect:
-        """Change what can be changed, and count it."""
+        """Change the messages that can be changed, and return the result for all ids."""
         effect = self._effect
         for id_ in ids:
             found = self._connection.execute(QUERIES["state"], {"id": id_}).fetchone()
@@ -260,7 +266,7 @@ class _Step:
         return effect
 
     def _apply(self, id_: int, state: str) -> None:
-        """Change one row; nothing is changed when it raises."""
+        """Change one row. If this raises, nothing is changed."""
         action = self._what.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is none that this library gives out")
@@ -324,7 +330,7 @@ class _Step:
         self._ledger["open_bytes"] += size
 
     def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
-        """The columns that the new address changes, and by how many bytes the message grows."""
+        """Return the columns that the new address changes, and the message's growth in bytes."""
         columns = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
         row = MessageRow._make(columns)
         before = Message(b"", row.exchange.decode(), row.routing_key.decode())
@@ -354,5 +360,5 @@ def _chunks(ids: Iterable[int]) -> Iterator[list[int]]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in some containers
+    except (KeyError, OSError):  # a user id without a name, as in some containers
         return str(os.geteuid())

@@ -1,11 +1,11 @@
-"""Deleting what nobody wants to keep any longer, when a person says so, and giving its space back.
+"""Pruning by an operator: delete old rows, and return their space to the file system.
 
-Knows: what is kept of messages, and since when. Must never know: who may say so, a relay.
+Knows: which rows are kept of messages, and since when. Must never know: who may prune, a relay.
 
-What a relay prunes by itself rides on its commits (`retention`); this is for outboxes without one,
-and for what no relay would dare to: messages that were given up. Those are discarded like any
-others, so that they are counted, and remembered. Everything happens in steps of a few milliseconds,
-each in a transaction of its own, with as long a pause after it.
+A relay prunes within its own commits (`reliablepub.outbox.sqlite.space`). This module is for
+outboxes without a relay, and for rows that no relay prunes: messages that were given up. An
+intervention discards these, so that they are counted and recorded. Rows and pages are removed in
+steps of a few milliseconds, each in its own transaction, with an equally long pause after it.
 """
 
 from __future__ import annotations
@@ -39,22 +39,24 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 _NUMBERS: Final = 5_000
-"""Lines of history looked at in one step."""
+"""Numbers of attempts or interventions that one step looks at."""
 _CUTTING_S: Final = 0.005
-"""How long free pages are cut off in one step; the more there are, the longer takes each."""
+"""Seconds for which one step removes free pages. The more are free, the longer each one takes."""
 _NOBODY: Final[Callable[[str, int], None]] = lambda _what, _count: None  # noqa: E731
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What is old enough to go; all in seconds since 1970, None for nothing of the kind.
+    """Which rows are old enough to prune, in seconds since 1970; None prunes none of the kind.
 
     Attributes:
-        confirmed_before: messages that were confirmed until then, and are kept for people.
-        parked_before: messages that were parked until then.
-        expired_before: messages that expired until then.
-        history_before: what happened before to messages that are gone.
-        now: keys whose time is over by now are forgotten.
+        confirmed_before: prune messages that were confirmed until this time and are kept for
+            inspection.
+        parked_before: prune messages that were parked until this time.
+        expired_before: prune messages that expired until this time.
+        history_before: prune attempts and interventions before this time, if their messages are
+            gone.
+        now: prune keys of `Outbox.enqueue` whose retention ended before this time.
     """
 
     confirmed_before: float | None = None
@@ -66,17 +68,17 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What went, or would go.
+    """Number of rows that were deleted, or would be, and the space of the file.
 
     Attributes:
         confirmed: messages that were kept after their confirm.
-        parked: messages that are discarded now.
-        expired: likewise.
-        attempts: lines of history.
-        interventions: likewise, of people.
-        keys: that were enqueued under.
-        bytes_given_back: by which the database is shorter.
-        bytes_unused: that stay in it, free for new messages.
+        parked: parked messages, now discarded.
+        expired: expired messages, now discarded.
+        attempts: attempts in the history.
+        interventions: interventions of operators in the history.
+        keys: keys of `Outbox.enqueue`.
+        bytes_given_back: bytes by which the database file is shorter.
+        bytes_unused: bytes that stay in the file, free for new messages.
     """
 
     confirmed: int = 0
@@ -90,15 +92,15 @@ class Pruned:
 
     @property
     def messages(self) -> int:
-        """How many messages nobody can look at any more."""
+        """Number of messages that can no longer be inspected."""
         return self.confirmed + self.parked + self.expired
 
 
 def foresee(path: Path, times: Times) -> Pruned:
-    """What `prune` would delete; nothing is changed.
+    """Return what `prune` would delete. Nothing is changed.
 
     Raises:
-        NotAnOutbox: there is none.
+        NotAnOutbox: there is no outbox.
     """
     given_up = {state: len(ids) for state, ids in _given_up(path, times).items()}
     values = {
@@ -128,17 +130,19 @@ def prune(
     note: str = "",
     progress: Callable[[str, int], None] = _NOBODY,
 ) -> Pruned:
-    """Delete what is old enough, and shorten the file; any number of processes may be at work.
+    """Delete rows that are old enough, and shorten the file.
+
+    Any number of other processes may use the outbox meanwhile.
 
     Args:
-        path: the outbox; it must exist.
-        times: what is old enough.
-        note: why; kept with each message that is discarded.
-        progress: told after each step of what kind how many are deleted by now.
+        path: path of the outbox, which must exist.
+        times: which rows are old enough.
+        note: the reason, recorded with each message that is discarded.
+        progress: called after each step with the kind of rows and how many are done so far.
 
     Raises:
-        NotAnOutbox: there is none.
-        OutboxError: it cannot be written; what was deleted before stays deleted.
+        NotAnOutbox: there is no outbox.
+        OutboxError: the outbox cannot be written; rows deleted before stay deleted.
     """
     what = Intervention(Action.DISCARD, note=note)
     given_up = {
@@ -146,7 +150,7 @@ def prune(
         for state, ids in _given_up(path, times).items()
     }
     with reading(path):
-        pass  # there is one: nothing here may create an outbox
+        pass  # raises if there is no outbox, because `open_writer` would create one
     with closing(open_writer(path, is_relay=False)) as connection:
 
         def count(kind: str, steps: Iterator[Callable[[], int]]) -> int:
@@ -201,7 +205,7 @@ def _of_confirmed(connection: sqlite3.Connection, before: float) -> Iterator[Cal
 def _of_history(
     connection: sqlite3.Connection, kind: str, before: float
 ) -> Iterator[Callable[[], int]]:
-    """By stretches of their numbers, most of which may have to stay."""
+    """Yield steps by ranges of numbers, because most rows of a range may have to stay."""
     first, last = connection.execute(QUERIES[f"{kind}_numbers"]).fetchone()
     if first is None:
         return
@@ -224,13 +228,13 @@ def _of_keys(connection: sqlite3.Connection, now: float) -> Iterator[Callable[[]
 
 
 def _of_pages(connection: sqlite3.Connection) -> Iterator[Callable[[], int]]:
-    """Until no page is free, or the file cannot be shortened."""
+    """Yield steps until no page is free, or the file cannot be shortened."""
     cut = 1
 
     def step() -> int:
         nonlocal cut
         before, until = pages(connection), time.monotonic() + _CUTTING_S
-        for _ in range(free_pages(connection)):  # sqlite3 takes one, and no more, at a time
+        for _ in range(free_pages(connection)):  # `sqlite3` removes only one page per call
             connection.execute("PRAGMA incremental_vacuum(1)")
             if time.monotonic() > until:
                 break

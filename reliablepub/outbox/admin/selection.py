@@ -1,12 +1,11 @@
-"""Finding messages: by state, address, age or reason, in an outbox of any size.
+"""Search for messages by state, address, age or reason, in an outbox of any size.
 
-Knows: the columns that operators ask for, and how their conditions are joined into a statement,
-with sqlite-utils; values are bound. Must never know: bodies, or what the caller does with the
-messages.
+Knows: the columns that operators filter by, and how conditions are joined into a statement, with
+sqlite-utils; values are bound. Must never know: bodies, or what the caller does with the messages.
 
-Open and parked messages are in two tables with the same columns. Each is asked only if a message in
-it can fit, in the order that is wanted, and no further than the limit: the first fifty of a million
-are found by reading fifty.
+Open messages and those given up are in two tables with the same columns. A table is read only if a
+message in it can match, in the requested order, and only up to the limit: the first 50 of a million
+messages, by id, are found by reading 50 rows.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SORTS: Final = {
     "attempts": "attempts DESC, id",
     "size": "size DESC, id",
 }
-"""Orders to list in: oldest, most or largest first."""
+"""Sort orders: oldest, most attempts or largest first."""
 
 _COMMON: Final = (
     "id, message_id, exchange, routing_key, ordering_key, {state} AS state, "
@@ -66,7 +65,7 @@ _REASON: Final = {
     "reliablepub_parked": (
         "instr(lower(outcome || ' ' || reply_code || ' ' || reply_text), lower(:reason))"
     ),
-    # The first half spares most messages the look at their history: they have none.
+    # The first condition spares the lookup in the history for messages without a failed attempt.
     "reliablepub_messages": (
         "nacked + returned + refused + uncertain > 0 AND EXISTS ("
         "SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = reliablepub_messages.id AND "
@@ -77,17 +76,19 @@ _REASON: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which messages; every condition must hold, and None asks for nothing.
+    """Filter for messages. A message matches if all conditions hold; None is no condition.
 
     Attributes:
         states: any of `STATES`.
-        exchange: pattern with ``*``, ``?`` and ``[...]``, as in SQLite's GLOB.
-        routing_key: likewise.
-        ordering_key: likewise.
-        reason: a part of what was said of an attempt, in any case of letters.
-        stored_before: seconds since 1970.
-        stored_after: seconds since 1970.
-        given_up_before: seconds since 1970; holds for no open message.
+        exchange: SQLite GLOB pattern (``*``, ``?``, ``[...]``) for the exchange.
+        routing_key: SQLite GLOB pattern (``*``, ``?``, ``[...]``) for the routing key.
+        ordering_key: SQLite GLOB pattern (``*``, ``?``, ``[...]``) for the ordering key.
+        reason: substring of the outcome, reply code and reply text of an attempt (any attempt of an
+            open message, the last one of a message that was given up); ASCII case is ignored.
+        stored_before: latest time of storage (seconds since 1970).
+        stored_after: earliest time of storage (seconds since 1970).
+        given_up_before: latest time at which the message was given up (seconds since 1970); no open
+            message matches.
     """
 
     states: tuple[str, ...] = STATES
@@ -100,11 +101,11 @@ class Selection:
     given_up_before: float | None = None
 
     def within(self, states: tuple[str, ...]) -> Selection:
-        """The same, of these states only, unless states were asked for."""
+        """Return this selection limited to these states, unless it already names states."""
         return replace(self, states=states) if self.states == STATES else self
 
     def conditions(self, table: str) -> tuple[str | None, dict[str, object]]:
-        """What must hold for a row of a table, if anything, and the values in it."""
+        """Return the SQL condition on rows of a table, None if there is none, and its values."""
         states = _TABLES[table][0]
         parts: dict[str, tuple[str, object]] = {
             "exchange": ("exchange GLOB :exchange", self.exchange),
@@ -124,22 +125,22 @@ class Selection:
 
 
 def find(path: Path, selection: Selection, *, sort: str = "id", limit: int) -> list[dict[str, Any]]:
-    """List messages, with what was said of their last attempt.
+    """List messages, each with the outcome and the broker's reply of its last attempt.
 
     Args:
-        path: the outbox.
-        selection: which.
+        path: path of the outbox.
+        selection: filter for the messages.
         sort: one of `SORTS`.
-        limit: most to list.
+        limit: maximum number of messages to list.
 
     Returns:
-        a dictionary for each, the same names in all.
+        a dictionary for each message, all with the same keys.
 
     Raises:
-        NotAnOutbox: there is none.
+        NotAnOutbox: there is no outbox.
     """
     with reading(path) as connection:
-        from sqlite_utils import Database  # noqa: PLC0415 - 50 ms that no producer should wait for
+        from sqlite_utils import Database  # noqa: PLC0415 - takes 50 ms; producers do not need it
 
         database = Database(connection)
         found = list(islice(_merged(database, selection, sort, limit), limit))
@@ -150,10 +151,10 @@ def find(path: Path, selection: Selection, *, sort: str = "id", limit: int) -> l
 
 
 def find_ids(path: Path, selection: Selection) -> list[int]:
-    """The ids of all messages of a selection.
+    """Return the ids of all messages that match a selection.
 
     Raises:
-        NotAnOutbox: there is none.
+        NotAnOutbox: there is no outbox.
     """
     with reading(path) as connection:
         from sqlite_utils import Database  # noqa: PLC0415

@@ -1,10 +1,10 @@
-"""The story of one message: where it is, what every attempt came to, and what happens next.
+"""The story of one message: its state, the outcome of every attempt, and what happens next.
 
-Knows: everything the disk says about one message, and what the running relay shows of itself. Must
-never know: how it is told to people.
+Knows: everything on disk about one message, and the status file of the running relay. Must never
+know: how the story is shown.
 
-Who is asked about a message that is not there any more says what can be known, and no more: happy
-messages leave no history.
+The story of a message that has left the outbox holds only what was recorded: a message that is
+confirmed at its first attempt leaves no history.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from reliablepub.outbox.sqlite.status_file import read_status_file
 from reliablepub.outcome import Persistence
 
 _WORTH: Final = [kind.value for kind in Persistence]
-"""From "not written" to "persisted": the last word is the highest that was ever said."""
+"""From "not written" to "persisted". The highest value of all attempts holds for the message."""
 
 
 _ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of_message_id")
-"""What a name can mean: what is there goes first, then what is known at once."""
+"""Lookups of a name, in order: messages in the outbox, keys (by primary key), scans of the rest."""
 
 
 class Next(StrEnum):
@@ -52,23 +52,23 @@ class Story:
     """All that is known of one message.
 
     Attributes:
-        id: of its row.
-        message_id: its AMQP ``message_id``; None if nothing is left that names it.
-        state: ``ready``, ``waiting``, ``in flight``, ``parked``, ``expired``, ``confirmed``; of one
-            that is not there any more ``discarded``, or ``gone`` if nobody has written it down.
-        message: the columns of its row without the body; empty when it is gone.
-        attempts: those that did not end in a confirm, and a confirm that came after them.
-        interventions: what people did to it.
-        in_flight: epoch, tag and time of the attempt that is under way; or of the last one of a
-            relay that ended before it was answered, and that no other has followed; or None.
-        verdict: whether a queue may hold it: one of `Persistence`; None if nobody knows.
+        id: number of its row.
+        message_id: its AMQP ``message_id``; None if no record of it is left.
+        state: ``ready``, ``waiting``, ``in flight``, ``parked``, ``expired`` or ``confirmed``. If
+            the message has left the outbox: ``discarded``, or ``gone`` if its end is not recorded.
+        message: the columns of its row without the body; empty if there is no row.
+        attempts: attempts that did not end in a confirm, and a confirm that followed them.
+        interventions: actions of operators on the message.
+        in_flight: epoch, tag and time of the attempt that is in flight; or of the last attempt of a
+            relay that ended before the broker answered, if no relay has run since; or None.
+        verdict: whether a queue may hold it, one of `Persistence`; None if that is not known.
         next: what happens next.
-        next_at: when (seconds since 1970), where there is a time.
-        held_by: row of the message that its ordering key waits for, or None.
-        before: messages that are sent before it (counted up to 100 000); None if it waits for
-            something else.
-        relay_pid: who relays the outbox, or None.
-        relay: what that relay shows of itself; empty without one.
+        next_at: when that happens (seconds since 1970), if the time is known.
+        held_by: id of the message that its ordering key waits for, or None.
+        before: number of ready messages ahead of it (counted up to 100,000); None if it waits
+            for something else.
+        relay_pid: id of the process that relays the outbox, or None.
+        relay: contents of the relay's status file; empty without one.
     """
 
     id: int
@@ -88,15 +88,16 @@ class Story:
 
 
 def resolve(path: Path, name: str) -> list[int]:
-    """Which rows a person means: the number of a row, a ``message_id``, or what it was enqueued as.
+    """Return the rows that an operator's name for a message can mean.
 
     Args:
-        path: the outbox.
-        name: a number is that of a row, if there is or ever was such a row; what is neither that
-            nor a ``message_id`` is a key of `Outbox.enqueue`.
+        path: path of the outbox.
+        name: the number of a row that exists or once existed, or else a ``message_id``, or else a
+            key of `Outbox.enqueue`. A key is preferred to the ``message_id`` of a message that has
+            left the outbox.
 
     Returns:
-        their ids, the lowest first; empty if nothing is known under this name.
+        ids of the rows, the lowest first; empty if nothing is known under this name.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -115,7 +116,7 @@ def resolve(path: Path, name: str) -> list[int]:
 
 
 def tell(path: Path, id_: int) -> Story:
-    """What is known of the message of a row.
+    """Return all that is known of the message of a row.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -167,7 +168,7 @@ def _following(
     pid: int | None,
     relay_status: Mapping[str, Any],
 ) -> tuple[Next, float | None]:
-    """What happens, and when."""
+    """Return what happens next, and when, if the time is known."""
     due_at = message.get("due_at")
     is_due = due_at is None or due_at <= time.time()
     fixed = {"in flight": Next.ANSWER, "parked": Next.DECIDED, "expired": Next.DECIDED}
@@ -186,7 +187,7 @@ def _following(
 
 
 def _once(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -> str:
-    """How the story of a message ended that is not there any more, if that was written down."""
+    """Return the last recorded state of a message that has left the outbox, or ``gone``."""
     if attempts and attempts[-1]["outcome"] == "confirmed":
         return "confirmed"
     if interventions and interventions[-1]["action"] == "discard":
@@ -200,11 +201,9 @@ def _verdict(
     attempts: list[dict[str, Any]],
     in_flight: Mapping[str, Any] | None,
 ) -> str | None:
-    """The most that any attempt may have come to.
-
-    The counts in the row say it too, where the history stayed behind in another file.
-    """
+    """Return the highest `Persistence` that any attempt may have reached; None if not known."""
     said = [attempt["persistence"] for attempt in attempts]
+    # The history of an imported message stayed in its former file, but its row has the counts.
     if in_flight is not None or message.get("nacked") or message.get("uncertain"):
         said.append(Persistence.POSSIBLY_PERSISTED.value)
     if state in ("gone", "confirmed"):
