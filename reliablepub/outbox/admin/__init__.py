@@ -1,1 +1,1 @@
-"""What operators do with an outbox: look, step in, prune, check, repair, copy."""
+"""Operations on an outbox for operators: inspect, intervene, prune, check, repair, copy."""

@@ -1,6 +1,6 @@
-"""What an outbox stands on: SQLite, the disk below it, the clock; and which addresses it names.
+"""Measures the environment of an outbox: SQLite, the disk, the clock; lists addresses it names.
 
-Knows: how these are measured. Must never know: what is good and what is bad, the broker.
+Knows: how to measure each. Must never know: which values are good or bad, the broker.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ _PAGE_BYTES: Final = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Facts.
+    """Facts about the environment of an outbox.
 
     Attributes:
-        sqlite: version of the library in use.
-        journal: the journal mode of the file; ``wal`` if all is well.
-        is_shared: whether the file is an application's own database, too.
-        sync_ms: median time of writing and syncing a page beside the outbox; None if the disk is
-            too full to try.
-        bytes_free: on the disk, for this user.
-        bytes_total: of the disk.
-        ahead_s: how far the newest message lies in the future; 0 if it does not.
-        exchanges: that open or parked messages are to go to, but for the default one; at most 100.
-        queues: that they are to go to through the default exchange; at most 100.
+        sqlite: version of the SQLite library in use.
+        journal: journal mode of the file; ``wal`` is the right one.
+        is_shared: whether the file also holds tables of an application.
+        sync_ms: median time to write and sync a page of 4 KiB beside the outbox; None if the disk
+            is too full to try.
+        bytes_free: bytes on the disk that are free for this user.
+        bytes_total: size of the disk, in bytes.
+        ahead_s: how far in the future the newest open message was stored; 0 if it was not.
+        exchanges: exchanges, other than the default one, that open or parked messages name; at most
+            100.
+        queues: queues that open or parked messages name through the default exchange; at most 100.
     """
 
     sqlite: str
@@ -52,12 +53,12 @@ class Surroundings:
 
 
 def look_around(path: Path) -> Surroundings:
-    """Measure what an outbox stands on; writes nothing into it.
+    """Measure the environment of an outbox; write nothing into the outbox.
 
     Raises:
-        NotAnOutbox: there is none.
-        OutboxError: it cannot be read.
-        OSError: nothing can be written beside it, for another reason than a full disk.
+        NotAnOutbox: there is no outbox at this path.
+        OutboxError: the outbox cannot be read.
+        OSError: no file can be written beside the outbox, for another reason than a full disk.
     """
     with reading(path) as connection:
         (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
@@ -82,7 +83,10 @@ def look_around(path: Path) -> Surroundings:
 
 
 def _sync_ms(folder: Path) -> float | None:
-    """On a file of its own: the outbox is opened by nothing but SQLite."""
+    """Return the median milliseconds, of 10 tries, to write and sync a page; None on a full disk.
+
+    The page goes to a temporary file, because only SQLite may open the outbox.
+    """
     page = bytes(_PAGE_BYTES)
     times = []
     try:

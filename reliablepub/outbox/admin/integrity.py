@@ -1,7 +1,7 @@
-"""Whether an outbox is what it claims to be: its pages and tables, its ledger, each row's checksum.
+"""Checks an outbox: its pages and tables, its ledger, and the checksum of each row.
 
-Knows: the reading statements, what SQLite says of the file, which files belong beside it. Must
-never know: how anything is changed or repaired.
+Knows: the statements that read, SQLite's own checks, which files belong beside an outbox. Must
+never know: how an outbox is changed or repaired.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ from reliablepub.outbox.sqlite.transactions import transaction
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
 _LISTED_MAX: Final = 100
 _CONTENTS: Final = 6
-"""Columns of the message itself; those behind them stand beside it."""
+"""Number of columns with the message itself. The bookkeeping columns follow them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was recounted; all is well when nothing is listed.
+    """Result of `audit`. The outbox is intact if nothing is listed.
 
     Attributes:
-        rows: messages whose checksum was compared, open and parked ones.
-        differences: counters of the ledger that are not what the rows add up to, and by how much
-            they are higher.
-        damaged: ids of rows whose checksum is wrong, or beside whose message stands a size, a time
-            or a count that this library never writes; and what is wrong with each. A relay parks
-            them, and never sends them.
-        structure: what SQLite says of the pages of the file, where it is not "ok". The rows are
-            not looked at then.
+        rows: number of messages, open and parked, whose checksum was compared.
+        differences: ledger counters that differ from the sum over the rows, each with the
+            difference (ledger minus rows).
+        damaged: ids of rows with a wrong checksum, or with a size, time or count that this library
+            never writes; each with what is wrong. A relay parks such a row, and never sends it.
+        structure: SQLite's complaints about the pages of the file. If there are any, neither
+            the ledger nor the rows are read.
     """
 
     rows: int
@@ -52,16 +51,16 @@ class Audit:
 
     @property
     def is_right(self) -> bool:
-        """Whether everything adds up."""
+        """Whether the audit found nothing wrong."""
         return not (self.differences or self.damaged or self.structure)
 
 
 def audit(path: Path) -> Audit:
-    """Recount everything, in one consistent read.
+    """Recount the ledger and compare each row with its checksum, in one read transaction.
 
     Raises:
-        NotAnOutbox: there is none.
-        OutboxError: it cannot be read.
+        NotAnOutbox: there is no outbox at this path.
+        OutboxError: the outbox cannot be read.
     """
     with reading(path) as connection:
         lines = page_damage(connection)
@@ -90,10 +89,12 @@ def audit(path: Path) -> Audit:
 
 
 def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
-    """What SQLite says of the pages, where they are not right; it gives up on too large a damage.
+    """Return SQLite's complaints about the pages of the file, at most 100; empty if there are none.
+
+    If the damage is so large that SQLite gives up, its error is the only line.
 
     Args:
-        connection: to look with.
+        connection: connection to the file.
         is_quick: do not compare indexes with their tables.
     """
     look = "quick_check" if is_quick else "integrity_check"
@@ -111,21 +112,24 @@ _OTHERS: Final = 0o077
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Facts about the file.
+    """Facts about the file of an outbox.
 
     Attributes:
-        pages: what SQLite says of the pages and indexes, where it is not "ok".
-        missing: tables, indexes, triggers and views that are not there.
-        changed: likewise, those that are not what they were made as.
-        journal: journal mode; ``wal`` if all is well.
-        bytes_unused: of free pages.
-        can_shrink: whether the file was made so that free pages can be cut off.
-        leftovers: files beside it that no running process needs.
-        rescued: copies beside it that a relay has left whose outbox was moved.
-        keys: names of the keys that messages are encrypted with, and how many of them; None stands
-            for those that are not encrypted. Empty where the tables cannot be read.
-        folder: who else can write to its folder, and what to do; empty if nobody can.
-        readable_by_others: whether more users than the owner may read or write the file.
+        pages: SQLite's complaints about the pages and indexes; empty if there are none.
+        missing: tables, indexes, triggers and views of ``schema.sql`` that do not exist.
+        changed: tables, indexes, triggers and views that differ from ``schema.sql``.
+        journal: journal mode; ``wal`` is the right one.
+        bytes_unused: bytes in free pages.
+        can_shrink: whether free pages can be cut off (``auto_vacuum`` was set when the file was
+            created).
+        leftovers: files beside the outbox that no running process needs.
+        rescued: copies beside the outbox, each left by a relay whose outbox was moved.
+        keys: name of each key that messages are encrypted with, and the number of its messages;
+            None stands for messages that are not encrypted. Empty if ``pages``, ``missing`` or
+            ``changed`` lists anything.
+        folder: which other users can write to the outbox's folder, and what to do; empty if none
+            can.
+        readable_by_others: whether users other than the owner may read or write the file.
     """
 
     pages: tuple[str, ...]
@@ -142,15 +146,15 @@ class Checkup:
 
 
 def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
-    """Look at the file, in one read transaction; nothing is changed.
+    """Gather facts about the file of an outbox, in one read transaction; change nothing.
 
     Args:
-        path: the outbox.
+        path: path of the outbox.
         is_quick: do not compare indexes with their tables.
 
     Raises:
-        NotAnOutbox: there is none.
-        OutboxError: it cannot be read.
+        NotAnOutbox: there is no outbox at this path.
+        OutboxError: the outbox cannot be read.
     """
     with reading(path) as connection:
         pages = page_damage(connection, is_quick=is_quick)
@@ -177,7 +181,7 @@ def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
 
 
 def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
-    """What is missing, and what is different, of what ``schema.sql`` makes."""
+    """Return which objects of ``schema.sql`` are missing from the file, and which differ."""
     found = dict(connection.execute(QUERIES["made"]).fetchall())
     wanted = _as_made()
     missing = sorted(set(wanted) - set(found))
@@ -193,7 +197,7 @@ def _as_made() -> dict[str, str]:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """What a process that was killed may have left; the next relay removes or replaces it."""
+    """Return status files of a killed relay; the next relay removes or replaces them."""
     if holder_pid(path) is not None:
         return []
     status_file = status_file_path(path)

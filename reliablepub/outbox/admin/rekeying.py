@@ -1,9 +1,10 @@
-"""Every message in an outbox encrypted under the first key, beside whatever relays it.
+"""Encrypts every message in an outbox under the first key, also while a relay runs.
 
-Knows: which rows are not, and that each is written under a new checksum. Must never know: ciphers.
+Knows: which rows are not encrypted under that key, and that each gets a new checksum. Must never
+know: ciphers.
 
-An old key can be dropped when no row needs it, and parked messages may lie for months. A relay that
-holds a message in memory is not concerned: only what is on disk changes, and not what it means.
+An old key can be dropped once no row needs it, and parked messages may stay for months. A relay
+that holds a message in memory is not affected: only the stored bytes change, not the message.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 
 @dataclass(slots=True)
 class Rekeyed:
-    """What came of it.
+    """Result of `rekey`.
 
     Attributes:
-        changed: messages that are encrypted under the first key now, and were not before.
-        left: row numbers of messages left as they were, each with the reason: damaged, changed by
-            an intruder, or not encrypted although no such message is accepted.
+        changed: number of messages that are now encrypted under the first key, and were not before.
+        left: row numbers of messages left as they were, each with the reason: damaged, forged
+            (changed without the key), or not encrypted although the keys do not accept plaintext.
     """
 
     changed: int = 0
@@ -39,17 +40,17 @@ def rekey(
     path: Path,
     keys: OutboxKeys,
 ) -> Rekeyed:
-    """Encrypt what is not encrypted under the first key, a few hundred messages a transaction.
+    """Encrypt each message that is not encrypted under the first key, up to 500 a transaction.
 
     Args:
-        path: the outbox; it must exist.
-        keys: the first encrypts; the others, and it, decrypt.
+        path: path of the outbox, which must exist.
+        keys: the first key encrypts; all keys decrypt.
 
     Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxSealed: a message is encrypted with a key that was not given; those before it are
-            done.
-        OutboxError: the outbox cannot be written; likewise.
+        NotAnOutbox: there is no outbox at this path.
+        OutboxSealed: a message is encrypted with a key that was not given. Transactions already
+            committed remain.
+        OutboxError: the outbox cannot be written. Transactions already committed remain.
     """
     with reading(path) as connection:
         rows = connection.execute(
@@ -73,13 +74,13 @@ def _step(
         query = "confirmed_message" if place == "confirmed" else "any_message"
         found = connection.execute(QUERIES[query], {"id": id_}).fetchone()
         if found is None:
-            continue  # gone in between
+            continue  # deleted since its id was read
         try:
             columns = rewritten(MessageRow._make(found), keys, seals=True)
         except Unreadable as error:
             step.left[id_] = str(error)
             continue
-        # It may have been parked, or put back, in between: then its row is in the other table.
+        # The message may have been parked or retried since its id was read, so try both tables.
         for table in ("confirmed",) if place == "confirmed" else ("open", "parked"):
             step.changed += connection.execute(QUERIES[f"rekey_{table}"], columns).rowcount
     return step

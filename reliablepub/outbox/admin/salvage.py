@@ -1,18 +1,16 @@
-"""Every intact row of a damaged outbox, copied into a new one.
+"""Copies every intact row of a damaged outbox into a new one.
 
-Knows: SQLite's file format (https://sqlite.org/fileformat2.html), what a row of an outbox looks
-like, and its checksum. Must never know: SQLite, as far as the damaged file goes.
+Knows: SQLite's file format (https://sqlite.org/fileformat2.html), the shape of an outbox row, and
+its checksum. Must never know: how to read messages from the damaged file through SQLite.
 
-SQLite finds a leaf from the root of its tree; one damaged page in between hides thousands of rows
-that are intact. Here every page that looks like a leaf of a table is read by itself. Pages on the
-list of free ones are left out: they may hold rows that were deleted. All numbers are big-endian,
-which is what `int.from_bytes` expects. The file may be damaged or made up, so no number in it is
-believed: every loop and every allocation is bounded by the size of the file itself. In a whole file
-each byte belongs to one row, so of a page no more than a few times its size is decoded.
+SQLite reaches a leaf page from the root of its tree, so one damaged page in between hides thousands
+of intact rows. This module reads every page that looks like a leaf of a table by itself. All
+numbers in the file are big-endian, the default of `int.from_bytes`. The file may be damaged or
+forged, so no number in it is trusted: the size of the file bounds every loop and every allocation.
 
-A row is intact when it can be decoded and its checksum is right. Nothing else passes for one, so it
-does not matter which table its page belonged to. Where the damage hides which pages are free, a
-message may be found that was confirmed already: it is published once more.
+A row is intact if it can be decoded and its checksum is right. Only a message passes that test, so
+it does not matter which table a page belonged to. If damage hides which pages are free, a message
+that was already confirmed may be found. It is then published once more.
 """
 
 from __future__ import annotations
@@ -43,33 +41,34 @@ Value = int | float | str | bytes | None
 
 _MAGIC: Final = b"SQLite format 3\0"
 _LIKELY_PAGE_BYTES: Final = (PAGE_BYTES, 4_096)
-"""What outboxes have, and what they had once."""
+"""Page sizes to try if the header is damaged: of outboxes now, and of older ones."""
 _WAL_MAGIC: Final = 0x377F0682
 _TABLE_LEAF: Final = 0x0D
 _HEADER: Final = 100
 _WAL_HEADER: Final = 32
 _FRAME_HEADER: Final = 24
 _COLUMNS_MAX: Final = 32_767
-"""Of a table, by SQLite's own limit."""
+"""SQLite's own limit on the columns of a table."""
 _USABLE_MIN: Final = 480
 _SHARED_MAX: Final = 4
-"""How many rows may share a byte: the row it belongs to, and copies that damage brings up."""
+"""How many rows may claim one byte: the row that owns it, and copies that damage exposes."""
 _INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 
 
 class _Malformed(Exception):
-    """These bytes are not what they would have to be."""
+    """The bytes are not a valid row in SQLite's format."""
 
 
 class Pages:
-    """The pages of a database as its last commit left them: the file, and the log over it.
+    """The pages of a database as of its last commit: the file, overlaid with its write-ahead log.
 
-    No process may read a file so while it has it open with SQLite: closing it here would drop the
-    locks there.
+    A process must not use this class on a database that it has open with SQLite: closing the file
+    here would drop the locks that SQLite holds on it.
 
     Args:
-        path: of the database; its log is beside it, if there is one.
-        page_bytes: instead of what the header says.
+        path: path of the database; its log is beside it, if there is one.
+        page_bytes: page size to use; 0 takes it from the header, or finds the likeliest if the
+            header is damaged.
     """
 
     def __init__(self, path: Path, page_bytes: int = 0) -> None:
@@ -80,7 +79,7 @@ class Pages:
         self._usable = self._size - (reserved if self._size - reserved >= _USABLE_MIN else 0)
         self._bytes = os.fstat(self._file.fileno()).st_size
         self._in_file = self._count = self._bytes // self._size
-        self._changed: dict[int, int] = {}  # page -> where it begins in the log
+        self._changed: dict[int, int] = {}  # page number -> its offset in the log
         self._followed: Counter[int] = Counter()
         self._decoded_bytes = 0
         self._log: BinaryIO | None = None
@@ -91,14 +90,14 @@ class Pages:
             self._lay_over(self._log)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file and the log."""
         self._file.close()
         if self._log is not None:
             self._log.close()
 
     def rows(self) -> Iterator[tuple[int, list[Value]]]:
-        """Rowid and values of each row that can be decoded, from whichever table."""
-        free = self._free()
+        """Yield rowid and values of each row that can be decoded, of all tables."""
+        free = self._free()  # left out, because these pages may hold deleted rows
         self._followed.clear()
         beyond = sorted(n for n in self._changed if self._in_file < n <= self._count)
         for number in chain(range(1, min(self._in_file, self._count) + 1), beyond):
@@ -106,6 +105,8 @@ class Pages:
             if number in free or (page := self._page(number))[start] != _TABLE_LEAF:
                 continue
             (count,) = struct.unpack_from(">H", page, start + 3)
+            # In an intact file each byte belongs to one row. In a forged page many cells can point
+            # to the same bytes, so stop after decoding a few times the size of the page.
             most = self._decoded_bytes + _SHARED_MAX * self._size
             for index in range(min(count, (self._size - start - 8) // 2)):
                 (at,) = struct.unpack_from(">H", page, start + 8 + 2 * index)
@@ -115,7 +116,7 @@ class Pages:
                     break
 
     def _page(self, number: int) -> bytes:
-        """A page; of zeros, where the file has none."""
+        """Return a page; a page of zeros if the file has none of this number."""
         if number in self._changed:
             assert self._log is not None
             self._log.seek(self._changed[number])
@@ -157,7 +158,7 @@ class Pages:
         return rowid, _record(payload)
 
     def _free(self) -> set[int]:
-        """Pages on the list of free ones; what is none is not followed: it would hide pages."""
+        """Return the numbers of the pages on the list of free pages."""
         free: set[int] = set()
         page = self._page(1)
         trunk = int.from_bytes(page[32:36]) if page.startswith(_MAGIC) else 0
@@ -165,14 +166,14 @@ class Pages:
             page = self._page(trunk)
             following, count = struct.unpack_from(">II", page)
             if following > self._count or count > self._usable // 4 - 2:
-                break
+                break  # not a page of this list: to believe it would hide pages with rows
             free.add(trunk)
             free.update(struct.unpack_from(f">{count}I", page, 8))
             trunk = following
         return free
 
     def _lay_over(self, log: BinaryIO) -> None:
-        """Put the log's pages over the file's, up to its last whole commit."""
+        """Let pages of the log replace those of the file, up to the last complete commit."""
         head = log.read(_WAL_HEADER)
         if len(head) < _WAL_HEADER:
             return
@@ -200,7 +201,7 @@ class Pages:
 
 
 def _size_in(header: bytes) -> int:
-    """Bytes of a page, as the header says; 0 if it cannot be that."""
+    """Return the page size in the header, in bytes; 0 if it is not a possible one."""
     size = int.from_bytes(header[16:18]) if header.startswith(_MAGIC) else 0
     size = 65_536 if size == 1 else size
     is_possible = size >= 512 and not size & (size - 1)  # noqa: PLR2004 - the smallest of the format
@@ -208,7 +209,7 @@ def _size_in(header: bytes) -> int:
 
 
 def _likely_size(path: Path) -> int:
-    """The size at which most rows are found."""
+    """Return the page size at which the most rows can be decoded."""
 
     def count(size: int) -> int:
         with closing(Pages(path, size)) as pages:
@@ -222,7 +223,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     for index in range(8):
         byte = data[at + index]
         value = value << 7 | byte & 0x7F
-        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follows
+        if byte < 0x80:  # noqa: PLR2004 - the highest bit says that another byte follows
             return value, at + index + 1
     value = value << 8 | data[at + 8]
     return (value - (1 << 64) if value >> 63 else value), at + 9
@@ -273,7 +274,7 @@ def _checksum(words: str, data: bytes, sums: tuple[int, int]) -> tuple[int, int]
 _BATCH: Final = 1_000
 _BATCH_BYTES: Final = 16 * 1024 * 1024
 _STATE: Final = 7
-"""Which column of a parked row says so."""
+"""Index of the column with the state in a row of a parked or expired message."""
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties", "ordering_key")
 _TIMES: Final = ("stored_at", "due_at", "parked_at", "expires_at", "refused_at")
 
@@ -283,19 +284,19 @@ _INSTEAD: Final[dict[str, Value]] = {
     "reply_text": "",
     "is_skipped": 0,
 }
-"""For bookkeeping that cannot be right; the message beside it is intact."""
+"""Replacements for impossible bookkeeping values of a row whose message is intact."""
 
 Row = dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenRow:
-    """A row that is not what was stored; it was not copied.
+    """A damaged row, which was not copied.
 
     Attributes:
-        id: its number.
-        message_id: what is left of its ``message_id``.
-        reason: what is wrong with it.
+        id: number of the row.
+        message_id: ``message_id`` as found, which may be damaged too.
+        reason: what is wrong with the row.
     """
 
     id: int
@@ -305,13 +306,13 @@ class BrokenRow:
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What was found in a damaged outbox.
+    """Result of `salvage`.
 
     Attributes:
-        open: messages that were open, and are so in the new outbox.
-        parked: likewise, parked or expired.
-        broken: rows that were recognized and are damaged.
-        has_sources: whether the positions of named sources could be read and copied, too.
+        open: number of open messages copied; they are open in the new outbox.
+        parked: number of parked and expired messages copied; they keep their state.
+        broken: rows that were recognized as messages, and are damaged.
+        has_sources: whether the positions of named sources could also be read and copied.
     """
 
     open: int
@@ -321,10 +322,10 @@ class Salvaged:
 
 
 def salvage(damaged: Path, new: Path) -> Salvaged:
-    """Copy every intact row; the damaged file stays as it is.
+    """Copy every intact row of a damaged outbox into a new one. The damaged file is not changed.
 
     Raises:
-        OutboxInUse: a relay still uses it.
+        OutboxInUse: a relay still uses the damaged outbox.
         OutboxError: the damaged file cannot be read, or the new one exists or cannot be written.
     """
     if not check_file(damaged):
@@ -373,9 +374,9 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
 
 
 class _Shapes:
-    """The columns of both tables, as they lie in a record.
+    """The columns of both message tables, in the order of a record.
 
-    A row that was stored before a column was added has fewer.
+    A row that was stored before a column was added has fewer values.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -384,7 +385,7 @@ class _Shapes:
 
 
 def _recognized(pages: Pages, shapes: _Shapes) -> Iterator[tuple[str, Row]]:
-    """Rows that look like messages, and how each is put into the new outbox."""
+    """Yield each row that looks like a message, with the query that inserts it."""
     for rowid, values in pages.rows():
         is_parked = len(values) > _STATE and values[_STATE] in ("parked", "expired")
         columns = shapes.parked if is_parked else shapes.open
@@ -396,7 +397,7 @@ def _recognized(pages: Pages, shapes: _Shapes) -> Iterator[tuple[str, Row]]:
             continue
         if "id" in misfits(row):
             continue
-        for name in _TIMES:  # whole numbers are stored as such
+        for name in _TIMES:  # SQLite stores a whole REAL as an integer
             if isinstance(row.get(name), int):
                 row[name] = float(str(row[name]))
         yield ("salvage_parked" if is_parked else "salvage_open"), row
@@ -418,7 +419,7 @@ def _looks_right(row: Row) -> bool:
 
 
 def _with_bookkeeping(row: Row) -> Row:
-    """The row with what stands beside its message made good, where it is nothing we write."""
+    """Replace bookkeeping values that this library never writes; return the row."""
     for name in list(misfits(row)):
         row[name] = _INSTEAD.get(name)
         if name == "size":
@@ -458,7 +459,11 @@ def _write(
 
 
 def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
-    """Positions are a few rows that SQLite itself must be able to find; a wrong one loses input."""
+    """Copy the positions of named sources, if SQLite can read them; return whether it could.
+
+    They are a few rows without a checksum, and a wrong position loses input. So they are not
+    decoded page by page.
+    """
     found: list[tuple[str, int]] | None = None
     with suppress(OutboxError), looking(damaged) as (connection, _):
         found = connection.execute(QUERIES["sources"]).fetchall()

@@ -1,13 +1,14 @@
-"""Messages as lines of JSON and back, byte for byte: to keep, or to move to another outbox.
+"""Exports messages as lines of JSON, byte for byte, and imports them into an outbox.
 
-Knows: every column that a message has while it is open or parked. Must never know: where the lines
-go, or come from.
+Knows: every column of an open or parked message. Must never know: where the lines go, or come from.
 
-A line has all that the row has, and its checksum. Bringing a line in checks it, and stores the
-message under a new number; the checksum is over what was accepted, so it stays the same. Bringing
-the same lines in again does nothing, for two reasons: how many of a source are done with is counted
-in the transactions that store them; and a message that is there already is left out, known by its
-message id, its time and its checksum.
+The lines are for archives, and for moving messages to another outbox. A line holds all columns of
+the message, with its checksum. An import checks the line, and stores the message under a new row
+number. The checksum covers the message as accepted, so it stays valid.
+
+Importing the same lines again stores nothing, for two reasons. Each transaction also records how
+many lines of the source have been imported. A message that is already in the outbox is left out; it
+is recognized by its message id, the time it was stored and its checksum.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ _COLUMNS: Final = (
 
 
 class BadLine(ValueError):
-    """A line that is no exported message; the text says why."""
+    """A line that is not an exported message; the text says why."""
 
 
 @dataclass(slots=True)
 class Brought:
-    """What came of bringing lines in.
+    """Counts of an import.
 
     Attributes:
-        stored: messages that are in the outbox now and were not before.
-        known: messages that were there already.
+        stored: messages that were added to the outbox.
+        known: messages that were already in the outbox, or imported by an earlier run.
     """
 
     stored: int = 0
@@ -66,21 +67,23 @@ class Brought:
 def export_lines(
     path: Path, ids: Iterable[int], encrypted: list[int] | None = None
 ) -> Iterator[str]:
-    """One line of JSON for each of these messages that is there, in one consistent look.
+    """Yield one line of JSON for each of these messages, in one read transaction.
 
-    People can read it; where a character is not seen as itself, the line is ASCII instead.
+    Ids without a message are skipped. Text is readable; a line with an unprintable character is
+    escaped to ASCII.
 
     Args:
-        path: the outbox.
-        ids: of rows.
-        encrypted: gets the ids of messages that are encrypted. They are left out: each is bound to
-            its row in this outbox, and no import could take it.
+        path: path of the outbox.
+        ids: ids of rows.
+        encrypted: list to append the ids of encrypted messages to. Those are left out: each is
+            bound to its row in this outbox, so no import could take it.
 
     Raises:
-        NotAnOutbox: there is no outbox.
+        NotAnOutbox: there is no outbox at this path.
     """
     with reading(path) as connection:
-        # What is on the wire, or was when its relay ended, may have arrived: that goes along.
+        # A message that is in flight, or was when its relay ended, may have reached the broker.
+        # The line counts that as an uncertain attempt.
         sent = {id_ for (id_,) in connection.execute(QUERIES["in_flight_ids"])}
         connection.row_factory = sqlite3.Row
         for id_ in ids:
@@ -97,19 +100,21 @@ def export_lines(
 
 
 def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Brought, None, None]:
-    """Store messages, a few hundred in each transaction; the outbox is made if it is missing.
+    """Store messages, up to 500 in each transaction. A missing outbox is created.
 
     Args:
-        path: the outbox.
-        lines: as `export_lines` gives them; blank ones are skipped.
-        source: names these very lines. Those that an earlier run has stored are not stored again.
+        path: path of the outbox.
+        lines: lines that `export_lines` has written; blank lines are skipped.
+        source: name for exactly these lines. Lines that an earlier run with this name has imported
+            are not imported again.
 
     Yields:
-        what has come of it so far, after each transaction.
+        The counts so far, after each transaction.
 
     Raises:
-        BadLine: names the line; what was stored before stays.
-        OutboxError: the file cannot be written; likewise.
+        BadLine: a line is not an exported message; the text names the line. Transactions already
+            committed remain.
+        OutboxError: the outbox cannot be written. Transactions already committed remain.
     """
     total = Brought()
     chunk: list[dict[str, Any]] = []
@@ -168,10 +173,10 @@ def _store(
 
 
 def _parsed(line: str, number: int) -> dict[str, Any]:
-    """The columns of a line.
+    """Return the columns of a line.
 
     Raises:
-        BadLine: it is not what `export_lines` writes, or was changed since.
+        BadLine: the line is not what `export_lines` writes, or was changed since.
     """
     try:
         values = json.loads(line, parse_constant=_no_constant)
@@ -200,7 +205,7 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
 
 
 def _misfits(row: dict[str, Any]) -> Iterator[str]:
-    """Columns that `export_lines` does not write so."""
+    """Yield the columns whose values `export_lines` never writes."""
     must = _TEXTS if row["state"] in OPEN_STATES else (*_TEXTS, *_OF_GIVEN_UP)
     yield from (name for name in _TEXTS if type(row[name]) is not str)
     yield from (name for name in must if row[name] is None)
@@ -214,7 +219,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _raw(row: dict[str, Any]) -> MessageRow:
-    """The row as `entry_of` reads it."""
+    """Return the row in the form that `entry_of` reads."""
     texts: dict[str, Any] = {
         name: None if (text := row[name]) is None else text.encode()
         for name in (*_TEXTS, "ordering_key")
