@@ -834,6 +834,8 @@ def test_a_draining_session_sends_nothing_more_and_settles_what_is_in_flight() -
     client.session.drain()
     with pytest.raises(RuntimeError, match=r"^a draining session takes no more messages$"):
         client.session.submit("f", 1)
+    with pytest.raises(RuntimeError, match=r"^a draining session takes no more messages$"):
+        client.session.submit_all([("f", 1), ("g", 1)])
     client.hears(Acked(1, 2, multiple=True))
     assert client.kinds() == "a:confirmed b:confirmed"
     assert client.writes() == ""
