@@ -422,7 +422,7 @@ def a_retry_by_a_person_loses_the_row(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_key_goes_on_past_what_is_parked(patch: pytest.MonkeyPatch) -> None:
-    for query in ("ready", "is_first_of_key", "first_of_key", "wait_for_turn"):
+    for query in ("ready", "is_first_of_key", "first_of_key", "wait_for_key"):
         patch.setitem(QUERIES, query, QUERIES[query].replace("p.is_skipped = 0", "FALSE"))
 
 
