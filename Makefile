@@ -21,7 +21,7 @@ SPARK_CACHE ?= $(CURDIR)/.spark-versions
 # Which tests run together.
 CORE := tests/core tests/relay
 BROKERS := tests/chaos tests/clients tests/conformance tests/facts tests/rabbit tests/surroundings
-QUICK := tests/core tests/outbox tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
+QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not soak and not bench and not spark_versions
 
 .PHONY: check test test-quick test-core test-brokers test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
