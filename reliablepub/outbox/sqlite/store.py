@@ -518,12 +518,7 @@ class SqliteStore:
                 may be in memory already, with its former address.
         """
         page = Page(limit, bytes_max, self._keys)
-        with self._reading() as connection:
-            next_at = page.read_timed(connection, "waiting", now, loaded, next_only=True)
-            _, _, newest = self._owner(connection)
-            if newest != self._seen:
-                raise Intervened
-        return self._readable(page), next_at
+        return self._read_timed(page, "waiting", now, loaded, next_only=True)
 
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
@@ -535,8 +530,14 @@ class SqliteStore:
                 may be in memory already, with its former address.
         """
         page = Page(limit, bytes_max, self._keys)
+        return self._read_timed(page, "expiring", now, loaded, next_only=False)
+
+    def _read_timed(
+        self, page: Page, query: str, now: float, loaded: Container[int], *, next_only: bool
+    ) -> tuple[list[Entry], float | None]:
+        """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._reading() as connection:
-            next_at = page.read_timed(connection, "expiring", now, loaded, next_only=False)
+            next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
             _, _, newest = self._owner(connection)
             if newest != self._seen:
                 raise Intervened
