@@ -48,12 +48,12 @@ def test_other_signals_do_not_end_it() -> None:
 
 def test_descriptors_above_those_that_select_takes(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2_048, limits[0]), limits[1]))
     with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(2_048, limits[0]), limits[1]))
         for _ in range(1_100):
             stack.callback(os.close, os.open(tmp_path, os.O_RDONLY))
         with Stop() as stop:
             assert not stop.wait(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.wait(60)
-    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
