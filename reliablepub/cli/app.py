@@ -24,13 +24,13 @@ from reliablepub.errors import ReliablePubError
 
 PLUG_INS: Final = "reliablepub.commands"
 _BUILT_IN: Final = {
-    "doctor": "reliablepub.cli.doctor:doctor",
+    "doctor": "reliablepub.cli.doctor.command:doctor",
     "outbox": "reliablepub.cli.outbox:outbox",
-    "publish": "reliablepub.cli.publish:publish",
-    "relay": "reliablepub.cli.relay:relay",
+    "publish": "reliablepub.cli.publish.command:publish",
+    "relay": "reliablepub.cli.relay.command:relay",
     "shipped": "reliablepub.cli.shipped:shipped",
     "topology": "reliablepub.cli.topology:topology",
-    "watch": "reliablepub.cli.watch:watch",
+    "watch": "reliablepub.cli.watch.command:watch",
 }
 
 

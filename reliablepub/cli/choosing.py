@@ -1,13 +1,14 @@
-"""Selecting messages: the filter options that several commands share, and lookup by ID.
+"""Choosing messages: filter options that several commands share, lookup by ID, and confirmation.
 
-Knows: options, and which messages they select. Must never know: what a command does with the
-messages.
+Knows: options, which messages they select, and whether stdin is a terminal. Must never know: what a
+command does with the messages.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -126,3 +127,20 @@ def unknown(outbox: Path, name: str) -> Failure:
         "first attempt, which leaves no trace; look for it in the queue",
         Exit.BAD_INPUT,
     )
+
+
+def ask(question: str) -> None:
+    """Ask a question; return if the answer is yes.
+
+    Raises:
+        Failure: the answer is not yes, or stdin is no terminal. Nothing was changed.
+    """
+    if not can_be_answered():
+        raise Failure(f"{question} There is no terminal to ask on; give --yes", Exit.BAD_INPUT)
+    if not click.confirm(question, err=True):
+        raise Failure("nothing was changed", Exit.BAD_INPUT)
+
+
+def can_be_answered() -> bool:
+    """Whether stdin is a terminal."""
+    return sys.stdin.isatty()

@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from reliablepub.cli import main
 from reliablepub.cli.config import SHARED, TABLES, config_option, variable_of
 from reliablepub.cli.options import url_option
-from reliablepub.cli.publish import publish
-from reliablepub.cli.relay import relay
+from reliablepub.cli.publish.command import publish
+from reliablepub.cli.relay.command import relay
 
 
 @click.command("relay")

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from reliablepub import Message, Outbox, Publisher, PublishError, RetryPolicy
 from reliablepub.cli import main
-from reliablepub.cli.lookout import look_closely
-from reliablepub.cli.screen import Trail, draw
+from reliablepub.cli.watch.lookout import look_closely
+from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.store import SqliteStore

@@ -33,7 +33,7 @@ def test_every_command_of_the_page_does_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RELIABLEPUB_OUTBOX", "outbox.db")
-    monkeypatch.setattr("reliablepub.cli.questions.can_be_answered", lambda: True)
+    monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     said: dict[str, str] = {}
     with Outbox("outbox.db.rescued-1") as rescued:
         rescued.enqueue(Message(b"what a relay had when its files were moved"))

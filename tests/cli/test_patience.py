@@ -1,6 +1,6 @@
 """When to stop waiting: progress renews it, and a broker that was never there gets less."""
 
-from reliablepub.cli.patience import CONNECT_S, Patience
+from reliablepub.cli.publish.run import CONNECT_S, Patience
 from reliablepub.outbox.entry import Counters
 from reliablepub.relay.status import Status
 

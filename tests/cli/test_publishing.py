@@ -8,10 +8,9 @@ from typing import cast
 import pytest
 
 from reliablepub import BatchReceipt, Message, Publisher
-from reliablepub.cli.patience import Patience
 from reliablepub.cli.progress import Bar
-from reliablepub.cli.publishing import Run, Stopped, _groups
-from reliablepub.cli.records import BadRecord, Line
+from reliablepub.cli.publish.records import BadRecord, Line
+from reliablepub.cli.publish.run import Patience, Run, Stopped, _groups
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import OutboxDiskFull, PublisherClosed
 from reliablepub.front.receipt import IssuedBatch

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.cli.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.publish.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.publish.source import Source
+from reliablepub.cli.publish.template import Template
 from reliablepub.cli.signals import Stop
-from reliablepub.cli.source import Source
-from reliablepub.cli.template import Template
 
 
 def recipe(

@@ -102,7 +102,7 @@ def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.M
     unanswered = run("retry", "--reason", "404")
     assert unanswered.exit_code == 2
     assert "retry 1 message? There is no terminal to ask on; give --yes" in unanswered.stderr
-    monkeypatch.setattr("reliablepub.cli.questions.can_be_answered", lambda: True)
+    monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("retry", "--reason", "404", input="n\n").exit_code == 2
     assert state_of(run, 3) == "parked"
     assert "1 message put back" in run("retry", "--reason", "404", input="y\n").stdout
@@ -208,7 +208,7 @@ def test_prune_asks_only_before_messages_go(
     refused = run("prune", "--parked", "0s")
     assert (refused.exit_code, state_of(run, 3)) == (2, "parked")
     assert "delete 2 messages (2 parked) for good? There is no terminal to ask on" in refused.stderr
-    monkeypatch.setattr("reliablepub.cli.questions.can_be_answered", lambda: True)
+    monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("prune", "--parked", "0s", input="n\n").exit_code == 2
     assert run("prune", "--parked", "0s", input="y\n").exit_code == 0
     assert state_of(run, 3) == "discarded"

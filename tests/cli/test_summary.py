@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.publishing import Stopped
-from reliablepub.cli.summary import Summary
-from reliablepub.cli.tally import Tally
+from reliablepub.cli.publish.run import Stopped, Tally
+from reliablepub.cli.publish.summary import Summary
 from reliablepub.errors import Unroutable
 from reliablepub.outbox.entry import Counters
 from reliablepub.outcome import OutcomeKind

@@ -1,7 +1,7 @@
 """Counting receipts: complete, bounded, and safe beside the thread that settles."""
 
 from reliablepub import Message
-from reliablepub.cli.tally import FAILURES_SHOWN, Tally
+from reliablepub.cli.publish.run import FAILURES_SHOWN, Tally
 from reliablepub.front.receipt import IssuedBatch
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Outcome, OutcomeKind

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reliablepub.cli.template import FieldError, Template, TemplateError
+from reliablepub.cli.publish.template import FieldError, Template, TemplateError
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ from rich.console import Console
 
 from reliablepub import Message
 from reliablepub.cli import main
-from reliablepub.cli.lookout import Look, look_closely
-from reliablepub.cli.screen import Trail, draw
+from reliablepub.cli.watch.lookout import Look, look_closely
+from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.diagnosis import of_file
-from reliablepub.cli.findings import exit_of, print_findings
+from reliablepub.cli.doctor.diagnosis import of_file
+from reliablepub.cli.doctor.findings import exit_of, print_findings
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import OutboxError

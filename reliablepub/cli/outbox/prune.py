@@ -12,12 +12,11 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.choosing import Duration
+from reliablepub.cli.choosing import Duration, ask
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, print_json, print_note, print_result, size_of
 from reliablepub.cli.progress import following, patiently
-from reliablepub.cli.questions import ask
 from reliablepub.outbox.admin.pruning import Pruned, Times, foresee
 from reliablepub.outbox.admin.pruning import prune as prune_outbox
 

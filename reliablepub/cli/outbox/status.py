@@ -14,9 +14,9 @@ import click
 
 from reliablepub.cli.choosing import Duration
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.lookout import disk_words, link_words, look
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import age, count_of, paused_words, print_json, print_table
+from reliablepub.cli.watch.lookout import disk_words, link_words, look
 
 
 @click.command()

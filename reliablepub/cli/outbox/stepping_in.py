@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import rows_named, selection_options
+from reliablepub.cli.choosing import ask, rows_named, selection_options
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.outbox.listing import COLUMNS
@@ -27,7 +27,6 @@ from reliablepub.cli.output import (
     print_rows,
 )
 from reliablepub.cli.progress import counting, patiently
-from reliablepub.cli.questions import ask
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids

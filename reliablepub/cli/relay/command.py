@@ -1,10 +1,12 @@
 """``reliablepub relay``: publishes the messages that other processes put into the outbox.
 
-Knows: its options, and the report at the end. Must never know: how messages are published.
+Knows: its options, the logger of failed messages, and the report at the end. Must never know: how
+messages are published, or which failures are logged.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,9 +19,7 @@ from click.core import ParameterSource
 
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
-from reliablepub.cli.failures import failures_noted
 from reliablepub.cli.link import describe
-from reliablepub.cli.notify import Notifier
 from reliablepub.cli.options import (
     json_option,
     note_exposed_folder,
@@ -31,18 +31,36 @@ from reliablepub.cli.options import (
     window_options,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
-from reliablepub.cli.service import Service, Settings
+from reliablepub.cli.relay.notify import Notifier
+from reliablepub.cli.relay.service import Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
+from reliablepub.relay.journal import MESSAGES
 from reliablepub.relay.status import Status
 from reliablepub.transport.address import has_password
 
 if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print_note(record.getMessage())
+
+
+@contextmanager
+def failures_noted() -> Iterator[None]:
+    """Print log records about messages, of level WARNING and above, within the block."""
+    notes = _Notes(logging.WARNING)
+    MESSAGES.addHandler(notes)
+    try:
+        yield
+    finally:
+        MESSAGES.removeHandler(notes)
 
 
 class _Relay(ConfigurableCommand):

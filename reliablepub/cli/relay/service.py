@@ -20,8 +20,8 @@ from typing import Final, Self
 import click
 
 from reliablepub.cli.link import LinkNotes, describe
-from reliablepub.cli.notify import Notifier
 from reliablepub.cli.output import print_note
+from reliablepub.cli.relay.notify import Notifier
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import ConfigurationError, ReliablePubError
 from reliablepub.front.publisher import Publisher

@@ -18,8 +18,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from reliablepub.cli.lookout import Look, disk_words, link_words
 from reliablepub.cli.output import age, count_of, paused_words
+from reliablepub.cli.watch.lookout import Look, disk_words, link_words
 from reliablepub.printable import one_line, printable
 
 WIDE: Final = 80

@@ -18,10 +18,10 @@ import click
 
 from reliablepub.cli.choosing import Duration
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.lookout import Look, look_closely
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
+from reliablepub.cli.watch.lookout import Look, look_closely
 
 _INTERVAL_S_MIN: Final = 0.1
 _QUIT: Final = ("q", "Q", "\x1b", "\x04", "")
@@ -94,8 +94,8 @@ def _show(outbox: Path, interval_s: float, numbers: Iterator[int], stop: Stop) -
     from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
     from rich.live import Live  # noqa: PLC0415
 
-    from reliablepub.cli.keyboard import Keyboard  # noqa: PLC0415
-    from reliablepub.cli.screen import Trail, draw  # noqa: PLC0415
+    from reliablepub.cli.watch.keyboard import Keyboard  # noqa: PLC0415
+    from reliablepub.cli.watch.screen import Trail, draw  # noqa: PLC0415
 
     console, trail = Console(), Trail()
     looks = _looks(outbox, numbers)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from reliablepub.cli.diagnosis import Finding, Level
+from reliablepub.cli.doctor.diagnosis import Finding, Level
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.output import Form, print_rows
 

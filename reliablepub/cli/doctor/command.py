@@ -11,8 +11,8 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.diagnosis import of_broker, of_client, of_outbox
-from reliablepub.cli.findings import exit_of, print_findings
+from reliablepub.cli.doctor.diagnosis import of_broker, of_client, of_outbox
+from reliablepub.cli.doctor.findings import exit_of, print_findings
 from reliablepub.cli.options import (
     URL_VARIABLE,
     as_form,

@@ -1,4 +1,4 @@
-"""One run of ``reliablepub publish``: stores and publishes lines, and decides when to stop.
+"""One run of ``reliablepub publish``: publishes lines, counts outcomes, and decides when to stop.
 
 Knows: the publisher, the order of the steps, and every reason to end early. Must never know: where
 lines come from, or how the result is shown.
@@ -12,6 +12,7 @@ are always a prefix of the input; a resumed run relies on that.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,17 +20,128 @@ from enum import StrEnum
 from typing import Final
 
 from reliablepub.cli.link import LinkNotes
-from reliablepub.cli.patience import Patience
 from reliablepub.cli.progress import Bar
-from reliablepub.cli.records import BadRecord, Line
+from reliablepub.cli.publish.records import BadRecord, Line
 from reliablepub.cli.signals import Stop
-from reliablepub.cli.tally import Tally
-from reliablepub.errors import OutboxError, PublisherClosed
+from reliablepub.errors import (
+    Expired,
+    Nacked,
+    OutboxError,
+    PublisherClosed,
+    PublishError,
+    Refused,
+    Unroutable,
+)
 from reliablepub.front.publisher import Publisher
+from reliablepub.front.receipt import BatchReceipt
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
 from reliablepub.relay.handover import CHUNK_BYTES_MAX, CHUNK_MESSAGES_MAX
 from reliablepub.relay.status import Link, Status
+
+FAILURES_SHOWN: Final = 10
+_KINDS: Final[dict[type[PublishError], OutcomeKind]] = {
+    Unroutable: OutcomeKind.RETURNED,
+    Nacked: OutcomeKind.NACKED,
+    Refused: OutcomeKind.REFUSED,
+    Expired: OutcomeKind.EXPIRED,
+}
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts over all receipts of a run.
+
+    Attributes:
+        stored: number of messages stored (accepted, without an outbox).
+        confirmed: number of those that are confirmed.
+        given_up: number of those that were given up, by outcome.
+        failures: the first ten that were given up.
+    """
+
+    stored: int = 0
+    confirmed: int = 0
+    given_up: Counter[OutcomeKind] = field(default_factory=Counter)
+    failures: list[tuple[OutcomeKind, PublishError]] = field(default_factory=list)
+    _open: list[tuple[BatchReceipt, int]] = field(default_factory=list)
+    _confirmed_before: int = 0
+
+    @property
+    def parked(self) -> int:
+        """Number of messages given up, for any reason."""
+        return self.given_up.total()
+
+    @property
+    def open(self) -> int:
+        """Number of messages without a final outcome."""
+        return self.stored - self.confirmed - self.parked
+
+    def add(self, receipt: BatchReceipt) -> None:
+        """Add the messages of a receipt."""
+        self.stored += receipt.stored
+        self._open.append((receipt, 0))
+
+    def gather(self) -> None:
+        """Count the messages settled since the last call, and drop receipts that are complete.
+
+        Counted failures are removed from their receipt, so a million failures need no memory.
+        """
+        still_open: list[tuple[BatchReceipt, int]] = []
+        confirmed = 0
+        for receipt, taken in self._open:
+            seen = taken
+            while receipt.failures:
+                self._count(receipt.failures.pop(0))
+                seen += 1
+            # `confirmed` is read once: the relay's thread goes on counting.
+            receipt_confirmed = receipt.confirmed
+            if receipt_confirmed + seen == receipt.stored:
+                self._confirmed_before += receipt_confirmed
+            else:
+                confirmed += receipt_confirmed
+                still_open.append((receipt, seen))
+        self._open = still_open
+        self.confirmed = self._confirmed_before + confirmed
+
+    def _count(self, failure: PublishError) -> None:
+        kind = _KINDS[type(failure)]
+        self.given_up[kind] += 1
+        if len(self.failures) < FAILURES_SHOWN:
+            self.failures.append((kind, failure))
+
+
+CONNECT_S: Final = 10.0
+"""Longest wait for a first connection; a shorter ``--timeout`` applies to it too."""
+
+
+class Patience:
+    """A timeout that restarts whenever a message is settled.
+
+    Args:
+        timeout_s: seconds without a settled message after which the wait is over.
+        now: monotonic seconds; the wait for the first connection begins here.
+    """
+
+    def __init__(self, timeout_s: float, now: float) -> None:
+        self._timeout_s = timeout_s
+        self._settled = 0
+        self._since = now
+
+    def renew(self, now: float) -> None:
+        """Restart the timeout: the wait begins now."""
+        self._since = now
+
+    def is_over(self, status: Status, now: float) -> bool:
+        """Whether the timeout has passed."""
+        counters = status.counters
+        settled = counters.stored - counters.open
+        if settled != self._settled:
+            self._settled = settled
+            self._since = now
+        is_unreached = status.connects == 0
+        limit_s = min(self._timeout_s, CONNECT_S) if is_unreached else self._timeout_s
+        return now - self._since >= limit_s
+
 
 LOOK_S: Final = 0.1
 FIRST_OUTCOME_S: Final = 1.0

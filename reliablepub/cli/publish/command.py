@@ -29,14 +29,13 @@ from reliablepub.cli.options import (
     window_options,
 )
 from reliablepub.cli.output import print_error, print_json, print_note, print_result
-from reliablepub.cli.patience import Patience
 from reliablepub.cli.progress import Bar
-from reliablepub.cli.publishing import Run, Stopped
-from reliablepub.cli.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.publish.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.publish.run import Patience, Run, Stopped
+from reliablepub.cli.publish.source import Source
+from reliablepub.cli.publish.summary import Summary
+from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
-from reliablepub.cli.source import Source
-from reliablepub.cli.summary import Summary
-from reliablepub.cli.template import Template, TemplateError
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import OutboxError

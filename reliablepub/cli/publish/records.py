@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NoReturn
 
+from reliablepub.cli.publish.template import FieldError, Template
 from reliablepub.cli.signals import Stop, readable
-from reliablepub.cli.template import FieldError, Template
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import BODY_BYTES_MAX, Message
 

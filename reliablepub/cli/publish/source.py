@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from reliablepub.cli.records import Recipe, read_lines
+from reliablepub.cli.publish.records import Recipe, read_lines
 from reliablepub.cli.signals import Stop
 
 STDIN: Final = "-"

@@ -1,0 +1,1 @@
+"""The command `doctor`: what is wrong with an outbox, its relay and its broker, and what to do."""

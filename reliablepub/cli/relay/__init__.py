@@ -1,0 +1,1 @@
+"""The command `relay`: publishes what an outbox holds, until it is stopped."""

@@ -1,0 +1,1 @@
+"""The command `watch`: a live view of an outbox in the terminal."""
