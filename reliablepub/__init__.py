@@ -2,10 +2,12 @@
 
 When ``publish()`` returns, the message is on disk. From then on it is published until the broker
 has taken responsibility for it, or it is parked with the broker's reason; an operator can retry it.
+
+Most names are imported on first access: a program that only enqueues loads neither the relay nor
+pika, and one without asyncio no event loop.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from reliablepub.errors import (
     ConfigurationError,
@@ -38,24 +40,25 @@ from reliablepub.errors import (
     WrongEventLoop,
     WrongThread,
 )
-from reliablepub.front.async_publisher import AsyncPublisher
-from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt
-from reliablepub.front.provisioning import provision
-from reliablepub.front.publisher import Publisher
-from reliablepub.front.receipt import BatchReceipt, Receipt
-from reliablepub.message import Message
-from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.outbox import Outbox
+from reliablepub.message import Message, MessageFields
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
-from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
-from reliablepub.relay.status import Link, Paused, Status
-from reliablepub.topology import Binding, Exchange, Queue, Topology
 
 if TYPE_CHECKING:
+    from reliablepub.front.async_publisher import AsyncPublisher
+    from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt
+    from reliablepub.front.options import PublisherOptions
+    from reliablepub.front.provisioning import provision
+    from reliablepub.front.publisher import Publisher
+    from reliablepub.front.receipt import BatchReceipt, Receipt
     from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus
     from reliablepub.outbox.admin.integrity import Audit
     from reliablepub.outbox.admin.rekeying import Rekeyed
     from reliablepub.outbox.admin.salvage import Salvaged
+    from reliablepub.outbox.encryption import OutboxKeys
+    from reliablepub.outbox.outbox import Outbox
+    from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
+    from reliablepub.relay.status import Link, Paused, Status
+    from reliablepub.topology import Binding, Exchange, Queue, Topology
 
 __all__ = [
     "AsyncBatchReceipt",
@@ -75,6 +78,7 @@ __all__ = [
     "InvalidMessage",
     "Link",
     "Message",
+    "MessageFields",
     "Nacked",
     "NotAnOutbox",
     "Outbox",
@@ -99,6 +103,7 @@ __all__ = [
     "PublisherClosed",
     "PublisherFailed",
     "PublisherForked",
+    "PublisherOptions",
     "Queue",
     "Receipt",
     "Refusal",
@@ -121,18 +126,50 @@ __all__ = [
     "provision",
 ]
 
-_ADMIN: Final = {
-    "Audit": "integrity",
-    "HeldKey": "inspection",
-    "OutboxStatus": "inspection",
-    "Rekeyed": "rekeying",
-    "Salvaged": "salvage",
+
+_LAZY = {
+    "AsyncPublisher": "front.async_publisher",
+    "AsyncBatchReceipt": "front.async_receipt",
+    "AsyncReceipt": "front.async_receipt",
+    "PublisherOptions": "front.options",
+    "provision": "front.provisioning",
+    "Publisher": "front.publisher",
+    "BatchReceipt": "front.receipt",
+    "Receipt": "front.receipt",
+    "HeldKey": "outbox.admin.inspection",
+    "OutboxStatus": "outbox.admin.inspection",
+    "Audit": "outbox.admin.integrity",
+    "Rekeyed": "outbox.admin.rekeying",
+    "Salvaged": "outbox.admin.salvage",
+    "OutboxKeys": "outbox.encryption",
+    "Outbox": "outbox.outbox",
+    "Breaker": "policy",
+    "GiveUp": "policy",
+    "Refusal": "policy",
+    "Retries": "policy",
+    "RetryIn": "policy",
+    "RetryPolicy": "policy",
+    "Link": "relay.status",
+    "Paused": "relay.status",
+    "Status": "relay.status",
+    "Binding": "topology",
+    "Exchange": "topology",
+    "Queue": "topology",
+    "Topology": "topology",
 }
-"""Result types of the operators' tools and their modules; imported on first access, so that a
-program that only publishes does not load them."""
+"""Names that are imported on first access, and their modules."""
 
 
-def __getattr__(name: str) -> object:
-    if name not in _ADMIN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"reliablepub.outbox.admin.{_ADMIN[name]}"), name)
+def __dir__() -> list[str]:
+    return __all__
+
+
+if not TYPE_CHECKING:  # type checkers read the imports above
+
+    def __getattr__(name: str) -> object:
+        if name not in _LAZY:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        return value

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from typing import Final, TypedDict
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import (
@@ -45,6 +45,29 @@ _RARE_SHORT_STRINGS = (
     "user_id",
     "app_id",
 )
+
+
+class MessageFields(TypedDict, total=False):
+    """The fields of `Message` other than ``body``, by name, as ``publish`` takes them."""
+
+    exchange: str
+    routing_key: str
+    headers: Mapping[str, FieldValue] | None
+    message_id: str | None
+    persistent: bool
+    priority: int | None
+    expiration: int | None
+    timestamp: datetime | None
+    content_type: str | None
+    content_encoding: str | None
+    correlation_id: str | None
+    reply_to: str | None
+    type: str | None
+    user_id: str | None
+    app_id: str | None
+    expires_in_s: float | None
+    not_before: datetime | None
+    ordering_key: str | None
 
 
 @dataclass(frozen=True, init=False)

@@ -22,7 +22,6 @@ As a TOML file::
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
@@ -170,6 +169,8 @@ class Topology:
         Raises:
             ConfigurationError: the text is not TOML, has an unknown name, or has an invalid value.
         """
+        import tomllib  # noqa: PLC0415 - few topologies are files
+
         try:
             tables = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

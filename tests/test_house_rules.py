@@ -5,9 +5,9 @@ What a linter can check is ruff's and mypy's affair: docstrings, names, types.
 
 import ast
 import fnmatch
+import importlib
 import subprocess
 import sys
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,17 +55,38 @@ def test_everybody_imports_downwards_only(monkeypatch: pytest.MonkeyPatch) -> No
     assert lint_imports(str(ROOT / "pyproject.toml"), no_cache=True) == EXIT_STATUS_SUCCESS
 
 
+NOBODY_NEEDS = [
+    *("reliablepub.testing", "reliablepub.cli", "click", "rich", "sqlite_utils", "aio_pika"),
+    *("reliablepub.observe", "prometheus_client", "opentelemetry", "reliablepub.outbox.admin"),
+]
+ENQUEUE = "with reliablepub.Outbox(path) as o: o.enqueue(reliablepub.Message(b'x'))"
+IN_MEMORY = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=None, close_timeout_s=0).close()"
+ON_DISK = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=path, close_timeout_s=0).close()"
+WHOLE_NAMES = "[getattr(reliablepub, name) for name in reliablepub.__all__]"
+
+
 @pytest.mark.parametrize(
-    "module",
+    ("program", "unneeded"),
     [
-        *("reliablepub.testing", "reliablepub.cli", "click", "rich", "sqlite_utils", "aio_pika"),
-        *("reliablepub.observe", "prometheus_client", "opentelemetry"),
-        "reliablepub.outbox.admin",
+        ("", [*NOBODY_NEEDS, "pika", "asyncio", "ssl", "sqlite3", "reliablepub.relay"]),
+        (ENQUEUE, [*NOBODY_NEEDS, "pika", "asyncio", "ssl", "reliablepub.relay"]),
+        (IN_MEMORY, [*NOBODY_NEEDS, "reliablepub.outbox.sqlite", "sqlite3"]),
+        (ON_DISK, [*NOBODY_NEEDS, "reliablepub.outbox.memory"]),
+        (WHOLE_NAMES, ["reliablepub.testing", "reliablepub.cli", "aio_pika"]),
     ],
+    ids=["import", "enqueue", "memory", "disk", "every name"],
 )
-def test_importing_the_package_does_not_load_what_a_producer_never_needs(module: str) -> None:
-    code = f"import reliablepub, sys; sys.exit({module!r} in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+def test_a_program_loads_only_what_it_needs(
+    program: str, unneeded: list[str], tmp_path: Path
+) -> None:
+    loaded = f"sorted(set({unneeded}) & set(sys.modules))"
+    code = f"import reliablepub, sys; path = sys.argv[1]; {program or 0}; sys.exit({loaded})"
+    code = code.replace("; with", "\nwith").replace("; sys.exit", "\nsys.exit")
+    outbox = str(tmp_path / "outbox.db")
+    result = subprocess.run(
+        [sys.executable, "-c", code, outbox], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert result.stderr.strip() == "[]"
 
 
 @pytest.mark.parametrize("path", MODULES)
@@ -89,14 +110,19 @@ def test_only_the_command_line_prints(path: Path) -> None:
 
 
 def test_all_is_what_the_package_offers() -> None:
-    offered = {
-        name
-        for name, value in vars(reliablepub).items()
-        if not name.startswith("_") and not isinstance(value, types.ModuleType)
-    } - {"TYPE_CHECKING", "Final", "import_module"}
-    offered |= {name for name in reliablepub._ADMIN if getattr(reliablepub, name)}
+    assert dir(reliablepub) == sorted(reliablepub.__all__)
     assert len(reliablepub.__all__) == len(set(reliablepub.__all__))
-    assert {name for name in reliablepub.__all__ if not name.startswith("_")} == offered
+    imported = {
+        alias.name: f"{node.module}"
+        for node in ast.walk(ast.parse(Path(reliablepub.__file__).read_text()))
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("reliablepub.")
+        for alias in node.names
+    }
+    assert set(imported) == set(reliablepub.__all__)
+    for name, module in reliablepub._LAZY.items():
+        assert imported[name] == f"reliablepub.{module}", "type checkers read the imports"
+    for name in reliablepub.__all__:
+        assert getattr(reliablepub, name) is getattr(importlib.import_module(imported[name]), name)
 
 
 def test_top_level_is_the_agreed_one() -> None:

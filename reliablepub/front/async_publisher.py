@@ -12,34 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from datetime import datetime
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 from reliablepub.errors import PublisherClosed, PublisherFailed, RelayHeldUp, WrongEventLoop
 from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt, Issued, IssuedBatch
 from reliablepub.front.bridge import Bridge, Signal
-from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S, RelayClient, put_together
-from reliablepub.headers import FieldValue
-from reliablepub.message import Message
-from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.front.options import PublisherOptions, new_client
+from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
+from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import new_id
-from reliablepub.policy import RetryPolicy
-from reliablepub.relay.handover import (
-    WINDOW_BYTES_MAX,
-    WINDOW_MAX,
-    WINDOW_MIN,
-    Chunk,
-    Cutter,
-    Stream,
-)
+from reliablepub.relay.handover import Chunk, Cutter, Stream
 from reliablepub.relay.status import Status
-from reliablepub.topology import Topology
 from reliablepub.transport.base import LentConnection
 
 _BREATH_S: Final = 0.002
@@ -71,30 +59,7 @@ class AsyncPublisher:
             the publisher.
         outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
             those not confirmed when the process ends are lost.
-        outbox_keys: keys with which to encrypt bodies and properties in the outbox.
-        keep_confirmed_s: seconds for which the outbox keeps confirmed messages, for operators to
-            see; 0 deletes them at once.
-        window_min: most messages in flight on a new connection. The window adapts, unless
-            ``window_max`` is the same.
-        window_max: most messages in flight at any time.
-        window_bytes_max: most bytes in flight. A larger message is sent alone.
-        confirm_timeout_s: seconds that the broker may take to confirm the oldest message in flight,
-            once it has left this host. Then the channel is closed, and its messages are sent again.
-        heartbeat_s: AMQP heartbeat in seconds. A dead broker is noticed within twice that time. A
-            ``connection`` has a heartbeat of its own.
-        retry: how often to retry messages that the broker refuses, and what to do then.
-        hooks: objects with callbacks for events (`reliablepub.hooks`), invoked on the relay's
-            thread.
-        topology: exchanges, queues and bindings to declare or check on each connection. While the
-            broker does not match, nothing is sent, and ``status.reason`` lists every problem.
-        open_messages_max: most open messages in the outbox.
-        open_bytes_max: most bytes of open messages in the outbox.
-        full_timeout_s: seconds that `publish` waits for room in the outbox before it raises
-            `OutboxFull`; None waits without limit, 0 raises at once.
-        close_timeout_s: seconds that `aclose`, or the end of an ``async with`` block, waits for
-            open messages by default.
-        ssl_context: for ``amqps``; None verifies certificates and host names against the system's
-            certificate authorities.
+        options: see `PublisherOptions`.
 
     Raises:
         ConfigurationError: an argument is invalid.
@@ -106,43 +71,9 @@ class AsyncPublisher:
         *,
         connection: LentConnection | None = None,
         outbox: str | os.PathLike[str] | None,
-        outbox_keys: OutboxKeys | None = None,
-        keep_confirmed_s: float = 0.0,
-        window_min: int = WINDOW_MIN,
-        window_max: int = WINDOW_MAX,
-        window_bytes_max: int = WINDOW_BYTES_MAX,
-        confirm_timeout_s: float = 30.0,
-        heartbeat_s: int = 10,
-        retry: RetryPolicy | None = None,
-        hooks: Sequence[object] = (),
-        topology: Topology | None = None,
-        open_messages_max: int | None = None,
-        open_bytes_max: int | None = None,
-        full_timeout_s: float | None = None,
-        close_timeout_s: float = 10.0,
-        ssl_context: ssl.SSLContext | None = None,
+        **options: Unpack[PublisherOptions],
     ) -> None:
-        parts = put_together(
-            url,
-            connection=connection,
-            outbox=outbox,
-            outbox_keys=outbox_keys,
-            keep_confirmed_s=keep_confirmed_s,
-            window_min=window_min,
-            window_max=window_max,
-            window_bytes_max=window_bytes_max,
-            confirm_timeout_s=confirm_timeout_s,
-            heartbeat_s=heartbeat_s,
-            retry=retry,
-            hooks=hooks,
-            topology=topology,
-            open_messages_max=open_messages_max,
-            open_bytes_max=open_bytes_max,
-            ssl_context=ssl_context,
-        )
-        self._client = RelayClient(
-            parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s
-        )
+        self._client = new_client(url, connection, outbox=outbox, **options)
         self._host = connection
         self._bridge: Bridge | None = None
 
@@ -172,32 +103,10 @@ class AsyncPublisher:
 
     # ------------------------------------------------------------------ publishing
 
-    async def publish(
-        self,
-        body: bytes,
-        *,
-        exchange: str = "",
-        routing_key: str = "",
-        headers: Mapping[str, FieldValue] | None = None,
-        message_id: str | None = None,
-        persistent: bool = True,
-        priority: int | None = None,
-        expiration: int | None = None,
-        timestamp: datetime | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        correlation_id: str | None = None,
-        reply_to: str | None = None,
-        type: str | None = None,  # noqa: A002 - AMQP's own name for it
-        user_id: str | None = None,
-        app_id: str | None = None,
-        expires_in_s: float | None = None,
-        not_before: datetime | None = None,
-        ordering_key: str | None = None,
-    ) -> AsyncReceipt:
+    async def publish(self, body: bytes, **fields: Unpack[MessageFields]) -> AsyncReceipt:
         """Store a message to be published. It is on disk when this returns.
 
-        The arguments are those of `Message`.
+        The fields are those of `Message`.
 
         Returns:
             a receipt; ``await`` it for the broker's confirm. That includes the time until
@@ -216,27 +125,9 @@ class AsyncPublisher:
         """
         bridge = self._check()
         await bridge.admission()
-        message = Message(
-            body=body,
-            exchange=exchange,
-            routing_key=routing_key,
-            headers=headers,
-            message_id=message_id if message_id is not None else new_id(),
-            persistent=persistent,
-            priority=priority,
-            expiration=expiration,
-            timestamp=timestamp,
-            content_type=content_type,
-            content_encoding=content_encoding,
-            correlation_id=correlation_id,
-            reply_to=reply_to,
-            type=type,
-            user_id=user_id,
-            app_id=app_id,
-            expires_in_s=expires_in_s,
-            not_before=not_before,
-            ordering_key=ordering_key,
-        )
+        if fields.get("message_id") is None:
+            fields["message_id"] = new_id()
+        message = Message(body, **fields)
         assert message.message_id is not None
         receipt = Issued(message.message_id, bridge)
         await self._until_stored(self._client.hand_over_one(message, receipt, Signal(bridge)))

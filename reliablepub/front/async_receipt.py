@@ -24,6 +24,29 @@ from reliablepub.front.receipt import (
 from reliablepub.outcome import Confirmed
 
 
+class _Waiting(Bell):
+    """Tasks that wait on a receipt."""
+
+    __slots__ = ()
+
+    async def until_settled(
+        self, receipt: SingleOutcome | Counts, what: str, timeout_s: float | None
+    ) -> None:
+        """Wait until a receipt for ``what`` is settled.
+
+        Raises:
+            StillOpen: the time is up.
+            PublisherClosed: the relay ended first.
+            RelayHeldUp: a callback of the application does not return.
+            WrongEventLoop: the publisher was opened in another event loop.
+        """
+        if await self.until(lambda: receipt.is_settled, timeout_s):
+            return
+        if self._bridge.is_ended:
+            raise ended_first(what, self._bridge.failure)
+        raise still_open(what, timeout_s, self._bridge.status())
+
+
 class AsyncReceipt(SingleOutcome):
     """The receipt of one stored message; ``await`` it for the outcome.
 
@@ -32,13 +55,12 @@ class AsyncReceipt(SingleOutcome):
         is_settled: whether the outcome is known.
     """
 
-    __slots__ = ("_bell", "_bridge")
+    __slots__ = ()
     _shown_as = "AsyncReceipt"
+    _waiting: _Waiting
 
     def __init__(self, message_id: str, bridge: Bridge) -> None:
-        super().__init__(message_id)
-        self._bridge = bridge
-        self._bell = Bell(bridge)
+        super().__init__(message_id, _Waiting(bridge))
 
     def __await__(self) -> Generator[Any, None, Confirmed]:
         """``await receipt`` is ``await receipt.result()``."""
@@ -66,15 +88,8 @@ class AsyncReceipt(SingleOutcome):
             RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
-        if not await self._bell.until(lambda: self.is_settled, timeout):
-            what = f"message {self.message_id}"
-            if self._bridge.is_ended:
-                raise ended_first(what, self._bridge.failure)
-            raise still_open(what, timeout, self._bridge.status())
+        await self._waiting.until_settled(self, f"message {self.message_id}", timeout)
         return self._known()
-
-    def _tell(self) -> None:
-        self._bell.ring()
 
 
 class Issued(SettledOne, AsyncReceipt):
@@ -96,11 +111,10 @@ class AsyncBatchReceipt(Counts):
     """
 
     _shown_as = "AsyncBatchReceipt"
+    _waiting: _Waiting
 
     def __init__(self, bridge: Bridge) -> None:
-        super().__init__()
-        self._bridge = bridge
-        self._bell = Bell(bridge)
+        super().__init__(_Waiting(bridge))
 
     def __await__(self) -> Generator[Any, None, AsyncBatchReceipt]:
         """``await receipt`` is ``await receipt.wait()``."""
@@ -119,15 +133,8 @@ class AsyncBatchReceipt(Counts):
             RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
-        if not await self._bell.until(lambda: self.is_settled, timeout):
-            what = "a batch"
-            if self._bridge.is_ended:
-                raise ended_first(what, self._bridge.failure)
-            raise still_open(what, timeout, self._bridge.status())
+        await self._waiting.until_settled(self, "a batch", timeout)
         return self
-
-    def _tell(self) -> None:
-        self._bell.ring()
 
 
 class IssuedBatch(SettledMany, AsyncBatchReceipt):

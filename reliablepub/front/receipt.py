@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Final, Protocol
 
 from reliablepub.errors import (
@@ -111,26 +111,30 @@ _first_to_wait: Final = threading.RLock()
 signal handler that interrupts its holder, and itself waits, blocks neither itself nor the relay."""
 
 
+class Waiting(Protocol):
+    """Threads or tasks that wait on a receipt."""
+
+    def ring(self) -> None:
+        """Wake them. Called on the relay's thread, after the change."""
+
+
 class _Waiting:
     """A latch that is made by the first wait: most receipts are settled without one."""
 
-    __slots__ = ("_latch", "_relay", "_what")
+    __slots__ = ("_latch", "_relay")
 
-    def __init__(self, relay: _Relay, what: str) -> None:
+    def __init__(self, relay: _Relay) -> None:
         self._relay = relay
-        self._what = what
         self._latch: Latch | None = None
 
-    def notify(self) -> None:
+    def ring(self) -> None:
         if self._latch is not None:
             self._latch.set()
 
-    def until(self, is_done: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait until a condition holds.
-
-        Args:
-            is_done: the condition; asked whenever `notify` was called.
-            timeout_s: seconds, or None to wait without limit.
+    def until_settled(
+        self, receipt: SingleOutcome | Counts, what: str, timeout_s: float | None
+    ) -> None:
+        """Wait until a receipt for ``what`` is settled.
 
         Raises:
             StillOpen: the time is up.
@@ -138,18 +142,19 @@ class _Waiting:
             RelayHeldUp: a callback of the application does not return.
             WrongThread: this is the relay's own thread.
         """
-        if is_done():
+        if receipt.is_settled:
             return
         self._relay.check_thread()
         with _first_to_wait:
-            latch = self._latch = self._latch or Latch()  # from here on, `notify` sets it
+            latch = self._latch = self._latch or Latch()  # from here on, `ring` sets it
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while not is_done():
-            if self._relay.is_ended and not is_done():  # in this order: its last turn may settle it
-                raise ended_first(self._what, self._relay.failure)
+        while not receipt.is_settled:
+            # in this order: the last turn of the relay may settle it
+            if self._relay.is_ended and not receipt.is_settled:
+                raise ended_first(what, self._relay.failure)
             left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
             if left <= 0:
-                raise still_open(self._what, timeout_s, self._relay.status)
+                raise still_open(what, timeout_s, self._relay.status)
             latch.wait(left)
             self._relay.check_held_up()
 
@@ -157,21 +162,18 @@ class _Waiting:
 class SingleOutcome:
     """The outcome of one message, once it is known."""
 
-    __slots__ = ("_result", "message_id")
+    __slots__ = ("_result", "_waiting", "message_id")
     _shown_as: ClassVar[str]
 
-    def __init__(self, message_id: str) -> None:
+    def __init__(self, message_id: str, waiting: Waiting) -> None:
         self.message_id: str = message_id
+        self._waiting = waiting
         self._result: Confirmed | PublishError | None = None
 
     @property
     def is_settled(self) -> bool:
         """Whether the outcome is known."""
         return self._result is not None
-
-    def _tell(self) -> None:
-        """Wake the threads or tasks that wait for the outcome."""
-        raise NotImplementedError
 
     def _known(self) -> Confirmed:
         """Return or raise the outcome, which is known."""
@@ -194,17 +196,17 @@ class SettledOne(SingleOutcome):
     def all_confirmed(self, _entries: Sequence[Entry]) -> None:
         """The message is confirmed."""
         self._result = Confirmed(self.message_id)
-        self._tell()
+        self._waiting.ring()
 
     def given_up(self, entry: Entry, outcome: Outcome) -> None:
         """The message was parked or discarded, because of this outcome."""
         self._result = publish_error(entry, outcome)
-        self._tell()
+        self._waiting.ring()
 
     def withdrawn(self, error: Withdrawn | Damaged) -> None:
         """The message was parked or discarded by an operator, or its row is damaged."""
         self._result = error
-        self._tell()
+        self._waiting.ring()
 
 
 class Counts:
@@ -212,7 +214,8 @@ class Counts:
 
     _shown_as: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
         self.stored: int = 0
         self.confirmed: int = 0
         self.failed: int = 0
@@ -227,10 +230,6 @@ class Counts:
     def is_settled(self) -> bool:
         """Whether the outcomes of all stored messages are known."""
         return self.open == 0
-
-    def _tell(self) -> None:
-        """Wake the threads or tasks that wait for all outcomes."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         """Show the counts."""
@@ -268,7 +267,7 @@ class SettledMany(Counts):
 
     def _tell_if_settled(self) -> None:
         if self.is_settled:
-            self._tell()
+            self._waiting.ring()
 
 
 class Receipt(SingleOutcome):
@@ -279,12 +278,12 @@ class Receipt(SingleOutcome):
         is_settled: whether the outcome is known.
     """
 
-    __slots__ = ("_waiting",)
+    __slots__ = ()
     _shown_as = "Receipt"
+    _waiting: _Waiting
 
     def __init__(self, message_id: str, relay: _Relay) -> None:
-        super().__init__(message_id)
-        self._waiting = _Waiting(relay, f"message {message_id}")
+        super().__init__(message_id, _Waiting(relay))
 
     def result(self, timeout: float | None = None) -> Confirmed:
         """Wait for the outcome.
@@ -308,11 +307,8 @@ class Receipt(SingleOutcome):
             RelayHeldUp: a callback of the application does not return.
             WrongThread: this is the relay's own thread, for instance in a hook.
         """
-        self._waiting.until(lambda: self.is_settled, timeout)
+        self._waiting.until_settled(self, f"message {self.message_id}", timeout)
         return self._known()
-
-    def _tell(self) -> None:
-        self._waiting.notify()
 
 
 class Issued(SettledOne, Receipt):
@@ -334,10 +330,10 @@ class BatchReceipt(Counts):
     """
 
     _shown_as = "BatchReceipt"
+    _waiting: _Waiting
 
     def __init__(self, relay: _Relay) -> None:
-        super().__init__()
-        self._waiting = _Waiting(relay, "a batch")
+        super().__init__(_Waiting(relay))
 
     def wait(self, timeout: float | None = None) -> BatchReceipt:
         """Wait until every message has its outcome. Then ``failures`` holds those given up.
@@ -352,11 +348,8 @@ class BatchReceipt(Counts):
             RelayHeldUp: a callback of the application does not return.
             WrongThread: this is the relay's own thread, for instance in a hook.
         """
-        self._waiting.until(lambda: self.is_settled, timeout)
+        self._waiting.until_settled(self, "a batch", timeout)
         return self
-
-    def _tell(self) -> None:
-        self._waiting.notify()
 
 
 class IssuedBatch(SettledMany, BatchReceipt):

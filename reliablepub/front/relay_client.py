@@ -1,6 +1,7 @@
-"""The part that both publishers share: checks arguments, assembles a relay, hands chunks over.
+"""The part that both publishers share: starts the relay, hands chunks over, checks, closes.
 
-Knows: arguments, processes, the relay's thread. Must never know: how a caller waits, pika, SQL.
+Knows: processes, chunks, the relay's thread. Must never know: how a caller waits, which store and
+which transport the relay has.
 
 `Publisher` and `AsyncPublisher` differ only in how a caller waits.
 """
@@ -9,17 +10,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from math import inf
-from pathlib import Path
 from typing import Final
 
-from reliablepub._core.session import Session
 from reliablepub.errors import (
-    ConfigurationError,
     OutboxFull,
     PublisherClosed,
     PublisherFailed,
@@ -28,97 +24,15 @@ from reliablepub.errors import (
 )
 from reliablepub.headers import utf8
 from reliablepub.message import Message
-from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, Store, Waiter
-from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.sqlite.store import SqliteStore
-from reliablepub.policy import RetryPolicy
-from reliablepub.relay.callbacks import calls_of
-from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream, limits
+from reliablepub.outbox.entry import Waiter
+from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream
 from reliablepub.relay.status import Status, described
 from reliablepub.relay.thread import Observer, Parts, RelayThread
-from reliablepub.relay.wire import names
-from reliablepub.topology import Topology
-from reliablepub.transport.address import parse_addresses, warn_of_exposed
-from reliablepub.transport.base import Transport
-from reliablepub.transport.pika import PikaTransport
 
 CHUNKS_UNDER_WAY: Final = 3
 """Chunks that ``publish_many`` hands over ahead of the one whose commit it awaits."""
-HEARTBEAT_S_MAX: Final = 65_535
-"""AMQP transmits the heartbeat as 16 bits."""
 LOOK_S: Final = 0.05
 """Interval at which a caller that waits for a commit checks whether to give up."""
-
-
-def put_together(
-    url: str | Sequence[str] | None,
-    *,
-    connection: object = None,
-    outbox: str | os.PathLike[str] | None,
-    outbox_keys: OutboxKeys | None,
-    keep_confirmed_s: float,
-    window_min: int,
-    window_max: int,
-    window_bytes_max: int,
-    confirm_timeout_s: float,
-    heartbeat_s: int,
-    retry: RetryPolicy | None,
-    hooks: Sequence[object],
-    topology: Topology | None,
-    open_messages_max: int | None,
-    open_bytes_max: int | None,
-    ssl_context: ssl.SSLContext | None,
-) -> Parts:
-    """Check the arguments of a publisher, and make the parts of its relay from them.
-
-    The arguments are those of `Publisher` and `AsyncPublisher`.
-
-    Raises:
-        ConfigurationError: an argument cannot be used.
-    """
-    open_transport = _transport(
-        url,
-        connection=connection,
-        heartbeat_s=heartbeat_s,
-        ssl_context=ssl_context,
-        topology=topology,
-    )
-    for name, value in (
-        ("window_min", window_min),
-        ("window_max", window_max),
-        ("window_bytes_max", window_bytes_max),
-        ("confirm_timeout_s", confirm_timeout_s),
-        ("heartbeat_s", heartbeat_s),
-    ):
-        if not 0 < value < inf:  # also false for nan
-            msg = f"{name} is {value}; it must be more than 0, and finite"
-            raise ConfigurationError(msg)
-    if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
-        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
-        raise ConfigurationError(msg)
-    return Parts(
-        open_store=lambda: _open_store(outbox, keep_confirmed_s, outbox_keys),
-        open_transport=open_transport,
-        open_session=lambda: Session[Entry](
-            window_min=window_min,
-            window_max=window_max,
-            window_bytes_max=window_bytes_max,
-            confirm_timeout_s=confirm_timeout_s,
-            is_named=names,
-        ),
-        policy=retry or RetryPolicy(),
-        hooks=calls_of(hooks),
-        watchers=[hook.watch for hook in hooks if hasattr(hook, "watch")],
-        stamps=[hook.stamp for hook in hooks if hasattr(hook, "stamp")],
-        limits=limits(
-            open_messages_max,
-            open_bytes_max,
-            window_max=window_max,
-            window_bytes_max=window_bytes_max,
-            is_durable=outbox is not None,
-        ),
-    )
 
 
 class RelayClient:
@@ -330,43 +244,6 @@ class RelayClient:
         self.relay.join()
         _not_closed.pop(self, None)
         self.check_failure()
-
-
-def _transport(
-    url: str | Sequence[str] | None,
-    *,
-    connection: object,
-    heartbeat_s: int,
-    ssl_context: ssl.SSLContext | None,
-    topology: Topology | None,
-) -> Callable[[int], Transport]:
-    """A function that opens the transport, given the number of the store's run."""
-    if connection is None and url is not None:
-        addresses = parse_addresses(url, ssl_context=ssl_context)
-        warn_of_exposed(addresses)
-        return lambda run: PikaTransport(
-            addresses,
-            run=run,
-            heartbeat_s=heartbeat_s,
-            ssl_context=ssl_context,
-            topology=topology,
-        )
-    if connection is None or url is not None or ssl_context is not None:
-        raise ConfigurationError("give either a URL or a connection, which has its own TLS")
-    if topology is not None:
-        raise ConfigurationError("declare the topology on the connection, which is yours")
-    from reliablepub.transport.aio_pika import AioPikaTransport, lent  # noqa: PLC0415 - optional
-
-    host = lent(connection)
-    return lambda run: AioPikaTransport(host, run=run)
-
-
-def _open_store(
-    outbox: str | os.PathLike[str] | None, keep_confirmed_s: float, keys: OutboxKeys | None
-) -> Store:
-    if outbox is None:
-        return MemoryStore()
-    return SqliteStore(Path(outbox), keep_confirmed_s=keep_confirmed_s, keys=keys)
 
 
 _not_closed: Final[dict[RelayClient, None]] = {}

@@ -7,12 +7,14 @@ which.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from reliablepub._core.events import Event
 from reliablepub.message import Message
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def text(words: str | bytes | None) -> str:

@@ -1,0 +1,198 @@
+"""The options of both publishers: their names, types, defaults and checks, and the relay they make.
+
+Knows: which store and which transport an option asks for. Must never know: how a caller waits, what
+a turn of the relay does.
+
+`PublisherOptions` names and documents each option once: `Publisher` and `AsyncPublisher` take
+``**options: Unpack[PublisherOptions]``. `new_client` has the defaults; mypy compares the two.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from typing import Final, TypedDict
+
+from reliablepub._core.session import Session
+from reliablepub.errors import ConfigurationError
+from reliablepub.front.relay_client import RelayClient
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Entry, Store
+from reliablepub.policy import RetryPolicy
+from reliablepub.relay.callbacks import calls_of
+from reliablepub.relay.handover import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN, limits
+from reliablepub.relay.thread import Parts
+from reliablepub.relay.wire import names
+from reliablepub.topology import Topology
+from reliablepub.transport.base import Transport
+
+HEARTBEAT_S_MAX: Final = 65_535
+"""AMQP transmits the heartbeat as 16 bits."""
+
+
+class PublisherOptions(TypedDict, total=False):
+    """Options of `Publisher` and `AsyncPublisher`, all of which may be left out."""
+
+    outbox_keys: OutboxKeys | None
+    """Keys with which to encrypt bodies and properties in the outbox; None, the default, stores
+    them as they are."""
+    keep_confirmed_s: float
+    """Seconds for which the outbox keeps confirmed messages, for operators to see; 0, the default,
+    deletes them at once."""
+    window_min: int
+    """Most messages in flight on a new connection; 32 by default. The window adapts, unless
+    ``window_max`` is the same."""
+    window_max: int
+    """Most messages in flight at any time; 4096 by default."""
+    window_bytes_max: int
+    """Most bytes in flight; 16 MiB by default. A larger message is sent alone."""
+    confirm_timeout_s: float
+    """Seconds that the broker may take to confirm the oldest message in flight, once it has left
+    this host; 30 by default. Then the channel is closed, and its messages are sent again."""
+    heartbeat_s: int
+    """AMQP heartbeat in seconds; 10 by default. A dead broker is noticed within twice that time. A
+    ``connection`` that is lent to an `AsyncPublisher` has a heartbeat of its own."""
+    retry: RetryPolicy | None
+    """How often to retry messages that the broker refuses, and what to do then; None, the default,
+    stands for ``RetryPolicy()``."""
+    hooks: Sequence[object]
+    """Objects with callbacks for events (`reliablepub.hooks`), invoked on the relay's thread."""
+    topology: Topology | None
+    """Exchanges, queues and bindings to declare or check on each connection. While the broker does
+    not match, nothing is sent, and ``status.reason`` lists every problem."""
+    open_messages_max: int | None
+    """Most open messages in the outbox. None, the default, stands for 10 million, and without an
+    outbox for four times ``window_max``, at least 2000."""
+    open_bytes_max: int | None
+    """Most bytes of open messages in the outbox. None, the default, stands for 8 GiB, and without
+    an outbox for twice ``window_bytes_max``, at least 32 MiB."""
+    full_timeout_s: float | None
+    """Seconds that ``publish`` waits for room in the outbox before it raises `OutboxFull`; None,
+    the default, waits without limit, 0 raises at once."""
+    close_timeout_s: float
+    """Seconds that closing, or the end of a ``with`` block, waits for open messages unless it is
+    told otherwise; 10 by default."""
+    ssl_context: ssl.SSLContext | None
+    """For ``amqps``; None, the default, verifies certificates and host names against the system's
+    certificate authorities."""
+
+
+def new_client(
+    url: str | Sequence[str] | None,
+    connection: object,
+    /,
+    *,
+    outbox: str | os.PathLike[str] | None,
+    outbox_keys: OutboxKeys | None = None,
+    keep_confirmed_s: float = 0.0,
+    window_min: int = WINDOW_MIN,
+    window_max: int = WINDOW_MAX,
+    window_bytes_max: int = WINDOW_BYTES_MAX,
+    confirm_timeout_s: float = 30.0,
+    heartbeat_s: int = 10,
+    retry: RetryPolicy | None = None,
+    hooks: Sequence[object] = (),
+    topology: Topology | None = None,
+    open_messages_max: int | None = None,
+    open_bytes_max: int | None = None,
+    full_timeout_s: float | None = None,
+    close_timeout_s: float = 10.0,
+    ssl_context: ssl.SSLContext | None = None,
+) -> RelayClient:
+    """Check the arguments of a publisher, and make its relay and its side of it from them.
+
+    Raises:
+        ConfigurationError: an argument cannot be used.
+    """
+    open_transport = _transport(
+        url,
+        connection=connection,
+        heartbeat_s=heartbeat_s,
+        ssl_context=ssl_context,
+        topology=topology,
+    )
+    for name, value in (
+        ("window_min", window_min),
+        ("window_max", window_max),
+        ("window_bytes_max", window_bytes_max),
+        ("confirm_timeout_s", confirm_timeout_s),
+        ("heartbeat_s", heartbeat_s),
+    ):
+        if not 0 < value < inf:  # also false for nan
+            msg = f"{name} is {value}; it must be more than 0, and finite"
+            raise ConfigurationError(msg)
+    if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
+        msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
+        raise ConfigurationError(msg)
+    parts = Parts(
+        open_store=_store(outbox, keep_confirmed_s, outbox_keys),
+        open_transport=open_transport,
+        open_session=lambda: Session[Entry](
+            window_min=window_min,
+            window_max=window_max,
+            window_bytes_max=window_bytes_max,
+            confirm_timeout_s=confirm_timeout_s,
+            is_named=names,
+        ),
+        policy=retry or RetryPolicy(),
+        hooks=calls_of(hooks),
+        watchers=[hook.watch for hook in hooks if hasattr(hook, "watch")],
+        stamps=[hook.stamp for hook in hooks if hasattr(hook, "stamp")],
+        limits=limits(
+            open_messages_max,
+            open_bytes_max,
+            window_max=window_max,
+            window_bytes_max=window_bytes_max,
+            is_durable=outbox is not None,
+        ),
+    )
+    return RelayClient(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
+
+
+def _transport(
+    url: str | Sequence[str] | None,
+    *,
+    connection: object,
+    heartbeat_s: int,
+    ssl_context: ssl.SSLContext | None,
+    topology: Topology | None,
+) -> Callable[[int], Transport]:
+    """A function that opens the transport, given the number of the store's run."""
+    if connection is None and url is not None:
+        from reliablepub.transport.address import parse_addresses, warn_of_exposed
+        from reliablepub.transport.pika import PikaTransport
+
+        addresses = parse_addresses(url, ssl_context=ssl_context)
+        warn_of_exposed(addresses)
+        return lambda run: PikaTransport(
+            addresses,
+            run=run,
+            heartbeat_s=heartbeat_s,
+            ssl_context=ssl_context,
+            topology=topology,
+        )
+    if connection is None or url is not None or ssl_context is not None:
+        raise ConfigurationError("give either a URL or a connection, which has its own TLS")
+    if topology is not None:
+        raise ConfigurationError("declare the topology on the connection, which is yours")
+    from reliablepub.transport.aio_pika import AioPikaTransport, lent
+
+    host = lent(connection)
+    return lambda run: AioPikaTransport(host, run=run)
+
+
+def _store(
+    outbox: str | os.PathLike[str] | None, keep_confirmed_s: float, keys: OutboxKeys | None
+) -> Callable[[], Store]:
+    """A function that opens the store."""
+    if outbox is None:
+        from reliablepub.outbox.memory import MemoryStore
+
+        return MemoryStore
+    from reliablepub.outbox.sqlite.store import SqliteStore
+
+    path = Path(outbox)
+    return lambda: SqliteStore(path, keep_confirmed_s=keep_confirmed_s, keys=keys)
