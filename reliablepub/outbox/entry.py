@@ -50,6 +50,8 @@ os.register_at_fork(after_in_child=_mint.begin)
 
 HELD: Final = float("inf")
 """``due_at`` of an entry whose destination is paused: it is due when the pause ends."""
+AT_ONCE: Final = 0.0
+"""``due_at`` of an entry that is due whatever the wall clock says."""
 
 
 class Waiter(Protocol):
@@ -135,7 +137,7 @@ class Entry:
         if self.refused_at is not None:
             self.refused_at += by
             if self.due_at is not None:
-                self.due_at += by
+                self.due_at = max(AT_ONCE, self.due_at + by)
         if self.expires_at is not None:
             self.expires_at += by
 
@@ -240,7 +242,6 @@ class Release:
         exchange: exchange of the destination; None for all exchanges.
         routing_key: routing key of the destination; None for all of the exchange.
         limit: how many entries to release, lowest ids of a routing key first.
-        at: new ``due_at`` of the released entries.
         after: `last` of the preceding release, where this one goes on; None to begin.
         is_counted: whether to count the entries that stay held.
         count: how many entries were released. Set by the commit.
@@ -251,7 +252,6 @@ class Release:
     exchange: str | None
     routing_key: str | None
     limit: int
-    at: float
     after: tuple[bytes, bytes, int] | None = None
     is_counted: bool = False
     count: int = 0

@@ -15,6 +15,7 @@ from itertools import compress
 from typing import Final
 
 from reliablepub.outbox.entry import (
+    AT_ONCE,
     HELD,
     Changes,
     Counters,
@@ -168,8 +169,8 @@ class MemoryStore:
         for id_ in chosen:
             entry = self._open[id_]
             self._forget_held(entry)
-            entry.due_at = release.at
-            self._waiting.add(release.at, id_)
+            entry.due_at = AT_ONCE
+            self._waiting.add(AT_ONCE, id_)
         release.count = len(chosen)
         if chosen:
             release.last = b"", b"", chosen[-1]

@@ -367,7 +367,8 @@ class Loaded:
         """Note the times by which an entry on disk is found again."""
         self._deadlines.on_disk(entry.expires_at)
         if entry.due_at is not None:
-            self._next_due = min(entry.due_at, self._next_due or entry.due_at)
+            is_next = self._next_due is None or entry.due_at < self._next_due
+            self._next_due = entry.due_at if is_next else self._next_due
 
     def others(self, last_id: int, wall: float) -> None:
         """Note that another process has changed the store: entries may be new, due or expired."""

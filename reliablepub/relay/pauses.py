@@ -206,13 +206,12 @@ class Pauses:
 
     # ------------------------------------------------------------------ releasing
 
-    def release(self, changes: Changes, now: float, wall: float) -> None:
+    def release(self, changes: Changes, now: float) -> None:
         """Add the entries that need wait no longer to the changes, as releases by destination.
 
         Args:
             changes: of the next commit.
             now: monotonic seconds.
-            wall: seconds since 1970.
         """
         if changes.released:  # by an earlier turn, and not committed yet
             return
@@ -222,11 +221,11 @@ class Pauses:
                 self._is_well(destination)
                 continue
             is_counted = count == 1  # probes are few
-            self._rooms.append(Release(*destination, count, wall, is_counted=is_counted))
-        self._sweeps = [Release(*destination, PAGE, wall) for destination in self._sweeping]
+            self._rooms.append(Release(*destination, count, is_counted=is_counted))
+        self._sweeps = [Release(*destination, PAGE) for destination in self._sweeping]
         self._sweeping.clear()
         self._pages = {
-            going: Release(exchange, routing_key, PAGE, wall, after=after)
+            going: Release(exchange, routing_key, PAGE, after=after)
             for going, after in self._releasing.items()
             for exchange, routing_key in [going or (None, None)]
         }

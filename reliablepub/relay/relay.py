@@ -322,7 +322,7 @@ class Relay:
         batches = self._session.poll_transmit(now)
         changes = self._settling.changes
         if self._session.is_ready and not self._is_draining:
-            self._pauses.release(changes, now, wall)
+            self._pauses.release(changes, now)
         changes.sent = [
             Sent(self._settling.epoch_name(batch.epoch), batch.first_tag, batch.keys)
             for batch in batches

@@ -57,7 +57,7 @@ def test_ids_are_changed_at_once(run: Run, relay: SqliteStore) -> None:
     assert "Why: withdrawn: parked by " in story
     assert story.rstrip().endswith(": wrong price")
     assert run("retry", 7).stdout == "1 message put back\n"
-    assert state_of(run, 7) == "waiting"
+    assert state_of(run, 7) == "ready"
     assert run("retry", 5).stdout == "1 message put back\n"
 
 
@@ -106,7 +106,7 @@ def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.M
     assert run("retry", "--reason", "404", input="n\n").exit_code == 2
     assert state_of(run, 3) == "parked"
     assert "1 message put back" in run("retry", "--reason", "404", input="y\n").stdout
-    assert state_of(run, 3) == "waiting"
+    assert state_of(run, 3) == "ready"
 
 
 def test_a_dry_run_shows_and_changes_nothing(run: Run, relay: SqliteStore) -> None:

@@ -15,8 +15,10 @@ import pytest
 from tenacity import stop_after_delay
 
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
+from reliablepub.outbox.entry import HELD, Changes, Entry, Release, Store
 from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
@@ -125,23 +127,72 @@ def test_a_retry_of_an_earlier_run_waits_no_longer(tmp_path: Path, ahead: float)
     second.close()
 
 
-def test_what_is_due_since_it_was_stored_is_due_whatever_the_clock_says(tmp_path: Path) -> None:
-    """So the triggers mark whoever is next of its key."""
-    time = SetTime(ahead=HOUR)
-    store = SqliteStore(tmp_path / "o.db", clock=lambda: time.wall)
-    world = World(store, time=time, policy=patient(1, 0.0))
-    entry = Entry.accepted(Message(b"x", message_id="a"), time.wall)
-    entry.due_at = entry.stored_at
+def parked_head(world: World) -> int:
+    """Park the first of two messages of one key, so that the second waits; return its number."""
     world.connect()
-    turn = world.relay._settling.changes
-    turn.new.append(entry)
-    store.commit(turn)
-    turn.new.clear()
-    time.ahead = 0.0
-    for _ in range(3):
+    world.hand_over("first", "second", ordering_key="k")
+    world.turn()
+    world.turn()
+    world.nack(1)
+    world.turn()
+    assert world.sent == ["first"]
+    return 1
+
+
+ADVANCES: dict[str, Callable[[Outbox, int], object]] = {
+    "the key is skipped": lambda outbox, _: outbox.skip_key("k"),
+    "the head is retried": lambda outbox, first: outbox.retry([first]),
+    "the head is discarded": lambda outbox, first: intervene(
+        outbox.path, [first], Intervention(Action.DISCARD)
+    ),
+}
+
+
+@pytest.mark.parametrize("relay", ["it runs", "another one starts"])
+@pytest.mark.parametrize("advance", ADVANCES)
+def test_an_operator_who_frees_a_key_is_not_made_to_wait_for_a_clock_that_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advance: str, relay: str
+) -> None:
+    time = SetTime(ahead=HOUR)
+    monkeypatch.setattr("time.time", lambda: time.wall)
+    path = tmp_path / "o.db"
+    world = World(SqliteStore(path, clock=lambda: time.wall), time=time, policy=patient(1, 0.0))
+    first = parked_head(world)
+    if relay == "it runs":
+        time.ahead = 0.0
         world.turn(after_s=0.1)
-    assert store.read_due(time.wall, limit=9, bytes_max=999, loaded=())[0][0].id == entry.id
-    store.close()
+    time.now += 1.0
+    with Outbox(path) as outbox:
+        ADVANCES[advance](outbox, first)
+    if relay == "another one starts":
+        world.store.close()
+        time.ahead = 0.0
+        store = SqliteStore(path, clock=lambda: time.wall)
+        world = World(store, time=time, policy=patient(1, 0.0))
+        world.connect()
+    sent = len(world.sent)
+    for _ in range(6):
+        world.turn(after_s=0.1)
+        world.ack_all()
+    assert world.sent[sent:] == (
+        ["first", "second"] if advance == "the head is retried" else ["second"]
+    )
+    world.store.close()
+
+
+def test_what_was_released_to_an_earlier_run_waits_no_longer(tmp_path: Path) -> None:
+    time = SetTime(ahead=HOUR)
+    path = tmp_path / "o.db"
+    with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
+        entry = Entry.accepted(Message(b"x", message_id="a"), time.wall)
+        entry.due_at, entry.refused_at = HELD, time.wall
+        store.commit(Changes(new=[entry]))
+        time.now += 1.0
+        store.commit(Changes(released=[Release(None, None, 9)]))
+    time.ahead = 0.0
+    with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
+        entries, _ = store.read_due(time.wall, limit=9, bytes_max=999, loaded=())
+        assert [entry.message.message_id for entry in entries] == ["a"]
 
 
 def told_of(world: World, *, where: str) -> Told:

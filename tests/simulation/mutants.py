@@ -442,7 +442,7 @@ def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
         real(self, id_, state)
         if self._what.action is Action.SKIP:
             self._connection.execute(
-                "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = stored_at"
+                "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
                 " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = ?)",
                 (id_,),
             )

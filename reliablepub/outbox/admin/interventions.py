@@ -322,9 +322,9 @@ class _Step:
 
     def _make_due(self, id_: int, state: str) -> None:
         if state in OPEN_STATES:
-            self._connection.execute(QUERIES["due_now"], {"id": id_, "at": self._now})
+            self._connection.execute(QUERIES["due_now"], {"id": id_})
             return
-        self._connection.execute(QUERIES["unpark"], {"now": self._now, "id": id_})
+        self._connection.execute(QUERIES["unpark"], {"id": id_})
         _, size = self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
         self._ledger[state] -= 1
         self._ledger["open_bytes"] += size

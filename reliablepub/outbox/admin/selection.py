@@ -41,8 +41,8 @@ _COMMON: Final = (
 _TABLES: Final = {
     "reliablepub_messages": (
         OPEN_STATES,
-        _COMMON.format(state="CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END")
-        + ", nullif(due_at, 9e999) AS due_at, NULL AS parked_at"
+        _COMMON.format(state="CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END")
+        + ", nullif(nullif(due_at, 9e999), 0) AS due_at, NULL AS parked_at"
         ", NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
     ),
     "reliablepub_parked": (
@@ -56,8 +56,8 @@ _GIVEN_UP_BEFORE: Final = {
     "reliablepub_messages": "0",
 }
 _OF_STATE: Final = {
-    "ready": "due_at IS NULL",
-    "waiting": "due_at IS NOT NULL",
+    "ready": "due_at IS NULL OR due_at = 0",
+    "waiting": "due_at > 0",
     "parked": "state = 'parked'",
     "expired": "state = 'expired'",
 }

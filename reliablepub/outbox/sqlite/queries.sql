@@ -88,7 +88,7 @@ SET due_at = ?, nacked = ?, returned = ?, refused = ?, uncertain = ?, refused_at
 -- The wall clock was set: waits for a retry or for a paused destination stay as long as they were.
 -- name: step_retries
 UPDATE reliablepub_messages
-SET due_at = max(0.0, due_at + :by), refused_at = max(0.0, refused_at + :by)
+SET due_at = iif(due_at = 0, 0.0, max(0.0, due_at + :by)), refused_at = max(0.0, refused_at + :by)
 WHERE due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
 
 -- The wall clock was set: deadlines stay as far away as they were, except those of messages that were
@@ -96,11 +96,6 @@ WHERE due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refu
 -- name: step_deadlines
 UPDATE reliablepub_messages SET expires_at = max(0.0, expires_at + :by)
 WHERE expires_at IS NOT NULL AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
-
--- A message with the time of its storage as its due time (see the triggers) is due at any clock.
--- name: due_since_stored
-UPDATE reliablepub_messages SET due_at = 0.0
-WHERE due_at > :now AND due_at = stored_at AND nacked + returned + refused = 0;
 
 -- Retries scheduled by an earlier run when the clock was ahead of now: their waits stay as long.
 -- name: rebase_retries
@@ -145,7 +140,7 @@ AND routing_key = CAST(:routing_key AS TEXT) AND id > :id
 ORDER BY id LIMIT :limit;
 
 -- name: release
-UPDATE reliablepub_messages SET due_at = ? WHERE id = ?;
+UPDATE reliablepub_messages SET due_at = 0 WHERE id = ?;
 
 -- name: count_held_of_exchange
 SELECT count(*) FROM reliablepub_messages INDEXED BY reliablepub_messages_held WHERE due_at = 9e999 AND exchange = :exchange;
@@ -256,7 +251,7 @@ UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ? AND (EXISTS (
 
 -- Make due the message after an open one that is about to be removed: it may be next of its key now.
 -- name: next_falls_due
-UPDATE reliablepub_messages SET due_at = stored_at
+UPDATE reliablepub_messages SET due_at = 0
 WHERE due_at IS NULL AND id = (
     SELECT min(n.id) FROM reliablepub_messages AS n, reliablepub_messages AS m
     WHERE m.id = ? AND n.ordering_key = m.ordering_key AND n.id > m.id
@@ -419,7 +414,7 @@ FROM reliablepub_interventions AS i WHERE i.intervention > ? ORDER BY i.interven
 SELECT DISTINCT id FROM reliablepub_in_flight_tags;
 
 -- name: state
-SELECT CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END
+SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT state FROM reliablepub_parked WHERE id = :id;
@@ -445,7 +440,7 @@ SELECT
 FROM reliablepub_confirmed WHERE id = :id;
 
 -- name: due_now
-UPDATE reliablepub_messages SET due_at = :at, uncertain = min(uncertain + nacked, 2147483647),
+UPDATE reliablepub_messages SET due_at = 0, uncertain = min(uncertain + nacked, 2147483647),
     nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
 WHERE id = :id;
 
@@ -492,7 +487,7 @@ GROUP BY name ORDER BY name;
 -- Inspection by operators.
 
 -- name: waiting_count
-SELECT count(*) FROM reliablepub_messages WHERE due_at IS NOT NULL;
+SELECT count(*) FROM reliablepub_messages WHERE due_at > 0;
 
 -- name: in_flight_count
 SELECT count(*) FROM reliablepub_in_flight_tags;
@@ -545,8 +540,8 @@ SELECT id FROM reliablepub_keys WHERE key = :name;
 -- name: one_message
 SELECT
     id, message_id, exchange, routing_key, ordering_key, properties,
-    CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END AS state,
-    stored_at, nullif(due_at, 9e999) AS due_at, NULL AS parked_at, expires_at,
+    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    stored_at, nullif(nullif(due_at, 9e999), 0) AS due_at, NULL AS parked_at, expires_at,
     nacked, returned, refused, uncertain, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
     size, length(body) AS body_bytes, due_at IS 9e999 AS is_held, NULL AS confirmed_at
 FROM reliablepub_messages WHERE id = :id
@@ -721,7 +716,7 @@ INSERT INTO reliablepub_messages (
     nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key
 )
 SELECT
-    id, message_id, exchange, routing_key, properties, stored_at, :now,
+    id, message_id, exchange, routing_key, properties, stored_at, 0,
     0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE id = :id;
 
@@ -754,8 +749,8 @@ DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, min(max(size, 0), 1
 
 -- name: export
 SELECT
-    CASE WHEN due_at IS NULL THEN 'ready' ELSE 'waiting' END AS state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at, nullif(due_at, 9e999) AS due_at, expires_at,
+    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at, nullif(nullif(due_at, 9e999), 0) AS due_at, expires_at,
     refused_at, NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
     nacked, returned, refused, uncertain, size, checksum, body
 FROM reliablepub_messages WHERE id = :id

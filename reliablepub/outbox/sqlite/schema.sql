@@ -80,11 +80,12 @@ CREATE TABLE reliablepub_parked (
 CREATE INDEX reliablepub_parked_holding ON reliablepub_parked (ordering_key)
 WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
 
--- When a key is no longer held, its next message becomes due, so that the relay finds it.
+-- When a key is no longer held, its next message becomes due, so that the relay finds it. A due time of
+-- 0 is due whatever the clock says.
 CREATE TRIGGER reliablepub_key_skipped AFTER UPDATE OF is_skipped ON reliablepub_parked
 WHEN NEW.ordering_key IS NOT NULL AND NEW.is_skipped <> 0
 BEGIN
-    UPDATE reliablepub_messages SET due_at = stored_at
+    UPDATE reliablepub_messages SET due_at = 0
     WHERE due_at IS NULL AND id = (
         SELECT min(id) FROM reliablepub_messages WHERE ordering_key = NEW.ordering_key
     );
@@ -93,7 +94,7 @@ END;
 CREATE TRIGGER reliablepub_key_released AFTER DELETE ON reliablepub_parked
 WHEN OLD.ordering_key IS NOT NULL
 BEGIN
-    UPDATE reliablepub_messages SET due_at = stored_at
+    UPDATE reliablepub_messages SET due_at = 0
     WHERE due_at IS NULL AND id = (
         SELECT min(id) FROM reliablepub_messages WHERE ordering_key = OLD.ordering_key
     );
@@ -245,7 +246,7 @@ SELECT
     routing_key,
     ordering_key,
     datetime(stored_at, 'unixepoch') AS stored_at,
-    datetime(due_at, 'unixepoch') AS due_at,
+    datetime(nullif(due_at, 0), 'unixepoch') AS due_at,
     datetime(expires_at, 'unixepoch') AS expires_at,
     nacked,
     returned,

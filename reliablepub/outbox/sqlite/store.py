@@ -264,7 +264,7 @@ def write_changes(
 
 def _step(connection: sqlite3.Connection, step: Step, now: float) -> None:
     by = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": now}
-    for kind in ("step_retries", "step_deadlines", "due_since_stored"):
+    for kind in ("step_retries", "step_deadlines"):
         connection.execute(QUERIES[kind], by)
 
 
@@ -369,7 +369,7 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
     exchange, routing_key, id_ = release.after or (release.exchange, release.routing_key, 0)
     after = {"exchange": exchange or "", "routing_key": routing_key or "", "id": id_}
     rows = connection.execute(QUERIES[scope], after | {"limit": release.limit}).fetchall()
-    connection.executemany(QUERIES["release"], ((release.at, id_) for id_, *_ in rows))
+    connection.executemany(QUERIES["release"], ((id_,) for id_, *_ in rows))
     release.count = len(rows)
     if rows:
         id_, exchange, routing_key = rows[-1]
@@ -668,8 +668,7 @@ class SqliteStore:
             settle_left_in_flight(connection, now)
             for kind in ("forget_old_attempts", "forget_old_interventions"):
                 connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
-            for kind in ("rebase_retries", "due_since_stored"):
-                connection.execute(QUERIES[kind], {"now": now})
+            connection.execute(QUERIES["rebase_retries"], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
             run, _, seen = self._owner(connection)
