@@ -20,15 +20,17 @@ SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
 # Which tests run together.
 CORE := tests/core tests/relay
+TROUBLE := $(patsubst %,tests/conformance/test_%.py,one_channel slow_links states_of_the_world survival)
 BROKERS := tests/chaos tests/clients tests/conformance tests/facts tests/rabbit tests/surroundings
+TOOLS := tests/cli tests/demo tests/docs tests/observe tests/packaging
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-brokers test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
 
-# Three at once: much of it waits for a broker or for Spark. The longest come first.
+# Four at once: much of it waits for a broker or for Spark. The longest come first.
 test: .venv/.installed rabbitmq java lint typecheck
-	$(MAKE) -j3 test-brokers test-spark test-others test-core test-simulation
+	$(MAKE) -j4 test-trouble test-brokers test-others test-spark test-tools test-simulation test-core
 
 # What is quick, and needs neither RabbitMQ nor Java nor root: for each small step while you work.
 check: .venv/.installed
@@ -42,11 +44,18 @@ test-core: .venv/.installed
 	$(BIN)/coverage run -m pytest $(CORE)
 	$(BIN)/coverage report --fail-under=100
 
+# Connections, permissions and brokers that come and go.
+test-trouble: .venv/.installed
+	$(BIN)/pytest $(TROUBLE)
+
 test-brokers: .venv/.installed
-	$(BIN)/pytest $(BROKERS)
+	$(BIN)/pytest $(BROKERS) $(TROUBLE:%=--ignore=%)
+
+test-tools: .venv/.installed
+	$(BIN)/pytest $(TOOLS)
 
 test-others: .venv/.installed
-	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) tests/simulation tests/spark)
+	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(TOOLS) tests/simulation tests/spark)
 
 test-simulation: .venv/.installed
 	$(BIN)/pytest tests/simulation
