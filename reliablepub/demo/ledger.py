@@ -1,7 +1,7 @@
 """The demo's ledger: compares the records to publish with the records that arrived.
 
-Knows: numbers of publisher and consumer, and which of them must agree. Must never know: how they
-were obtained.
+Knows: the views of an outbox, the consumer's counts, and which numbers must agree. Must never know:
+how records were published or consumed.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Knows: arguments, tasks and how they wait. Must never know: pika, SQL, what a turn of the relay
 does.
 
-The relay runs on a thread of its own, so that SQLite, DNS and sockets never block the event loop. A
+The relay runs on a thread of its own, so that disk, DNS and sockets never block the event loop. A
 task hands its message over and waits for a future (`reliablepub.front.bridge`). Cancelling the task
 therefore only ends its wait: the relay keeps the message.
 """
@@ -53,13 +53,14 @@ class AsyncPublisher:
     twice, or given the outcome of another one. But it is not known whether a cancelled `publish`
     has stored its message; pass a ``message_id`` of your own if you intend to retry it.
 
+    Further options are those of `PublisherOptions`.
+
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         connection: an aio-pika connection, instead of a URL; opened in the event loop that opens
             the publisher.
         outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
             those not confirmed when the process ends are lost.
-        options: see `PublisherOptions`.
 
     Raises:
         ConfigurationError: an argument is invalid.

@@ -1,6 +1,6 @@
 """`provision`: declares or checks a topology once, without a publisher. For deployments.
 
-Knows: addresses, and how long to wait. Must never know: pika, messages.
+Knows: addresses, `PikaTransport`, and how long to wait. Must never know: pika itself, messages.
 """
 
 from __future__ import annotations

@@ -35,11 +35,12 @@ class Publisher:
     Publisher confirms and ``mandatory`` are always on. A publisher is thread-safe. It must not be
     used in a child process after a fork.
 
+    Further options are those of `PublisherOptions`.
+
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         outbox: path of the outbox, which is created if missing. None keeps messages in memory only:
             those not confirmed when the process ends are lost.
-        options: see `PublisherOptions`.
 
     Raises:
         ConfigurationError: an argument is invalid.

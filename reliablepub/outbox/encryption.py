@@ -1,6 +1,6 @@
 """Encryption at rest (AES-256-GCM) for bodies and properties; the address is authenticated.
 
-Knows: AES-256-GCM, keys by name, modes of key files. Must never know: tables, where keys come from.
+Knows: AES-256-GCM, keys by name, files of keys and their modes. Must never know: tables, AMQP.
 
 A row's body and properties (headers included) are encrypted together. The message id, exchange,
 routing key, ordering key, times and sizes are not encrypted, because statements search by them. The

@@ -13,7 +13,6 @@ import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
 from typing import Final, Protocol
 
 from reliablepub.errors import ConfigurationError, Damaged, OutboxFull, Withdrawn
@@ -394,28 +393,33 @@ class OpenLimits:
         """Whether there is no limit."""
         return self.messages_max is None and self.bytes_max is None
 
-    def check(self, counters: Counters, message: Message, path: Path) -> None:
+    def check(self, counters: Counters, message: Message, outbox: object) -> None:
         """Check that the message fits within the limits.
+
+        Args:
+            counters: the ledger.
+            message: the message to be stored.
+            outbox: what the error calls the outbox.
 
         Raises:
             OutboxFull: it does not fit.
         """
         if self.messages_max is not None and counters.open >= self.messages_max:
             held = f"holds {counters.open} open messages, and open_messages_max is"
-            raise _full(path, message, f"{held} {self.messages_max}")
+            raise _full(outbox, message, f"{held} {self.messages_max}")
         if self.bytes_max is None:
             return
         if message.size > self.bytes_max:
             never = f"cannot take a message of {message.size} bytes: open_bytes_max is"
-            raise _full(path, message, f"{never} {self.bytes_max}")
+            raise _full(outbox, message, f"{never} {self.bytes_max}")
         if counters.open_bytes + message.size > self.bytes_max:
             held = f"holds {counters.open_bytes} bytes of open messages, the message has"
             most = f"{message.size}, and open_bytes_max is {self.bytes_max}"
-            raise _full(path, message, f"{held} {most}")
+            raise _full(outbox, message, f"{held} {most}")
 
 
-def _full(path: Path, message: Message, why: str) -> OutboxFull:
-    what = f"message {message.message_id} was not stored: outbox {path} {why}"
+def _full(outbox: object, message: Message, why: str) -> OutboxFull:
+    what = f"message {message.message_id} was not stored: outbox {outbox} {why}"
     return OutboxFull(f"{what}; check that a relay runs and publishes (`reliablepub doctor`)")
 
 

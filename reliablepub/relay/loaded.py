@@ -213,7 +213,7 @@ class Deadlines:
 
 
 PAGE: Final = 500
-"""Rows in one read. Short reads let the write-ahead log be reset: a long one would hold it."""
+"""Entries in one read. A long read would hold up what a store frees behind it."""
 
 
 class Loaded:
