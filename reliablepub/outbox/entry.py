@@ -510,6 +510,12 @@ class Store(Protocol):
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call."""
 
+    def may_have_changed(self) -> bool:
+        """Whether another process may have written since `changed_elsewhere` was last asked.
+
+        A cheap look for an idle relay. It may miss a write; `changed_elsewhere` does not.
+        """
+
     def relieve(self) -> str:
         """Free space if the store has run out of it. The relay calls this now and then.
 

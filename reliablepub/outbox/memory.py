@@ -322,6 +322,10 @@ class MemoryStore:
         """Return False: other processes cannot write to it."""
         return False
 
+    def may_have_changed(self) -> bool:
+        """Return False: other processes cannot write to it."""
+        return False
+
     def relieve(self) -> str:
         """Return an empty text: the relay limits what is in memory."""
         return ""

@@ -134,11 +134,6 @@ class Intake:
         for chunk in taken_in:
             chunk.failed(error)
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no chunk waits to be taken."""
-        return not self._inbox
-
     def is_ready(self, counters: Counters, now: float) -> bool:
         """Whether `take` would take a chunk, or fail one."""
         return self._inbox.is_ready(self._room(counters, now))

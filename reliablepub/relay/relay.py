@@ -71,6 +71,8 @@ LAZY_COMMIT_S: Final = 0.02
 """How long confirms may wait for a commit that something else needs."""
 POLL_S: Final = 0.05
 """Interval at which the relay asks the store whether other processes have written to it."""
+LOOK_S: Final = 1.0
+"""Interval at which an idle relay takes a turn, to look at its files, the disk and the clocks."""
 STEP_S: Final = 0.5
 """The wall clock counts as set when it has moved this far against the monotonic clock."""
 COMMIT_RETRY_S: Final = 0.25
@@ -116,6 +118,7 @@ class Relay:
         self._transport = transport
         self._session = session
         self._clock = clock
+        self._inbox = inbox
         self._snapshot: Snapshot = store.snapshot()
         self._loaded = Loaded(
             store,
@@ -134,7 +137,7 @@ class Relay:
             GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
         )
         self._wire = Wire(transport, session, clock.monotonic())
-        self._poll_at = clock.monotonic()
+        self._poll_at = self._look_at = clock.monotonic()
         self._looked_at = self._poll_at + clock.suspended()
         self._wall_ahead = clock.wall() - self._looked_at
         self._commit_by: float | None = None
@@ -142,7 +145,6 @@ class Relay:
         self._no_room = store.relieve()
         self._trouble = ""
         self._is_draining = False
-        self._has_heard = True
         self._idle_until = -inf
         self.turns = 0
         self.status = Status(counters=self._snapshot.counters)
@@ -161,9 +163,6 @@ class Relay:
         now, wall = self._clock.monotonic(), self._clock.wall()
         self.turns += 1
         self._look_at_clock(now, wall)
-        if not is_flushing and self._is_idle(now) and not self._look_elsewhere(now, wall):
-            return max(0.0, min(self._poll_at, self._idle_until) - now)
-        self._has_heard = False
         self._wire.keep(now)
         self._settle_ended(now, wall)
         if self._settling.changes.confirmed:
@@ -182,13 +181,33 @@ class Relay:
             self._notices.deliver(self.status)
         return self._wait_s()
 
+    def idle_s(self) -> float | None:
+        """Look whether there is still nothing to do since the last turn.
+
+        An idle relay does this 20 times a second, in place of a turn, so it is kept cheap.
+
+        Returns:
+            the most seconds to listen before the next look; None if a turn is due.
+        """
+        now = self._clock.monotonic()
+        if now >= self._idle_until or self._inbox:
+            return None
+        if now >= self._poll_at:
+            if self._store.may_have_changed():
+                return None
+            self._poll_at = now + POLL_S
+        self.turns += 1
+        return min(self._poll_at, self._idle_until) - now
+
     def handle(self, events: Iterable[Event]) -> None:
         """Pass events from the transport to the session."""
-        self._has_heard |= self._wire.handle(events, self._clock.monotonic())
+        if self._wire.handle(events, self._clock.monotonic()):
+            self._idle_until = -inf
 
     def drain(self) -> None:
         """Stop taking in and sending. Messages in flight are still settled."""
         self._is_draining = True
+        self._idle_until = -inf
         self._session.drain()
 
     @property
@@ -260,32 +279,17 @@ class Relay:
 
     # ------------------------------------------------------------------ take in
 
-    def _is_idle(self, now: float) -> bool:
-        """Whether this process knows of nothing to do since the last turn.
-
-        An idle relay only polls the store for changes by other processes, 20 times a second.
-        """
-        is_quiet = not self._has_heard and now < self._idle_until and not self._is_draining
-        is_settled = self._settling.changes.stepped is None and not self._pauses.count
-        return is_quiet and is_settled and self._intake.is_empty
-
-    def _look_elsewhere(self, now: float, wall: float) -> bool:
-        """Look for messages that other processes have enqueued, retried or discarded.
-
-        Returns:
-            True if the store has changed, or the reason why it takes no new messages.
-        """
-        if now < self._poll_at:
-            return False
-        self._poll_at = now + POLL_S
-        no_room = self._no_room
-        if is_changed := self._store.changed_elsewhere():
+    def _look_elsewhere(self, now: float, wall: float) -> None:
+        """Look for messages that other processes have enqueued, retried or discarded."""
+        if now < min(self._poll_at, self._look_at):
+            return
+        self._poll_at, self._look_at = now + POLL_S, now + LOOK_S
+        if self._store.changed_elsewhere():
             self._snapshot = self._store.snapshot()
             self._loaded.others(self._snapshot.last_id, wall)
             unload_touched(self._store, self._session, self._loaded, self._settling)
         with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
-        return is_changed or self._no_room != no_room
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
         """Make entries of new chunks; submit them, and entries read from the store."""
@@ -471,8 +475,11 @@ class Relay:
             deadlines.append(now + self._loaded.next_due - wall)
         if self._loaded.next_late is not None and not is_held_up:
             deadlines.append(now + self._loaded.next_late - wall)
-        self._idle_until = min([at for at in deadlines if at is not None], default=inf)
-        return max(0.0, min(self._poll_at, self._idle_until) - now)
+        due_at = min([at for at in deadlines if at is not None], default=inf)
+        is_settled = self._settling.changes.stepped is None and not self._pauses.count
+        if is_settled and not self._no_room and not self._is_draining:
+            self._idle_until = min(due_at, self._look_at)
+        return max(0.0, min(self._poll_at, due_at) - now)
 
 
 _DONE: Final = {"park": "parked", "discard": "discarded"}

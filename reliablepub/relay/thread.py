@@ -377,8 +377,13 @@ class RelayThread:
         relay.turn(is_flushing=True)
 
     def _listen(self, relay: Relay, transport: Transport, wait_s: float | None) -> None:
-        """Listen once; and while no work waits for the next turn, gather more confirms."""
+        """Listen until a turn is due; and while no work waits for it, gather more confirms."""
         events = transport.listen(wait_s)
+        while not (events or self._flushes or self._close_at):
+            wait_s = relay.idle_s()
+            if wait_s is None:
+                return
+            events = transport.listen(wait_s)
         relay.handle(events)
         for _ in range(GATHERINGS):
             if not events or not relay.is_unhurried:

@@ -329,10 +329,13 @@ def test_runs_are_written_down(path: Path) -> None:
 def test_others_may_enqueue_meanwhile(store: SqliteStore, path: Path, entry: Make) -> None:
     store.commit(Changes(new=[first := entry()]))
     assert not store.changed_elsewhere()
+    assert not store.may_have_changed()
     with Outbox(path) as outbox:
         message_id = outbox.enqueue(Message(b"from elsewhere"))
+    assert store.may_have_changed()
     assert store.changed_elsewhere()
     assert not store.changed_elsewhere()
+    assert not store.may_have_changed()
     assert store.snapshot().last_id == 2
     third = entry()
     snapshot = store.commit(Changes(new=[third], confirmed=[first]))

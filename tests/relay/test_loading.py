@@ -109,6 +109,25 @@ def test_what_another_process_enqueues_is_sent_within_a_poll_and_once(
     assert w.relay.status.counters.confirmed == 5
 
 
+def test_an_idle_relay_takes_a_turn_when_another_process_has_stored_something(
+    sqlite: SqliteStore, path: Path
+) -> None:
+    w = World(sqlite)
+    w.connect()
+    w.turn()
+    w.time.now += POLL_S
+    w.turn()
+    w.time.now += POLL_S
+    assert w.relay.idle_s() is not None
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b"", message_id="other"))
+    assert w.relay.idle_s() is not None, "it has just looked"
+    w.time.now += POLL_S
+    assert w.relay.idle_s() is None
+    w.turn()
+    assert w.sent == ["other"]
+
+
 def test_the_relay_listens_no_longer_than_a_poll(world: Build) -> None:
     wait_s = world().turn(after_s=1.0)
     assert wait_s is not None

@@ -8,7 +8,7 @@ from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.errors import OutboxFull, PublisherClosed
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.relay import LAZY_COMMIT_S, POLL_S
+from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S, POLL_S
 from reliablepub.relay.status import Link
 from tests.relay.scripted import Told, World
 
@@ -218,3 +218,34 @@ def test_a_draining_relay_takes_nothing_in_and_still_settles(world: Build) -> No
     assert w.relay.status.counters.confirmed == 1
     assert not late.is_stored
     assert w.relay.status.open == 3
+
+
+def test_an_idle_relay_looks_and_takes_no_turn(world: Build) -> None:
+    w = world()
+    w.turn()
+    before = w.relay.turns
+    for _ in range(3):
+        w.time.now += POLL_S
+        assert w.relay.idle_s() == pytest.approx(POLL_S)
+    assert w.relay.turns == before + 3, "its turns show that it is alive"
+
+
+def test_an_idle_relay_takes_a_turn_when_there_is_something_to_do(world: Build) -> None:
+    w = world()
+    w.turn()
+    assert w.relay.idle_s() is not None
+    w.hand_over("a")
+    assert w.relay.idle_s() is None
+    w.turn()
+    w.ack(1)
+    assert w.relay.idle_s() is None, "the broker has said something"
+    w.turn()
+    assert w.relay.idle_s() is not None
+    w.time.now += LAZY_COMMIT_S
+    assert w.relay.idle_s() is None, "the confirm is to be committed"
+    w.turn()
+    w.time.now += LOOK_S
+    assert w.relay.idle_s() is None, "it looks at its files, the disk and the clocks"
+    w.turn()
+    w.relay.drain()
+    assert w.relay.idle_s() is None

@@ -240,6 +240,8 @@ _LOG_MAGICS: Final = (b"\x37\x7f\x06\x82", b"\x37\x7f\x06\x83")
 _FRAMES_AT: Final = 16
 """Offset of ``mxFrame``, the number of frames in the log, in a ``-shm`` (wal.c, WalIndexHdr)."""
 _FRAMES_BYTES: Final = 4
+_INDEX_BYTES: Final = 48
+"""Length of the header of a ``-shm`` (wal.c, WalIndexHdr), which each commit changes."""
 _CHANGES_AT: Final = 24
 """Offset of the file change counter in a database (fileformat2.html), big-endian."""
 _CHANGES_BYTES: Final = 4
@@ -263,7 +265,8 @@ class Place:
         self._path = path
         self._names = (str(path), f"{path}-wal", f"{path}-shm")
         self._inodes = self._now()
-        self._locked_fd = -1
+        self._locked_fd = self._index_fd = -1
+        self._index = b""
         self._changes = 0
         self.is_overwritten = False
         self._take_stock()
@@ -295,6 +298,18 @@ class Place:
             self.is_overwritten = True
             raise moved(self._path, "was overwritten, by a backup perhaps,")
         self._changes = changes
+
+    def note_index(self) -> None:
+        """Note the header of the log's index, with which `has_new_index` compares."""
+        self._index = _index(self._index_fd)
+
+    def has_new_index(self) -> bool:
+        """Whether any connection may have committed since `note_index`.
+
+        SQLite decides by the same comparison whether to discard its page cache. It takes a lock to
+        do so, and checks what it read. This is one system call, enough to poll by.
+        """
+        return not self._index or _index(self._index_fd) != self._index
 
     def _is_ours(self, fd: int) -> bool:
         """Whether a descriptor is of the database: the application may have closed SQLite's."""
@@ -338,6 +353,7 @@ class Place:
                 "them again"
             )
         self._locked_fd = next(filter(_has_lock, files.get(self.file or (0, 0), ())), -1)
+        self._index_fd = files[index][0] if index is not None else -1
         self._changes = _changes(self._locked_fd)
         is_suspect = index is not None and self.file in GATE.open_before
         if is_suspect and self._locked_fd < 0 and _locks_are_listed():
@@ -427,6 +443,14 @@ def _changes(fd: int) -> int:
         return int.from_bytes(os.pread(fd, _CHANGES_BYTES, _CHANGES_AT), "big")
     except OSError:
         return 0  # the descriptor is -1, or closed
+
+
+def _index(fd: int) -> bytes:
+    """Read the header of the log's index, on SQLite's own descriptor of it."""
+    try:
+        return os.pread(fd, _INDEX_BYTES, 0)
+    except OSError:
+        return b""  # the descriptor is -1, or closed
 
 
 @cache

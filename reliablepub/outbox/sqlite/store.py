@@ -604,8 +604,14 @@ class SqliteStore:
         with self._rescuing():
             self._writer.renew()
         with self._reading() as connection:
+            connection.place.note_index()  # first: a write in between is asked about once more
             before, self._version = self._version, _version(connection)
             return before != self._version
+
+    def may_have_changed(self) -> bool:
+        """Whether a process may have written since `changed_elsewhere` was last asked."""
+        connection = self._writer.connection
+        return connection is None or connection.place.has_new_index()
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status file. No decision depends on it."""
