@@ -19,7 +19,7 @@ from contextlib import closing
 from pathlib import Path
 
 from reliablepub import Message, Outbox
-from reliablepub.outbox.sqlite.rows import checksum_of
+from reliablepub.outbox.rows import checksum_of
 
 MESSAGES = 1_000_000
 PARKED = 100_000

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from reliablepub import Message, Outbox, OutboxKeys
 from reliablepub.cli import main
-from reliablepub.outbox.sqlite.rows import checksum_of
+from reliablepub.outbox.rows import checksum_of
 from reliablepub.testing import FakeBroker
 
 OLD, NEW = bytes(32), bytes([1] * 32)

@@ -16,7 +16,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin.transfer import BadLine, _parsed, export_lines, import_lines
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.rows import misfits
+from reliablepub.outbox.rows import misfits
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.fuzz.bending import bent

@@ -11,7 +11,7 @@ from reliablepub.errors import OutboxSealed
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys, sealed
 from reliablepub.outbox.entry import Entry
-from reliablepub.outbox.sqlite.rows import (
+from reliablepub.outbox.rows import (
     MessageRow,
     Unreadable,
     checksum_of,

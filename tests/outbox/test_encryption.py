@@ -19,7 +19,7 @@ from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_line
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.rows import checksum_of, to_text
+from reliablepub.outbox.rows import checksum_of, to_text
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker

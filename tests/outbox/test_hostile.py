@@ -19,7 +19,7 @@ from reliablepub.outbox.admin.salvage import Pages, Value, _checksum
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.rows import (
+from reliablepub.outbox.rows import (
     COUNT_MAX,
     ID_MAX,
     SIZE_MAX,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reliablepub.headers import ATTEMPT_HEADER, FieldValue
 from reliablepub.message import Message
-from reliablepub.outbox.sqlite.rows import from_text, to_text
+from reliablepub.outbox.rows import from_text, to_text
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = st.one_of(

@@ -14,7 +14,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.rows import MessageRow, entry_of
+from reliablepub.outbox.rows import MessageRow, entry_of
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind

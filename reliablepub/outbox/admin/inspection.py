@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
+from reliablepub.outbox.rows import MessageRow, Unreadable, content_of, entry_of
 from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
 from reliablepub.outbox.sqlite.database import looking, reading
 from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.rows import MessageRow, Unreadable, content_of, entry_of
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from glob import escape
 from pathlib import Path
 from typing import Final
 
+from reliablepub.outbox.rows import Unreadable, check, misfit_words, misfits
 from reliablepub.outbox.sqlite.database import add_outbox, reading
 from reliablepub.outbox.sqlite.failures import is_damage
 from reliablepub.outbox.sqlite.location import RESCUED, folder_exposure
 from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.rows import Unreadable, check, misfit_words, misfits
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.status_file import status_file_path
 from reliablepub.outbox.sqlite.transactions import transaction

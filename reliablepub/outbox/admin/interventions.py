@@ -31,11 +31,11 @@ from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
 from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, rewritten
 from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
 from reliablepub.outbox.sqlite.database import open_writer, reading
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.rows import ID_MAX, MessageRow, Unreadable, rewritten
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import NO_CHANGE, remove, settle_left_in_flight
 from reliablepub.outbox.sqlite.transactions import commit_with_retry

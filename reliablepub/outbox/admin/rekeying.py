@@ -17,8 +17,8 @@ from pathlib import Path
 
 from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
 from reliablepub.outbox.encryption import OutboxKeys, current_mark
+from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
 from reliablepub.outbox.sqlite.database import open_writer, reading
-from reliablepub.outbox.sqlite.rows import MessageRow, Unreadable, rewritten
 from reliablepub.outbox.sqlite.sql import QUERIES
 
 

@@ -28,11 +28,11 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from reliablepub.errors import OutboxError
+from reliablepub.outbox.rows import Unreadable, check, misfits
 from reliablepub.outbox.sqlite.database import PAGE_BYTES, check_file, looking, open_writer
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock
-from reliablepub.outbox.sqlite.rows import Unreadable, check, misfits
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import NO_CHANGE
 from reliablepub.outbox.sqlite.transactions import transaction

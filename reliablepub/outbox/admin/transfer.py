@@ -25,11 +25,11 @@ from typing import Any, Final, NoReturn
 from reliablepub.errors import OutboxSealed
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
 from reliablepub.outbox.encryption import is_sealed
+from reliablepub.outbox.rows import MessageRow, Unreadable, entry_of, misfits
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.database import open_writer, reading
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import WritingConnection
-from reliablepub.outbox.sqlite.rows import MessageRow, Unreadable, entry_of, misfits
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import NO_CHANGE, remove
 from reliablepub.outbox.sqlite.transactions import commit_with_retry

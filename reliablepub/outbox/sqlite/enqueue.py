@@ -18,12 +18,12 @@ from reliablepub.errors import ConfigurationError, OutboxMoved
 from reliablepub.headers import utf8
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
+from reliablepub.outbox.rows import row_of
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.database import add_outbox, check_file
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
-from reliablepub.outbox.sqlite.rows import row_of
 from reliablepub.outbox.sqlite.space import first_with_key, remember_key
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import NO_CHANGE

@@ -45,13 +45,7 @@ from reliablepub.outbox.entry import (
     Step,
     Touched,
 )
-from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
-from reliablepub.outbox.sqlite.database import Writer, absolute, check_database
-from reliablepub.outbox.sqlite.failures import reported
-from reliablepub.outbox.sqlite.location import WritingConnection, rescued
-from reliablepub.outbox.sqlite.lock import RelayLock
-from reliablepub.outbox.sqlite.rows import (
+from reliablepub.outbox.rows import (
     ID_MAX,
     TIME_MAX,
     MessageRow,
@@ -63,6 +57,12 @@ from reliablepub.outbox.sqlite.rows import (
     row_of,
     schedule_of,
 )
+from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
+from reliablepub.outbox.sqlite.database import Writer, absolute, check_database
+from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.sqlite.location import WritingConnection, rescued
+from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (
     Shortage,
     give_space_back,
