@@ -433,6 +433,14 @@ class Store(Protocol):
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether stored times are still to follow a change of the wall clock (`Step`).
+
+        Each commit moves a part of them, also a commit without changes. Until the last part, a time
+        that is read may be one of the old clock.
+        """
+
     def commit(self, changes: Changes) -> Snapshot:
         """Store the changes of one turn in one transaction, and set the ids of new entries.
 

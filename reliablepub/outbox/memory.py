@@ -95,6 +95,11 @@ class MemoryStore:
         """Return the ledger and the highest id."""
         return self._snapshot
 
+    @property
+    def is_stepping(self) -> bool:
+        """Always False: a commit moves all times."""
+        return False
+
     def commit(self, changes: Changes) -> Snapshot:
         """Apply the changes of one turn. It cannot fail."""
         last_id, counters = self._snapshot.last_id, self._snapshot.counters

@@ -256,6 +256,11 @@ class Relay:
             by, moved = by + changes.stepped.by, moved | changes.stepped.moved
         changes.stepped = Step(by, since, self._snapshot.last_id, moved)
 
+    @property
+    def _is_stepping(self) -> bool:
+        """Whether times in the store may still be those of the wall clock before it was set."""
+        return self._settling.changes.stepped is not None or self._store.is_stepping
+
     # ------------------------------------------------------------------ outcomes
 
     def _settle_ended(self, now: float, wall: float) -> None:
@@ -272,8 +277,7 @@ class Relay:
         if late:
             for entry in self._session.withdraw(set(late)):
                 self._settling.expire(entry, wall)
-        # Until a clock step is committed, times in the store are those of the old wall clock.
-        if self._settling.changes.stepped is None:
+        if not self._is_stepping:
             for entry in self._reading(self._loaded.read_late, wall):
                 self._settling.expire(entry, wall)
 
@@ -295,8 +299,7 @@ class Relay:
         """Make entries of new chunks; submit them, and entries read from the store."""
         if self._is_draining:
             return []
-        # Until a clock step is committed, times in the store are those of the old wall clock.
-        read = [] if self._settling.changes.stepped else self._reading(self._loaded.read, wall)
+        read = [] if self._is_stepping else self._reading(self._loaded.read, wall)
         for entry in read:
             if entry.is_late(wall):
                 self._settling.expire(entry, wall)
@@ -325,7 +328,7 @@ class Relay:
     ) -> None:
         batches = self._session.poll_transmit(now)
         changes = self._settling.changes
-        if self._session.is_ready and not self._is_draining:
+        if self._session.is_ready and not (self._is_draining or self._is_stepping):
             self._pauses.release(changes, now)
         changes.sent = [
             Sent(self._settling.epoch_name(batch.epoch), batch.first_tag, batch.keys)
@@ -333,6 +336,7 @@ class Relay:
         ]
         if not self._must_commit(changes, now, is_flushing=is_flushing):
             return
+        was_stepping = self._is_stepping
         try:
             self._snapshot = self._store.commit(changes)
         except Intervened:
@@ -347,6 +351,8 @@ class Relay:
             self._back_off(now, error, has_new=bool(taken_in))
             return
         self._committed(taken_in, wall)
+        if was_stepping:
+            self._loaded.stepped(wall)
         self._send(batches, changes.sent, wall)
         if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
             self._intake.confirms_flow(now)
@@ -378,7 +384,7 @@ class Relay:
             or changes.rescheduled
         ):
             return True
-        if changes.released or changes.stepped or self._settling.frees_a_key:
+        if changes.released or self._is_stepping or self._settling.frees_a_key:
             return True
         if not (changes.confirmed or changes.finished):
             self._commit_by = None
@@ -397,8 +403,6 @@ class Relay:
             self._loaded.postpone(entry)
         if self._pauses.released(changes):
             self._loaded.due_now(wall)
-        if changes.stepped is not None:
-            self._loaded.stepped(wall)
         self._intake.committed(taken_in)
         if self._notices:
             self._notices.stored(changes.new)
@@ -460,7 +464,7 @@ class Relay:
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
         self._idle_until = -inf
-        if self._session.has_output:
+        if self._session.has_output or (self._is_stepping and not is_held_up):
             return 0.0
         if takes_in and (
             self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)

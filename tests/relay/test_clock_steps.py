@@ -19,6 +19,7 @@ from reliablepub.outbox.admin.interventions import Action, Intervention, interve
 from reliablepub.outbox.entry import HELD, Changes, Entry, Release, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import clock_steps
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
@@ -36,6 +37,12 @@ class SetTime(Time):
     @property
     def wall(self) -> float:
         return super().wall + self.ahead
+
+
+@pytest.fixture(params=["times move at once", "times move by twos"], autouse=True)
+def part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "times move by twos":
+        monkeypatch.setattr(clock_steps, "PART", 2)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -243,6 +250,32 @@ def test_what_is_on_disk_only_expires_when_its_sender_said(tmp_path: Path, ahead
             world.turn(after_s=5.0)
         assert set(told.kinds.values()) == {OutcomeKind.EXPIRED}
         assert len(told.kinds) == 20
+
+
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_messages_are_stored_while_times_move_and_sent_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    monkeypatch.setattr(clock_steps, "PART", 2)
+    time = SetTime()
+    with closing(SqliteStore(tmp_path / "o.db", clock=lambda: time.wall)) as store:
+        world = World(store, time=time, loaded_max=4)
+        world.hand_over(*(f"m{n}" for n in range(20)), expires_in_s=60.0)
+        world.turn()
+        set_clock(world, ahead)
+        world.connect()
+        turns, tolds = 0, list[Told]()
+        while world.turn(after_s=0.001) == 0.0 and store.is_stepping:
+            turns += 1
+            assert all(told.is_stored for told in tolds)
+            tolds.append(world.hand_over(f"new{turns}", expires_in_s=60.0))
+        assert turns > 5
+        assert not store.is_stepping
+        for _ in range(40):
+            world.turn(after_s=0.1)
+            world.ack_all()
+        assert len(set(world.sent)) == 20 + turns
+        assert world.relay.status.counters.expired == 0
 
 
 @pytest.mark.parametrize("ahead", [HOUR, -HOUR])

@@ -42,7 +42,6 @@ from reliablepub.outbox.entry import (
     Release,
     Sent,
     Snapshot,
-    Step,
     Touched,
 )
 from reliablepub.outbox.rows import (
@@ -59,6 +58,7 @@ from reliablepub.outbox.rows import (
 )
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
+from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.database import Writer, absolute, check_database
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
@@ -232,8 +232,6 @@ def write_changes(
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
     # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in changes.confirmed])
-    if changes.stepped is not None:  # before rows with times of the new clock are written
-        _step(connection, changes.stepped, now)
     last_id, stored_bytes = _insert(connection, changes.new, keys)
     if changes.sources:
         connection.executemany(QUERIES["advance_source"], changes.sources.items())
@@ -260,12 +258,6 @@ def write_changes(
     }
     row = connection.execute(QUERIES["change_ledger"], change).fetchone()
     return Snapshot(last_id, Counters(*row))
-
-
-def _step(connection: sqlite3.Connection, step: Step, now: float) -> None:
-    by = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": now}
-    for kind in ("step_retries", "step_deadlines"):
-        connection.execute(QUERIES[kind], by)
 
 
 def _insert(
@@ -425,6 +417,7 @@ class SqliteStore:
         self._pid = os.getpid()
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
+        self._steps = ClockSteps()
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
@@ -454,6 +447,11 @@ class SqliteStore:
         """Number of this relay's run on this outbox, higher than that of every earlier run."""
         return self._run
 
+    @property
+    def is_stepping(self) -> bool:
+        """Whether stored times are still to follow a change of the wall clock."""
+        return bool(self._steps)
+
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
         with self._reading() as connection:
@@ -478,7 +476,7 @@ class SqliteStore:
             OutboxMoved: the path leads to other files; the error names a copy of the open one.
             OutboxError: the store cannot be used any more.
         """
-        if changes.is_empty:
+        if changes.is_empty and not self._steps:
             return self.snapshot()
         self._check_usable()
         with self._rescuing(), self._writer.use() as connection:
@@ -648,8 +646,10 @@ class SqliteStore:
             return
         try:
             if not self._has_moved:
-                # The end of a run is only shown; nothing fails if it is missing.
+                # A relay that is killed does neither: nothing that was stored depends on it.
                 with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
+                    while self._steps:
+                        self._commit(connection, Changes())
                     connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._writer.close()
             remove_status_file(self.path, last)
@@ -707,6 +707,8 @@ class SqliteStore:
             if changes.new:
                 self._ballast.check(connection, sum([entry.message.size for entry in changes.new]))
             now = self._clock()
+            is_full = self._shortage.is_on
+            self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
             keep_s = 0.0 if self._shortage.is_on else self._keep_confirmed_s
             snapshot = write_changes(
                 connection, changes, now, keep_confirmed=keep_s > 0, keys=self._keys
@@ -731,6 +733,7 @@ class SqliteStore:
         except BaseException:
             _forget_ids(changes)
             raise
+        self._steps.committed(changes)
         if is_roomy:
             with reported(self.path):
                 give_space_back(connection)

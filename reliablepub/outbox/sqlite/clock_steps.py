@@ -1,0 +1,137 @@
+"""Changes of the wall clock: the times of stored messages follow them, one part in each commit.
+
+Knows: the indexes of times, and how far each change has come. Must never know: what a clock is.
+
+To move a row takes about 10 µs, so a change that moved a million rows in one commit would stop the
+relay for seconds. Until the last part is committed, the relay reads no stored message, because it
+could not tell which clock a time belongs to.
+
+A part walks along an index of times, in the direction of the change: from the last row if the clock
+was set forward, so that a moved row lands where the walk has been, and is not met again. Rows that
+the relay writes meanwhile have times of the new clock, and are left out by their ids.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from reliablepub.outbox.entry import Changes, Step
+from reliablepub.outbox.sqlite.sql import QUERIES
+
+PART: Final = 2_000
+"""Rows in one part: about 25 ms."""
+PART_BYTES: Final = 4 << 20
+"""Bytes of the messages in one part, unless the part is one large message."""
+PART_OF_A_FULL_DISK: Final = 50
+"""Rows in one part while the disk is full: each may change a page, and the pages take space."""
+_KINDS: Final = ("deadlines", "retries")
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """One change of the clock that is not finished.
+
+    Attributes:
+        step: the change.
+        now: when it was first committed, by the new clock.
+        until: highest id then; rows with higher ids have times of the new clock.
+        rescheduled: ids of rows whose retry times were written since, by the new clock.
+        kinds: indexes that are still to be walked along.
+        at: time at which the walk along the first of them goes on.
+        id: id at which it goes on.
+    """
+
+    step: Step
+    now: float
+    until: int
+    rescheduled: set[int] = field(default_factory=set)
+    kinds: tuple[str, ...] = _KINDS
+    at: float = -1.0
+    id: int = 0
+
+    def from_the_start(self) -> _Walk:
+        """The walk at the beginning of an index."""
+        if self.step.by < 0:
+            return replace(self, at=-1.0, id=0)
+        return replace(self, at=math.inf, id=2**63 - 1)
+
+    def further(self, connection: sqlite3.Connection, limit: int) -> tuple[_Walk, int]:
+        """Move at most so many rows.
+
+        Returns:
+            where the walk goes on, and how many rows more this part may move.
+        """
+        kind = self.kinds[0]
+        way = "back" if self.step.by < 0 else "forward"
+        place = {"at": self.at, "id": self.id, "limit": limit}
+        rows = connection.execute(QUERIES[f"next_{kind}_{way}"], place).fetchall()
+        met, size = 0, 0
+        for _, _, row_bytes in rows:
+            size += row_bytes
+            if met and size > PART_BYTES:
+                break
+            met += 1
+        step = self.step
+        how = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": self.now}
+        exempt = self.rescheduled if kind == "retries" else ()
+        ids = [id_ for id_, *_ in rows[:met] if id_ <= self.until and id_ not in exempt]
+        connection.execute(QUERIES[f"step_{kind}"], how | {"ids": json.dumps(ids)})
+        if met == len(rows) < limit:
+            return replace(self, kinds=self.kinds[1:]).from_the_start(), limit - met
+        id_, at, _ = rows[met - 1]
+        return replace(self, at=at, id=id_), 0
+
+
+class ClockSteps:
+    """The changes of the wall clock that stored times do not follow yet, the oldest first."""
+
+    def __init__(self) -> None:
+        self._walks: list[_Walk] = []
+        self._written: list[_Walk] = []
+
+    def __bool__(self) -> bool:
+        """Whether stored times are still to be moved."""
+        return bool(self._walks)
+
+    def write(
+        self,
+        connection: sqlite3.Connection,
+        step: Step | None,
+        now: float,
+        *,
+        is_disk_full: bool = False,
+    ) -> None:
+        """Move the next part, in the transaction of a commit, before its other changes.
+
+        Args:
+            connection: a connection in a transaction that may write.
+            step: a new change of the clock, or None.
+            now: wall clock, seconds since 1970.
+            is_disk_full: whether to move only a few rows.
+        """
+        walks = list(self._walks)
+        if step is not None:
+            (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+            walks.append(_Walk(step, now, last_id).from_the_start())
+        left = PART_OF_A_FULL_DISK if is_disk_full else PART
+        while walks and left:
+            walks[0], left = walks[0].further(connection, left)
+            if not walks[0].kinds:
+                del walks[0]
+        self._written = walks
+
+    def committed(self, changes: Changes) -> None:
+        """Note that a transaction with these changes was committed."""
+        self._walks = self._written
+        self._reschedule(entry.id for entry in changes.rescheduled)
+
+    def _reschedule(self, ids: Iterable[int]) -> None:
+        if self._walks:
+            written = set(ids)
+            for walk in self._walks:
+                walk.rescheduled.update(written)
