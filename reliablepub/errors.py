@@ -98,8 +98,10 @@ class TopologyError(ReliablePubError):
         problems: all differences, one line each.
     """
 
-    def __init__(self, problems: Sequence[str]) -> None:
-        super().__init__("the broker is not as the topology says: " + "; ".join(problems))
+    def __init__(
+        self, problems: Sequence[str], said: str = "the broker is not as the topology says"
+    ) -> None:
+        super().__init__(f"{said}: {'; '.join(problems)}")
         self.problems: tuple[str, ...] = tuple(problems)
 
 

