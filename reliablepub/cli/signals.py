@@ -14,7 +14,7 @@ import os
 import select
 import signal
 from collections.abc import Sequence
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Final, Self
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -48,12 +48,7 @@ class Stop:
             self._before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the former handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import click
@@ -98,12 +97,7 @@ class Command:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process: SIGTERM, and SIGKILL if it has not ended 5 s later."""
         if self.is_running:
             self._process.send_signal(signal.SIGTERM)

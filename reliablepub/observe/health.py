@@ -22,7 +22,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 from reliablepub.relay.status import Link, Status
@@ -128,12 +127,7 @@ class HealthServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop serving, and close the port."""
         self._server.shutdown()
         self._server.server_close()

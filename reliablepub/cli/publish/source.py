@@ -10,7 +10,6 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from reliablepub.cli.publish.records import Recipe, read_lines
@@ -54,12 +53,7 @@ class Source:
         """Return the open source."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the file; stdin stays open."""
         if self.name != STDIN:
             os.close(self.fd)

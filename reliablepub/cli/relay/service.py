@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import click
@@ -120,12 +119,7 @@ class Service:
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop sending, wait up to 1 s for confirms of messages in flight, and close."""
         self.last = self.status
         self._notifier.tell(STOPPING=1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import termios
 import tty
-from types import TracebackType
 from typing import Final, Self
 
 from reliablepub.cli.signals import Stop
@@ -32,12 +31,7 @@ class Keyboard:
         tty.setcbreak(self._fd, termios.TCSANOW)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Restore the terminal's mode."""
         termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
 
