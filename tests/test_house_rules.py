@@ -18,6 +18,7 @@ import reliablepub
 
 ROOT = Path(__file__).parent.parent
 FUNCTION_LINES_MAX = 70
+INTEGRATION_LINES_MAX = 200
 
 TOP_LEVEL = {
     *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md"),
@@ -58,6 +59,7 @@ def test_everybody_imports_downwards_only(monkeypatch: pytest.MonkeyPatch) -> No
 NOBODY_NEEDS = [
     *("reliablepub.testing", "reliablepub.cli", "click", "rich", "sqlite_utils", "aio_pika"),
     *("reliablepub.observe", "prometheus_client", "opentelemetry", "reliablepub.outbox.admin"),
+    *("reliablepub.integrations", "sqlalchemy", "django", "celery", "starlette", "taskiq"),
 ]
 ENQUEUE = "with reliablepub.Outbox(path) as o: o.enqueue(reliablepub.Message(b'x'))"
 IN_MEMORY = "reliablepub.Publisher('amqp://127.0.0.1:1', outbox=None, close_timeout_s=0).close()"
@@ -93,6 +95,12 @@ def test_a_program_loads_only_what_it_needs(
 def test_functions_fit_into_a_head(path: Path) -> None:
     too_long = {f.name: lines_of(f) for f in functions(ast.parse(path.read_text()))}
     assert {name: n for name, n in too_long.items() if n > FUNCTION_LINES_MAX} == {}
+
+
+def test_an_integration_is_small() -> None:
+    folder = ROOT / "reliablepub" / "integrations"
+    lines = {path: len(path.read_text().splitlines()) for path in folder.rglob("*.py")}
+    assert {path: n for path, n in lines.items() if n > INTEGRATION_LINES_MAX} == {}
 
 
 @pytest.mark.parametrize("path", MODULES)

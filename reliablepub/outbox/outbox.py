@@ -132,6 +132,24 @@ class Outbox:
             lambda own: is_stored(own, entry),
         )
 
+    def create(self, *, connection: sqlite3.Connection | None = None) -> None:
+        """Add the outbox to the database, if it is not there yet, as the first message would.
+
+        Args:
+            connection: the application's connection to the same database file, such as that of a
+                migration. The tables become part of its open transaction, or of a new one that the
+                application commits.
+
+        Raises:
+            ConfigurationError: the connection is to another file.
+            NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
+            OutboxError: the outbox was not added.
+        """
+        if connection is not None:
+            self._enqueuing.create_within(connection)
+        else:
+            self._write(lambda _: None)
+
     def status(self) -> OutboxStatus:
         """Return counts and the state of the relay. Neither writers nor the relay wait for it.
 

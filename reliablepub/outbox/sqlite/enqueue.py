@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxMoved
 from reliablepub.headers import utf8
@@ -31,6 +31,7 @@ from reliablepub.outbox.sqlite.transactions import transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _SYNCHRONOUS_FULL: Final = 2
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -57,11 +58,30 @@ class Enqueuing:
             the id of the message that has the key.
 
         Raises:
-            ConfigurationError: the connection is to another file.
+            ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
             OutboxMoved: the file that the connection has open is no longer the one at the path.
             OutboxError: the message was not stored. A transaction that the caller had open is
                 still open, unless SQLite has ended it. No other one is left open.
         """
+        return self._within(connection, lambda cursor: self.insert(cursor, entry, key))
+
+    def create_within(self, connection: sqlite3.Connection) -> None:
+        """Add the outbox through the caller's connection, in its open transaction if there is one.
+
+        Raises:
+            ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
+            OutboxMoved: the file that the connection has open is no longer the one at the path.
+            OutboxError: the outbox was not added. A transaction that the caller had open is still
+                open, unless SQLite has ended it. No other one is left open.
+        """
+        self._within(connection, lambda _: None)
+
+    def _within(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
+        if not isinstance(connection, sqlite3.Connection):
+            raise ConfigurationError(
+                f"connection is a {type(connection).__name__}, and outbox {self.path} needs a "
+                "sqlite3.Connection to its file: a framework's connection holds one"
+            )
         with (
             GATE.use(),
             _texts_as_str(connection),
@@ -73,9 +93,9 @@ class Enqueuing:
             is_theirs = connection.in_transaction
             if not is_theirs and _is_autocommit(connection):
                 with transaction(connection, self.path):
-                    message_id = self._insert_beside_tables(cursor, entry, key)
+                    done = self._beside_tables(cursor, work)
                 self._check_place()
-                return message_id
+                return done
             if is_theirs:
                 _write_first(cursor)
             else:
@@ -83,7 +103,7 @@ class Enqueuing:
                 cursor.execute("BEGIN IMMEDIATE")
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
-                message_id = self._insert_beside_tables(cursor, entry, key)
+                done = self._beside_tables(cursor, work)
                 self._check_place()
             except BaseException:
                 if connection.in_transaction:  # SQLite may have ended it on a full disk
@@ -93,7 +113,7 @@ class Enqueuing:
                         cursor.execute("ROLLBACK")
                 raise
             cursor.execute("RELEASE reliablepub_enqueue")
-            return message_id
+            return done
 
     def insert(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
         """Store a message, unless its key is known. The caller holds the write lock.
@@ -125,9 +145,9 @@ class Enqueuing:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)
         return message_id
 
-    def _insert_beside_tables(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
+    def _beside_tables(self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T]) -> T:
         add_outbox(cursor, self.path)
-        return self.insert(cursor, entry, key)
+        return work(cursor)
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()

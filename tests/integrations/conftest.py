@@ -1,0 +1,28 @@
+"""A file for the outbox and the application, and a relay that drains it to the brokers of a test.
+
+The outbox is a SQLite file; PostgreSQL's cells belong beside it: a second value of `path`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from reliablepub import Publisher, Status
+from tests.amqp_probe import AmqpProbe
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@pytest.fixture
+def relayed(path: Path, broker: AmqpProbe) -> Callable[[], Status]:
+    """Publish everything in the outbox, to the fake broker or to RabbitMQ."""
+
+    def relay() -> Status:
+        with Publisher(broker.url, outbox=path) as publisher:
+            return publisher.flush(timeout=60)
+
+    return relay

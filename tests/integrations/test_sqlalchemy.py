@@ -1,0 +1,319 @@
+"""Messages leave with the commit of a SQLAlchemy session, and go with its rollback."""
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy.exc import MissingGreenlet
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
+
+from reliablepub import ConfigurationError, Message, NotAnOutbox, Outbox, Status
+from reliablepub.integrations.sqlalchemy import (
+    SessionOutbox,
+    immediate_transactions,
+    include_name,
+)
+from tests.amqp_probe import AmqpProbe
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+@pytest.fixture
+def outbox(path: Path) -> SessionOutbox:
+    return SessionOutbox(Outbox(path))
+
+
+@pytest.fixture(params=["sqlite3's transactions", "immediate transactions"])
+def engine(request: pytest.FixtureRequest, path: Path) -> Iterator[Engine]:
+    engine = create_engine(f"sqlite:///{path}")
+    if request.param == "immediate transactions":
+        immediate_transactions(engine)
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def both(path: Path) -> tuple[list[int], list[bytes]]:
+    """The ids of the orders, and the bodies of the messages."""
+    with closing(sqlite3.connect(path)) as connection:
+        orders = [id_ for (id_,) in connection.execute("SELECT id FROM orders ORDER BY id")]
+        query = "SELECT count(*) FROM sqlite_schema WHERE name = 'reliablepub_messages'"
+        if not connection.execute(query).fetchone()[0]:
+            return orders, []
+        query = "SELECT body FROM reliablepub_messages ORDER BY id"
+        return orders, [body for (body,) in connection.execute(query)]
+
+
+def place(session: Session | scoped_session[Session], outbox: SessionOutbox, number: int) -> None:
+    session.add(Order(id=number))
+    outbox.enqueue(Message(b"%d" % number), within=session)
+
+
+def test_a_message_leaves_with_the_commit_and_goes_with_the_rollback(
+    path: Path, engine: Engine, outbox: SessionOutbox
+) -> None:
+    with Session(engine) as session:
+        place(session, outbox, 1)
+        assert both(path) == ([], [])
+        session.commit()
+        assert both(path) == ([1], [b"1"])
+        place(session, outbox, 2)
+        session.rollback()
+        place(session, outbox, 3)
+        session.commit()
+        place(session, outbox, 4)
+    assert both(path) == ([1, 3], [b"1", b"3"])
+    with suppress(KeyError), Session(engine) as session, session.begin():
+        place(session, outbox, 5)
+        raise KeyError
+    assert both(path) == ([1, 3], [b"1", b"3"])
+    assert outbox.outbox.audit().is_right
+
+
+def test_a_connection_and_a_scoped_session_will_do(
+    path: Path, engine: Engine, outbox: SessionOutbox
+) -> None:
+    sessions = scoped_session(sessionmaker(engine))
+    place(sessions, outbox, 1)
+    sessions.commit()
+    sessions.remove()
+    with engine.begin() as connection:
+        outbox.enqueue(Message(b"2"), within=connection, key="two")
+        outbox.enqueue(Message(b"again"), within=connection, key="two")
+    with engine.connect() as connection:
+        outbox.enqueue(Message(b"3"), within=connection)
+    assert both(path) == ([1], [b"1", b"2"])
+
+
+def test_savepoints_keep_and_drop_their_messages(path: Path, outbox: SessionOutbox) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    immediate_transactions(engine)
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        with session.begin_nested():
+            place(session, outbox, 1)
+        with suppress(KeyError), session.begin_nested():
+            place(session, outbox, 2)
+            raise KeyError
+        with session.begin_nested():
+            place(session, outbox, 3)
+            with suppress(KeyError), session.begin_nested():
+                place(session, outbox, 4)
+                raise KeyError
+        session.commit()
+        assert both(path) == ([1, 3], [b"1", b"3"])
+        with session.begin_nested():
+            place(session, outbox, 5)
+        session.rollback()
+    engine.dispose()
+    assert both(path) == ([1, 3], [b"1", b"3"])
+
+
+def test_a_savepoint_that_would_outlive_its_transaction_is_refused(
+    path: Path, outbox: SessionOutbox
+) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        with session.begin_nested():
+            session.execute(text("INSERT INTO orders VALUES (1)"))
+            with pytest.raises(ConfigurationError, match="immediate_transactions"):
+                outbox.enqueue(Message(b"1"), within=session)
+        session.rollback()
+    engine.dispose()
+    assert both(path) == ([1], [])  # what sqlite3 does, and why no message may be there
+
+
+def test_code_that_knows_no_session_joins_it(
+    path: Path, engine: Engine, outbox: SessionOutbox
+) -> None:
+    other = SessionOutbox(Outbox(path.with_name("other.db")))
+    with Session(engine) as session:
+        with outbox.joined(session):
+            outbox.enqueue(Message(b"1"))
+            other.enqueue(Message(b"elsewhere"))
+        assert both(path) == ([], [])
+        session.commit()
+        assert both(path) == ([], [b"1"])
+        with outbox.joined(session):
+            outbox.enqueue(Message(b"2"))
+        session.rollback()
+    outbox.enqueue(Message(b"3"))
+    assert both(path) == ([], [b"1", b"3"])
+    assert other.outbox.status().stored == 1
+
+
+def test_another_database_is_refused(engine: Engine, path: Path) -> None:
+    other = SessionOutbox(Outbox(path.with_name("other.db")))
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"other\.db"):
+        other.enqueue(Message(b""), within=session)
+
+
+def test_the_messages_arrive(
+    path: Path, engine: Engine, broker: AmqpProbe, relayed: Callable[[], Status]
+) -> None:
+    outbox = SessionOutbox(Outbox(path))
+    queue = broker.declare_queue()
+    for number in range(20):
+        with Session(engine) as session:
+            session.add(Order(id=number))
+            outbox.enqueue(Message(b"%d" % number, routing_key=queue), within=session)
+            if number % 3:
+                session.commit()
+    assert relayed().open == 0
+    arrived = sorted(int(body) for body, _ in broker.drain(queue, 13))
+    assert arrived == both(path)[0]
+
+
+# ---------------------------------------------------------------------------------------- asyncio
+
+
+def run(path: Path, work: Callable[[AsyncEngine], Awaitable[None]]) -> None:
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        immediate_transactions(engine)
+        async with engine.begin() as connection:
+            await connection.run_sync(Base.metadata.create_all)
+        try:
+            await work(engine)
+        finally:
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+def test_an_async_session_commits_and_rolls_back(path: Path, outbox: SessionOutbox) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        async with AsyncSession(engine) as session:
+            session.add(Order(id=1))
+            await outbox.enqueue_async(Message(b"1"), within=session, key="one")
+            assert both(path) == ([], [])
+            await session.commit()
+            session.add(Order(id=2))
+            await outbox.enqueue_async(Message(b"2"), within=session)
+            await session.rollback()
+            with suppress(KeyError):
+                async with session.begin_nested():
+                    await outbox.enqueue_async(Message(b"3"), within=session)
+                    raise KeyError
+            async with session.begin_nested():
+                await outbox.enqueue_async(Message(b"4"), within=session)
+            await session.commit()
+        async with engine.begin() as connection:
+            await outbox.enqueue_async(Message(b"5"), within=connection)
+        await outbox.enqueue_async(Message(b"6"))
+
+    run(path, work)
+    assert both(path) == ([1], [b"1", b"4", b"5", b"6"])
+    assert outbox.outbox.audit().is_right
+
+
+def test_code_that_knows_no_async_session_joins_it(path: Path, outbox: SessionOutbox) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        async with AsyncSession(engine) as session:
+            with outbox.joined(session):
+                await outbox.enqueue_async(Message(b"1"))
+                await session.run_sync(lambda _: outbox.enqueue(Message(b"2")))
+                with pytest.raises(MissingGreenlet):  # SQLAlchemy says what is missing
+                    outbox.enqueue(Message(b"3"))
+            await session.commit()
+        async with engine.begin() as connection:
+            with outbox.joined(connection):
+                await connection.run_sync(lambda _: outbox.enqueue(Message(b"4")))
+        with Session(create_engine(f"sqlite:///{path}")) as plain:
+            await outbox.enqueue_async(Message(b"5"), within=plain)
+            plain.rollback()
+            plain.connection().engine.dispose()
+
+    run(path, work)
+    assert both(path) == ([], [b"1", b"2", b"4"])
+
+
+def test_many_tasks_share_an_engine(path: Path, outbox: SessionOutbox) -> None:
+    async def work(engine: AsyncEngine) -> None:
+        async def one(number: int) -> None:
+            async with AsyncSession(engine) as session:
+                session.add(Order(id=number))
+                await outbox.enqueue_async(Message(b"%d" % number), within=session)
+                if number % 2:
+                    await session.commit()
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(20):
+                tasks.create_task(one(number))
+
+    run(path, work)
+    orders, messages = both(path)
+    assert orders == list(range(1, 20, 2))
+    assert sorted(map(int, messages)) == orders
+
+
+# ------------------------------------------------------------------------------------- migrations
+
+
+def test_a_migration_creates_the_outbox_and_alembic_leaves_it_alone(
+    path: Path, engine: Engine, outbox: SessionOutbox
+) -> None:
+    with engine.connect() as connection:
+        outbox.create(connection)
+        connection.rollback()
+        with pytest.raises(NotAnOutbox):
+            outbox.outbox.status()
+    with engine.begin() as connection:
+        outbox.create(connection)
+        outbox.create(connection)  # there already
+        assert outbox.outbox.path == path
+    assert outbox.outbox.status().stored == 0
+    with engine.connect() as connection:
+        careless = MigrationContext.configure(connection)
+        assert compare_metadata(careless, Base.metadata), "it would drop our tables"
+        careful = MigrationContext.configure(connection, opts={"include_name": include_name})
+        assert compare_metadata(careful, Base.metadata) == []
+
+
+def test_create_all_creates_it_too(path: Path, outbox: SessionOutbox) -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    @event.listens_for(Own.metadata, "after_create")
+    def _created(_target: object, connection: object, **_: object) -> None:
+        outbox.create(connection)  # type: ignore[arg-type]
+
+    engine = create_engine(f"sqlite:///{path}")
+    Own.metadata.create_all(engine)
+    engine.dispose()
+    assert outbox.outbox.status().stored == 0
+
+
+def test_an_outbox_is_created_on_its_own(path: Path) -> None:
+    Outbox(path).create()
+    Outbox(path).create()
+    assert Outbox(path).status().stored == 0
+
+
+def test_names_of_the_application_stay() -> None:
+    assert include_name("orders", "table", {})
+    assert include_name(None, "schema", {})
+    assert include_name("reliablepub_id", "column", {})
+    assert not include_name("reliablepub", "schema", {})
