@@ -16,7 +16,7 @@ other partitions, and a task has no digests to remember.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final, Protocol
 
@@ -26,13 +26,13 @@ _DIGEST_BYTES: Final = 16
 class Identity(Protocol):
     """Gives each row of one task attempt its id."""
 
-    def __call__(self, body: bytes, rest: tuple[object, ...]) -> str:
-        """The id of the next row.
+    def __call__(self, bodies: Iterable[bytes], rests: Iterable[tuple[object, ...]]) -> list[str]:
+        """The ids of the next rows.
 
         Args:
-            body: of the message.
-            rest: all other published values that differ from row to row; their `repr` must be
-                complete and depend on the values alone.
+            bodies: of the messages.
+            rests: for each all other published values that differ from row to row; their `repr`
+                must be complete and depend on the values alone.
         """
 
 
@@ -51,17 +51,22 @@ class ByContent:
         self._start = blake2b(digest_size=_DIGEST_BYTES, key=key)
         self._seen: dict[bytes, int] = {}
 
-    def __call__(self, body: bytes, rest: tuple[object, ...]) -> str:
-        """A digest of the row; for repeated rows, with the number of equal rows before it."""
-        # The closing bracket of the tuple separates `rest` from the body, so no two rows give the
-        # same bytes. ascii(), because what repr() escapes depends on Python's version of Unicode.
-        row = self._start.copy()  # cheaper than a new keyed digest
-        row.update(ascii(rest).encode())
-        row.update(body)
-        digest = row.digest()
-        before = self._seen.get(digest, 0)
-        self._seen[digest] = before + 1
-        return f"{digest.hex()}-{before}" if before else digest.hex()
+    def __call__(self, bodies: Iterable[bytes], rests: Iterable[tuple[object, ...]]) -> list[str]:
+        """A digest of each row; for repeated rows, with the number of equal rows before it."""
+        ids = []
+        start, seen = self._start, self._seen
+        for body, rest in zip(bodies, rests, strict=True):
+            row = start.copy()  # cheaper than a new keyed digest
+            # The closing bracket of the tuple separates `rest` from the body, so no two rows give
+            # the same bytes. ascii(), because what repr() escapes depends on Python's version of
+            # Unicode.
+            row.update(ascii(rest).encode())
+            row.update(body)
+            digest = row.digest()
+            before = seen.get(digest, 0)
+            seen[digest] = before + 1
+            ids.append(f"{digest.hex()}-{before}" if before else digest.hex())
+        return ids
 
 
 class ByColumns:
@@ -78,15 +83,18 @@ class ByColumns:
         key = blake2b(ascii(tuple(columns)).encode(), digest_size=_DIGEST_BYTES).digest()
         self._start = blake2b(digest_size=_DIGEST_BYTES, key=key)
 
-    def __call__(self, key: tuple[object, ...]) -> str:
-        """The id of a row.
+    def __call__(self, keys: Iterable[tuple[object, ...]]) -> list[str]:
+        """The ids of rows.
 
         Args:
-            key: a value for each column: an int, str, bytes or bool.
+            keys: for each row a value for each column: an int, str, bytes or bool.
         """
-        row = self._start.copy()
-        row.update(ascii(key).encode())
-        return row.hexdigest()
+        ids = []
+        for key in keys:
+            row = self._start.copy()
+            row.update(ascii(key).encode())
+            ids.append(row.hexdigest())
+        return ids
 
 
 class ByPosition:
@@ -103,8 +111,9 @@ class ByPosition:
         self._scope = blake2b(scope, digest_size=_DIGEST_BYTES).hexdigest()
         self._rows = 0
 
-    def __call__(self, body: bytes, rest: tuple[object, ...]) -> str:
-        """The id of the next position."""
-        del body, rest
-        self._rows += 1
-        return f"{self._scope}-{self._rows - 1}"
+    def __call__(self, bodies: Iterable[bytes], rests: Iterable[tuple[object, ...]]) -> list[str]:
+        """The ids of the next positions."""
+        del rests
+        first = self._rows
+        self._rows += len(list(bodies))
+        return [f"{self._scope}-{row}" for row in range(first, self._rows)]

@@ -1,17 +1,17 @@
-"""Conversion of Arrow batches to messages: column by column, then row by row.
+"""Conversion of Arrow batches to messages, column by column.
 
 Knows: Arrow, and `Message`. Must never know: Spark's processes, publishers.
 
-Values are converted in slices, a whole column of a slice at a time, so that a row costs
-microseconds. A slice is small, so that neither many rows nor large ones fill the memory. If a value
-cannot be converted (a year above 9999, bytes that are not UTF-8), its column is converted value by
-value, and only its row is invalid.
+Values are converted, and messages made, in slices: a whole column of a slice at a time, so that a
+row costs microseconds. A slice is small, so that neither many rows nor large ones fill the memory.
+If a value cannot be converted (a year above 9999, bytes that are not UTF-8), its column is
+converted value by value, and only its row is invalid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from decimal import Context, Decimal
 from itertools import repeat
@@ -29,6 +29,8 @@ from spark_sink.schema import REQUIRED, Columns
 SLICE_ROWS_MAX: Final = 500
 SLICE_BYTES_MAX: Final = 4 * 1024 * 1024
 
+_DEFAULTS: Final = {f.name: f.default for f in fields(Message) if f.init and f.name != "body"}
+"""The properties of a message in the order of its arguments, and what each is if not given."""
 _KEY: Final = itemgetter(0)
 _IN_UTC: Final = pa.timestamp("us", "UTC")
 _EXACT: Final = Context(prec=80)
@@ -41,11 +43,9 @@ class Invalid:
     """A row that cannot be a message.
 
     Attributes:
-        row: its index in the slice.
         problem: the reason.
     """
 
-    row: int
     problem: str
 
 
@@ -72,60 +72,74 @@ class Rows:
         self._by_content = identity if not isinstance(identity, ByColumns) else None
         self._by_columns = identity if isinstance(identity, ByColumns) else None
         self._names = tuple(sorted(name for name in columns.positions if name != "value"))
-        self._fixed: dict[str, Any] = columns.fixed
-        self._has_ids = "message_id" in columns.positions
-        self._required = tuple(name for name in self._names if name in REQUIRED)
+        self._constants = _DEFAULTS | columns.fixed
+        given = {"message_id", *self._names, *columns.fixed}
+        order = tuple(_DEFAULTS)
+        self._arguments = order[: max(order.index(name) for name in given) + 1]
+        used = ["value", *self._names, *(key.name for key in columns.keys)]
+        self._is_needed = [
+            (name, name in REQUIRED or at > len(self._names)) for at, name in enumerate(used)
+        ]
 
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Message | Invalid]:
+    def messages(self, batch: pa.RecordBatch) -> list[Message | Invalid]:
         """For each row in order: its message, or `Invalid`."""
         positions = self._columns.positions
         taken = _Taken()
         bodies = taken.bodies(batch.column(positions["value"]), is_json=self._columns.is_json)
         others = [taken.values(name, batch.column(positions[name])) for name in self._names]
-        rest = zip(*others, strict=True) if others else repeat((), batch.num_rows)
-        keys = self._keys(batch, taken)
-        is_faulty = taken.is_faulty
-        for row, (body, values, key) in enumerate(zip(bodies, rest, keys, strict=True)):
-            try:
-                if is_faulty:
-                    _raise_faults((*values, *key))
-                yield self._message(body, values, key)
-            except InvalidMessage as error:
-                yield Invalid(row, str(error))
+        keys = [taken.key(key, batch.column(key.position)) for key in self._columns.keys]
+        columns = [bodies, *others, *keys]
+        problems = self._problems(columns) if taken.is_faulty or self._has_gaps(batch) else {}
+        if not problems:
+            return self._made(columns)
+        rows = [row for row in range(batch.num_rows) if row not in problems]
+        made = self._made([[column[row] for row in rows] for column in columns])
+        found = problems | dict(zip(rows, made, strict=True))
+        return [found[row] for row in range(batch.num_rows)]
 
-    def _keys(self, batch: pa.RecordBatch, taken: _Taken) -> Iterable[tuple[Any, ...]]:
-        """The key of each row; an empty tuple if ids do not come from ``idColumns``."""
-        if self._by_columns is None:
-            return repeat((), batch.num_rows)
-        keys = self._columns.keys
-        return zip(*[taken.key(key, batch.column(key.position)) for key in keys], strict=True)
+    def _has_gaps(self, batch: pa.RecordBatch) -> bool:
+        """Whether a value is null that a message needs."""
+        found = self._columns
+        needed = [at for name, at in found.positions.items() if name in REQUIRED]
+        needed += [key.position for key in found.keys]
+        return any(batch.column(at).null_count for at in needed)
 
-    def _message(self, body: Any, values: tuple[Any, ...], key: tuple[Any, ...]) -> Message:  # noqa: ANN401 - see `_Taken.bodies`
-        if type(body) is not bytes:
-            raise body or InvalidMessage("value", "is null; a message has a body, if an empty one")
-        given = self._fixed.copy()
-        given.update(zip(self._names, values, strict=True))
-        if None in values:
-            self._check_required(given)
+    def _problems(self, columns: list[list[Any]]) -> dict[int, Message | Invalid]:
+        """The rows that have a value that no message can hold, or lack one, by their number."""
+        problems: dict[int, Message | Invalid] = {}
+        for (name, is_needed), column in zip(self._is_needed, columns, strict=True):
+            for row, value in enumerate(column):
+                if value is None and is_needed:
+                    text = "is null; a message has a body, if an empty one"
+                    null = InvalidMessage(name, text if name == "value" else "is null")
+                    problems.setdefault(row, Invalid(str(null)))
+                elif isinstance(value, InvalidMessage):
+                    problems.setdefault(row, Invalid(str(value)))
+        return problems
+
+    def _made(self, columns: list[list[Any]]) -> list[Message | Invalid]:
+        """Messages of the rows; `Invalid` for a row that breaks a limit of AMQP."""
+        bodies, others = columns[0], columns[1 : len(self._names) + 1]
+        given = dict(zip(self._names, others, strict=True))
         if self._by_columns is not None:
-            if None in key:
-                raise InvalidMessage(self._columns.keys[key.index(None)].name, "is null")
-            given["message_id"] = self._by_columns(key)
-        elif not self._has_ids:
+            given["message_id"] = self._by_columns(zip(*columns[len(others) + 1 :], strict=True))
+        elif "message_id" not in given:
             assert self._by_content is not None
-            given["message_id"] = self._by_content(body, values)
-        return Message(body, **given)
+            rests = zip(*others, strict=True) if others else repeat((), len(bodies))
+            given["message_id"] = self._by_content(bodies, rests)
+        constants = self._constants
+        arguments = [given.get(name) or repeat(constants[name]) for name in self._arguments]
+        try:
+            return list(map(Message, bodies, *arguments))
+        except InvalidMessage:
+            return [_message(*row) for row in zip(bodies, *arguments, strict=False)]
 
-    def _check_required(self, given: Mapping[str, Any]) -> None:
-        for name in self._required:
-            if given[name] is None:
-                raise InvalidMessage(name, "is null")
 
-
-def _raise_faults(values: tuple[Any, ...]) -> None:
-    for value in values:
-        if isinstance(value, InvalidMessage):
-            raise value
+def _message(*arguments: Any) -> Message | Invalid:  # noqa: ANN401 - as `Message` has them
+    try:
+        return Message(*arguments)
+    except InvalidMessage as error:
+        return Invalid(str(error))
 
 
 class _Taken:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -53,7 +53,7 @@ class _Slice:
 
     receipt: BatchReceipt
     messages: list[Message]
-    rows: list[int]
+    rows: Sequence[int]
     size: int
 
     @property
@@ -131,6 +131,16 @@ class Sending:
             PartitionStalled: no row was settled within ``deliveryTimeout``.
             BrokerRefused: the broker or TLS refuses the connection.
         """
+        rows = list(rows)
+        messages = [item for item in rows if not isinstance(item, Invalid)]
+        if len({message.message_id for message in messages}) == len(rows):
+            self.counts.rows += len(rows)
+            yield from self._hand_over(messages, range(first_row, first_row + len(rows)))
+        else:
+            yield from self._send_apart(rows, first_row)
+
+    def _send_apart(self, rows: list[Message | Invalid], first_row: int) -> Iterator[Failure]:
+        """Publish rows of which some are invalid, or share an id."""
         messages: list[Message] = []
         numbers: list[int] = []
         ids: set[str | None] = set()
@@ -140,14 +150,10 @@ class Sending:
             if isinstance(item, Invalid):
                 failure = _invalid(row, item)
                 if self._is_fatal(failure):
-                    self._invalid = [
-                        failure,
-                        *(
-                            _invalid(row, item)
-                            for row, item in numbered
-                            if isinstance(item, Invalid)
-                        ),
+                    more = [
+                        _invalid(n, other) for n, other in numbered if isinstance(other, Invalid)
                     ]
+                    self._invalid = [failure, *more]
                 yield self._failed(failure)
                 continue
             if item.message_id in ids:
@@ -186,7 +192,7 @@ class Sending:
 
     # ------------------------------------------------------------------ inside
 
-    def _hand_over(self, messages: list[Message], rows: list[int]) -> Iterator[Failure]:
+    def _hand_over(self, messages: list[Message], rows: Sequence[int]) -> Iterator[Failure]:
         if not messages:
             return
         size = sum([message.size for message in messages])

@@ -14,7 +14,11 @@ Row = tuple[bytes, tuple[object, ...]]
 
 
 def ids_of(identity: Identity, rows: list[Row]) -> list[str]:
-    return [identity(body, rest) for body, rest in rows]
+    return identity([body for body, _ in rows], [rest for _, rest in rows])
+
+
+def id_of(identity: Identity, body: bytes, rest: tuple[object, ...] = ()) -> str:
+    return ids_of(identity, [(body, rest)])[0]
 
 
 @given(ROWS)
@@ -45,20 +49,21 @@ def test_an_attempt_that_died_half_way_gave_no_id_to_a_row_that_another_has_now(
 @given(st.binary(max_size=5))
 def test_writes_partitions_and_constants_keep_equal_rows_apart(body: bytes) -> None:
     scopes: list[tuple[str, int, object]] = [("w", 0, ()), ("w", 1, ()), ("v", 0, ()), ("w", 0, 1)]
-    assert len({ByContent(*scope)(body, ()) for scope in scopes}) == len(scopes)
+    assert len({id_of(ByContent(*scope), body) for scope in scopes}) == len(scopes)
 
 
 @given(st.binary(max_size=5), st.binary(max_size=5))
 def test_what_is_body_and_what_is_not_cannot_be_confused(body: bytes, more: bytes) -> None:
-    assert ByContent("w", 0)(body, ("a",)) != ByContent("w", 0)(body + more, ("b",))
-    assert ByContent("w", 0)(b"('a',)" + body, ()) != ByContent("w", 0)(body, ("a",))
+    first = id_of(ByContent("w", 0), body, ("a",))
+    assert first != id_of(ByContent("w", 0), body + more, ("b",))
+    assert first != id_of(ByContent("w", 0), b"('a',)" + body)
 
 
 def test_an_id_does_not_change_with_a_release() -> None:
     """A stream that goes on after an upgrade replays its last batch under the ids it had."""
     identity = ByContent("query-7", 3, ([("exchange", "x")], ["value"]))
-    assert identity(b"body", ("key", None, 5)) == "ce75f28030992b8c7cdceb1ff5f7c7c4"
-    assert identity(b"body", ("key", None, 5)) == "ce75f28030992b8c7cdceb1ff5f7c7c4-1"
+    assert id_of(identity, b"body", ("key", None, 5)) == "ce75f28030992b8c7cdceb1ff5f7c7c4"
+    assert id_of(identity, b"body", ("key", None, 5)) == "ce75f28030992b8c7cdceb1ff5f7c7c4-1"
 
 
 def test_positions_name_other_rows_when_the_order_changes() -> None:

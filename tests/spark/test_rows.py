@@ -31,7 +31,7 @@ def rows_of(
 ) -> list[Message | Invalid]:
     positions = {name: i for i, name in enumerate(found.schema.names)}
     columns = Columns(positions, fixed, is_json)
-    return list(Rows(columns, ByContent("write", 0)).messages(found))
+    return Rows(columns, ByContent("write", 0)).messages(found)
 
 
 def messages_of(found: pa.RecordBatch, **fixed: Any) -> list[Message]:
@@ -105,7 +105,6 @@ def test_null_where_a_message_needs_a_value_is_a_problem_of_that_row(name: str) 
     first, second = rows_of(batch(**columns))
     assert isinstance(first, Message)
     assert isinstance(second, Invalid)
-    assert second.row == 1
     assert second.problem.startswith(f"{name}: is null")
 
 

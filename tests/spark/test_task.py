@@ -84,7 +84,7 @@ def test_all_invalid_rows_of_a_piece_are_told_and_none_that_is_collected(fake: F
         sending = Sending(lent, settings, partition=7)
         list(sending.send([lost, *rows(2)], 0))
         with pytest.raises(RowsNotConfirmed, match="row 4 of partition 7 was not confirmed"):
-            list(sending.send([*rows(1), Invalid(1, "null"), *rows(1), Invalid(3, "no UTF-8")], 3))
+            list(sending.send([*rows(1), Invalid("null"), *rows(1), Invalid("no UTF-8")], 3))
         found = [(failure.row, failure.reply_text) for failure in sending.fatal()]
     assert found == [(4, "null"), (6, "no UTF-8")]
 
@@ -100,7 +100,7 @@ def test_what_is_collected_is_counted_and_told(fake: FakeBroker, mode: str) -> N
     wrong: dict[str, Message | Invalid] = {
         "unroutable": Message(b"", routing_key="nobody", message_id="x"),
         "refused": Message(b"", exchange="absent", message_id="x"),
-        "invalid": Invalid(2, "value: is null"),
+        "invalid": Invalid("value: is null"),
     }
     piece = [*rows(2), wrong[mode], *rows(4)[2:]]
     sending, [failure] = send(settings_for(fake, **{mode: "collect"}), piece)

@@ -1,15 +1,19 @@
-"""Eight hundred tasks at once on one RabbitMQ: connections, memory, time, and what a restart does.
+"""From one task to eight hundred at once on one RabbitMQ: speed, processor time, memory, retries.
 
-Not by Spark, which would need eight hundred processes: each task is the worker's own publisher, in
-threads of a few processes. ``-m soak -s`` prints the figures that docs/spark.md quotes;
-RELIABLEPUB_TASKS makes it smaller.
+Not by Spark, which would need eight hundred cores: the tasks are processes of `swarm`. ``-m soak
+-s`` prints the table that docs/spark.md shows; RELIABLEPUB_TASKS=1,8 measures fewer.
 """
 
 import json
 import os
+import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,103 +21,194 @@ import pytest
 from tests.amqp_probe import AmqpProbe
 from tests.rabbitmq import RabbitMQNode
 
-pytestmark = [pytest.mark.rabbit, pytest.mark.soak, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.rabbit, pytest.mark.soak, pytest.mark.timeout(1800)]
 
-TASKS = int(os.environ.get("RELIABLEPUB_TASKS", "800"))
-PROCESSES = 4
-ROWS = 200
+TASKS = [int(n) for n in os.environ.get("RELIABLEPUB_TASKS", "1,2,8,32,200,800").split(",")]
+ROWS = 32_000
+"""Of all tasks together."""
+QUEUES = 8
 ROOT = Path(__file__).parent.parent.parent
-PROGRAM = """
-import json, random, sys, threading, time
-from reliablepub import Message
-from spark_sink import connection
-from spark_sink.cluster import spread_s
-from spark_sink.options import parse
-from spark_sink.task import Sending
-
-url, queue, first, tasks, of, rows, is_spread = sys.argv[1:]
-first, tasks, of, rows = int(first), int(tasks), int(of), int(rows)
-settings = parse({"url": url, "routing_key": queue})
-told, resent, failed = [], [], []
-
-def task(partition):
-    began = time.monotonic()
-    time.sleep(random.uniform(0, spread_s(partition, of)) if is_spread == "1" else 0)
-    try:
-        lent = connection._open(settings, (url,))
-        sending = Sending(lent, settings, partition)
-        messages = [
-            Message(b"x" * 1024, routing_key=queue, message_id=f"{partition}-{n}")
-            for n in range(rows)
-        ]
-        list(sending.send(messages, 0))
-        list(sending.finish())
-        told.append(time.monotonic() - began)
-        resent.append(lent.publisher.status.connects - 1)
-    except Exception as error:
-        failed.append(repr(error)[:200])
-    input_done.wait()
-    lent.publisher.close(0)
-
-input_done = threading.Event()
-threads = [threading.Thread(target=task, args=(first + n,)) for n in range(tasks)]
-for thread in threads:
-    thread.start()
-while len(told) + len(failed) < tasks:
-    time.sleep(0.1)
-slowest_s = max(told, default=0)
-print(json.dumps({"slowest_s": slowest_s, "again": sum(resent), "failed": failed}), flush=True)
-sys.stdin.readline()
-input_done.set()
-for thread in threads:
-    thread.join()
-"""
+MAX_SHARE = 0.5
+"""What a rate is set to here, of what the broker did without one."""
+STOPPED_S, RUNNING_S = 0.4, 0.1
+"""How a slow broker is made: it stands still for four fifths of the time."""
 
 
-@pytest.mark.parametrize("is_spread", ["0", "1"])
-def test_hundreds_of_tasks_at_once(rabbitmq_node: RabbitMQNode, is_spread: str) -> None:
-    probe = AmqpProbe(rabbitmq_node.url)
-    queue = probe.declare_queue()
-    before = memory_mb(rabbitmq_node)
-    each = TASKS // PROCESSES
-    since = time.monotonic()
-    command = [sys.executable, "-c", PROGRAM, rabbitmq_node.url, queue]
-    processes = [
-        subprocess.Popen(
-            [*command, *map(str, (each * n, each, TASKS, ROWS)), is_spread],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for n in range(PROCESSES)
-    ]
-    try:
-        told = [json.loads(process.stdout.readline()) for process in processes if process.stdout]
-        took = time.monotonic() - since
-        open_now = int(rabbitmq_node.eval("length(rabbit_networking:connections())."))
-        channels = int(rabbitmq_node.eval("length(rabbit_channel:list())."))
-        after = memory_mb(rabbitmq_node)
-        for process in processes:
-            process.communicate("\n")
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    failed = [error for one in told for error in one["failed"]]
-    print(
-        f"\n{'spread' if is_spread == '1' else 'at once'}: {TASKS} tasks of {ROWS} rows in "
-        f"{took:.1f} s, the slowest {max(one['slowest_s'] for one in told):.1f} s; {open_now} "
-        f"connections, {channels} channels; the broker's memory "
-        f"{before:.0f} -> {after:.0f} MB; {sum(one['again'] for one in told)} connections made "
-        f"again, {len(failed)} tasks failed {failed[:2]}"
+@dataclass(frozen=True)
+class Figures:
+    """What a swarm of tasks did.
+
+    Attributes:
+        per_second: confirmed rows of all tasks.
+        slowest_s: from the start until the last task had all its confirms.
+        median_s: until half of the tasks had.
+        broker_us: processor time of the broker for a row, with its share of connections.
+        task_us: processor time of the tasks for a row.
+        connections: when all tasks have ended and their workers keep them.
+        channels: then.
+        idle_mb: memory of the broker for them.
+        peak_mb: the most that the broker's memory grew.
+        failed: attempts that failed.
+        again: connections that were made a second time.
+    """
+
+    per_second: float
+    slowest_s: float
+    median_s: float
+    broker_us: float
+    task_us: float
+    connections: int
+    channels: int
+    idle_mb: float
+    peak_mb: float
+    failed: int
+    again: int
+    words: str
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_from_one_task_to_many(kind: str) -> None:
+    """Each at full speed, then with a rate of half of that."""
+    lines = []
+    for tasks in TASKS:
+        with RabbitMQNode() as node:
+            fast = measured(node, kind, tasks)
+            lines.append(line(kind, tasks, "none", fast))
+        rate = max(tasks, int(fast.per_second * MAX_SHARE))
+        with RabbitMQNode() as node:
+            slow = measured(node, kind, tasks, maxRowsPerSecond=rate)
+            lines.append(line(kind, tasks, f"{rate}", slow))
+        assert fast.connections == slow.connections == fast.channels == tasks
+        assert slow.per_second <= 1.1 * rate
+    print("\n" + "\n".join(lines))
+
+
+@pytest.mark.parametrize("tasks", [8, 200])
+def test_a_slow_broker(tasks: int) -> None:
+    with RabbitMQNode() as node, slowed(node):
+        found = measured(node, "classic", tasks)
+    print("\n" + line("classic, slow", tasks, "none", found))
+    assert found.failed == 0
+
+
+def line(kind: str, tasks: int, rate: str, found: Figures) -> str:
+    cells = (
+        f"{tasks}",
+        kind,
+        rate,
+        f"{found.per_second:.0f}",
+        f"{found.median_s:.1f} / {found.slowest_s:.1f}",
+        f"{found.broker_us:.0f} / {found.task_us:.0f}",
+        f"{found.peak_mb:.0f} / {found.idle_mb:.0f}",
+        f"{found.failed} / {found.again} {found.words}",
     )
-    found = probe.count(queue)
-    assert found >= TASKS * ROWS
-    assert failed == []
-    assert open_now >= TASKS
+    return f"| {' | '.join(cells)} |"
+
+
+def measured(node: RabbitMQNode, kind: str, tasks: int, **options: object) -> Figures:
+    probe = AmqpProbe(node.url)
+    arguments = {"x-queue-type": kind}
+    queues = [probe.declare_queue(arguments=arguments) for _ in range(QUEUES)]
+    rows = ROWS // tasks
+    given = {"url": node.url, **{name.lower(): str(value) for name, value in options.items()}}
+    plan = {"tasks": tasks, "rows": rows, "queues": queues, "options": given}
+    idle_before = memory_mb(node)
+    swarm = subprocess.Popen(
+        [sys.executable, "-m", "tests.spark.swarm", json.dumps(plan)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert swarm.stdin
+    assert swarm.stdout
+    try:
+        assert swarm.stdout.readline() == "ready\n"
+        before_mb, before_s = resident_mb(node), processor_s(node)
+        with watched(lambda: resident_mb(node)) as seen:
+            swarm.stdin.write("\n")
+            swarm.stdin.flush()
+            told = json.loads(swarm.stdout.readline())
+        broker_s = processor_s(node) - before_s
+        open_now = int(node.eval("length(rabbit_networking:connections())."))
+        channels = int(node.eval("length(rabbit_channel:list())."))
+        arrived = sum(probe.count(queue) for queue in queues)
+        probe.purge(*queues)
+        idle_mb = memory_mb(node) - idle_before
+        swarm.communicate("\n", timeout=120)
+    finally:
+        swarm.kill()
+        swarm.communicate()
+    confirmed = sum(one["confirmed"] for one in told)
+    errors = [error for one in told for error in one["errors"]]
+    slowest_s = max(one["s"] for one in told)
+    assert arrived >= confirmed == tasks * rows, errors[:3]
+    return Figures(
+        per_second=confirmed / slowest_s,
+        slowest_s=slowest_s,
+        median_s=statistics.median(one["s"] for one in told),
+        broker_us=broker_s / confirmed * 1e6,
+        task_us=sum(one["cpu_s"] for one in told) / confirmed * 1e6,
+        connections=open_now,
+        channels=channels,
+        idle_mb=idle_mb,
+        peak_mb=max(seen) - before_mb,
+        failed=len(errors),
+        again=sum(one["connected_again"] for one in told),
+        words=errors[0] if errors else "",
+    )
+
+
+@contextmanager
+def watched(look: Callable[[], float]) -> Iterator[list[float]]:
+    """What is seen meanwhile, ten times a second."""
+    seen = [look()]
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.1):
+            seen.append(look())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
+
+
+@contextmanager
+def slowed(node: RabbitMQNode) -> Iterator[None]:
+    done = threading.Event()
+
+    def jerk() -> None:
+        while not done.wait(RUNNING_S):
+            node.pause()
+            time.sleep(STOPPED_S)
+            node.resume()
+
+    thread = threading.Thread(target=jerk)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def memory_mb(node: RabbitMQNode) -> float:
-    return int(node.eval("erlang:memory(total).")) / 1e6
+    """What Erlang has in use."""
+    return int(node.eval("[garbage_collect(P) || P <- processes()], erlang:memory(total).")) / 1e6
+
+
+def resident_mb(node: RabbitMQNode) -> float:
+    """What the kernel has given to the broker."""
+    pages = int(Path(f"/proc/{node.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def processor_s(node: RabbitMQNode) -> float:
+    fields = Path(f"/proc/{node.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
