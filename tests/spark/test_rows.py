@@ -146,6 +146,14 @@ def test_a_row_that_amqp_cannot_carry_does_not_stop_the_others() -> None:
     assert isinstance(third, Message)
 
 
+def test_rows_that_are_none_change_no_id_of_another() -> None:
+    """Equal rows are told apart by their number among the messages."""
+    alone = messages_of(batch(value=["a", "a"]), exchange="x")
+    among = rows_of(batch(value=["a", None, "a"]), exchange="x")
+    assert [row for row in among if isinstance(row, Message)] == alone
+    assert alone[0].message_id != alone[1].message_id
+
+
 def test_a_struct_is_sent_as_json() -> None:
     value = {
         "when": AT,
