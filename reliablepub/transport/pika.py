@@ -11,6 +11,7 @@ frames of `PublishFrames`, or by `Channel.basic_publish`, whose only state is pi
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -61,11 +62,18 @@ _WORDS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (exceptions.ProbableAccessDeniedError, "the broker refused access to the vhost"),
 )
 
-_REFUSALS: Final = (
+_PROBABLE: Final = (
     exceptions.ProbableAuthenticationError,
     exceptions.ProbableAccessDeniedError,
+)
+_REFUSALS: Final = (
+    *_PROBABLE,
     ssl.SSLCertVerificationError,
 )
+_SAID: Final = re.compile(r"ConnectionClosedByBroker: \((\d+)\) ['\"](.*)['\"]$", re.DOTALL)
+"""The broker's close in the text of pika's probable refusals; they keep nothing else of it."""
+_REFUSAL_CODES: Final = (403, 530)
+"""ACCESS_REFUSED and NOT_ALLOWED, the latter also for a vhost that does not exist."""
 _TLS_REFUSALS: Final = ("WRONG_VERSION_NUMBER", "_ALERT_")
 """Parts of OpenSSL's error names for a peer without TLS and for a TLS alert of the peer."""
 
@@ -104,8 +112,28 @@ def unwrapped(error: BaseException) -> BaseException:
             error = error.exception
         elif type(error) is exceptions.AMQPConnectionError and _is_wrapper(error):
             error = error.args[0]
+        elif isinstance(error, _PROBABLE):
+            return _login_error(error)
         else:
             return error
+
+
+def _login_error(error: BaseException) -> BaseException:
+    """What ended a login: `error` only if the broker says that it refuses the user or the vhost.
+
+    pika calls any end of a login a probable refusal. A broker that is overloaded ends a login too,
+    after 10 s (``handshake_timeout``) and without a word; so does one that stops. And a limit on
+    connections is no wrong vhost, though its code is the same.
+    """
+    said = _SAID.match(str(error))
+    if said is None:
+        return exceptions.StreamLostError(
+            "the broker ended the login without a word: it may be overloaded"
+        )
+    code, words = int(said[1]), said[2]
+    if code in _REFUSAL_CODES and "limit" not in words:
+        return error
+    return exceptions.ConnectionClosedByBroker(code, words)
 
 
 def _is_wrapper(error: BaseException) -> bool:

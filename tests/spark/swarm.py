@@ -44,7 +44,8 @@ def run(partition: int, tasks: int, rows: int, plan: dict[str, Any]) -> dict[str
 
 def task(partition: int, plan: dict[str, Any]) -> dict[str, Any]:
     """All attempts of a task."""
-    began, errors = time.monotonic(), []
+    began = time.monotonic()
+    errors: list[str] = []
     told = {"confirmed": 0, "connected_again": 0}
     while len(errors) < ATTEMPTS_MAX:
         try:

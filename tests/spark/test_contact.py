@@ -8,13 +8,16 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from reliablepub import ConfigurationError, Link, Message, Status
 from reliablepub.testing import FakeBroker, NodeOptions
+from reliablepub.testing.faults import RefuseHandshake
 from spark_sink import BrokerRefused, RabbitMQDataSource, connection
 from spark_sink.contact import Refusals, ask
+from spark_sink.failures import PartitionStalled
 from spark_sink.options import parse
 from spark_sink.settings import Settings
 from spark_sink.task import Sending
 from tests.amqp_probe import AmqpProbe
 from tests.certificates import broker_with, signed
+from tests.rabbitmq import RabbitMQNode
 
 SCHEMA = StructType([StructField("value", StringType())])
 SOON_S = 12.0
@@ -47,6 +50,29 @@ def test_a_task_is_refused_within_seconds(broker: AmqpProbe, kind: str) -> None:
     with pytest.raises(BrokerRefused):
         publish(settings)
     assert time.monotonic() - since < SOON_S
+
+
+def test_a_login_that_ends_without_a_word_is_an_outage(fake: FakeBroker) -> None:
+    """As with eight hundred tasks at a broker that cannot serve all of them in time."""
+    fake.inject(RefuseHandshake(code=None, keep=True))
+    with pytest.raises(PartitionStalled, match="the login without a word"):
+        publish(parse({"url": fake.url, "deliverytimeout": "4"}))
+
+
+@pytest.mark.rabbit
+def test_a_limit_on_connections_is_an_outage(
+    rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode
+) -> None:
+    queue = rabbitmq.declare_queue("q")
+    settings = parse({"url": rabbitmq.url, "routing_key": queue, "deliverytimeout": "4"})
+    rabbitmq_node.ctl("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
+    try:
+        with pytest.raises(PartitionStalled, match=r"connection limit \(0\) is reached"):
+            publish(settings)
+    finally:
+        rabbitmq_node.ctl("clear_vhost_limits", "-p", "/")
+    publish(settings)
+    connection.close_idle()
 
 
 def publish(settings: Settings) -> None:

@@ -28,7 +28,7 @@ ROWS = 32_000
 """Of all tasks together."""
 QUEUES = 8
 ROOT = Path(__file__).parent.parent.parent
-MAX_SHARE = 0.5
+SHARE = 0.5
 """What a rate is set to here, of what the broker did without one."""
 STOPPED_S, RUNNING_S = 0.4, 0.1
 """How a slow broker is made: it stands still for four fifths of the time."""
@@ -69,18 +69,16 @@ class Figures:
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_from_one_task_to_many(kind: str) -> None:
     """Each at full speed, then with a rate of half of that."""
-    lines = []
     for tasks in TASKS:
         with RabbitMQNode() as node:
             fast = measured(node, kind, tasks)
-            lines.append(line(kind, tasks, "none", fast))
-        rate = max(tasks, int(fast.per_second * MAX_SHARE))
+        print("\n" + line(kind, tasks, "none", fast), flush=True)
+        rate = max(tasks, int(fast.per_second * SHARE))
         with RabbitMQNode() as node:
             slow = measured(node, kind, tasks, maxRowsPerSecond=rate)
-            lines.append(line(kind, tasks, f"{rate}", slow))
+        print(line(kind, tasks, f"{rate}", slow), flush=True)
         assert fast.connections == slow.connections == fast.channels == tasks
         assert slow.per_second <= 1.1 * rate
-    print("\n" + "\n".join(lines))
 
 
 @pytest.mark.parametrize("tasks", [8, 200])
@@ -110,7 +108,11 @@ def measured(node: RabbitMQNode, kind: str, tasks: int, **options: object) -> Fi
     arguments = {"x-queue-type": kind}
     queues = [probe.declare_queue(arguments=arguments) for _ in range(QUEUES)]
     rows = ROWS // tasks
-    given = {"url": node.url, **{name.lower(): str(value) for name, value in options.items()}}
+    given = {
+        "url": node.url,
+        "idletimeout": "1800",
+        **{name.lower(): str(value) for name, value in options.items()},
+    }
     plan = {"tasks": tasks, "rows": rows, "queues": queues, "options": given}
     idle_before = memory_mb(node)
     swarm = subprocess.Popen(

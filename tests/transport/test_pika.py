@@ -75,10 +75,13 @@ class Wire:
     def send(self, first_tag: int, *messages: Message) -> None:
         self.transport.send(self.epoch, first_tag, messages)
 
+    def lost(self) -> ConnectionLost:
+        lost = self.until(ConnectionLost, timeout_s=60.0)
+        assert isinstance(lost, ConnectionLost)
+        return lost
+
     def lost_reason(self) -> str:
-        reason = self.until(ConnectionLost, timeout_s=60.0).reason
-        assert isinstance(reason, str)
-        return reason
+        return self.lost().reason
 
     def close(self) -> None:
         if not self._is_closed:
@@ -210,6 +213,33 @@ def test_a_socket_closed_in_the_handshake_is_a_lost_connection(
     w = wire(fake_broker.url.replace("guest:guest", f"guest:{SECRET}"))
     w.transport.connect()
     assert SECRET not in w.lost_reason()
+
+
+@pytest.mark.parametrize(
+    ("fault", "is_refused", "words"),
+    [
+        (faults.RefuseHandshake(), True, "the broker refused the credentials"),
+        (faults.RefuseHandshake(code=None), False, "the login without a word"),
+        (faults.RefuseHandshake(code=320, text="stops"), False, "320 CONNECTION_FORCED - stops"),
+        (faults.RefuseHandshake(at="open", code=530), True, "refused access to the vhost"),
+        (faults.RefuseHandshake(at="open", code=None), False, "the login without a word"),
+        (
+            faults.RefuseHandshake(at="open", code=530, text="connection limit (1) is reached"),
+            False,
+            "530 NOT_ALLOWED - connection limit (1) is reached",
+        ),
+    ],
+)
+def test_only_the_broker_itself_says_that_it_refuses_a_login(
+    wire: Connect, fake_broker: FakeBroker, fault: faults.Fault, words: str, *, is_refused: bool
+) -> None:
+    """A broker that is overloaded ends a login without a word; pika takes that for a refusal."""
+    fake_broker.inject(fault)
+    w = wire(fake_broker.url)
+    w.transport.connect()
+    lost = w.lost()
+    assert words in lost.reason
+    assert lost.is_refusal is is_refused
 
 
 def answer_in_http(server: socket.socket) -> None:
