@@ -24,15 +24,15 @@ TROUBLE := $(patsubst %,tests/conformance/test_%.py,one_channel slow_links state
 BROKERS := tests/chaos tests/clients tests/conformance tests/facts tests/rabbit tests/surroundings
 TOOLS := tests/cli tests/demo tests/docs tests/observe tests/packaging
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
-QUICKLY := not rabbit and not soak and not bench and not spark_versions
+QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres pythons python-sid lowest spark-versions client-table java clean
 
 # Four at once: much of it waits for a broker or for Spark. The longest come first.
-test: .venv/.installed rabbitmq java lint typecheck
+test: .venv/.installed rabbitmq postgres java lint typecheck
 	$(MAKE) -j4 test-trouble test-brokers test-others test-spark test-tools test-simulation test-core
 
-# What is quick, and needs neither RabbitMQ nor Java nor root: for each small step while you work.
+# What is quick, and needs no server, no Java and not root: for each small step while you work.
 check: .venv/.installed
 	$(MAKE) -j2 typecheck lint test-quick
 
@@ -67,11 +67,11 @@ test-spark: .venv/.installed
 	$(BIN)/pytest tests/spark
 
 # The long forms of what `test` runs in short.
-soak: .venv/.installed rabbitmq java
+soak: .venv/.installed rabbitmq postgres java
 	$(BIN)/pytest -m soak --timeout=0
 
 # Us and our peers in one run, as ratios.
-bench: .venv/.installed rabbitmq java
+bench: .venv/.installed rabbitmq postgres java
 	$(BIN)/pytest -m bench -s --timeout=0
 
 # Small changes to the code, and whether a test notices. For hours, or some modules:
@@ -146,6 +146,10 @@ rabbitmq:
 		|| test -x /usr/lib/rabbitmq/bin/rabbitmq-server \
 		|| .ci/install-rabbitmq
 
+# So they do with PostgreSQL, and with a PgBouncer in front of it.
+postgres:
+	@ls /usr/lib/postgresql/*/bin/postgres /usr/sbin/pgbouncer >/dev/null 2>&1 || .ci/install-postgres
+
 # Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
 rabbitmq-versions: .venv/.installed
 	set -e; for suite in trixie sid; do \
@@ -157,7 +161,7 @@ rabbitmq-versions: .venv/.installed
 # What is tested on Python 3.11, on the others; of Spark see below.
 pythons: $(PYTHONS:%=python-%) python-sid
 
-python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq
+python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres
 	$(<D)/bin/pytest --ignore=tests/spark
 
 # The newest, with the newest RabbitMQ: Debian's, entered by chroot with this folder in it.
@@ -171,14 +175,14 @@ $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	@touch $@
 
 # Every dependency as old as pyproject.toml allows, those of the tests new.
-lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq
+lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres
 	$(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
 		--ignore=tests/test_house_rules.py
 
 $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.installed
 	$(PYTHON) -m venv $(@D)
 	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=encryption --extra=observe \
-		pyproject.toml --output-file=$(@D)/lowest.txt
+		--extra=postgres pyproject.toml --output-file=$(@D)/lowest.txt
 	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt django hatchling hypothesis \
 		opentelemetry-sdk pytest pytest-randomly pytest-timeout pyyaml sqlalchemy uvloop
 	@touch $@

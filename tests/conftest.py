@@ -1,13 +1,15 @@
-"""Fixtures for every test: brokers, fake and real, and names that nobody else uses.
+"""Fixtures for every test: brokers, fake and real, databases, and names that nobody else uses.
 
 Tests share one broker and keep apart by fresh queue names: a name costs nothing, a virtual host of
-one's own costs half a second of rabbitmqctl. With CI=true a missing RabbitMQ fails; it never skips.
+one's own costs half a second of rabbitmqctl. They share one PostgreSQL, with a database for each
+test: it costs 25 ms. With CI=true a missing RabbitMQ or PostgreSQL fails; it never skips.
 """
 
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -15,7 +17,11 @@ from hypothesis import HealthCheck, Phase, settings
 from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
+from tests.chaos.proxy import Proxy
 from tests.rabbitmq import RabbitMQNode, is_installed
+
+if TYPE_CHECKING:  # it needs psycopg, which tests without a PostgreSQL do not
+    from tests.postgres import PostgresServer
 
 URL_VARIABLE = "RELIABLEPUB_TEST_AMQP_URL"
 ROOT_VARIABLE = "RELIABLEPUB_TEST_RABBITMQ_ROOT"
@@ -41,14 +47,18 @@ def _interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+def _miss(server: str, package: str) -> NoReturn:
+    reason = f"no {server} here: apt-get install {package}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def _node() -> Iterator[RabbitMQNode]:
     root = Path(os.environ.get(ROOT_VARIABLE, "/"))
     if not is_installed(root):
-        reason = "no RabbitMQ here: apt-get install rabbitmq-server"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+        _miss("RabbitMQ", "rabbitmq-server")
     with RabbitMQNode(max_message_size=MAX_MESSAGE_SIZE, root=root) as node:
         yield node
 
@@ -86,6 +96,63 @@ def broker(request: pytest.FixtureRequest) -> Iterator[AmqpProbe]:
         return
     with FakeBroker(options=NodeOptions(max_message_size=MAX_MESSAGE_SIZE)) as fake:
         yield AmqpProbe(fake.url)
+
+
+@pytest.fixture(scope="session")
+def _postgres() -> "Iterator[PostgresServer]":
+    from tests import postgres  # noqa: PLC0415 - see above
+
+    if not postgres.is_installed():
+        _miss("PostgreSQL", "postgresql")
+    with postgres.PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_server(_postgres: "PostgresServer") -> "Iterator[PostgresServer]":
+    """A private PostgreSQL that the test may kill, freeze and stop; it is well again afterwards."""
+    yield _postgres
+    _postgres.recover()
+
+
+@pytest.fixture
+def postgres_database(postgres_server: "PostgresServer") -> Iterator[str]:
+    """The name of a database that no other test has, empty; with it go its connections."""
+    name = postgres_server.create_database()
+    yield name
+    postgres_server.recover()
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def postgres_url(postgres_server: "PostgresServer", postgres_database: str) -> str:
+    """The URL of that database."""
+    return postgres_server.url_of(postgres_database)
+
+
+@pytest.fixture
+def postgres_link(postgres_server: "PostgresServer") -> Iterator[Proxy]:
+    """A link to that server, to be cut: `postgres_server.url_of(database, port=link.port)`."""
+    with Proxy(postgres_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def _pgbouncer_port(_postgres: "PostgresServer") -> Iterator[int]:
+    from tests import postgres  # noqa: PLC0415 - see above
+
+    if not postgres.is_pgbouncer_installed():
+        _miss("PgBouncer", "pgbouncer")
+    with postgres.pgbouncer(_postgres) as port:
+        yield port
+
+
+@pytest.fixture
+def pgbouncer_url(
+    _pgbouncer_port: int, postgres_server: "PostgresServer", postgres_database: str
+) -> str:
+    """The URL of that database behind a PgBouncer, which lends its connections by transaction."""
+    return postgres_server.url_of(postgres_database, port=_pgbouncer_port)
 
 
 @pytest.fixture

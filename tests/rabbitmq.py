@@ -93,7 +93,7 @@ class RabbitMQNode:
             parent = None if self._root == _HERE else self._root / "tmp"
             folder = tempfile.TemporaryDirectory(prefix="rabbitmq-", dir=parent)
             self._folder = Path(stack.enter_context(folder))
-            self.amqp_port, self._dist_port, self._epmd_port, self._amqps_port = _free_ports(4)
+            self.amqp_port, self._dist_port, self._epmd_port, self._amqps_port = free_ports(4)
             self._cookie = os.urandom(16).hex()
             if self._beside is not None:
                 self._epmd_port, self._cookie = self._beside._epmd_port, self._beside._cookie
@@ -359,7 +359,7 @@ def _in(root: Path, path: Path) -> Path:
     return root / path.relative_to("/")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Free loopback ports below the ephemeral range.
 
     From that range, the kernel could give the port of a killed node to a client that is just trying

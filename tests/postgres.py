@@ -1,0 +1,349 @@
+"""`PostgresServer`: a private PostgreSQL from Debian's package, to be killed and frozen by tests.
+
+This module knows processes, ports and the files of one server, and of a PgBouncer in front of it.
+Everything it starts lives in one temporary folder, listens on loopback only, and ends with it: by
+process id, and through the parent death signal even when the test run itself is killed. It must
+never know reliablepub.
+"""
+
+import contextlib
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+
+from tests.rabbitmq import free_ports
+
+StopMode = Literal["smart", "fast", "immediate"]
+
+USER: Final = "postgres"
+"""Superuser of the server, and the user that it runs as if the tests run as root."""
+
+_VERSIONS: Final = Path("/usr/lib/postgresql")
+_PGBOUNCER: Final = Path("/usr/sbin/pgbouncer")
+_SHARED_MEMORY: Final = Path("/dev/shm")
+_SHARED_MEMORY_BYTES_MIN: Final = 2 * 1024**3
+_START_TIMEOUT_S: Final = 60.0
+_STOP_TIMEOUT_S: Final = 30.0
+_LOG_TAIL_BYTES: Final = 4000
+_STOP_SIGNALS: Final[Mapping[StopMode, signal.Signals]] = {
+    "smart": signal.SIGTERM,
+    "fast": signal.SIGINT,
+    "immediate": signal.SIGQUIT,
+}
+_SETTINGS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    "max_prepared_transactions": "2",
+    # Its files may be in memory.
+    "shared_buffers": "32MB",
+    "max_wal_size": "64MB",
+}
+_PGBOUNCER_CONFIG: Final = """\
+[databases]
+* = host=127.0.0.1 port={server_port} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {pool_mode}
+default_pool_size = 4
+"""
+# The kernel closes the pipe of this shell when the test run is killed, which ends the freeze too.
+_FREEZE: Final = """\
+kill -STOP $1 || exit
+until grep -q '^State:.T' /proc/$1/status; do :; done
+children=$(cat /proc/$1/task/$1/children)
+kill -STOP $children
+echo frozen
+read -r _
+kill -CONT $children $1 2>/dev/null
+"""
+
+
+def is_installed() -> bool:
+    """Whether Debian's postgresql package is here, in any version."""
+    return next(_VERSIONS.glob("*/bin/postgres"), None) is not None
+
+
+def is_pgbouncer_installed() -> bool:
+    """Whether Debian's pgbouncer package is here."""
+    return _PGBOUNCER.exists()
+
+
+class PostgresServer:
+    """One PostgreSQL server with its own data and port; all gone on exit.
+
+    The port and the data stay the same over `kill` or `stop` and `start`. There are no passwords:
+    a client is who it says it is.
+
+    Args:
+        settings: As in postgresql.conf: ``{"fsync": "off"}``.
+        parent: Where its folder is made. By default in memory, if there is enough: what was synced
+            there outlives `kill` as on a disk, in a third of the time.
+    """
+
+    def __init__(
+        self, *, settings: Mapping[str, str] | None = None, parent: Path | None = None
+    ) -> None:
+        self._settings = _SETTINGS | dict(settings or {})
+        self._parent = parent or _roomy_folder()
+        self._numbers = itertools.count(1)
+        self._exit = contextlib.ExitStack()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._freezer: subprocess.Popen[bytes] | None = None
+
+    # ------------------------------------------------------------------ life
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._folder = stack.enter_context(_private_folder("postgres-", self._parent))
+            (self.port,) = free_ports(1)
+            self._create_data()
+            stack.callback(self._end)
+            self.start()
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    def start(self) -> None:
+        """Start, and wait until the server lets clients in: it has recovered from a kill.
+
+        Call it from a thread that lives as long as the server: the kernel ends a server whose
+        starter is gone.
+        """
+        assert not self.is_running, "the server is running"
+        program = _program("postgres")
+        self._process = _start(self._folder, program, "-D", self.data, "-p", str(self.port))
+        self._wait_until_ready()
+
+    def stop(self, mode: StopMode = "fast", *, wait: bool = True) -> None:
+        """Shut down as `pg_ctl stop` would.
+
+        Args:
+            mode: ``smart`` waits until the clients are gone, ``fast`` sends them away,
+                ``immediate`` ends without a checkpoint.
+            wait: Whether to wait until it is down.
+        """
+        assert self._process is not None, "the server was never started"
+        self._process.send_signal(_STOP_SIGNALS[mode])
+        if wait:
+            self._process.wait(_STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """SIGKILL to each of its processes. Does nothing to a server that is down."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        while pids := self.processes():  # as long as one is left, the server cannot be started
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+        self.resume()
+
+    def recover(self) -> None:
+        """Whatever a test did: running, and not frozen."""
+        self.resume()
+        if not self.is_running:
+            self.start()
+
+    # ------------------------------------------------------------------ looking
+
+    def url_of(self, database: str = USER, *, user: str = USER, port: int | None = None) -> str:
+        """`postgresql://postgres@127.0.0.1:PORT/DATABASE`; another port is that of a proxy."""
+        return f"postgresql://{user}@127.0.0.1:{port or self.port}/{database}"
+
+    def socket_url_of(self, database: str = USER) -> str:
+        """The same, by the server's Unix socket."""
+        return f"postgresql://{USER}@/{database}?host={self._folder}&port={self.port}"
+
+    @property
+    def folder(self) -> Path:
+        """Where everything of the server lives."""
+        return self._folder
+
+    @property
+    def data(self) -> Path:
+        """The data directory, in which all its processes work."""
+        return self._folder / "data"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the postmaster."""
+        assert self._process is not None, "the server was never started"
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the postmaster lives; a frozen one does."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """The end of the server's log."""
+        data = (self._folder / "log").read_bytes()
+        return data[-_LOG_TAIL_BYTES:].decode(errors="replace")
+
+    def processes(self) -> list[int]:
+        """The process ids of the postmaster and its children, one of which is there per client."""
+        found = []
+        for link in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+                if link.readlink() == self.data:
+                    found.append(int(link.parent.name))
+        return found
+
+    # ------------------------------------------------------------------ databases
+
+    def create_database(self, template: str = "template1") -> str:
+        """Make a database that no other test has; return its name."""
+        name = f"test_{next(self._numbers)}"
+        self.execute("CREATE DATABASE {} TEMPLATE {} STRATEGY file_copy", name, template)
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Delete a database, and end its connections. Does nothing if it is gone."""
+        self.execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    def execute(self, statement: LiteralString, *names: str) -> list[tuple[Any, ...]]:
+        """Return the rows of a superuser's statement; names are put into its braces."""
+        with contextlib.closing(psycopg.connect(self.url_of(), autocommit=True)) as connection:
+            composed = sql.SQL(statement).format(*map(sql.Identifier, names))
+            cursor = connection.execute(composed)
+            return cursor.fetchall() if cursor.description else []
+
+    # ------------------------------------------------------------------ misbehaving
+
+    def pause(self) -> None:
+        """SIGSTOP to each of its processes: the peer is there, and silent."""
+        if self._freezer is not None:
+            return
+        self._freezer = subprocess.Popen(
+            ["/bin/sh", "-c", _FREEZE, "freezer", str(self.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for pytest
+        )
+        assert self._freezer.stdout is not None
+        assert self._freezer.stdout.readline() == b"frozen\n"
+
+    def resume(self) -> None:
+        """SIGCONT to each of its processes."""
+        if self._freezer is not None:
+            self._freezer.communicate()
+            self._freezer = None
+
+    # ------------------------------------------------------------------ inside
+
+    def _create_data(self) -> None:
+        options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C.UTF-8"]
+        options += [f"--username={USER}", "--wal-segsize=1"]
+        initdb = _start(self._folder, _program("initdb"), "-D", self.data, *options)
+        assert initdb.wait() == 0, self.log
+        settings = self._settings | {"unix_socket_directories": str(self._folder)}
+        with (self.data / "postgresql.conf").open("a") as config:
+            config.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not can_connect(self.url_of()):
+            if not self.is_running or time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"PostgreSQL did not start; the end of its log:\n{self.log}")
+            time.sleep(0.01)
+
+    def _end(self) -> None:
+        self.resume()
+        if self.is_running:  # without a checkpoint, since the data goes too
+            self.stop("immediate")
+
+
+@contextlib.contextmanager
+def pgbouncer(server: PostgresServer, *, pool_mode: str = "transaction") -> Iterator[int]:
+    """Run a PgBouncer in front of a server; its port."""
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(_private_folder("pgbouncer-", server.folder.parent))
+        (port,) = free_ports(1)
+        config = folder / "pgbouncer.ini"
+        config.write_text(
+            _PGBOUNCER_CONFIG.format(
+                server_port=server.port, port=port, user=USER, pool_mode=pool_mode
+            )
+        )
+        process = _start(folder, _PGBOUNCER, config)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while not can_connect(server.url_of(port=port)):
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.01)
+        yield port
+
+
+def can_connect(url: str) -> bool:
+    """Whether a server there lets a client in."""
+    try:
+        psycopg.connect(url, connect_timeout=5).close()
+    except psycopg.OperationalError:
+        return False
+    return True
+
+
+def _program(name: str) -> Path:
+    """A program of the newest version that is installed."""
+    return max(_VERSIONS.glob(f"*/bin/{name}"), key=lambda path: int(path.parent.parent.name))
+
+
+def _roomy_folder() -> Path | None:
+    if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
+        found = os.statvfs(_SHARED_MEMORY)
+        if found.f_bavail * found.f_frsize >= _SHARED_MEMORY_BYTES_MIN:
+            return _SHARED_MEMORY
+    return None
+
+
+@contextlib.contextmanager
+def _private_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
+    """A temporary folder of the user that the servers run as: none of them runs as root."""
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as name:
+        if os.geteuid() == 0:
+            shutil.chown(name, USER, pwd.getpwnam(USER).pw_gid)
+        yield Path(name)
+
+
+def _start(folder: Path, *command: str | Path) -> subprocess.Popen[bytes]:
+    """Start a process that ends with this one; it logs to a file in the folder."""
+    become = [f"--reuid={USER}", f"--regid={pwd.getpwnam(USER).pw_gid}", "--clear-groups"]
+    # SIGQUIT is an immediate shutdown of PostgreSQL: nothing stays behind in the kernel.
+    setpriv = ["setpriv", "--pdeathsig=QUIT", *(become if os.geteuid() == 0 else [])]
+    with (folder / "log").open("ab") as log:
+        return subprocess.Popen(
+            [*setpriv, *command],
+            env={"PATH": os.environ["PATH"], "HOME": str(folder), "LANG": "C.UTF-8"},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C is for pytest
+        )
