@@ -22,6 +22,7 @@ from tests.simulation.agenda import Agenda, Note
 from tests.simulation.wire import Wire
 
 NO_ROUTE = (312, "NO_ROUTE")
+ONE_CHANNEL = "NOT_ALLOWED - number of channels opened (1) has reached the maximum allowed limit"
 GUILTY = {
     "missing": (404, "NOT_FOUND - no exchange 'missing' in vhost '/'"),
     "forbidden": (403, "ACCESS_REFUSED - write access to exchange 'forbidden' refused"),
@@ -87,6 +88,7 @@ class SimBroker:
         is_fragile: whether a publish to ``crushing`` costs the connection, without a word.
         is_full: whether the queue ``limited`` refuses more.
         opens_slowly: whether ``channel.open`` is answered after a long time.
+        has_one_channel: whether the user may have one channel only; a second costs the connection.
         keeps: what is in the queues.
         accepted: every message a queue took, in order.
         pace_s: mean time between receiving a message and having it on disk.
@@ -104,6 +106,7 @@ class SimBroker:
         self.is_full = False
         self.is_fragile = True
         self.opens_slowly = False
+        self.has_one_channel = False
         self.keeps: list[Kept] = []
         self.accepted: list[Message] = []
         self.wires: list[Wire] = []
@@ -114,6 +117,10 @@ class SimBroker:
 
     def opened(self, wire: Wire, epoch: int) -> None:
         """``channel.open`` and ``confirm.select``."""
+        if self.has_one_channel and len(wire.channels) + wire.counted_out:
+            self._note("connection closed: 530")
+            wire.cut(ONE_CHANNEL, ConnectionClose(530, ONE_CHANNEL, (20, 10)), by_broker=True)
+            return
         delay_s = self._rng.uniform(0.2, 8.0) if self.opens_slowly else 0.0
         wire.channels[epoch] = Channel(epoch)
         self._agenda.after(delay_s, lambda: wire.to_client(ChannelOpened(epoch)))
@@ -275,6 +282,8 @@ class SimBroker:
     ) -> None:
         """``channel.close``: what it owed there is never said."""
         del wire.channels[epoch]
+        if self.has_one_channel and by_publish:
+            wire.count_out_later()
         wire.to_client(ChannelClosed(epoch, code, text, by_publish))
 
     def crash(self) -> None:

@@ -14,8 +14,10 @@ from reliablepub._core.events import (
     ChannelClosed,
     ChannelOpened,
     Connected,
+    ConnectionClose,
     ConnectionLost,
     Event,
+    Leaving,
     Nacked,
     Returned,
     Unblocked,
@@ -27,6 +29,11 @@ from tests.simulation.agenda import Note
 from tests.simulation.disk import Disk, Words
 
 WITHDRAWN = "withdrawn"
+NOT_ALLOWED = 530
+HAS_WAITED = " (last refusal by its destination, for which it has waited)"
+DEPARTURES_S = 0.1
+"""A publish that was still leaving at one look may have left right after it."""
+ROUNDING_S = 1e-3
 
 
 class Violation(AssertionError):
@@ -45,7 +52,7 @@ class Story:
     Attributes:
         message: as it is to be sent.
         as_handed_over: with its times.
-        handed_over_at: by the wall clock.
+        since: when it was handed over or last put back, in virtual time.
         was_retried: a person has put it back.
         is_skipped: it is parked, and a person lets its key go on without it.
         gave_way: it was expired or skipped before that, so that others of its key may go first,
@@ -64,7 +71,7 @@ class Story:
 
     message: Message
     as_handed_over: Message
-    handed_over_at: float
+    since: float
     was_retried: bool = False
     is_skipped: bool = False
     gave_way: bool = False
@@ -91,6 +98,7 @@ class Epoch:
     stories: list[Story] = field(default_factory=list)
     outstanding: dict[int, Story] = field(default_factory=dict)
     returned: dict[int, Words] = field(default_factory=dict)
+    left_at: dict[int, float] = field(default_factory=dict)
     is_open: bool = False
     is_over: bool = False
 
@@ -100,11 +108,14 @@ class Checker:
 
     Args:
         budgets: how many refusals of each kind a message must have had before it is given up.
+        budgets_s: for how many seconds a kind is tried again, where the budget is a time.
+        confirm_timeout_s: for how long at least the broker may owe a confirm.
         discards: kinds after which it is then discarded, not parked.
         window_max: messages in flight.
         window_bytes_max: their bytes.
         open_max: messages on disk, beside those that came from elsewhere.
         wall: the time that people read.
+        now: virtual time.
         note: called with the name of whatever happens, to be counted.
     """
 
@@ -112,14 +123,19 @@ class Checker:
         self,
         *,
         budgets: Mapping[OutcomeKind, int],
+        budgets_s: Mapping[OutcomeKind, float],
+        confirm_timeout_s: float,
         discards: Collection[OutcomeKind],
         window_max: int,
         window_bytes_max: int,
         open_max: int,
         wall: Callable[[], float],
+        now: Callable[[], float],
         note: Note,
     ) -> None:
         self._budgets = {str(kind): count for kind, count in budgets.items()} | {WITHDRAWN: 0}
+        self._budgets_s = {str(kind): seconds for kind, seconds in budgets_s.items()}
+        self._confirm_timeout_s = confirm_timeout_s
         self._discards = discards
         self._window_max = window_max
         self._window_bytes_max = window_bytes_max
@@ -127,6 +143,9 @@ class Checker:
         self._elsewhere: set[str] = set()
         self._note = note
         self._wall = wall
+        self._now = now
+        self._said: dict[str, dict[Words, float]] = {}
+        self._has_one_channel = False
         self._disk: Disk | None = None
         self._run = 0
         self._is_running = False
@@ -142,6 +161,21 @@ class Checker:
         self._acked: set[str] = set()
         self._chunks: list[list[str]] = []
         self.clock_was_set = False
+        self.is_step_pending = self.is_clock_lost = False
+
+    # ------------------------------------------------------------------ the clock
+
+    def clock_is_set(self) -> None:
+        """The wall clock is set; a relay that runs makes good for it, and only such a one can."""
+        self.clock_was_set = True
+        self.is_step_pending = True
+        self.is_clock_lost |= not self._is_running
+
+    def times_are_moved(self) -> None:
+        """The relay has committed what it does about a clock that was set."""
+        if self.is_step_pending:
+            self._note("times moved with the clock")
+        self.is_step_pending = False
 
     # ------------------------------------------------------------------ the process
 
@@ -150,7 +184,7 @@ class Checker:
         require(disk.run > self._run, "a run has the number of an earlier one")
         self._disk, self._run = disk, disk.run
         self._is_running = True
-        self._is_blocked = False
+        self._is_blocked = self._has_one_channel = False
         self._epochs.clear()
         self._acked.clear()
         self.look()
@@ -164,6 +198,7 @@ class Checker:
         if self._acked & self._open:
             self._note("an acked message outlived a crash")
         self._acked.clear()
+        self.is_clock_lost |= self.is_step_pending
         self._is_running = False  # what was confirmed and outlived it, a person may park
         for story in self.live.values():
             story.live = None
@@ -184,7 +219,7 @@ class Checker:
         """Somebody tries to store these together; whether that works is not known yet."""
         for message in messages:
             assert message.message_id is not None
-            story = Story(_timeless(message), message, self._wall())
+            story = Story(_timeless(message), message, self._now())
             self.stories.setdefault(message.message_id, story)
         self._chunks.append([message.message_id or "" for message in messages])
 
@@ -233,7 +268,7 @@ class Checker:
             parked = self._parked.get(message.message_id or "")
             words = (outcome.kind, outcome.reply_code, outcome.reply_text)
             is_discarded = outcome.kind in self._discards and message.message_id in self._gone
-            is_true = parked == words or (is_discarded and words in story.words)
+            is_true = parked == words or (is_discarded and self._has_said(story, words))
             require(is_true, f"{message!r} is told {words}, and is {parked}")
         story.told = (outcome.kind, self._run)
 
@@ -299,6 +334,7 @@ class Checker:
             self._elsewhere.add(id_)
             story = self.stories[id_]
             story.was_retried = True
+            story.since = self._now()
             is_expired = words is not None and words[0] == OutcomeKind.EXPIRED
             story.gave_way |= is_expired or story.is_skipped
             story.is_skipped = False
@@ -325,8 +361,7 @@ class Checker:
         for id_ in self._open - found - parked.keys():
             story = self.stories[id_]
             if story.acked_in != self._run:
-                refusals = ((kind, story.refusals[kind]) for kind in self._discards)
-                is_discarded = any(count >= self._budgets[kind] for kind, count in refusals)
+                is_discarded = any(self._is_spent(story, kind) for kind in self._discards)
                 require(is_discarded, f"{id_} is deleted, and was not confirmed")
                 self._discarded.add(id_)
                 self._note("discarded by the policy")
@@ -350,12 +385,37 @@ class Checker:
         if kind == OutcomeKind.EXPIRED:
             self._check_expired(story, text)
             return
-        require(words in story.words, f"{id_} is parked as {words}; the broker said {story.words}")
-        refusals, budget = story.refusals[kind], self._budgets[kind]
-        require(refusals >= budget, f"{id_} is parked after {refusals} refusals of {budget}")
+        is_said = self._has_said(story, words)
+        require(is_said, f"{id_} is parked as {words}; the broker said {story.words}")
+        if words not in story.words:
+            self._note("parked: its destination was refused for too long")
+        said = f"{story.refusals[kind]} refusals, {self._now() - story.since:.3f} s"
+        require(self._is_spent(story, kind), f"{id_} is parked as {kind} after {said}")
         if story.told is not None and self._is_running:
             require(story.told[1] != self._run, f"{id_} is parked, and told {story.told}")
         self._note(f"parked: {kind}")
+
+    def _has_said(self, story: Story, words: Words) -> bool:
+        """Whether the broker has said this of the message, or of others to its destination."""
+        kind, code, text = words
+        if not text.endswith(HAS_WAITED):
+            return words in story.words
+        said = self._said.get(story.message.exchange, {})
+        return (kind, code, text.removesuffix(HAS_WAITED)) in said
+
+    def _is_spent(self, story: Story, kind: str) -> bool:
+        """Whether the message may be given up: by its refusals, or by the time they have taken.
+
+        Nobody waits for a destination before the first refusal there.
+        """
+        budget_s = self._budgets_s.get(kind)
+        if budget_s is None:
+            return story.refusals[kind] >= self._budgets[kind]
+        first = [at for words, at in self._said.get(story.message.exchange, {}).items()]
+        if not first:
+            return False
+        waited_s = self._now() - max(story.since, min(first))
+        return self.is_clock_lost or waited_s >= budget_s - ROUNDING_S
 
     def _check_expired(self, story: Story, text: str) -> None:
         seconds = story.as_handed_over.expires_in_s
@@ -363,8 +423,9 @@ class Checker:
         require(not story.was_retried, f"{story.message!r} was put back, and is expired")
         require(story.live is None, f"{story.message!r} is expired, and in flight")
         require(text != "not sent" or not story.sends, f"{story.message!r} was sent all the same")
-        if not self.clock_was_set:
-            is_late = self._wall() >= story.handed_over_at + (seconds or 0.0)
+        is_unsure = story.message.message_id in self._elsewhere and self.clock_was_set
+        if not (is_unsure or self.is_clock_lost):
+            is_late = self._now() >= story.since + (seconds or 0.0) - ROUNDING_S
             require(is_late, f"{story.message!r} is expired before its time")
         if story.told is not None:
             require(story.told[1] != self._run, f"{story.message!r} is expired, and told otherwise")
@@ -374,19 +435,35 @@ class Checker:
 
     def asked_for(self, epoch: int) -> None:
         require(epoch not in self._epochs, f"epoch {epoch} is opened twice")
+        is_second = any(not other.is_over for other in self._epochs.values())
+        require(
+            not (self._has_one_channel and is_second),
+            "a second channel is opened again, and has cost a connection before",
+        )
         self._epochs[epoch] = Epoch()
 
     def gave_up(self, epoch: int) -> None:
         """The publisher closes a channel: nothing that is still said there counts."""
         if self._epochs[epoch].outstanding:
             self._note("retired with confirms outstanding")
+            self._check_patience(self._epochs[epoch])
         self._end(self._epochs[epoch])
+
+    def leaves(self, epoch: int, tag: int, at: float) -> None:
+        """The last byte of a publish leaves the host at this time."""
+        self._epochs[epoch].left_at[tag] = at
+
+    def _check_patience(self, epoch: Epoch) -> None:
+        """The broker has had the oldest publish for as long as a confirm may take."""
+        oldest = min(epoch.outstanding)
+        owed_s = self._now() - epoch.left_at.get(oldest, 0.0)
+        is_patient = owed_s >= self._confirm_timeout_s - DEPARTURES_S - ROUNDING_S
+        require(is_patient, f"a channel is given up {owed_s:.3f} s after its oldest has left")
 
     def unencodable(self, message: Message, text: str) -> None:
         """The transport has refused to write it."""
         story = self._story(message)
-        story.refusals[OutcomeKind.REFUSED] += 1
-        story.words.add((OutcomeKind.REFUSED, 0, text))
+        self._refused(story, (OutcomeKind.REFUSED, 0, text))
 
     def sent(self, number: int, first_tag: int, messages: Sequence[Message]) -> None:
         """The publisher writes publishes."""
@@ -449,25 +526,33 @@ class Checker:
             case Connected():
                 self._is_blocked = False
             case ConnectionLost(_, close):
-                self._is_blocked = False
-                if guilty is not None and close is not None:
-                    words = (OutcomeKind.REFUSED, close.reply_code, close.reply_text)
-                    self._refused(self._story(guilty), words)
-                if self.live:
-                    self._note("connection lost with messages in flight")
-                for epoch in self._epochs.values():
-                    self._end(epoch)
+                self._lost(close, guilty)
             case Blocked():
                 self._note("blocked")
                 self._is_blocked = True
             case Unblocked():
                 self._is_blocked = False
+            case Leaving():
+                pass
             case _:
                 epoch = self._epochs[event.epoch]
                 if epoch.is_over:
                     self._note(f"stale {type(event).__name__}")
                 else:
                     self._heard_on(epoch, event, guilty)
+
+    def _lost(self, close: ConnectionClose | None, guilty: Message | None) -> None:
+        self._is_blocked = False
+        if close is not None and close.reply_code == NOT_ALLOWED:
+            live = [epoch for epoch in self._epochs.values() if not epoch.is_over]
+            self._has_one_channel |= len(live) > 1
+        if guilty is not None and close is not None:
+            words = (OutcomeKind.REFUSED, close.reply_code, close.reply_text)
+            self._refused(self._story(guilty), words)
+        if self.live:
+            self._note("connection lost with messages in flight")
+        for epoch in self._epochs.values():
+            self._end(epoch)
 
     def _heard_on(self, epoch: Epoch, event: Event, guilty: Message | None) -> None:
         match event:
@@ -539,6 +624,7 @@ class Checker:
     def _refused(self, story: Story, words: Words) -> None:
         story.refusals[words[0]] += 1
         story.words.add(words)
+        self._said.setdefault(story.message.exchange, {}).setdefault(words, self._now())
 
     # ------------------------------------------------------------------ the end
 

@@ -26,9 +26,11 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import GiveUp, Retries
+from reliablepub.relay import settling
 from reliablepub.relay.handover import Chunk, Inbox, Room
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
+from reliablepub.relay.pauses import Pauses
 from reliablepub.relay.relay import Relay
 from reliablepub.relay.settling import Settling
 from reliablepub.transport.base import CannotEncode
@@ -237,6 +239,44 @@ def half_of_the_suspects_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 @mutant
 def suspects_are_not_halved(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(quarantine, "_halves", lambda items: [items])
+
+
+# ---------------------------------------------------------------------- a slow link, one channel
+
+
+@mutant
+def what_is_still_leaving_is_overdue(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lane, "still_leaving", lambda *_: None)
+
+
+@mutant
+def a_second_channel_is_tried_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Session, "_is_sharing", property(lambda _: False, lambda *_: None), raising=False)
+
+
+# ---------------------------------------------------------------------- how long people are patient
+
+
+@mutant
+def patience_is_spent_twice_as_fast(patch: pytest.MonkeyPatch) -> None:
+    real: Any = settling._spent
+
+    def spent(*args: Any) -> Any:
+        refusals, age_s = real(*args)
+        return refusals, 2 * age_s
+
+    patch.setattr(settling, "_spent", spent)
+
+
+@mutant
+def what_waits_for_a_destination_is_not_released(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Pauses, "release", lambda *_: None)
+
+
+@mutant
+def times_stay_when_the_clock_is_set(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(QUERIES, "step_retries", "SELECT :by, :ids")
+    patch.setattr(Entry, "step", lambda *_: None)
 
 
 # ---------------------------------------------------------------------- the order of a turn

@@ -272,6 +272,9 @@ class Process:
     def _committed(self, turn: Changes, snapshot: Snapshot) -> None:
         if self._path is None:
             self._memory.committed(turn, snapshot)
+        assert self._store is not None
+        if not self._store.is_stepping:
+            self.checker.times_are_moved()
         self.checker.look(is_after_commit=True)
 
     def kill(self) -> None:

@@ -72,7 +72,10 @@ def run(seed: int) -> Report:
     """
     with _folder() as folder, _virtual(seed):
         world = World(seed, folder)
-        with mock.patch("time.time", side_effect=lambda: world.agenda.wall):
+        with (
+            mock.patch("time.time", side_effect=lambda: world.agenda.wall),
+            mock.patch("reliablepub.outbox.sqlite.clock_steps.PART", world.part),
+        ):
             try:
                 _plan(world)
                 _play(world)

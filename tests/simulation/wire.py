@@ -20,6 +20,7 @@ from reliablepub._core.events import (
     ConnectionClose,
     ConnectionLost,
     Event,
+    Leaving,
     Unblocked,
 )
 from reliablepub.message import Message
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from tests.simulation.checker import Checker
 
 UNENCODABLE = "its header is too large for this broker"
+COUNTED_OUT_MAX_S = 0.08
+FRAMES_BYTES = 60
+DEPARTURES_S = 0.1
+"""How often the transport looks what has left the host."""
 
 
 @dataclass
@@ -44,6 +49,7 @@ class LinkFaults:
         strips_headers: share of returns that come without our header.
         sins: share of confirms followed by nonsense.
         refuses: share of connection attempts that fail.
+        bytes_per_s: how fast bytes leave the publisher's host; 0 for at once.
     """
 
     latency_s: float = 0.001
@@ -51,6 +57,7 @@ class LinkFaults:
     strips_headers: float = 0.0
     sins: float = 0.0
     refuses: float = 0.0
+    bytes_per_s: float = 0.0
 
 
 class Wire:
@@ -78,7 +85,8 @@ class Wire:
         self._is_cut = False
         self._client_listens = True
         self._broker_listens = True
-        self._up_at = self._down_at = agenda.now
+        self._up_at = self._down_at = self.left_at = agenda.now
+        self.counted_out = 0
         self._unread: deque[Action] = deque()
 
     @property
@@ -88,12 +96,29 @@ class Wire:
 
     # ------------------------------------------------------------------ both directions
 
-    def to_broker(self, action: Action) -> None:
-        """A frame on its way; the broker does this when it arrives, if it still listens."""
+    def count_out_later(self) -> None:
+        """A channel that the broker has closed still counts for a moment."""
+        self.counted_out += 1
+
+        def counted_out() -> None:
+            self.counted_out -= 1
+
+        self._agenda.after(self._rng.uniform(0.0, COUNTED_OUT_MAX_S), counted_out)
+
+    def to_broker(self, action: Action, size: int = 0) -> None:
+        """A frame on its way; the broker does this when it arrives, if it still listens.
+
+        Args:
+            action: what the broker does.
+            size: bytes that have to leave the host, one after the other.
+        """
+        if self.faults.bytes_per_s:
+            self.left_at = max(self.left_at, self._agenda.now) + size / self.faults.bytes_per_s
         if self._is_cut or not self._client_listens:
             self._note("written to a dead connection")
             return
-        self._up_at = max(self._up_at, self._agenda.now + self._delay_s())
+        leaves_at = max(self.left_at, self._agenda.now)
+        self._up_at = max(self._up_at, leaves_at + self._delay_s())
         self._agenda.at(self._up_at, lambda: self._arrived(action))
 
     def _arrived(self, action: Action) -> None:
@@ -220,6 +245,8 @@ class SimTransport:
         self._is_connecting = False
         self._is_dead = False
         self._events: deque[Event] = deque()
+        self._under_way: list[tuple[float, int, int]] = []
+        self._looks_at_departures = False
 
     # ------------------------------------------------------------------ the protocol
 
@@ -261,7 +288,8 @@ class SimTransport:
         self._checker.asked_for(epoch)
         wire = self._wire
         if wire is not None:
-            wire.to_broker(lambda: self._broker.opened(wire, epoch))
+            wire.to_broker(lambda: self._broker.opened(wire, epoch), FRAMES_BYTES)
+            self._leaves(wire, epoch, 0)
 
     def close_channel(self, epoch: int) -> None:
         self._note("channel closed by us")
@@ -281,12 +309,39 @@ class SimTransport:
         wire = self._wire
         for tag, message in enumerate(messages, first_tag):
             if wire is not None:
-                wire.to_broker(self._publish(wire, epoch, tag, message))
+                size = message.size + FRAMES_BYTES
+                wire.to_broker(self._publish(wire, epoch, tag, message), size)
+                self._leaves(wire, epoch, tag)
+                self._checker.leaves(epoch, tag, wire.left_at)
             self._step("within the write")
         self._step("after the write")
 
     def _publish(self, wire: Wire, epoch: int, tag: int, message: Message) -> Action:
         return lambda: self._broker.published(wire, epoch, tag, message)
+
+    def _leaves(self, wire: Wire, epoch: int, tag: int) -> None:
+        """Look for what has left the host, from now on, until all has."""
+        if wire.left_at <= self._agenda.now:
+            return
+        self._under_way.append((wire.left_at, epoch, tag))
+        if not self._looks_at_departures:
+            self._looks_at_departures = True
+            self._agenda.after(DEPARTURES_S, self._look_at_departures)
+
+    def _look_at_departures(self) -> None:
+        self._looks_at_departures = False
+        self._under_way = [one for one in self._under_way if one[0] > self._agenda.now]
+        if self._wire is None or not self._wire.is_open:
+            self._under_way.clear()
+        first: dict[int, int] = {}
+        for _, epoch, tag in self._under_way:
+            first.setdefault(epoch, tag)
+        for epoch, tag in first.items():
+            self._note("leaving")
+            self._deliver(Leaving(epoch, tag))
+        if first and not self._is_dead:
+            self._looks_at_departures = True
+            self._agenda.after(DEPARTURES_S, self._look_at_departures)
 
     def listen(self, timeout_s: float | None) -> list[Event]:
         events = list(self._events)

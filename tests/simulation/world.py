@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from tenacity import stop_after_attempt
+from tenacity import stop_after_attempt, stop_after_delay
 
 from reliablepub._core.decide import REFUSALS
 from reliablepub._core.session import Session
@@ -52,6 +52,9 @@ class World:
 
     def __init__(self, seed: int, folder: Path) -> None:
         self.rng = rng = random.Random(seed)
+        self.host = random.Random(f"{seed}: the host, and for how long people are patient")
+        self.part = self.host.choice([2, 2_000])
+        self.patient = self.host.choice([0.0, 0.0, 0.5, 1.0])
         self.history: list[tuple[float, str, object]] = []
         self.agenda = Agenda()
         self.path = folder / "outbox.db" if rng.random() < 0.9 else None
@@ -60,14 +63,19 @@ class World:
         self.broker = SimBroker(self.agenda, rng, self.note)
         self.broker.pace_s = rng.choice([0.001, 0.05, 0.5])
         self.broker.confirms_s = rng.choice([0.001, 0.02, 0.3])
+        self.broker.has_one_channel = self.host.random() < 0.2
+        self.faults.bytes_per_s = self.host.choice([0.0, 0.0, 0.0, 1_000.0, 20_000.0])
         self._draw_limits()
         self.checker = Checker(
             budgets=self.budgets,
+            budgets_s=self.budgets_s,
+            confirm_timeout_s=self.confirm_timeout_s,
             discards=self.discards,
             window_max=self.window_max,
             window_bytes_max=self.window_bytes_max,
             open_max=self.messages_max,
             wall=lambda: self.agenda.wall,
+            now=lambda: self.agenda.now,
             note=self.note,
         )
         self.process: Process | None = None
@@ -94,11 +102,19 @@ class World:
         self.messages_max = rng.choice([8, 20, 1_000]) if self.path else self.loaded_max
 
         self.budgets = {kind: rng.choice([1, 2, 3]) for kind in sorted(REFUSALS)}
+        self.budgets_s = {
+            # Refused messages of one ordering key spend theirs one after the other.
+            kind: self.host.choice([0.5, 5.0, 5.0 if kind is OutcomeKind.REFUSED else 20.0])
+            for kind in sorted(REFUSALS)
+            if self.host.random() < self.patient
+        }
         self.discards = {kind for kind in sorted(REFUSALS) if rng.random() < 0.1}
 
         def retries(kind: OutcomeKind) -> Retries:
             wait_s = rng.choice([0.0, 0.1, 3.0])
             then = GiveUp.DISCARD if kind in self.discards else GiveUp.PARK
+            if (budget_s := self.budgets_s.get(kind)) is not None:
+                return Retries(stop_after_delay(budget_s), lambda _: max(wait_s, 0.3), then)
             return Retries(stop_after_attempt(self.budgets[kind]), lambda _: wait_s, then)
 
         self.policy = RetryPolicy(
@@ -345,7 +361,7 @@ class World:
         seconds = self.rng.choice([-30.0, -1.0, 1.0, 60.0, 1e6])
         self.note(f"wall clock set {'back' if seconds < 0 else 'forward'}", seconds)
         self.agenda.wall_offset += seconds
-        self.checker.clock_was_set = True
+        self.checker.clock_is_set()
 
     # ------------------------------------------------------------------ the end
 
@@ -354,7 +370,8 @@ class World:
         self.is_ending = True
         self.starts_badly = 0.0
         self.is_disk_full = self.is_locked = False
-        self.faults.__dict__.update(LinkFaults().__dict__)
+        well = LinkFaults(bytes_per_s=self.faults.bytes_per_s)
+        self.faults.__dict__.update(well.__dict__)
         self.broker.opens_slowly = self.broker.is_fragile = False
         if self.broker.is_alarmed:
             self.broker.calm()
