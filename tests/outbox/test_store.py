@@ -15,6 +15,7 @@ from sqlite_utils import Database
 
 from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
 from reliablepub.message import Message
+from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Entry, Sent, Store
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
@@ -611,3 +612,33 @@ def test_rows_go_where_others_were_and_each_page_is_written_once(path: Path, ent
             assert written <= 25, "and it would be 37"
         assert store._writer.opened().execute("PRAGMA page_count").fetchone()[0] <= before + 2
         assert files.calls == 0, "nor is any copied into a temporary file"
+
+
+@pytest.mark.parametrize("made", ["before the run", "before an intervention"])
+def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
+    path: Path, tmp_path: Path, entry: Make, made: str
+) -> None:
+    with Outbox(path) as outbox:
+        outbox.enqueue(Message(b""))
+
+    def copy(source: Path, target: Path) -> None:
+        with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+            one.backup(other)
+
+    if made == "before the run":
+        copy(path, tmp_path / "backup.db")
+    with closing(SqliteStore(path)) as store:
+        if made == "before an intervention":
+            copy(path, tmp_path / "backup.db")
+        intervene(path, [1], Intervention(Action.PARK))
+        assert store.touched()
+        store.commit(Changes(new=[entry()]))
+        copy(tmp_path / "backup.db", path)
+        every = {"limit": 9, "bytes_max": 999, "loaded": ()}
+        calls: list[Callable[[], object]] = [
+            lambda: store.commit(Changes(new=[entry()])),
+            lambda: store.read_due(1e12, **every),  # type: ignore[arg-type]
+        ]
+        for call in calls:
+            with pytest.raises(OutboxError, match="older copy, a restored backup perhaps"):
+                call()

@@ -101,6 +101,26 @@ def ids_at(path: Path) -> set[str]:
 def test_what_is_called_stored_afterwards_is_there(
     path: Path, door: str, act: Callable[[Path], None]
 ) -> None:
+    judge(path, door, act)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_link_to_the_folder_is_switched(tmp_path: Path, door: str) -> None:
+    """As a deployment does that links ``current`` to its newest release."""
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    link = tmp_path / "current"
+    link.symlink_to("first")
+
+    def switch(_path: Path) -> None:
+        (tmp_path / "next").symlink_to("second")
+        (tmp_path / "next").replace(link)
+
+    judge(link / "outbox.db", door, switch)
+
+
+def judge(path: Path, door: str, act: Callable[[Path], None]) -> None:
+    """Act between two calls; whatever a call says is stored, the next process finds."""
     with App(door, path) as app:
         before = app.round()
         assert len(before.stored) == CALLS, before

@@ -126,9 +126,12 @@ writes. A commit of one message writes twice as much, and takes hardly longer.""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
-    """Return the path as an absolute one, with links in its folder resolved, but not the last."""
-    path = Path(path).absolute()
-    return path.parent.resolve() / path.name
+    """Return the path as an absolute one, whose links are not resolved.
+
+    If a link to its folder is switched to another folder, the path leads to another file, which the
+    next process will open.
+    """
+    return Path(path).absolute()
 
 
 def check_file(path: Path) -> bool:

@@ -536,8 +536,7 @@ class SqliteStore:
         """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._reading() as connection:
             next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
-            _, _, newest = self._owner(connection)
-            if newest != self._seen:
+            if self._check_owner(connection) != self._seen:
                 raise Intervened
         return self._readable(page), next_at
 
@@ -746,6 +745,11 @@ class SqliteStore:
             the number of the newest intervention.
         """
         run, pid, newest = self._owner(connection)
+        if run < self._run or newest < self._seen:
+            raise OutboxError(
+                f"outbox {self.path} was replaced by an older copy, a restored backup perhaps: "
+                "this relay stops; messages that were stored after the copy was made are not in it"
+            )
         if run != self._run:
             raise OutboxInUse(
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
@@ -754,7 +758,7 @@ class SqliteStore:
 
     def _owner(self, connection: WritingConnection) -> tuple[int, int, int]:
         """Return the number of the newest run, its process id, and the newest intervention."""
-        run, pid, newest = connection.execute(QUERIES["owner"]).fetchone()
+        run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
         return run, pid, newest
 
     def _check_usable(self) -> None:
