@@ -53,9 +53,9 @@ if TYPE_CHECKING:
     from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus
     from reliablepub.outbox.admin.integrity import Audit
     from reliablepub.outbox.admin.rekeying import Rekeyed
-    from reliablepub.outbox.admin.salvage import Salvaged
     from reliablepub.outbox.encryption import OutboxKeys
     from reliablepub.outbox.outbox import Outbox
+    from reliablepub.outbox.sqlite.salvage import Salvaged
     from reliablepub.policy import Breaker, GiveUp, Refusal, Retries, RetryIn, RetryPolicy
     from reliablepub.relay.status import Link, Paused, Status
     from reliablepub.topology import Binding, Exchange, Queue, Topology
@@ -140,7 +140,7 @@ _LAZY = {
     "OutboxStatus": "outbox.admin.inspection",
     "Audit": "outbox.admin.integrity",
     "Rekeyed": "outbox.admin.rekeying",
-    "Salvaged": "outbox.admin.salvage",
+    "Salvaged": "outbox.sqlite.salvage",
     "OutboxKeys": "outbox.encryption",
     "Outbox": "outbox.outbox",
     "Breaker": "policy",

@@ -11,7 +11,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,6 +18,7 @@ import click
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.outbox.admin.selection import STATES, Selection
 from reliablepub.outbox.admin.story import resolve
+from reliablepub.outbox.database import Database
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]
@@ -101,7 +101,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return with_selection
 
 
-def rows_named(outbox: Path, names: tuple[str, ...]) -> list[int]:
+def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
     """The row ids for the given IDs: row numbers, message ids or keys of `Outbox.enqueue`.
 
     Raises:
@@ -109,22 +109,22 @@ def rows_named(outbox: Path, names: tuple[str, ...]) -> list[int]:
     """
     found: list[int] = []
     for name in names:
-        rows = resolve(outbox, name)
+        rows = resolve(database, name)
         if not rows:
-            raise unknown(outbox, name)
+            raise unknown(database, name)
         found += rows
     return found
 
 
-def unknown(outbox: Path, name: str) -> Failure:
+def unknown(database: Database, name: str) -> Failure:
     """The error for an ID that the outbox does not know.
 
     It does not prove that the message was never stored: a message that was confirmed at the first
     attempt leaves no history.
     """
     return Failure(
-        f"{outbox} knows no message {name!r}: it was never stored here, or it was confirmed at the "
-        "first attempt, which leaves no trace; look for it in the queue",
+        f"{database.name} knows no message {name!r}: it was never stored here, or it was confirmed "
+        "at the first attempt, which leaves no trace; look for it in the queue",
         Exit.BAD_INPUT,
     )
 

@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 import click
 
 from reliablepub.cli.output import Form, print_note
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, exposure
-from reliablepub.outbox.sqlite.database import absolute
-from reliablepub.outbox.sqlite.location import folder_exposure
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.handover import WINDOW_MAX, WINDOW_MIN
 from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
 
@@ -93,9 +93,9 @@ def note_exposed_urls(urls: Sequence[str]) -> None:
             print_note(f"warning: {words_of_exposed(address)}")
 
 
-def note_exposed_folder(outbox: Path) -> None:
-    """Print a warning if other users can write to the outbox's folder."""
-    if outbox.parent.is_dir() and (words := folder_exposure(absolute(outbox).parent)):
+def note_exposed_outbox(database: Database) -> None:
+    """Print a warning if other users can harm the outbox."""
+    if words := database.exposure():
         print_note(f"warning: {words}")
 
 
@@ -111,13 +111,23 @@ def note_exposure(path: Path) -> None:
         print_note(f"warning: {words}")
 
 
+def _database(_ctx: click.Context, _option: click.Parameter, where: str | None) -> Database | None:
+    return None if where is None else outbox_at(where)
+
+
+def _inspected(_ctx: click.Context, _option: click.Parameter, where: str) -> Database:
+    database = outbox_at(where)
+    return database if database.file is None else outbox_at(database.file)  # named in full
+
+
 def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
     """Add ``--outbox`` with the given help text, for commands that publish."""
     return click.option(
         "--outbox",
-        "outbox_path",
+        "database",
         metavar="FILE",
-        type=click.Path(path_type=Path),
+        type=click.Path(),
+        callback=_database,
         required=required,
         envvar=OUTBOX_VARIABLE,
         help=f"{text} Also from {OUTBOX_VARIABLE}.",
@@ -170,10 +180,10 @@ def inspected_option(function: _F) -> _F:
     """Add ``--outbox``, for commands that inspect or change an outbox."""
     return click.option(
         "--outbox",
-        "outbox_path",
+        "database",
         metavar="FILE",
-        type=click.Path(path_type=Path),
-        callback=lambda _context, _option, path: absolute(path),
+        type=click.Path(),
+        callback=_inspected,
         required=True,
         envvar=OUTBOX_VARIABLE,
         help=f"The outbox. Also from {OUTBOX_VARIABLE}.",

@@ -11,7 +11,6 @@ therefore only ends its wait: the relay keeps the message.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from contextlib import aclosing
@@ -26,6 +25,7 @@ from reliablepub.front.options import PublisherOptions, new_client
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import new_id
+from reliablepub.outbox.opening import Where
 from reliablepub.relay.handover import Chunk, Cutter, Stream
 from reliablepub.relay.status import Status
 from reliablepub.transport.base import LentConnection
@@ -71,7 +71,7 @@ class AsyncPublisher:
         url: str | Sequence[str] | None = None,
         *,
         connection: LentConnection | None = None,
-        outbox: str | os.PathLike[str] | None,
+        outbox: Where | None,
         **options: Unpack[PublisherOptions],
     ) -> None:
         self._client = new_client(url, connection, outbox=outbox, **options)

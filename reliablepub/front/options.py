@@ -9,11 +9,10 @@ a turn of the relay does.
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
-from pathlib import Path
 from typing import Final, TypedDict
 
 from reliablepub._core.session import Session
@@ -21,6 +20,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.front.relay_client import RelayClient
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import calls_of
 from reliablepub.relay.handover import WINDOW_BYTES_MAX, WINDOW_MAX, WINDOW_MIN, limits
@@ -85,7 +85,7 @@ def new_client(
     connection: object,
     /,
     *,
-    outbox: str | os.PathLike[str] | None,
+    outbox: Where | None,
     outbox_keys: OutboxKeys | None = None,
     keep_confirmed_s: float = 0.0,
     window_min: int = WINDOW_MIN,
@@ -185,14 +185,11 @@ def _transport(
 
 
 def _store(
-    outbox: str | os.PathLike[str] | None, keep_confirmed_s: float, keys: OutboxKeys | None
+    outbox: Where | None, keep_confirmed_s: float, keys: OutboxKeys | None
 ) -> Callable[[], Store]:
     """A function that opens the store."""
     if outbox is None:
         from reliablepub.outbox.memory import MemoryStore
 
         return MemoryStore
-    from reliablepub.outbox.sqlite.store import SqliteStore
-
-    path = Path(outbox)
-    return lambda: SqliteStore(path, keep_confirmed_s=keep_confirmed_s, keys=keys)
+    return partial(outbox_at(outbox).open_store, keep_confirmed_s=keep_confirmed_s, keys=keys)

@@ -7,7 +7,6 @@ relay does.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from reliablepub.front.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import new_id
+from reliablepub.outbox.opening import Where
 from reliablepub.relay.handover import Chunk, Latch, Stream, cut
 from reliablepub.relay.status import Status
 
@@ -52,7 +52,7 @@ class Publisher:
         self,
         url: str | Sequence[str],
         *,
-        outbox: str | os.PathLike[str] | None,
+        outbox: Where | None,
         **options: Unpack[PublisherOptions],
     ) -> None:
         self._client = new_client(url, None, outbox=outbox, **options)

@@ -10,7 +10,6 @@ scrapes, and no value is older than its scrape.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -19,7 +18,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from reliablepub.errors import ConfigurationError, ReliablePubError
@@ -41,8 +39,9 @@ from reliablepub.observe.catalogue import (
     Type,
 )
 from reliablepub.outbox.admin.inspection import OutboxStatus, read_status
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.entry import Counters
-from reliablepub.outbox.sqlite.database import absolute
+from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.relay.status import Link, Status
 
 try:
@@ -98,11 +97,11 @@ class Metrics:
         self,
         name: str,
         *,
-        outbox: str | os.PathLike[str] | None = None,
+        outbox: Where | None = None,
         registry: CollectorRegistry = REGISTRY,
     ) -> None:
         self.name: Final = name
-        self._outbox = None if outbox is None else absolute(outbox)
+        self._outbox = None if outbox is None else outbox_at(outbox)
         self._publisher: Watched | None = None
         self._before: Counter[str] = Counter()  # status counters of publishers that have ended
         self._stored = 0
@@ -213,7 +212,7 @@ class Metrics:
             if not publisher.is_ended or status.link is Link.FAILED:
                 yield from _states(status)
         if self._outbox is not None:
-            yield from _of_file(self._outbox)
+            yield from _of_outbox(self._outbox)
         elif status is not None:
             yield from _ledger(status.counters)
 
@@ -249,11 +248,11 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_paused_messages", "", sum(one.waiting for one in status.paused)
 
 
-def _of_file(path: Path) -> Iterator[Sample]:
-    """Values of the outbox file. A file that cannot be read does not make the scrape fail."""
+def _of_outbox(database: Database) -> Iterator[Sample]:
+    """Values of the outbox. One that cannot be read does not make the scrape fail."""
     try:
-        found = read_status(path)
-        free = shutil.disk_usage(path.parent).free
+        found = read_status(database)
+        free = None if database.file is None else shutil.disk_usage(database.file.parent).free
     except (ReliablePubError, OSError):
         yield "reliablepub_outbox_readable", "", 0
         return
@@ -268,7 +267,8 @@ def _of_file(path: Path) -> Iterator[Sample]:
     yield "reliablepub_outbox_size_bytes", "", found.bytes_on_disk
     yield "reliablepub_outbox_log_size_bytes", "", found.log_bytes
     yield "reliablepub_outbox_disk_full", "", found.is_disk_full
-    yield "reliablepub_outbox_disk_free_bytes", "", free
+    if free is not None:
+        yield "reliablepub_outbox_disk_free_bytes", "", free
 
 
 def _ledger(counts: Counters | OutboxStatus) -> Iterator[Sample]:

@@ -1,6 +1,6 @@
 """`Outbox`: enqueues messages, inspects them and intervenes. A relay publishes them.
 
-Knows: the file, a connection of its own, and which module does what. Must never know: the relay.
+Knows: its database, and which module does what. Must never know: the relay, which database it is.
 
 `reliablepub.outbox.admin` is imported on demand: a program that only enqueues never loads it.
 """
@@ -8,33 +8,26 @@ Knows: the file, a connection of its own, and which module does what. Must never
 from __future__ import annotations
 
 import os
-import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved, OutboxUnsure
+from reliablepub.errors import ConfigurationError
 from reliablepub.hooks import Stamps
 from reliablepub.message import Message
+from reliablepub.outbox.database import file_of
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, new_id
-from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
-from reliablepub.outbox.sqlite.database import Writer, absolute, reading
-from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
-from reliablepub.outbox.sqlite.forks import GATE
-from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import commit_with_retry
+from reliablepub.outbox.opening import Where, outbox_at
 
 if TYPE_CHECKING:
     from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus, ParkedMessage
     from reliablepub.outbox.admin.integrity import Audit
     from reliablepub.outbox.admin.rekeying import Rekeyed
-    from reliablepub.outbox.admin.salvage import Salvaged
-
-T = TypeVar("T")
+    from reliablepub.outbox.database import Session
+    from reliablepub.outbox.sqlite.salvage import Salvaged
 
 
 class Outbox:
@@ -67,29 +60,34 @@ class Outbox:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Where,
         *,
         keys: OutboxKeys | None = None,
         open_messages_max: int | None = None,
         open_bytes_max: int | None = None,
         hooks: Sequence[Stamps] = (),
     ) -> None:
-        self.path: Final[Path] = absolute(path)
+        self._database = outbox_at(path)
         limits = OpenLimits(open_messages_max, open_bytes_max)
         self._keys = keys
-        self._enqueuing = Enqueuing(self.path, keys, limits, Ballast(self.path))
+        self._enqueue = partial(self._database.enqueue, keys=keys, limits=limits)
         self._stamps = [_stamp_of(hook) for hook in hooks]
-        self._writer = Writer(self.path, is_relay=False)
-        self._pid = 0
-        self._lock = threading.RLock()
-        self._is_writing = False
+
+    @property
+    def path(self) -> Path:
+        """Path of the file.
+
+        Raises:
+            ConfigurationError: the outbox is on a server.
+        """
+        return file_of(self._database)
 
     def enqueue(
         self,
         message: Message,
         *,
         key: str | None = None,
-        connection: sqlite3.Connection | None = None,
+        connection: Any = None,  # noqa: ANN401 - of the library that the application uses
     ) -> str:
         """Store one message; the relay publishes it.
 
@@ -125,14 +123,9 @@ class Outbox:
             message = message.with_message_id(new_id())
         assert message.message_id is not None
         entry = Entry.accepted(message, time.time())
-        if connection is not None:
-            return self._enqueuing.within(connection, entry, key)
-        return self._write(
-            lambda own: self._enqueuing.insert(own.cursor(), entry, key),
-            lambda own: is_stored(own, entry),
-        )
+        return self._enqueue(entry, key, connection=connection)
 
-    def create(self, *, connection: sqlite3.Connection | None = None) -> None:
+    def create(self, *, connection: Any = None) -> None:  # noqa: ANN401 - of any library
         """Add the outbox to the database, if it is not there yet, as the first message would.
 
         Args:
@@ -145,10 +138,7 @@ class Outbox:
             NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
             OutboxError: the outbox was not added.
         """
-        if connection is not None:
-            self._enqueuing.create_within(connection)
-        else:
-            self._write(lambda _: None)
+        self._database.create(connection)
 
     def status(self) -> OutboxStatus:
         """Return counts and the state of the relay. Neither writers nor the relay wait for it.
@@ -158,7 +148,7 @@ class Outbox:
         """
         from reliablepub.outbox.admin.inspection import read_status
 
-        return read_status(self.path)
+        return read_status(self._database)
 
     def parked(self, limit: int = 100) -> list[ParkedMessage]:
         """Return parked messages, oldest first.
@@ -171,7 +161,7 @@ class Outbox:
         """
         from reliablepub.outbox.admin.inspection import read_parked
 
-        return read_parked(self.path, limit=limit)
+        return read_parked(self._database, limit=limit)
 
     def rows(self, view: str) -> Iterator[dict[str, object]]:
         """Iterate over the rows of a view, as dictionaries by column, without loading all of them.
@@ -190,7 +180,7 @@ class Outbox:
         """
         from reliablepub.outbox.admin.inspection import read_view
 
-        return read_view(self.path, view)
+        return read_view(self._database, view)
 
     def audit(self) -> Audit:
         """Recount the ledger, and compare each row with its checksum. Read-only.
@@ -201,7 +191,7 @@ class Outbox:
         """
         from reliablepub.outbox.admin.integrity import audit
 
-        return audit(self.path)
+        return audit(self._database)
 
     def salvage(self, damaged: str | os.PathLike[str]) -> Salvaged:
         """Copy every intact message of a damaged outbox into this one, which must not exist yet.
@@ -218,9 +208,9 @@ class Outbox:
             OutboxInUse: a relay still uses the damaged outbox.
             OutboxError: the damaged file cannot be read, or this one exists or cannot be written.
         """
-        from reliablepub.outbox.admin.salvage import salvage
+        from reliablepub.outbox.sqlite.salvage import salvage
 
-        return salvage(absolute(damaged), self.path)
+        return salvage(damaged, self.path)
 
     def position(self, source: str) -> int:
         """Return how many messages of a named source were stored (see `Publisher.publish_many`).
@@ -233,7 +223,7 @@ class Outbox:
         """
         from reliablepub.outbox.admin.inspection import read_position
 
-        return read_position(self.path, source)
+        return read_position(self._database, source)
 
     def forget(self, source: str) -> None:
         """Set the position of a named source to 0. Its messages stay.
@@ -243,7 +233,7 @@ class Outbox:
         """
         if not self.position(source):
             return
-        self._write(lambda own: own.execute(QUERIES["forget_source"], (source,)))
+        self._database.write(lambda session: session.run("forget_source", {"name": source}))
 
     def retry(self, ids: Iterable[int] | None = None) -> int:
         """Put parked messages back: they are due now, and their refusals no longer count.
@@ -261,18 +251,18 @@ class Outbox:
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
 
-        with reading(self.path):
+        with self._database.reading():
             pass  # raises if there is none: a retry must not add an outbox to a database
         wanted = None if ids is None else list(dict.fromkeys(ids))
         what = Intervention(Action.RETRY)
 
-        def put_back(own: sqlite3.Connection) -> int:
+        def put_back(session: Session) -> int:
             chosen = wanted
             if chosen is None:
-                chosen = [id_ for (id_,) in own.execute(QUERIES["parked_ids"])]
-            return change(own, self.path, chosen, what, time.time()).changed
+                chosen = [id_ for (id_,) in session.run("parked_ids")]
+            return change(session, chosen, what, time.time()).changed
 
-        return self._write(put_back)
+        return self._database.write(put_back)
 
     def held_keys(self, limit: int = 100) -> list[HeldKey]:
         """Return parked messages that hold their ordering keys, and how many wait behind each.
@@ -287,7 +277,7 @@ class Outbox:
         """
         from reliablepub.outbox.admin.inspection import read_held_keys
 
-        return read_held_keys(self.path, limit=limit)
+        return read_held_keys(self._database, limit=limit)
 
     def resume_key(self, ordering_key: str) -> int:
         """Retry the parked messages that hold an ordering key; the later ones follow after them.
@@ -317,12 +307,12 @@ class Outbox:
 
         ids = self._holding(ordering_key)
         what = Intervention(Action.SKIP)
-        return self._write(lambda own: change(own, self.path, ids, what, time.time()).changed)
+        return self._database.write(lambda own: change(own, ids, what, time.time()).changed)
 
     def _holding(self, ordering_key: str) -> list[int]:
-        with reading(self.path) as connection:
-            rows = connection.execute(QUERIES["ids_holding_key"], (ordering_key,)).fetchall()
-        return [id_ for (id_,) in rows]
+        with self._database.reading() as session:
+            values = {"ordering_key": ordering_key}
+            return [id_ for (id_,) in session.run("ids_holding_key", values)]
 
     def rekey(self) -> Rekeyed:
         """Encrypt every message under the first of ``keys``. A relay with these keys may run.
@@ -339,12 +329,11 @@ class Outbox:
             raise ConfigurationError("rekey needs the keys of the outbox: Outbox(path, keys=...)")
         from reliablepub.outbox.admin.rekeying import rekey
 
-        return rekey(self.path, self._keys)
+        return rekey(self._database, self._keys)
 
     def close(self) -> None:
         """Close the file if it is open. The next use opens it again."""
-        with GATE.use(), self._lock:
-            self._writer.close()
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -353,46 +342,8 @@ class Outbox:
         self.close()
 
     def __repr__(self) -> str:
-        """Name the file."""
-        return f"Outbox({str(self.path)!r})"
-
-    def _write(
-        self,
-        work: Callable[[sqlite3.Connection], T],
-        is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
-    ) -> T:
-        """Run `commit_with_retry` on this object's own connection, one thread at a time."""
-        if os.getpid() != self._pid:  # another thread of the parent may have held the lock
-            self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
-        with GATE.use(), self._lock:  # gate first: then no fork happens while a thread has the lock
-            if self._is_writing:
-                raise OutboxError(
-                    f"outbox {self.path} was called by a signal handler that has interrupted a "
-                    "call on it in the same thread; nothing was stored: call it when the handler "
-                    "has returned"
-                )
-            self._is_writing = True
-            try:
-                self._writer.renew()
-                with (
-                    self._writer.use() as connection,
-                    behind_commit_if_long(connection, self.path),
-                ):
-                    return commit_with_retry(
-                        connection,
-                        self.path,
-                        lambda: work(connection),
-                        lambda: is_there(connection),
-                    )
-            except OutboxMoved:
-                self._writer.leave()
-                raise
-            except OutboxError as error:
-                if not error.retryable and not isinstance(error, OutboxUnsure):
-                    self._writer.close()  # the next use may find another file at the path
-                raise
-            finally:
-                self._is_writing = False
+        """Name the file or the server."""
+        return f"Outbox({str(self._database.file or self._database.name)!r})"
 
 
 def _stamp_of(hook: Stamps) -> Callable[[Message], Message]:

@@ -17,6 +17,7 @@ from reliablepub import Outbox, Publisher
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.story import tell
 from reliablepub.outbox.admin.transfer import export_lines
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import Nack
 from tests.chaos.account import Account, Told, close_account
@@ -144,13 +145,13 @@ def test_nobody_is_told_that_no_queue_has_what_a_queue_has(
     there = {id_ for id_, message_id in ids.items() if message_id in arrived}
 
     def said_not_written() -> set[int]:
-        return {id_ for id_ in ids if tell(story.outbox, id_).verdict == "not written"}
+        return {id_ for id_ in ids if tell(outbox_at(story.outbox), id_).verdict == "not written"}
 
     assert not said_not_written() & there
-    exported = [json.loads(line) for line in export_lines(story.outbox, ids)]
+    exported = [json.loads(line) for line in export_lines(outbox_at(story.outbox), ids)]
     possible = {line["message_id"] for line in exported if line["uncertain"] or line["nacked"]}
     assert possible >= {ids[id_] for id_ in there}
-    effect = intervene(story.outbox, list(ids), Intervention(Action.DISCARD))
+    effect = intervene(outbox_at(story.outbox), list(ids), Intervention(Action.DISCARD))
     assert effect.changed == len(ids)
     assert set(effect.possible) >= there
     assert not said_not_written() & there

@@ -18,7 +18,7 @@ from yarl import URL
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.doctor.diagnosis import FREE_MIN, Level, of_broker, of_outbox
-from reliablepub.outbox.admin.environment import Surroundings, look_around
+from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses

@@ -19,6 +19,7 @@ from reliablepub.cli.watch.lookout import look_closely
 from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
@@ -53,7 +54,9 @@ def path(tmp_path: Path) -> Path:
         store.commit(Changes(parked=ended[:4], attempts=ended, rescheduled=[entries[4]]))
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
-    intervene(path, [5], Intervention(Action.RETRY, note=f"why {EVIL}", person=f"me{EVIL}"))
+    intervene(
+        outbox_at(path), [5], Intervention(Action.RETRY, note=f"why {EVIL}", person=f"me{EVIL}")
+    )
     return path
 
 
@@ -149,7 +152,7 @@ def test_what_is_exported_is_brought_in_as_it_was(run: Run, path: Path, tmp_path
 @pytest.mark.parametrize("width", [60, 120])
 def test_watch_draws_nothing_that_acts(path: Path, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, height=60, color_system=None)
-    console.print(draw(look_closely(path), Trail(), width=width, height=60, hint="q"))
+    console.print(draw(look_closely(outbox_at(path)), Trail(), width=width, height=60, hint="q"))
     output = console.file
     assert isinstance(output, io.StringIO)
     assert_harmless(output.getvalue())

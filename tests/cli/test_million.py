@@ -53,12 +53,12 @@ def plan(connection: sqlite3.Connection, statement: str, values: Values = ()) ->
         ("one_message", {"id": 1}),
         ("any_message", {"id": 1}),
         ("state", {"id": 1}),
-        ("attempts_of", (1,)),
-        ("interventions_of", (1,)),
-        ("last_attempt", (1,)),
+        ("attempts_of", {"id": 1}),
+        ("interventions_of", {"id": 1}),
+        ("last_attempt", {"id": 1}),
         ("rows_of_enqueue_key", {"name": "x"}),
         ("key_held_by", {"ordering_key": "x", "id": 1}),
-        ("ids_holding_key", ("x",)),
+        ("ids_holding_key", {"ordering_key": "x"}),
     ],
 )
 def test_what_is_asked_often_is_answered_from_an_index(
@@ -75,7 +75,7 @@ def test_the_newest_of_the_history_is_read_from_its_end(
 ) -> None:
     steps: list[int] = []
     small.set_progress_handler(lambda: steps.append(1), 1_000)
-    assert small.execute(QUERIES[name], (5,)).fetchall()
+    assert small.execute(QUERIES[name], {"limit": 5}).fetchall()
     before = len(steps)
     small.execute(
         "INSERT INTO reliablepub_attempts SELECT NULL, id, message_id, at, epoch, tag, outcome, "
@@ -83,7 +83,7 @@ def test_the_newest_of_the_history_is_read_from_its_end(
         "(SELECT value FROM json_each('[1,2,3,4,5,6]'))"
     )
     steps.clear()
-    assert small.execute(QUERIES[name], (5,)).fetchall()
+    assert small.execute(QUERIES[name], {"limit": 5}).fetchall()
     assert len(steps) <= 3 * before + 50, "a thousand lines, however many there are"
 
 
@@ -92,8 +92,8 @@ def test_a_list_in_the_order_of_ids_stops_at_its_limit(
     small: sqlite3.Connection, state: str
 ) -> None:
     table = "reliablepub_messages" if state == "ready" else "reliablepub_parked"
-    where, values = Selection(states=(state,)).conditions(table)
-    lines = plan(small, f"SELECT id FROM {table} WHERE {where} ORDER BY id LIMIT 50", values)
+    query, values = Selection(states=(state,)).query(table, "", columns="id", order="id LIMIT 50")
+    lines = plan(small, query, values)
     assert not any("TEMP B-TREE" in line for line in lines)
 
 

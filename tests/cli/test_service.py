@@ -24,6 +24,7 @@ from reliablepub.cli.relay.notify import Notifier
 from reliablepub.cli.relay.service import Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.observe.health import Health, HealthServer
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import NOBODY, Cli, eventually
 
@@ -209,7 +210,7 @@ class Stepping:
 def test_what_cannot_be_opened_is_reopened_as_it_was(
     fake: FakeBroker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = Settings((fake.url,), tmp_path / "o.db", None, 0, 32, 1_000)
+    settings = Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000)
 
     def life() -> Iterator[None]:
         stop.is_reopen_due = True
@@ -267,7 +268,7 @@ def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) 
             yield
 
     service = Service(
-        Settings((fake.url,), tmp_path / "o.db", None, 0, 32, 1_000),
+        Settings((fake.url,), outbox_at(tmp_path / "o.db"), None, 0, 32, 1_000),
         lambda: pytest.fail("nobody asked"),
         stop=cast("Stop", Stepping(life())),
         notifier=cast("Notifier", SimpleNamespace(tell=tell, watchdog_s=0.0)),

@@ -15,6 +15,7 @@ from reliablepub import Message, Outbox, Publisher, RetryPolicy, Withdrawn
 from reliablepub.cli import main
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.selection import Selection, find_ids
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import eventually
@@ -168,8 +169,10 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
         while not is_done():
             for action in changed:
                 address = {"routing_key": "elsewhere"} if action is Action.REROUTE else {}
-                chosen = find_ids(path, Selection(states=("ready",)))[-7:]
-                changed[action] += intervene(path, chosen, Intervention(action, **address)).changed
+                chosen = find_ids(outbox_at(path), Selection(states=("ready",)))[-7:]
+                changed[action] += intervene(
+                    outbox_at(path), chosen, Intervention(action, **address)
+                ).changed
         producer.join()
         publisher.flush(timeout=30)
         counters = publisher.status.counters

@@ -1,7 +1,6 @@
 """Which exit code goes first, and what is said: over every combination that can come about."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ def summary(
     counters = Counters(stored=10, confirmed=10 - parked - open_, parked=parked)
     return Summary(
         source="f",
-        outbox=Path("o.db") if outbox else None,
+        outbox="o.db" if outbox else None,
         records=records,
         resumed_at=None,
         tally=tally,

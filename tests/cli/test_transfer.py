@@ -14,6 +14,7 @@ from reliablepub import Message, Outbox
 from reliablepub.cli import main
 from reliablepub.outbox.admin import transfer
 from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.opening import outbox_at
 from tests.cli.trouble import make_trouble
 
 Run = Callable[..., Result]
@@ -81,10 +82,10 @@ def test_an_import_that_was_interrupted_goes_on(
     new = tmp_path / "new.db"
     monkeypatch.setattr(transfer, "CHUNK", 3)
     text = lines.read_text().splitlines()
-    begun = transfer.import_lines(new, text, "import x")
+    begun = transfer.import_lines(outbox_at(new), text, "import x")
     assert next(begun).stored == 3
     begun.close()
-    *_, last = transfer.import_lines(new, text, "import x")
+    *_, last = transfer.import_lines(outbox_at(new), text, "import x")
     assert (last.stored, last.known) == (5, 3)
     assert len(rows(new)) == 8
 
@@ -118,10 +119,10 @@ def test_a_line_that_was_changed_is_refused(
 def test_lines_that_are_blank_are_counted_and_skipped(lines: Path, tmp_path: Path) -> None:
     first, second, *_ = lines.read_text().splitlines()
     new = tmp_path / "new.db"
-    (brought,) = transfer.import_lines(new, [first, "", " \n", second], "x")
+    (brought,) = transfer.import_lines(outbox_at(new), [first, "", " \n", second], "x")
     assert (brought.stored, brought.known) == (2, 0)
     with pytest.raises(transfer.BadLine, match=r"^line 4 is not what"):
-        list(transfer.import_lines(new, ["", first, "\n", "{"], "y"))
+        list(transfer.import_lines(outbox_at(new), ["", first, "\n", "{"], "y"))
 
 
 def test_each_piece_is_told_as_soon_as_it_is_stored(
@@ -129,13 +130,19 @@ def test_each_piece_is_told_as_soon_as_it_is_stored(
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK", 3)
     new, text = tmp_path / "new.db", lines.read_text().splitlines()
-    told = [(b.stored, b.known, len(rows(new))) for b in transfer.import_lines(new, text[:6], "x")]
+    told = [
+        (b.stored, b.known, len(rows(new)))
+        for b in transfer.import_lines(outbox_at(new), text[:6], "x")
+    ]
     assert told == [(3, 0, 3), (6, 0, 6), (6, 0, 6)]
-    told = [(b.stored, b.known, len(rows(new))) for b in transfer.import_lines(new, text, "y")]
+    told = [
+        (b.stored, b.known, len(rows(new)))
+        for b in transfer.import_lines(outbox_at(new), text, "y")
+    ]
     assert told == [(0, 3, 6), (0, 6, 6), (2, 6, 8)], "known by what they are"
     other = tmp_path / "other.db"
-    *_, brought = transfer.import_lines(other, text[1::2], "x")
-    *_, brought = transfer.import_lines(other, text, "y")
+    *_, brought = transfer.import_lines(outbox_at(other), text[1::2], "x")
+    *_, brought = transfer.import_lines(outbox_at(other), text, "y")
     assert (brought.stored, brought.known) == (4, 4)
 
 
@@ -146,7 +153,7 @@ def test_lines_are_written_for_people_too(tmp_path: Path) -> None:
             outbox.enqueue(Message(b"\xff\x00", "orders", key))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM reliablepub_messages WHERE id = 2")
-    first, last = transfer.export_lines(path, [1, 2, 3])
+    first, last = transfer.export_lines(outbox_at(path), [1, 2, 3])
     assert '"routing_key": "é"' in first
     assert json.loads(first)["body_base64"] == "/wA="
     assert json.loads(last)["routing_key"] == "x"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reliablepub.message import Message
 from reliablepub.outbox.admin.transfer import BadLine, _parsed, export_lines, import_lines
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import misfits
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -48,7 +49,7 @@ def samples() -> tuple[str, ...]:
             store.commit(Changes(new=entries))
             ended = Attempt(entries[1], "1-1", 1, Outcome(OutcomeKind.NACKED, 0, ""), 9.0)
             store.commit(Changes(parked=[ended], attempts=[ended]))
-        return tuple(export_lines(path, [1, 2]))
+        return tuple(export_lines(outbox_at(path), [1, 2]))
 
 
 values = st.recursive(
@@ -102,7 +103,7 @@ def is_refused_or_a_row(outbox: Outbox, line: Line) -> None:
         assert words.startswith("line 1")
         return
     assert list(misfits(row)) == []
-    for _ in import_lines(outbox.path, [line], f"{hash(line)}"):
+    for _ in import_lines(outbox_at(outbox.path), [line], f"{hash(line)}"):
         pass
     assert outbox.audit().is_right
     outbox.status()

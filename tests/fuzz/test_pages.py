@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.admin.salvage import Pages, _checksum
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.salvage import Pages, _checksum
 from tests.fuzz.bending import bent
 from tests.fuzz.bounds import bounded, for_long, short
 

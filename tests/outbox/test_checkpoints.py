@@ -15,6 +15,7 @@ from reliablepub.errors import OutboxInUse
 from reliablepub.message import Message
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import checkpoints, lock
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
@@ -93,11 +94,11 @@ def test_an_import_beside_a_relay_does_not_move_it(
     with closing(Outbox(other)) as outbox:
         for _ in range(20):
             outbox.enqueue(Message(KIB))
-    lines = list(export_lines(other, range(1, 21)))
+    lines = list(export_lines(outbox_at(other), range(1, 21)))
     with shim() as files, closing(SqliteStore(path)):
         monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES", 2 * PAGE_BYTES)
         files.log = []
-        (brought,) = import_lines(path, lines, "other")
+        (brought,) = import_lines(outbox_at(path), lines, "other")
         assert (brought.stored, moved(files.log, path)) == (20, 0)
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox.admin.integrity import Checkup, check_up
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.checkup import Checkup, check_up
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import status_file_path, write_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore

@@ -10,6 +10,7 @@ import pytest
 
 from reliablepub.outbox.admin.inspection import Contents, read_contents
 from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 
 Make = Callable[..., Entry]
@@ -45,16 +46,16 @@ def test_text_is_known_by_its_type_or_its_bytes(
 def test_headers_stand_apart(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         store.commit(Changes(new=[entry(headers={"n": 1}, app_id="a"), entry()]))
-    found = read_contents(path, 1)
+    found = read_contents(outbox_at(path), 1)
     assert found is not None
     assert (found.properties, found.headers) == ({"app_id": "a"}, {"n": 1})
     assert (found.body, found.text, found.problem) == (b"body 1", "body 1", None)
     assert found.columns["message_id"] == "m-1"
     assert not {"properties", "body"} & found.columns.keys()
-    bare = read_contents(path, 2)
+    bare = read_contents(outbox_at(path), 2)
     assert bare is not None
     assert (bare.properties, bare.headers) == ({}, {})
-    assert read_contents(path, 3) is None
+    assert read_contents(outbox_at(path), 3) is None
 
 
 @pytest.mark.parametrize("text", ["{", "[1]"])
@@ -65,7 +66,7 @@ def test_properties_that_were_damaged_are_shown_as_they_are(
         store.commit(Changes(new=[entry()]))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET properties = ?", (text,))
-    found = read_contents(path, 1)
+    found = read_contents(outbox_at(path), 1)
     assert found is not None
     assert (found.properties, found.headers) == ({"unreadable": text}, {})
     assert found.problem is not None

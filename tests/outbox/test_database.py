@@ -20,6 +20,7 @@ from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
 from tests.outbox.shim import IOERR_SHMMAP, shim
+from tests.writers import writer_of
 
 Make = Callable[..., Entry]
 
@@ -79,8 +80,8 @@ def test_a_checkpoint_is_as_large_whatever_pages_a_file_has(
 def test_who_only_enqueues_does_not_checkpoint(path: Path) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"body"))
-        assert outbox._writer.opened().execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
-        assert outbox._writer.opened().execute("PRAGMA synchronous").fetchone() == (2,)
+        assert writer_of(outbox).opened().execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+        assert writer_of(outbox).opened().execute("PRAGMA synchronous").fetchone() == (2,)
 
 
 def test_something_else_is_not_an_outbox(path: Path) -> None:

@@ -18,6 +18,7 @@ from reliablepub.outbox.admin.interventions import Action, Intervention, interve
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import checksum_of, to_text
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -280,7 +281,7 @@ def test_what_was_encrypted_the_old_way_can_be_read(path: Path, keys: OutboxKeys
     ):
         read(store)
     elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
-    assert intervene(path, [1], elsewhere, keys=keys).changed == 1
+    assert intervene(outbox_at(path), [1], elsewhere, keys=keys).changed == 1
     edit(path, routing_key="key")  # it is bound to its address now
     with closing(SqliteStore(path, keys=keys)) as store:
         assert store.read_due(1e12, limit=9, bytes_max=10**9, loaded=())[0] == []
@@ -292,7 +293,7 @@ def test_what_was_edited_is_not_rerouted(path: Path, keys: OutboxKeys) -> None:
         outbox.enqueue(message())
     edit(path, exchange="mine")
     back = Intervention(Action.REROUTE, exchange="other")
-    assert intervene(path, [1], back, keys=keys).damaged == [1]
+    assert intervene(outbox_at(path), [1], back, keys=keys).damaged == [1]
 
 
 def test_everything_is_encrypted_anew_beside_a_relay(path: Path) -> None:
@@ -383,9 +384,9 @@ def test_rerouting_takes_the_key_and_audit_and_salvage_do_not(path: Path, keys: 
     elsewhere = Intervention(Action.REROUTE, routing_key="elsewhere")
     for wrong in (None, OutboxKeys({"new": NEW})):
         with pytest.raises(OutboxSealed, match="that key was not given"):
-            intervene(path, [1], elsewhere, keys=wrong)
+            intervene(outbox_at(path), [1], elsewhere, keys=wrong)
     assert Outbox(path).audit().is_right
-    assert intervene(path, [1], elsewhere, keys=keys).changed == 1
+    assert intervene(outbox_at(path), [1], elsewhere, keys=keys).changed == 1
     assert Outbox(path).audit().is_right
     new = path.with_name("new.db")
     assert Outbox(new).salvage(path).open == 2
@@ -401,12 +402,12 @@ def test_without_a_key_it_is_shown_as_what_it_is_and_not_brought_elsewhere(
 ) -> None:
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
-    contents = read_contents(path, 1)
+    contents = read_contents(outbox_at(path), 1)
     assert contents is not None
     assert contents.columns["message_id"] == "m-1"
     assert "encrypted with key 'old'" in str(contents.problem)
     encrypted: list[int] = []
-    assert list(export_lines(path, [1, 2], encrypted)) == []
+    assert list(export_lines(outbox_at(path), [1, 2], encrypted)) == []
     assert encrypted == [1]
 
 
@@ -416,9 +417,9 @@ def test_what_an_earlier_version_has_exported_encrypted_is_not_brought_in(
     with Outbox(path, keys=keys) as outbox:
         outbox.enqueue(message())
     monkeypatch.setattr("reliablepub.outbox.admin.transfer.is_sealed", lambda _: False)
-    lines = list(export_lines(path, [1]))
+    lines = list(export_lines(outbox_at(path), [1]))
     with pytest.raises(BadLine) as caught:
-        list(import_lines(path.with_name("new.db"), lines, "export"))
+        list(import_lines(outbox_at(path.with_name("new.db")), lines, "export"))
     assert str(caught.value) == (
         "line 1: message m-1 is encrypted, and bound to the outbox it was exported from; "
         "a copy of the file keeps it, or `reliablepub outbox salvage`"

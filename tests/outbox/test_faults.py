@@ -27,6 +27,7 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Shim, shim
+from tests.writers import writer_of
 
 CALLS_MAX = 400
 WRITES = ("write", "truncate", "sync", "delete")
@@ -404,14 +405,16 @@ def test_an_enqueue_is_written_again_on_the_same_connection(
 ) -> None:
     with closing(Outbox(outbox_file)) as outbox:
         outbox.enqueue(new_entry(101).message)
-        before = outbox._writer.opened()
+        before = writer_of(outbox).opened()
         faulty.fail("sync", at=1, code=vfs.IOERR_FSYNC, does_it=True)
         outbox.enqueue(new_entry(102).message)
         faulty.fail("sync", at=1, code=vfs.IOERR_FSYNC, is_persistent=True, does_it=True)
         with pytest.raises(OutboxUnsure):
             outbox.enqueue(new_entry(103).message)
         faulty.heal()
-        assert outbox._writer.opened() is before, "a new one could believe what is not on the disk"
+        assert writer_of(outbox).opened() is before, (
+            "a new one could believe what is not on the disk"
+        )
         outbox.enqueue(new_entry(104).message)
     assert open_ids(outbox_file) - {"m-103"} > {"m-101", "m-102", "m-104"}
     assert "m-103" not in open_ids(outbox_file)

@@ -15,9 +15,9 @@ from reliablepub import Publisher
 from reliablepub.cli.output import age, ago
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_contents
-from reliablepub.outbox.admin.salvage import Pages, Value, _checksum
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import (
     COUNT_MAX,
@@ -27,6 +27,7 @@ from reliablepub.outbox.rows import (
     checksum_of,
     misfits,
 )
+from reliablepub.outbox.sqlite.salvage import Pages, Value, _checksum
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
@@ -268,7 +269,7 @@ def test_large_bodies_are_salvaged_a_few_at_a_time(path: Path, entry: Make) -> N
 
 
 def line_of(path: Path, id_: int, **changes: object) -> str:
-    (line,) = export_lines(path, [id_])
+    (line,) = export_lines(outbox_at(path), [id_])
     return json.dumps(json.loads(line) | changes)
 
 
@@ -276,7 +277,7 @@ def bring(path: Path, line: str) -> str:
     """Why a line is not brought in; what is brought in must do no harm."""
     new = path.with_name("new.db")
     try:
-        for _ in import_lines(new, [line], "test"):
+        for _ in import_lines(outbox_at(new), [line], "test"):
             pass
     except BadLine as error:
         return str(error)
@@ -352,7 +353,7 @@ def test_half_a_surrogate_pair_is_no_text(open_and_parked: Path, name: str) -> N
 
 
 def test_a_number_of_any_size_is_refused(open_and_parked: Path) -> None:
-    (line,) = export_lines(open_and_parked, [1])
+    (line,) = export_lines(outbox_at(open_and_parked), [1])
     for name in ("stored_at", "nacked", "size", "checksum"):
         value = json.loads(line)[name]
         huge = line.replace(f'"{name}": {value}', f'"{name}": 1{"0" * 400}')
@@ -436,7 +437,7 @@ def test_what_cannot_be_sent_is_parked_and_the_relay_goes_on(
         assert {bytes(m.body) for m in broker.messages("all")} - {b"planted"} == {b"fine", b"new"}
     status = Outbox(path).status()
     assert status.open == 0
-    assert read_contents(path, 1) is None or status.parked + status.expired == 1
+    assert read_contents(outbox_at(path), 1) is None or status.parked + status.expired == 1
 
 
 INF = float("inf")

@@ -20,6 +20,7 @@ from reliablepub.outbox.admin.inspection import (
     read_status,
 )
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
@@ -40,7 +41,7 @@ def test_a_parked_message_is_told_without_its_body(
 ) -> None:
     store.commit(Changes(new=[one := entry(), two := entry(), entry()]))
     park(store, one, two)
-    first, second = read_parked(path, limit=5)
+    first, second = read_parked(outbox_at(path), limit=5)
     assert first == ParkedMessage(
         id=1,
         message_id="m-1",
@@ -56,14 +57,14 @@ def test_a_parked_message_is_told_without_its_body(
         size=one.message.size,
     )
     assert second.id == 2
-    assert read_parked(path, limit=1) == [first]
+    assert read_parked(outbox_at(path), limit=1) == [first]
 
 
 def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entry: Make) -> None:
     new = [entry(ordering_key=key) for key in ("b", "b", "b", "a")]
     store.commit(Changes(new=new))
     park(store, new[0], new[3])
-    a, b = read_held_keys(path, limit=5)
+    a, b = read_held_keys(outbox_at(path), limit=5)
     assert b == HeldKey(
         ordering_key="b",
         id=1,
@@ -77,20 +78,20 @@ def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entr
         held_back=2,
     )
     assert (a.ordering_key, a.id, a.held_back) == ("a", 4, 0)
-    assert read_held_keys(path, limit=1) == [a]
-    assert read_status(path).held_keys == 2
+    assert read_held_keys(outbox_at(path), limit=1) == [a]
+    assert read_status(outbox_at(path)).held_keys == 2
 
 
 def test_tags_count_as_long_as_their_relay(store: SqliteStore, path: Path, entry: Make) -> None:
     store.commit(Changes(new=(new := [entry(), entry(), entry()])))
     store.commit(Changes(sent=[Sent("1-1", 5, new)]))
-    found = read_in_flight(path, limit=9)
+    found = read_in_flight(outbox_at(path), limit=9)
     assert [(row["epoch"], row["tag"], row["id"]) for row in found] == [
         ("1-1", tag, id_) for tag, id_ in ((5, 1), (6, 2), (7, 3))
     ]
-    assert read_in_flight(path, limit=2) == found[:2]
+    assert read_in_flight(outbox_at(path), limit=2) == found[:2]
     store.close()
-    assert read_in_flight(path, limit=9) == []
+    assert read_in_flight(outbox_at(path), limit=9) == []
 
 
 def test_what_nobody_knows_the_end_of_is_listed(
@@ -99,8 +100,11 @@ def test_what_nobody_knows_the_end_of_is_listed(
     store.commit(Changes(new=(new := [entry(), entry(), entry()])))
     unsure = [Attempt(new[n], "1-1", n, CUT, 5.0 + n) for n in (0, 2)]
     store.commit(Changes(rescheduled=[new[0], new[2]], attempts=unsure))
-    assert [(row["id"], row["unsure"]) for row in read_ambiguous(path, limit=9)] == [(3, 1), (1, 1)]
-    assert [row["id"] for row in read_ambiguous(path, limit=1)] == [3]
+    assert [(row["id"], row["unsure"]) for row in read_ambiguous(outbox_at(path), limit=9)] == [
+        (3, 1),
+        (1, 1),
+    ]
+    assert [row["id"] for row in read_ambiguous(outbox_at(path), limit=1)] == [3]
 
 
 def test_failures_are_told_newest_first_and_reasons_by_number(
@@ -110,14 +114,14 @@ def test_failures_are_told_newest_first_and_reasons_by_number(
     said = [(new[0], RETURNED), (new[1], CUT), (new[2], RETURNED)]
     attempts = [Attempt(one, "1-1", n, how, 5.0 + n) for n, (one, how) in enumerate(said)]
     store.commit(Changes(rescheduled=new, attempts=attempts))
-    newest, reasons = read_failures(path, failures=9, reasons=9)
+    newest, reasons = read_failures(outbox_at(path), failures=9, reasons=9)
     assert [(row["id"], row["outcome"]) for row in newest] == [
         *((3, "returned"), (2, "uncertain"), (1, "returned")),
     ]
     assert [(row["reply_text"], row["attempts"]) for row in reasons] == [
         *(("NO_ROUTE", 2), ("connection lost", 1)),
     ]
-    assert read_failures(path, failures=2, reasons=1) == (newest[:2], reasons[:1])
+    assert read_failures(outbox_at(path), failures=2, reasons=1) == (newest[:2], reasons[:1])
 
 
 def test_figures_count_each_message_in_its_class(
@@ -128,13 +132,13 @@ def test_figures_count_each_message_in_its_class(
     store.commit(Changes(new=(new := [entry(body=bytes(size)) for size in sizes])))
     park(store, new[3])
     monkeypatch.setattr(time, "time", lambda: 1_011.5)
-    of_open = read_figures(path, is_all=False)
+    of_open = read_figures(outbox_at(path), is_all=False)
     assert of_open == {
         "age": Counter({2: 1, 1: 2}),
         "attempts": Counter({0: 3}),
         "size": Counter({0: 1, 1: 2}),
     }
-    of_all = read_figures(path, is_all=True)
+    of_all = read_figures(outbox_at(path), is_all=True)
     assert of_all["attempts"] == Counter({0: 3, 1: 1})
     assert of_all["size"] == Counter({0: 1, 1: 2, 3: 1})
 
@@ -143,11 +147,11 @@ def test_a_position_is_zero_where_there_is_none(
     store: SqliteStore, path: Path, entry: Make
 ) -> None:
     store.commit(Changes(new=[entry()], sources={"file": 3}))
-    assert [read_position(path, name) for name in ("file", "other")] == [3, 0]
-    assert read_position(path.with_name("none.db"), "file") == 0
+    assert [read_position(outbox_at(path), name) for name in ("file", "other")] == [3, 0]
+    assert read_position(outbox_at(path.with_name("none.db")), "file") == 0
     empty = path.with_name("empty.db")
     empty.touch()
-    assert read_position(empty, "file") == 0
+    assert read_position(outbox_at(empty), "file") == 0
 
 
 def test_the_log_counts_among_the_bytes_on_disk(
@@ -155,9 +159,9 @@ def test_the_log_counts_among_the_bytes_on_disk(
 ) -> None:
     store.commit(Changes(new=[entry(body=bytes(50_000))]))
     log = path.with_name(path.name + "-wal")
-    assert read_status(path).bytes_on_disk == path.stat().st_size + log.stat().st_size
-    assert read_status(path).log_bytes == log.stat().st_size > 50_000
+    assert read_status(outbox_at(path)).bytes_on_disk == path.stat().st_size + log.stat().st_size
+    assert read_status(outbox_at(path)).log_bytes == log.stat().st_size > 50_000
     store.close()
     assert not log.exists()
-    assert read_status(path).bytes_on_disk == path.stat().st_size
-    assert read_status(path).log_bytes == 0
+    assert read_status(outbox_at(path)).bytes_on_disk == path.stat().st_size
+    assert read_status(outbox_at(path)).log_bytes == 0

@@ -28,6 +28,7 @@ from reliablepub.outbox.sqlite import enqueue
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.writers import writer_of
 
 Make = Callable[..., Entry]
 RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
@@ -329,7 +330,7 @@ def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
         closing(sqlite3.connect(path, isolation_level=None)) as other,
     ):
         outbox.enqueue(Message(b"1"))
-        before = outbox._writer.opened()
+        before = writer_of(outbox).opened()
         assert before is not None
         before.execute("PRAGMA busy_timeout = 10")
         other.execute("BEGIN IMMEDIATE")
@@ -337,7 +338,7 @@ def test_a_lock_is_no_reason_to_look_afresh(path: Path) -> None:
             outbox.enqueue(Message(b"2"))
         other.execute("ROLLBACK")
         outbox.enqueue(Message(b"2"))
-        assert outbox._writer.opened() is before
+        assert writer_of(outbox).opened() is before
         assert outbox.status().stored == 2
 
 
@@ -369,15 +370,15 @@ def test_a_forked_child_enqueues_on_a_connection_of_its_own(
 ) -> None:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"parent"))
-        parents = outbox._writer.opened()
+        parents = writer_of(outbox).opened()
 
         def enqueue() -> None:
             outbox.enqueue(Message(b"child"))
-            assert outbox._writer.opened() is not parents
+            assert writer_of(outbox).opened() is not parents
             outbox.close()
 
         assert child(enqueue) == 0
-        assert outbox._writer.connection is None, "it was closed before the fork"
+        assert writer_of(outbox).connection is None, "it was closed before the fork"
         outbox.enqueue(Message(b"parent"))
         assert outbox.status().open == 3
 

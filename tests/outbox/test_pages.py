@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.outbox.admin.salvage import Pages, Value
+from reliablepub.outbox.sqlite.salvage import Pages, Value
 
 NUMBERS = [
     *(0, 1, -1, 2, 127, -128, 128, -129, 32_767, -32_768, 32_768, 8_388_607, -8_388_608, 8_388_608),

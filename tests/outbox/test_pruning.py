@@ -14,6 +14,7 @@ from reliablepub.outbox.admin import pruning
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.pruning import Pruned, Times, foresee, prune
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -59,7 +60,7 @@ def rows(path: Path, table: str) -> int:
 
 def pruned_as_foreseen(path: Path, wanted: Times) -> Pruned:
     """Both ways of asking agree."""
-    foreseen, found = foresee(path, wanted), prune(path, wanted)
+    foreseen, found = foresee(outbox_at(path), wanted), prune(outbox_at(path), wanted)
     names = ("confirmed", "parked", "expired", "attempts", "interventions", "keys")
     assert [getattr(foreseen, name) for name in names] == [getattr(found, name) for name in names]
     assert Outbox(path).audit().is_right
@@ -81,8 +82,8 @@ def test_what_was_confirmed_long_ago_goes(path: Path, store: SqliteStore, clock:
     store.commit(Changes(confirmed=new))
     steps: list[tuple[str, int]] = []
     wanted = times(confirmed_before=NOW + 50)
-    assert foresee(path, wanted).confirmed == 1_200
-    prune(path, wanted, progress=lambda what, count: steps.append((what, count)))
+    assert foresee(outbox_at(path), wanted).confirmed == 1_200
+    prune(outbox_at(path), wanted, progress=lambda what, count: steps.append((what, count)))
     assert [count for what, count in steps if what == "confirmed"] == [500, 1_000, 1_200]
     assert rows(path, "confirmed") == 3
 
@@ -120,7 +121,7 @@ def test_the_newest_intervention_stays_because_the_relay_counts_by_it(
     path: Path, store: SqliteStore
 ) -> None:
     ids = [entry.id for entry in stored(store, 3)]
-    intervene(path, ids, Intervention(Action.DISCARD), clock=lambda: NOW)
+    intervene(outbox_at(path), ids, Intervention(Action.DISCARD), clock=lambda: NOW)
     assert [found.id for found in store.touched()] == ids
     assert pruned_as_foreseen(path, times(history_before=NOW + 1)).interventions == 2
     stored(store, 1)
@@ -135,7 +136,7 @@ def test_keys_are_forgotten_when_their_time_is_over_and_their_message_is_gone(
     with Outbox(path) as outbox:
         for n in range(5):
             outbox.enqueue(Message(b""), key=f"k{n}")
-    intervene(path, [1, 2, 3], Intervention(Action.DISCARD))
+    intervene(outbox_at(path), [1, 2, 3], Intervention(Action.DISCARD))
     late = NOW + 8 * 86_400
     assert pruned_as_foreseen(path, times()).keys == 0
     assert pruned_as_foreseen(path, times(now=late)).keys == 3
@@ -151,7 +152,7 @@ def test_the_file_gives_its_space_back(path: Path, store: SqliteStore) -> None:
     parked_mebibytes(store, 4)
     store.close()
     before = path.stat().st_size
-    found = prune(path, times(parked_before=NOW))
+    found = prune(outbox_at(path), times(parked_before=NOW))
     assert found.bytes_given_back > 4 << 20
     assert path.stat().st_size == before - found.bytes_given_back
     assert found.bytes_unused == 0
@@ -173,22 +174,26 @@ def test_pages_are_cut_off_until_the_time_of_a_step_is_over(
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
     told: list[int] = []
     wanted = times(parked_before=NOW)
-    prune(path, wanted, progress=lambda kind, n: told.append(n) if kind == "pages" else None)
+    prune(
+        outbox_at(path),
+        wanted,
+        progress=lambda kind, n: told.append(n) if kind == "bytes" else None,
+    )
     assert told[0] > 100, "it never is"
     assert told == [told[0]] * 2
 
 
 def test_the_database_of_an_application_keeps_its_length(path: Path) -> None:
     parked_in_an_applications_database(path)
-    found = prune(path, times(parked_before=NOW))
+    found = prune(outbox_at(path), times(parked_before=NOW))
     assert (found.parked, found.bytes_given_back) == (16, 0)
     assert found.bytes_unused > 1 << 20
 
 
 def test_what_stays_free_is_foreseen(path: Path) -> None:
     parked_in_an_applications_database(path)
-    pruned = prune(path, times(parked_before=NOW))
-    assert foresee(path, times()).bytes_unused == pruned.bytes_unused > 1 << 20
+    pruned = prune(outbox_at(path), times(parked_before=NOW))
+    assert foresee(outbox_at(path), times()).bytes_unused == pruned.bytes_unused > 1 << 20
 
 
 def test_history_goes_in_stretches(
@@ -200,7 +205,11 @@ def test_history_goes_in_stretches(
     store.commit(Changes(confirmed=entries, attempts=attempts))
     told: list[int] = []
     wanted = times(confirmed_before=NOW, history_before=NOW + 1)
-    prune(path, wanted, progress=lambda kind, n: told.append(n) if kind == "attempts" else None)
+    prune(
+        outbox_at(path),
+        wanted,
+        progress=lambda kind, n: told.append(n) if kind == "attempts" else None,
+    )
     assert told == [2, 4], "and no step for nothing"
     assert rows(path, "attempts") == 0
 
@@ -213,8 +222,8 @@ def test_who_waits_is_told_of_each_kind_and_no_reason_is_made_up(
     store.commit(Changes(confirmed=[confirmed], parked=given_up, attempts=given_up))
     told: dict[str, int] = {}
     wanted = times(confirmed_before=NOW, parked_before=NOW, expired_before=NOW)
-    prune(path, wanted, progress=lambda kind, n: told.update({kind: n}))
-    kinds = ("parked", "expired", "confirmed", "attempts", "interventions", "keys", "pages")
+    prune(outbox_at(path), wanted, progress=lambda kind, n: told.update({kind: n}))
+    kinds = ("parked", "expired", "confirmed", "attempts", "interventions", "keys", "bytes")
     assert told == dict.fromkeys(kinds, 0) | {"parked": 1, "expired": 1, "confirmed": 1}
     with closing(sqlite3.connect(path)) as connection:
         notes = connection.execute("SELECT action, note FROM reliablepub_interventions").fetchall()
@@ -227,8 +236,8 @@ def test_the_log_is_left_to_the_relay(
     stored(store, 4)
     before = path.read_bytes()
     monkeypatch.setattr("reliablepub.outbox.sqlite.checkpoints.CHECKPOINT_BYTES", PAGE_BYTES)
-    assert intervene(path, [1, 2], Intervention(Action.PARK)).changed == 2
-    pruned = prune(path, times(parked_before=1e12, history_before=1e12))
+    assert intervene(outbox_at(path), [1, 2], Intervention(Action.PARK)).changed == 2
+    pruned = prune(outbox_at(path), times(parked_before=1e12, history_before=1e12))
     assert (pruned.parked, pruned.interventions) == (2, 3)
     assert path.read_bytes() == before
 
@@ -239,7 +248,9 @@ def test_people_step_in_a_few_messages_at_a_time(
     monkeypatch.setattr("reliablepub.outbox.admin.interventions.CHUNK", 2)
     stored(store, 5)
     told: list[int] = []
-    effect = intervene(path, range(1, 6), Intervention(Action.PARK), progress=told.append)
+    effect = intervene(
+        outbox_at(path), range(1, 6), Intervention(Action.PARK), progress=told.append
+    )
     assert (effect.changed, told) == (5, [2, 4, 5])
 
 
@@ -247,7 +258,7 @@ def test_what_is_damaged_can_be_discarded(path: Path, store: SqliteStore) -> Non
     stored(store, 2)
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE reliablepub_messages SET body = x'00' WHERE id = 1")
-    assert intervene(path, [1, 2], Intervention(Action.DISCARD)).changed == 2
+    assert intervene(outbox_at(path), [1, 2], Intervention(Action.DISCARD)).changed == 2
     assert rows(path, "messages") == 0
 
 
@@ -283,14 +294,14 @@ def test_the_log_stays_short_without_a_relay(
         longest = max(longest, log.stat().st_size)
 
     monkeypatch.setattr("reliablepub.outbox.admin.interventions.CHUNK", 8)
-    prune(path, times(parked_before=NOW), progress=look)
+    prune(outbox_at(path), times(parked_before=NOW), progress=look)
     assert longest > 0
 
 
 def test_a_file_that_is_no_outbox_is_left_alone(path: Path) -> None:
     ask: list[Callable[[], object]] = [
-        lambda: foresee(path, times()),
-        lambda: prune(path, times()),
+        lambda: foresee(outbox_at(path), times()),
+        lambda: prune(outbox_at(path), times()),
     ]
     for question in ask:
         with pytest.raises(NotAnOutbox):

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from reliablepub.message import Message
+from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import space
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
+from tests.writers import writer_of
 
 Make = Callable[..., Entry]
 DAY_S = 86_400.0
@@ -93,7 +95,7 @@ def test_a_key_outlives_its_message_for_a_while(path: Path, clock: Clock) -> Non
         outbox.enqueue(Message(b"", message_id="m-1"), key="k")
         with closing(SqliteStore(path)) as store:
             store.commit(Changes(confirmed=store.read_ready(1, 1, limit=1, bytes_max=10**9)[0]))
-        clock.now += space.KEYS_KEPT_S - 1
+        clock.now += KEYS_KEPT_S - 1
         assert outbox.enqueue(Message(b"", message_id="m-2"), key="k") == "m-1"
         clock.now += 2
         assert outbox.enqueue(Message(b"", message_id="m-3"), key="k") == "m-3"
@@ -122,7 +124,7 @@ def test_old_keys_do_not_pile_up(path: Path, clock: Clock) -> None:
             outbox.enqueue(Message(b""), key=f"old {number}")
         with closing(SqliteStore(path)) as store:
             store.commit(Changes(confirmed=store.read_ready(1, 99, limit=99, bytes_max=10**9)[0]))
-        clock.now += space.KEYS_KEPT_S + 1
+        clock.now += KEYS_KEPT_S + 1
         for number in range(20):
             outbox.enqueue(Message(b""), key=f"new {number}")
     assert count(path, "keys") == 20
@@ -138,7 +140,7 @@ def test_keys_whose_messages_are_there_do_not_keep_old_ones(path: Path, clock: C
         with closing(SqliteStore(path)) as store:
             entries, _ = store.read_ready(1, 99, limit=99, bytes_max=10**9)
             store.commit(Changes(confirmed=entries[2 * space.KEYS_LOOKED_AT :]))
-        clock.now += space.KEYS_KEPT_S + 1
+        clock.now += KEYS_KEPT_S + 1
         for number in range(9):
             outbox.enqueue(Message(b""), key=f"new {number}")
     assert count(path, "keys") == 2 * space.KEYS_LOOKED_AT + 9
@@ -320,4 +322,4 @@ def test_the_file_of_an_application_is_left_as_it_is(path: Path, app: sqlite3.Co
     assert app.execute("PRAGMA auto_vacuum").fetchone() == (0,)
     with Outbox(path.with_name("own.db")) as outbox:
         outbox.enqueue(Message(b""))
-        assert outbox._writer.opened().execute("PRAGMA auto_vacuum").fetchone() == (2,)
+        assert writer_of(outbox).opened().execute("PRAGMA auto_vacuum").fetchone() == (2,)

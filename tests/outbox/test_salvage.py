@@ -16,10 +16,11 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox, OutboxError, OutboxInUse
 from reliablepub.message import Message
-from reliablepub.outbox.admin import salvage as salvage_module
-from reliablepub.outbox.admin.integrity import Audit, page_damage
+from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import salvage as salvage_module
+from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
 from reliablepub.outbox.sqlite.store import SqliteStore

@@ -10,9 +10,9 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox, OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.admin.integrity import check_up
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import database
+from reliablepub.outbox.sqlite.checkup import check_up
 from reliablepub.outbox.sqlite.database import VERSION, add_outbox, holds_outbox
 from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
 from reliablepub.outbox.sqlite.store import SqliteStore

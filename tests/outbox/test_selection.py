@@ -15,6 +15,7 @@ from reliablepub.outbox.admin.selection import (
     find_ids,
 )
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 
@@ -46,7 +47,9 @@ def filled(store: SqliteStore, path: Path, entry: Make) -> Path:
 
 
 def ids(path: Path, *, sort: str = "id", limit: int = 99, **conditions: Any) -> list[int]:
-    return [row["id"] for row in find(path, Selection(**conditions), sort=sort, limit=limit)]
+    return [
+        row["id"] for row in find(outbox_at(path), Selection(**conditions), sort=sort, limit=limit)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +82,7 @@ def test_each_condition_is_asked(
     filled: Path, conditions: dict[str, Any], expected: list[int]
 ) -> None:
     assert ids(filled, **conditions) == expected
-    found = find_ids(filled, Selection(**conditions))
+    found = find_ids(outbox_at(filled), Selection(**conditions))
     assert sorted(found) == expected
     given_up = {4, 5, 6}
     assert found == sorted(found, key=lambda id_: (id_ in given_up, id_)), "table by table"
@@ -97,7 +100,7 @@ def test_each_condition_is_asked(
 def test_orders_are_those_of_both_tables_together(
     filled: Path, sort: str, expected: list[int]
 ) -> None:
-    sizes = {row["id"]: row["size"] for row in find(filled, Selection(), limit=99)}
+    sizes = {row["id"]: row["size"] for row in find(outbox_at(filled), Selection(), limit=99)}
     if sort == "size":
         expected = sorted(expected, key=lambda id_: (-sizes[id_], id_))
     for limit in (1, 3, 99):
@@ -105,7 +108,7 @@ def test_orders_are_those_of_both_tables_together(
 
 
 def test_what_was_said_last_is_told(filled: Path) -> None:
-    rows = {row["id"]: row for row in find(filled, Selection(), limit=99)}
+    rows = {row["id"]: row for row in find(outbox_at(filled), Selection(), limit=99)}
     said = {n: (row["outcome"], row["reply_code"], row["reply_text"]) for n, row in rows.items()}
     assert said[1] == said[3] == said[8] == (None, None, None), "8 was brought here without it"
     assert said[2] == ("nacked", 0, NACKED.reply_text)

@@ -8,7 +8,8 @@ import pytest
 
 from reliablepub.outbox.admin import interventions
 from reliablepub.outbox.admin.interventions import PAUSE_S_MAX, step_by_step
-from reliablepub.outbox.sqlite.database import open_writer
+from reliablepub.outbox.database import Session
+from reliablepub.outbox.opening import outbox_at
 
 
 class Time:
@@ -31,12 +32,12 @@ def test_each_pause_is_as_long_as_the_step_before_it_up_to_a_limit(
 ) -> None:
     monkeypatch.setattr(interventions, "time", time := Time())
 
-    def step(takes_s: float) -> float:
+    def step(_session: Session, takes_s: float) -> float:
         time.now += takes_s
         return takes_s
 
-    with closing(open_writer(path, is_relay=False)) as connection:
+    with closing(outbox_at(path)) as database:
         lengths = (0.125, 0.0, 60.0, 0.0625)
-        taken = step_by_step(connection, path, [partial(step, s) for s in lengths])
+        taken = step_by_step(database, [partial(step, takes_s=s) for s in lengths])
         assert tuple(taken) == lengths
     assert time.slept == [0.0, 0.125, 0.0, PAUSE_S_MAX]

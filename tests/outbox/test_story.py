@@ -1,7 +1,6 @@
 """What is known of one message, from the disk and from what the relay shows."""
 
 import os
-import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -12,6 +11,7 @@ import pytest
 from reliablepub.outbox.admin.interventions import Action, Intervention, change
 from reliablepub.outbox.admin.story import Next, Story, resolve, tell
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
@@ -29,21 +29,20 @@ def new(store: SqliteStore, entry: Make) -> list[Entry]:
 
 
 def following(path: Path, id_: int) -> tuple[Next, float | None]:
-    story = tell(path, id_)
+    story = tell(outbox_at(path), id_)
     return story.next, story.next_at
 
 
 def step_in(path: Path, action: Action, *ids: int) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        change(connection, path, list(ids), Intervention(action, person="me"), 50.0)
-        connection.execute("COMMIT")
+    what = Intervention(action, person="me")
+    with closing(outbox_at(path)) as database:
+        database.write(lambda session: change(session, list(ids), what, 50.0))
 
 
 def test_of_a_message_that_was_never_tried_little_is_to_be_told(
     store: SqliteStore, new: list[Entry], path: Path
 ) -> None:
-    story = tell(path, 3)
+    story = tell(outbox_at(path), 3)
     message = story.message
     assert (message["id"], message["message_id"], message["stored_at"]) == (3, "m-3", 1003.0)
     assert story == Story(
@@ -66,17 +65,17 @@ def test_of_a_message_that_was_never_tried_little_is_to_be_told(
 
 def test_what_was_sent_is_answered_next(store: SqliteStore, new: list[Entry], path: Path) -> None:
     store.commit(Changes(sent=[Sent("1-1", 7, new[:2])]))
-    story = tell(path, 2)
+    story = tell(outbox_at(path), 2)
     assert story.in_flight is not None
     assert (story.in_flight["epoch"], story.in_flight["tag"]) == ("1-1", 8)
     assert (story.state, story.verdict) == ("in flight", "possibly persisted")
     assert (story.next, story.before) == (Next.ANSWER, None)
-    assert tell(path, 3).in_flight is None
+    assert tell(outbox_at(path), 3).in_flight is None
     store.close()
-    later = tell(path, 2)
+    later = tell(outbox_at(path), 2)
     assert later.in_flight == story.in_flight
     assert (later.state, later.verdict) == ("ready", "possibly persisted")
-    assert tell(path, 3).verdict == "not written"
+    assert tell(outbox_at(path), 3).verdict == "not written"
     assert (later.next, later.relay_pid, later.before) == (Next.RELAYED, None, None)
 
 
@@ -86,7 +85,7 @@ def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
     store.commit(Changes(sent=[Sent("1-1", 1, new[:2])]))
     parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
     store.commit(Changes(parked=parked, attempts=parked))
-    story = tell(path, 1)
+    story = tell(outbox_at(path), 1)
     assert (story.state, story.in_flight, story.next) == ("parked", None, Next.DECIDED)
     assert [(a["at"], a["epoch"], a["tag"], a["outcome"]) for a in story.attempts] == [
         (9.0, "1-1", 1, "returned")
@@ -108,8 +107,10 @@ def test_the_verdict_is_the_most_that_was_ever_said(
 ) -> None:
     attempts = [Attempt(new[0], "1-1", n, outcome, 9.0) for n, outcome in enumerate(said, 1)]
     store.commit(Changes(rescheduled=[new[0]], attempts=attempts))
-    assert tell(path, 1).verdict == verdict
-    assert [attempt["tag"] for attempt in tell(path, 1).attempts] == list(range(1, len(said) + 1))
+    assert tell(outbox_at(path), 1).verdict == verdict
+    assert [attempt["tag"] for attempt in tell(outbox_at(path), 1).attempts] == list(
+        range(1, len(said) + 1)
+    )
 
 
 def test_the_end_is_told_as_far_as_it_was_written_down(
@@ -123,7 +124,7 @@ def test_the_end_is_told_as_far_as_it_was_written_down(
     store.touched()
     expired = [Attempt(new[4], "1-1", 5, Outcome(OutcomeKind.EXPIRED), 11.0)]
     store.commit(Changes(parked=expired, attempts=expired))
-    told = {n: tell(path, n) for n in (1, 2, 3, 4, 5)}
+    told = {n: tell(outbox_at(path), n) for n in (1, 2, 3, 4, 5)}
     assert {n: (s.state, s.verdict, s.next, s.message_id) for n, s in told.items()} == {
         1: ("gone", None, Next.NOTHING, None),
         2: ("confirmed", "persisted", Next.NOTHING, "m-2"),
@@ -142,7 +143,7 @@ def test_a_time_that_is_due_is_waited_for(
     store.commit(Changes(rescheduled=[new[1]]))
     for now, expected in ((1_999.0, (Next.SENT_LATER, 2_000.0)), (2_000.0, (Next.SENT, None))):
         monkeypatch.setattr(time, "time", lambda now=now: now)
-        assert tell(path, 2).state == "waiting"
+        assert tell(outbox_at(path), 2).state == "waiting"
         assert following(path, 2) == expected
     store.close()
     assert following(path, 2) == (Next.RELAYED, 2_000.0)
@@ -161,7 +162,7 @@ def test_the_connection_is_waited_for(
     store: SqliteStore, new: list[Entry], path: Path, link: str, expected: Next
 ) -> None:
     store.show({"link": link})
-    story = tell(path, 5)
+    story = tell(outbox_at(path), 5)
     assert (story.next, story.next_at) == (expected, None)
     assert story.before == (4 if expected is Next.SENT else None)
     assert story.relay["link"] == link
@@ -173,31 +174,36 @@ def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, e
     store.commit(Changes(new=[first, second, third, paused, other]))
     paused.due_at = float("inf")
     store.commit(Changes(rescheduled=[paused]))
-    assert [tell(path, n).held_by for n in range(1, 6)] == [None, 1, 1, None, None]
+    assert [tell(outbox_at(path), n).held_by for n in range(1, 6)] == [None, 1, 1, None, None]
     assert following(path, 2) == (Next.HELD, None)
     assert following(path, 4) == (Next.PAUSED, None)
     parked = [Attempt(first, "1-1", 1, RETURNED, 9.0)]
     store.commit(Changes(parked=parked, attempts=parked))
-    assert (tell(path, 1).held_by, tell(path, 2).held_by) == (None, 1)
+    assert (tell(outbox_at(path), 1).held_by, tell(outbox_at(path), 2).held_by) == (None, 1)
     step_in(path, Action.PARK, 2)
-    assert tell(path, 2).held_by is None, "it waits for a person"
+    assert tell(outbox_at(path), 2).held_by is None, "it waits for a person"
     step_in(path, Action.RETRY, 2)
-    assert tell(path, 2).held_by == 1
+    assert tell(outbox_at(path), 2).held_by == 1
     step_in(path, Action.SKIP, 1)
-    assert tell(path, 2).held_by is None
+    assert tell(outbox_at(path), 2).held_by is None
 
 
 def test_a_name_is_a_number_an_id_or_a_key(store: SqliteStore, path: Path, entry: Make) -> None:
     again = {"message_id": "twice"}
     new = [entry(**again), entry(), entry(**again), entry(message_id="2"), entry(message_id="99")]
     store.commit(Changes(new=new))
-    assert resolve(path, "twice") == [1, 3], "the lowest first"
-    assert resolve(path, "2") == [2], "a row goes before a message_id"
-    assert resolve(path, "5") == [5]
-    assert resolve(path, "99") == [5], "there was never such a row"
-    assert resolve(path, "6") == resolve(path, "0") == resolve(path, "²") == []
+    assert resolve(outbox_at(path), "twice") == [1, 3], "the lowest first"
+    assert resolve(outbox_at(path), "2") == [2], "a row goes before a message_id"
+    assert resolve(outbox_at(path), "5") == [5]
+    assert resolve(outbox_at(path), "99") == [5], "there was never such a row"
+    assert (
+        resolve(outbox_at(path), "6")
+        == resolve(outbox_at(path), "0")
+        == resolve(outbox_at(path), "²")
+        == []
+    )
     parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
     store.commit(Changes(parked=parked, attempts=parked, confirmed=[new[1]]))
-    assert resolve(path, "twice") == [1, 3]
-    assert resolve(path, "m-1") == [], "of what was confirmed at once nothing is left"
-    assert resolve(path, "2") == [2]
+    assert resolve(outbox_at(path), "twice") == [1, 3]
+    assert resolve(outbox_at(path), "m-1") == [], "of what was confirmed at once nothing is left"
+    assert resolve(outbox_at(path), "2") == [2]

@@ -13,9 +13,9 @@ import pytest
 
 from reliablepub.errors import NotAnOutbox
 from reliablepub.message import Message
-from reliablepub.outbox.admin.environment import look_around
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite.environment import look_around
 from reliablepub.outbox.sqlite.store import SqliteStore
 
 Make = Callable[..., Entry]

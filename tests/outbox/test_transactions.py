@@ -21,6 +21,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.location import Place, WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
+from tests.writers import writer_of
 
 Make = Callable[..., Entry]
 FULL, IOERR_FSYNC = sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_FSYNC
@@ -207,8 +208,9 @@ class Doubtful:
 
 
 def doubt(store: SqliteStore | Outbox, *fates: Literal["light", "lost"]) -> None:
-    real = store._writer.opened()
-    store._writer.connection = Doubtful(real, *fates)  # type: ignore[assignment]
+    writer = store._writer if isinstance(store, SqliteStore) else writer_of(store)
+    real = writer.opened()
+    writer.connection = Doubtful(real, *fates)  # type: ignore[assignment]
 
 
 def test_a_turn_that_was_lost_is_written_again(store: SqliteStore, entry: Make) -> None:

@@ -9,6 +9,7 @@ from reliablepub.errors import ConfigurationError, NotAnOutbox
 from reliablepub.outbox.admin import inspection
 from reliablepub.outbox.admin.inspection import VIEWS, read_view
 from reliablepub.outbox.entry import Attempt, Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
@@ -22,7 +23,7 @@ def test_every_row_comes_once_and_in_order(
 ) -> None:
     monkeypatch.setattr(inspection, "PIECE_ROWS", 3)
     store.commit(Changes(new=[entry() for _ in range(count)]))
-    found = list(read_view(path, "open"))
+    found = list(read_view(outbox_at(path), "open"))
     assert [(row["id"], row["message_id"]) for row in found] == [
         (n, f"m-{n}") for n in range(1, count + 1)
     ]
@@ -33,7 +34,7 @@ def test_pieces_are_looks_of_their_own(
 ) -> None:
     monkeypatch.setattr(inspection, "PIECE_ROWS", 2)
     store.commit(Changes(new=[entry(), entry()]))
-    rows = read_view(path, "open")
+    rows = read_view(outbox_at(path), "open")
     assert next(rows)["id"] == 1
     store.commit(Changes(new=[entry()]))
     assert [row["id"] for row in rows] == [2, 3], "stored meanwhile"
@@ -46,16 +47,16 @@ def test_each_view_has_rows(
     store.commit(Changes(new=[one := entry(), entry()]))
     parked = [Attempt(one, "1-1", 1, RETURNED, 5.0)]
     store.commit(Changes(parked=parked, attempts=parked))
-    counts = {view: len(list(read_view(path, view))) for view in VIEWS}
+    counts = {view: len(list(read_view(outbox_at(path), view))) for view in VIEWS}
     given_up = {"parked": 1, "history": 1, "confirmed": 0, "interventions": 0}
     assert counts == {"open": 1, **given_up, "audit": 1}
-    (audit,) = read_view(path, "audit")
+    (audit,) = read_view(outbox_at(path), "audit")
     assert audit["stored"] == 2
 
 
 def test_what_there_is_not_cannot_be_read(path: Path) -> None:
     with pytest.raises(NotAnOutbox):
-        next(read_view(path, "open"))
+        next(read_view(outbox_at(path), "open"))
     words = "there is no view 'ready'; there are open, parked, confirmed, history, interventions,"
     with pytest.raises(ConfigurationError, match=words):
-        next(read_view(path, "ready"))
+        next(read_view(outbox_at(path), "ready"))

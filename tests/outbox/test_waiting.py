@@ -18,6 +18,7 @@ from reliablepub.outbox.entry import (
     Release,
     Store,
 )
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -126,7 +127,7 @@ def test_what_has_come_is_not_read_past_a_persons_change(
 ) -> None:
     store_mortal(store, entry, 10.0, 10.0, key=None)
     read = getattr(store, reads)
-    assert intervene(store.path, [1], Intervention(Action.PARK)).changed == 1
+    assert intervene(outbox_at(store.path), [1], Intervention(Action.PARK)).changed == 1
     with pytest.raises(Intervened):
         read(60.0, loaded=(), **ALL)
     assert [touched.id for touched in store.touched()] == [1]

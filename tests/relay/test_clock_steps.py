@@ -18,6 +18,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import HELD, Changes, Entry, Release, Store
 from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import clock_steps
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -150,7 +151,7 @@ ADVANCES: dict[str, Callable[[Outbox, int], object]] = {
     "the key is skipped": lambda outbox, _: outbox.skip_key("k"),
     "the head is retried": lambda outbox, first: outbox.retry([first]),
     "the head is discarded": lambda outbox, first: intervene(
-        outbox.path, [first], Intervention(Action.DISCARD)
+        outbox_at(outbox.path), [first], Intervention(Action.DISCARD)
     ),
 }
 

@@ -11,6 +11,7 @@ from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.story import tell
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
@@ -330,7 +331,7 @@ def test_a_held_key_can_be_skipped_and_what_held_it_stays_parked(
         assert w.sent == ["a", "x", "b", "c", "d"]
         [parked] = outbox.parked()
         assert parked.message_id == "b"
-        story = tell(path, parked.id)
+        story = tell(outbox_at(path), parked.id)
         assert [did["action"] for did in story.interventions] == ["skip"]
         outbox.retry()
     w.turn(after_s=LONG)
@@ -342,7 +343,7 @@ def test_a_held_key_can_be_skipped_and_what_held_it_stays_parked(
 def test_a_key_goes_on_when_what_holds_it_is_discarded(sqlite: SqliteStore, path: Path) -> None:
     w = held(sqlite)
     [key] = Outbox(path).held_keys()
-    assert intervene(path, [key.id], Intervention(Action.DISCARD)).changed == 1
+    assert intervene(outbox_at(path), [key.id], Intervention(Action.DISCARD)).changed == 1
     w.turn(after_s=POLL_S)
     confirm_all(w)
     assert w.sent == ["a", "x", "b", "c", "d"]
@@ -358,7 +359,7 @@ def test_a_key_goes_on_when_an_open_message_is_discarded(sqlite: SqliteStore, pa
     w.turn()
     first = sqlite.lowest_awaited(0, LONG)
     assert first is not None
-    assert intervene(path, [first], Intervention(Action.DISCARD)).changed == 1
+    assert intervene(outbox_at(path), [first], Intervention(Action.DISCARD)).changed == 1
     w.turn(after_s=POLL_S)
     confirm_all(w)
     assert w.sent == ["a", "b", "c"]
@@ -375,7 +376,7 @@ def test_what_is_parked_out_of_turn_holds_back_only_those_behind_it(
     w.turn()
     first = sqlite.lowest_awaited(0, LONG)
     assert first is not None
-    assert intervene(path, [first + 2], Intervention(Action.PARK)).changed == 1
+    assert intervene(outbox_at(path), [first + 2], Intervention(Action.PARK)).changed == 1
     w.turn(after_s=POLL_S)
     confirm_all(w)
     assert w.sent == ["a", "b"]

@@ -11,6 +11,7 @@ from reliablepub.hooks import MessageGivenUp
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Effect, Intervention, intervene
 from reliablepub.outbox.entry import HELD, Changes, Intervened
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
@@ -31,7 +32,7 @@ def full(sqlite: SqliteStore) -> World:
 def step_in(path: Path) -> Callable[..., Effect]:
     def do(world: World, action: Action, *ids: int, **address: str) -> Effect:
         what = Intervention(action, person="jo@host", note="as agreed", **address)
-        return intervene(path, ids, what, clock=lambda: world.time.wall)
+        return intervene(outbox_at(path), ids, what, clock=lambda: world.time.wall)
 
     return do
 
@@ -286,9 +287,9 @@ def test_interventions_are_forgotten_with_their_messages(
         for _ in range(2):
             outbox.enqueue(Message(b"x"))
     what = Intervention(Action.PARK, person="jo")
-    assert intervene(path, [1, 2], what, clock=lambda: day).changed == 2
+    assert intervene(outbox_at(path), [1, 2], what, clock=lambda: day).changed == 2
     gone = Intervention(Action.DISCARD, person="jo")
-    assert intervene(path, [1], gone, clock=lambda: 2 * day).changed == 1
+    assert intervene(outbox_at(path), [1], gone, clock=lambda: 2 * day).changed == 1
     with closing(SqliteStore(path, clock=lambda: 8.5 * day)) as store:
         rows = store._writer.opened().execute("SELECT id, action FROM reliablepub_interventions")
         assert rows.fetchall() == [(2, "park"), (1, "discard")]

@@ -17,6 +17,7 @@ from reliablepub.errors import OutboxDiskFull, OutboxLocked, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outcome import OutcomeKind
 from reliablepub.policy import GiveUp, Retries, RetryPolicy
@@ -282,7 +283,7 @@ class World:
             person="ann",
         )
         self.checker.look()
-        effect = intervene(self.path, chosen, what, clock=lambda: self.agenda.wall)
+        effect = intervene(outbox_at(self.path), chosen, what, clock=lambda: self.agenda.wall)
         left_alone = {*effect.in_flight, *effect.unfit, *effect.damaged}
         changed = [rows[id_] for id_ in chosen if id_ not in left_alone]
         assert effect.changed == len(changed)

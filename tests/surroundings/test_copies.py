@@ -11,6 +11,7 @@ from reliablepub import Outbox
 from reliablepub.message import Message
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
+from tests.writers import writer_of
 
 COPIES = {
     "the file": "import shutil; shutil.copy({0!r}, {0!r} + '.copy')",
@@ -43,11 +44,11 @@ def test_a_lost_lock_is_noticed_and_taken_again(
     path = tmp_path / "outbox.db"
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b""))
-        place = outbox._writer.opened().place
+        place = writer_of(outbox).opened().place
         assert place.is_locked
         os.close(os.open(path, os.O_RDONLY))
         assert not place.is_locked
         outbox.enqueue(Message(b""))
-        assert outbox._writer.opened().place.is_locked
+        assert writer_of(outbox).opened().place.is_locked
         assert outbox.status().open == 2
     assert "the locks on outbox" in caplog.text

@@ -11,6 +11,7 @@ from reliablepub import Message, Outbox
 from reliablepub.errors import OutboxMoved
 from tests.surroundings.app import CALLS, RELAYING, App
 from tests.surroundings.test_moved import ids_at
+from tests.writers import writer_of
 
 OLD = 60
 """Messages of 1 KiB before the backup, and as many after it."""
@@ -61,7 +62,7 @@ def test_a_restore_is_noticed_before_a_checkpoint_hides_it(tmp_path: Path) -> No
         enqueue(path, "new", OLD)
         checkpoint(path)
         outbox.enqueue(Message(b""))
-        outbox._writer.opened().execute("PRAGMA wal_autocheckpoint = 1")
+        writer_of(outbox).opened().execute("PRAGMA wal_autocheckpoint = 1")
         subprocess.run(["cp", backup, path], check=True)
         with pytest.raises(OutboxMoved, match="overwritten"):
             outbox.enqueue(Message(b""))
@@ -85,7 +86,7 @@ def test_a_descriptor_that_is_another_files_by_now_says_nothing(tmp_path: Path) 
     other.write_bytes(bytes(100))
     with Outbox(path) as outbox, other.open("rb") as file:
         outbox.enqueue(Message(b""))
-        place = outbox._writer.opened().place
+        place = writer_of(outbox).opened().place
         for fd in (file.fileno(), -1, 9_999):
             place._locked_fd, place._changes = fd, 1_000
             place.check()

@@ -7,7 +7,6 @@ means.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import click
 
@@ -23,9 +22,9 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.tls import tls_context, tls_options
-from reliablepub.outbox.admin.environment import look_around
+from reliablepub.outbox.database import Database, file_of
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outbox.sqlite.environment import look_around
 from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
@@ -47,7 +46,7 @@ from reliablepub.transport.probe import probe
 @tls_options
 @inspected_option
 @form_option
-def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
+def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     """Check the outbox, the disk, the clock and the broker; each problem comes with a remedy.
 
     Nothing is changed, neither in the outbox nor at the broker: passive declarations check the
@@ -67,10 +66,10 @@ def doctor(urls: tuple[str, ...], outbox_path: Path, form: str | None) -> int:
     context = tls_context(click.get_current_context())
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
-        around = look_around(outbox_path)
-        relay = read_status_file(outbox_path) or {}
+        around = look_around(file_of(database))
+        relay = database.status() or {}
         failed = relay["reason"] if relay.get("link") == Link.FAILED else ""
-        status = Outbox(outbox_path).status()
+        status = Outbox(database).status()
         found = list(of_outbox(status, around, time.time(), relay, failed))
     found.append(of_client(relay.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS))
     for address in addresses:

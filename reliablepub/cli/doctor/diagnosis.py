@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.cli.output import age, count_of, paused_words, size_of
-from reliablepub.outbox.admin.environment import Surroundings
 from reliablepub.outbox.admin.inspection import OutboxStatus
-from reliablepub.outbox.admin.integrity import Audit, Checkup
+from reliablepub.outbox.admin.integrity import Audit
+from reliablepub.outbox.sqlite.checkup import Checkup
+from reliablepub.outbox.sqlite.environment import Surroundings
 from reliablepub.printable import one_line
 from reliablepub.transport.address import Address
 from reliablepub.transport.probe import Probe

@@ -6,7 +6,6 @@ Knows: `Outbox.audit`. Must never know: SQL, or a broker.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -14,6 +13,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.progress import patiently
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.printable import one_line
 
@@ -21,7 +21,7 @@ from reliablepub.printable import one_line
 @click.command()
 @inspected_option
 @json_option
-def audit(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def audit(database: Database, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Recount the ledger, and compare each message with its checksum.
 
     Always: stored = open + confirmed + parked + expired + discarded. The command reads every
@@ -39,15 +39,15 @@ def audit(outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click pass
       4  something does not add up, or the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("comparing every message with its checksum"):
-        found = Outbox(outbox_path).audit()
+        found = Outbox(database).audit()
     code = Exit.CONFIRMED if found.is_right else Exit.OUTBOX
     if as_json:
-        print_json(asdict(found) | {"outbox": str(outbox_path), "is_right": found.is_right})
+        print_json(asdict(found) | {"outbox": database.name, "is_right": found.is_right})
         return code
     for line in found.structure:
         print_error(f"the file is damaged: {one_line(line)}")
     if found.structure:
-        print_error(f"rescue its messages: reliablepub outbox salvage {outbox_path} NEW")
+        print_error(f"rescue its messages: reliablepub outbox salvage {database.name} NEW")
     for name, by in found.differences.items():
         print_error(f"the ledger counts {by:+d} {name} against the rows; was a table edited?")
     for id_, reason in found.damaged.items():

@@ -5,8 +5,6 @@ Knows: the history of attempts. Must never know: SQL, or a broker.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from reliablepub.cli.exits import Exit
@@ -14,6 +12,7 @@ from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import ago, print_note, print_rows
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.inspection import read_ambiguous
+from reliablepub.outbox.database import Database
 
 
 @click.command()
@@ -22,7 +21,7 @@ from reliablepub.outbox.admin.inspection import read_ambiguous
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
 )
 @form_option
-def duplicates(outbox_path: Path, limit: int, form: str | None) -> int:
+def duplicates(database: Database, limit: int, form: str | None) -> int:
     """List messages with an attempt of uncertain outcome: a queue may or may not have them.
 
     Consumers may have seen such a message twice, under the same message id; or once, although no
@@ -40,7 +39,7 @@ def duplicates(outbox_path: Path, limit: int, form: str | None) -> int:
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("reading the history"):
-        found = read_ambiguous(outbox_path, limit=limit)
+        found = read_ambiguous(database, limit=limit)
     columns = {
         "id": lambda row: row["id"],
         "message id": lambda row: row["message_id"],

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -19,6 +18,7 @@ from reliablepub.cli.output import age, ago, count_of, paused_words, print_json,
 from reliablepub.cli.progress import patiently
 from reliablepub.errors import Expired, Nacked, Refused, Unroutable
 from reliablepub.outbox.admin.story import Next, Story, tell
+from reliablepub.outbox.database import Database
 from reliablepub.printable import one_line
 
 _WHERE: Final = {
@@ -51,7 +51,7 @@ _ATTEMPT_LINES: Final = 20
 @click.argument("name", metavar="ID")
 @inspected_option
 @json_option
-def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def explain(name: str, database: Database, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Explain a message: where it is and why, every attempt, and what happens next.
 
     ID is the number of a row, a message id, or a key of Outbox.enqueue. Each attempt is shown with
@@ -71,20 +71,20 @@ def explain(name: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking for it"):
-        rows = rows_named(outbox_path, (name,))
-    stories = [tell(outbox_path, id_) for id_ in rows]
+        rows = rows_named(database, (name,))
+    stories = [tell(database, id_) for id_ in rows]
     if as_json:
         print_json([asdict(story) for story in stories])
         return Exit.CONFIRMED
     for number, story in enumerate(stories):
         if number:
             print_result("")
-        for line in told(story, outbox_path, time.time()):
+        for line in told(story, database, time.time()):
             print_result(line)
     return Exit.CONFIRMED
 
 
-def told(story: Story, outbox: Path, now: float) -> list[str]:
+def told(story: Story, database: Database, now: float) -> list[str]:
     """The story of a message as lines of text."""
     message = story.message
     lines = [f"message {story.id} ({story.message_id or 'its message id is not known'})"]
@@ -101,7 +101,7 @@ def told(story: Story, outbox: Path, now: float) -> list[str]:
     lines += _why(story)
     if story.verdict is not None:
         lines.append(f"Delivered? {story.verdict}: {_VERDICT[story.verdict]}.")
-    lines.append(f"Next: {next_words(story, outbox, now)}")
+    lines.append(f"Next: {next_words(story, database, now)}")
     lines += _history(story, now)
     return lines
 
@@ -136,7 +136,7 @@ def _last_words(story: Story) -> list[str]:
     return lines
 
 
-def next_words(story: Story, outbox: Path, now: float) -> str:
+def next_words(story: Story, database: Database, now: float) -> str:
     """What happens next, and what the operator can do."""
     since = ago(story.relay.get("since"), now)
     reason = one_line(story.relay.get("reason") or "no connection yet")
@@ -153,7 +153,7 @@ def next_words(story: Story, outbox: Path, now: float) -> str:
         f"not, since {since}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
         Next.RELAYED: "nothing, because no relay runs for this outbox; start one: "
-        f"`reliablepub relay --outbox {outbox}`",
+        f"`reliablepub relay --outbox {database.name}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
         Next.NOTHING: "nothing; if it did not arrive, look at the queue and its consumers",

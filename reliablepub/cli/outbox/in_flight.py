@@ -5,14 +5,13 @@ Knows: the record of delivery tags in the outbox. Must never know: SQL, or a bro
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import ago, print_note, print_rows
 from reliablepub.outbox.admin.inspection import read_in_flight
+from reliablepub.outbox.database import Database
 
 
 @click.command("in-flight")
@@ -21,7 +20,7 @@ from reliablepub.outbox.admin.inspection import read_in_flight
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
 )
 @form_option
-def in_flight(outbox_path: Path, limit: int, form: str | None) -> int:
+def in_flight(database: Database, limit: int, form: str | None) -> int:
     """List the delivery tags that the running relay has sent and the broker has not answered.
 
     An epoch identifies one channel: the number of the relay's run, and of the channel in that run.
@@ -38,7 +37,7 @@ def in_flight(outbox_path: Path, limit: int, form: str | None) -> int:
       3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
-    found = read_in_flight(outbox_path, limit=limit)
+    found = read_in_flight(database, limit=limit)
     columns = {
         "epoch": lambda row: row["epoch"],
         "tag": lambda row: row["tag"],

@@ -6,7 +6,6 @@ Knows: the methods of `Outbox` for keys. Must never know: SQL, or a broker.
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -14,6 +13,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.outbox.listing import said
 from reliablepub.cli.output import ago, count_of, print_error, print_note, print_result, print_rows
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
 
@@ -33,7 +33,7 @@ def keys(
     resume: str | None,
     skip: str | None,
     limit: int,
-    outbox_path: Path,
+    database: Database,
     form: str | None,
 ) -> int:
     """List the ordering keys held by a parked message, and how many messages wait behind it.
@@ -53,7 +53,7 @@ def keys(
     """  # noqa: D301 - click: keep these lines as they are
     if resume is not None and skip is not None:
         raise click.UsageError("give --resume or --skip, not both")
-    with Outbox(outbox_path) as opened:
+    with Outbox(database) as opened:
         if resume is not None or skip is not None:
             return _let_go(opened, resume, skip)
         found = opened.held_keys(limit)

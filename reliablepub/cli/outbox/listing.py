@@ -5,7 +5,6 @@ Knows: how messages are found and listed. Must never know: SQL, or a broker.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
@@ -16,6 +15,7 @@ from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import ago, print_note, print_rows, size_of
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.selection import SORTS, Selection, find
+from reliablepub.outbox.database import Database
 
 
 @click.command("list")
@@ -29,7 +29,7 @@ from reliablepub.outbox.admin.selection import SORTS, Selection, find
 )
 @form_option
 def list_messages(
-    outbox_path: Path, chosen: Selection, sort: str, limit: int, form: str | None
+    database: Database, chosen: Selection, sort: str, limit: int, form: str | None
 ) -> int:
     """List open, parked and expired messages, with the answer to the last attempt; never a body.
 
@@ -47,7 +47,7 @@ def list_messages(
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking through the outbox"):
-        found = find(outbox_path, chosen, sort=sort, limit=limit)
+        found = find(database, chosen, sort=sort, limit=limit)
     print_rows(found, as_form(form), COLUMNS, nothing="no such message")
     if len(found) == limit:
         print_note(f"the first {limit}; there may be more, see --limit")

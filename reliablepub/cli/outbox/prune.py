@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
@@ -19,6 +18,7 @@ from reliablepub.cli.output import count_of, print_json, print_note, print_resul
 from reliablepub.cli.progress import following, patiently
 from reliablepub.outbox.admin.pruning import Pruned, Times, foresee
 from reliablepub.outbox.admin.pruning import prune as prune_outbox
+from reliablepub.outbox.database import Database
 
 
 def _kept_for(seconds: float | None, now: float) -> float | None:
@@ -62,7 +62,7 @@ def _kept_for(seconds: float | None, now: float) -> float | None:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def prune(
-    outbox_path: Path,
+    database: Database,
     confirmed_s: float | None,
     parked_s: float | None,
     expired_s: float | None,
@@ -100,12 +100,12 @@ def prune(
         now=now,
     )
     with patiently("looking through the outbox"):
-        found = foresee(outbox_path, times)
+        found = foresee(database, times)
     if not dry_run:
         if found.messages and not yes:
             ask(f"delete {_of_messages(found)} for good?")
         with following() as progress:
-            found = prune_outbox(outbox_path, times, note=note, progress=progress)
+            found = prune_outbox(database, times, note=note, progress=progress)
     if as_json:
         print_json({"dry_run": dry_run, **asdict(found)})
         return Exit.CONFIRMED

@@ -5,14 +5,13 @@ Knows: options and the report. Must never know: SQL or ciphers.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option, relay_keys_options
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.progress import patiently
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
 
@@ -23,7 +22,7 @@ _LISTED_MAX = 10
 @inspected_option
 @relay_keys_options
 @json_option
-def rekey(outbox_path: Path, outbox_keys: OutboxKeys | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Encrypt every message under the first key, so that older keys can be dropped.
 
     The command works in small steps, beside a relay that has the same keys. To rotate keys without
@@ -46,7 +45,7 @@ def rekey(outbox_path: Path, outbox_keys: OutboxKeys | None, as_json: bool) -> i
         raise click.UsageError("give --outbox-keys")
     with (
         patiently("encrypting messages"),
-        Outbox(outbox_path, keys=outbox_keys) as outbox,
+        Outbox(database, keys=outbox_keys) as outbox,
     ):
         result = outbox.rekey()
     if as_json:

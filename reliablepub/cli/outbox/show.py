@@ -25,6 +25,7 @@ from reliablepub.cli.output import (
     print_text,
 )
 from reliablepub.outbox.admin.inspection import Contents, read_contents
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.printable import one_line
 
@@ -47,7 +48,7 @@ _GIVE_KEYS: Final = "give the keys of the outbox (--outbox-keys FILE)"
 @json_option
 def show(
     name: str,
-    outbox_path: Path,
+    database: Database,
     body_out: Path | None,
     outbox_keys: OutboxKeys | None,
     as_json: bool,  # noqa: FBT001 - click passes flags as arguments
@@ -72,16 +73,16 @@ def show(
       4  the outbox cannot be used, or --body-out is given and the message's key is missing
     """  # noqa: D301 - click: keep these lines as they are
     found = None
-    for id_ in rows_named(outbox_path, (name,)):
-        found = read_contents(outbox_path, id_, outbox_keys) or found
+    for id_ in rows_named(database, (name,)):
+        found = read_contents(database, id_, outbox_keys) or found
     if found is None:
         if name.isdigit():
             raise Failure(
-                f"message {name} is not in {outbox_path} any more; `reliablepub outbox explain "
+                f"message {name} is not in {database.name} any more; `reliablepub outbox explain "
                 f"{name}` shows its history",
                 Exit.BAD_INPUT,
             )
-        raise unknown(outbox_path, name)
+        raise unknown(database, name)
     if body_out is not None:
         if found.is_sealed:
             raise Failure(f"nothing was written: {found.problem}; {_GIVE_KEYS}", Exit.OUTBOX)

@@ -5,7 +5,6 @@ Knows: the classes, and how bars are drawn with characters. Must never know: SQL
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -15,6 +14,7 @@ from reliablepub.cli.options import as_form, form_option, inspected_option
 from reliablepub.cli.output import print_result, print_rows
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.inspection import read_figures
+from reliablepub.outbox.database import Database
 
 CLASSES: Final = {
     "age": ("< 1 s", "< 10 s", "< 1 min", "< 10 min", "< 1 h", "< 6 h", "< 1 d", "< 7 d", "older"),
@@ -32,7 +32,7 @@ _BAR: Final = 50
 @click.option("--all", "is_all", is_flag=True, help="Count parked and expired messages too.")
 @click.option("--plot", is_flag=True, help="Draw bars.")
 @form_option
-def stats(outbox_path: Path, is_all: bool, plot: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
+def stats(database: Database, is_all: bool, plot: bool, form: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Count the open messages by age, by failed attempts, and by size.
 
     \b
@@ -50,7 +50,7 @@ def stats(outbox_path: Path, is_all: bool, plot: bool, form: str | None) -> int:
     if plot and form is not None:
         raise click.UsageError("give --plot, or one of --json and --csv")
     with patiently("counting"):
-        counts = read_figures(outbox_path, is_all=is_all)
+        counts = read_figures(database, is_all=is_all)
     rows: list[dict[str, Any]] = [
         {"of": of, "class": name, "messages": counts[of][number]}
         for of, names in CLASSES.items()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import age, count_of, paused_words, print_json, print_table
 from reliablepub.cli.watch.lookout import disk_words, link_words, look
+from reliablepub.outbox.database import Database
 
 
 @click.command()
@@ -31,7 +31,7 @@ from reliablepub.cli.watch.lookout import disk_words, link_words, look
     help="Time over which rates are measured; 0 for no rates.",
 )
 @json_option
-def status(outbox_path: Path, over_s: float, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def status(database: Database, over_s: float, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Count the messages of an outbox, and show its relay and the connection to the broker.
 
     Always: stored = open + confirmed + parked + expired + discarded.
@@ -47,10 +47,10 @@ def status(outbox_path: Path, over_s: float, as_json: bool) -> int:  # noqa: FBT
       3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
-    before = look(outbox_path)
+    before = look(database)
     if over_s:
         time.sleep(over_s)
-    found = look(outbox_path, before if over_s else None)
+    found = look(database, before if over_s else None)
     if as_json:
         print_json(found.values)
     else:

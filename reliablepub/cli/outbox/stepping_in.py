@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -30,6 +29,7 @@ from reliablepub.cli.progress import counting, patiently
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 
 _PREVIEW: Final = 10
@@ -188,7 +188,7 @@ def _step_in(
     states: tuple[str, ...],
     *,
     names: tuple[str, ...],
-    outbox_path: Path,
+    database: Database,
     chosen: Selection,
     is_all: bool,
     note: str,
@@ -209,16 +209,16 @@ def _step_in(
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
     with patiently("looking through the outbox"):
-        ids = rows_named(outbox_path, names) if names else find_ids(outbox_path, chosen)
+        ids = rows_named(database, names) if names else find_ids(database, chosen)
     effect = Effect()
     if dry_run and not as_json and not names:
-        rows = find(outbox_path, chosen, limit=_PREVIEW)
+        rows = find(database, chosen, limit=_PREVIEW)
         print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message")
     if not dry_run:
         if ids and not yes and (not names or action is Action.DISCARD):
             ask(_question(action, len(ids)))
         with counting(len(ids)) as progress:
-            effect = intervene(outbox_path, ids, what, keys=keys, progress=progress)
+            effect = intervene(database, ids, what, keys=keys, progress=progress)
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 

@@ -31,6 +31,7 @@ from reliablepub.cli.progress import counting, patiently
 from reliablepub.message import BODY_BYTES_MAX
 from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
+from reliablepub.outbox.database import Database
 
 _BLOCK_BYTES: Final = 1 << 20
 _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
@@ -49,7 +50,7 @@ _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
     help="A new file, readable by you alone; stdout unless given.",
 )
 def export_messages(
-    names: tuple[str, ...], outbox_path: Path, chosen: Selection, target: Path | None
+    names: tuple[str, ...], database: Database, chosen: Selection, target: Path | None
 ) -> int:
     """Write messages with their bodies as lines of JSON (NDJSON), byte for byte.
 
@@ -71,29 +72,29 @@ def export_messages(
     if names and chosen != Selection():
         raise click.UsageError("give IDs or a filter, not both")
     with patiently("looking through the outbox"):
-        ids = rows_named(outbox_path, names) if names else find_ids(outbox_path, chosen)
+        ids = rows_named(database, names) if names else find_ids(database, chosen)
     encrypted: list[int] = []
     if target is None:
-        for line in export_lines(outbox_path, ids, encrypted):
+        for line in export_lines(database, ids, encrypted):
             print_data(line)
-        return _end_export(encrypted, outbox_path)
+        return _end_export(encrypted, database)
     count = 0
     file = io.TextIOWrapper(new_file(target), encoding="utf-8", newline="\n")
     with file, counting(len(ids)) as progress:
-        for count, line in enumerate(export_lines(outbox_path, ids, encrypted), 1):
+        for count, line in enumerate(export_lines(database, ids, encrypted), 1):
             file.write(line + "\n")
             progress(count)
     print_note(f"{count_of(count, 'message')} written to {target}")
-    return _end_export(encrypted, outbox_path)
+    return _end_export(encrypted, database)
 
 
-def _end_export(encrypted: list[int], outbox: Path) -> Exit:
+def _end_export(encrypted: list[int], database: Database) -> Exit:
     if not encrypted:
         return Exit.CONFIRMED
     print_error(
         f"{count_of(len(encrypted), 'message')} left out: encrypted, and bound to this outbox, so "
         f"no other outbox can import them; keep a copy of the whole file instead: "
-        f"sqlite3 {outbox} \".backup 'copy.db'\""
+        f"sqlite3 {database.name} \".backup 'copy.db'\""
     )
     return Exit.BAD_INPUT
 
@@ -102,7 +103,7 @@ def _end_export(encrypted: list[int], outbox: Path) -> Exit:
 @click.argument("source", metavar="FILE")
 @inspected_option
 @json_option
-def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def import_messages(source: str, database: Database, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Store messages that `reliablepub outbox export` has written; `-` reads them from stdin.
 
     The next relay publishes open messages; parked ones stay parked. Messages that the outbox has
@@ -125,7 +126,7 @@ def import_messages(source: str, outbox_path: Path, as_json: bool) -> int:  # no
         raw.seek(0)
         try:
             with counting(lines) as progress:
-                for brought in import_lines(outbox_path, _lines(raw), f"import {digest}"):
+                for brought in import_lines(database, _lines(raw), f"import {digest}"):
                     progress(brought.stored + brought.known)
         except (BadLine, UnicodeDecodeError) as error:
             raise Failure(f"{error}; what came before it is stored", Exit.BAD_INPUT) from error

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from pathlib import Path
 
 import click
 
@@ -21,7 +20,7 @@ from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     json_option,
-    note_exposed_folder,
+    note_exposed_outbox,
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
@@ -40,6 +39,7 @@ from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import OutboxError
 from reliablepub.front.publisher import Publisher
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.policy import RetryPolicy
@@ -74,7 +74,7 @@ class _Settings:
     """Options for the publisher, as parsed from the command line."""
 
     urls: tuple[str, ...]
-    outbox: Path | None
+    outbox: Database | None
     outbox_keys: OutboxKeys | None
     window_min: int
     window_max: int
@@ -169,7 +169,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
     not_before: datetime | None,
     format_: str,
     urls: tuple[str, ...],
-    outbox_path: Path | None,
+    database: Database | None,
     outbox_keys: OutboxKeys | None,
     window_min: int,
     window_max: int,
@@ -201,7 +201,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
     """  # noqa: D301 - click: keep these lines as they are
     if not exchange.text and not routing_key.text:
         raise click.UsageError("give --routing-key, --exchange or both")
-    if not_before is not None and outbox_path is None:
+    if not_before is not None and database is None:
         raise click.UsageError("--not-before needs --outbox, where the messages wait")
     recipe = Recipe(
         exchange,
@@ -216,7 +216,7 @@ def publish(  # noqa: PLR0917 - one argument for each option
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
     settings = _Settings(
         urls,
-        outbox_path,
+        database,
         outbox_keys,
         window_min,
         window_max,
@@ -225,8 +225,8 @@ def publish(  # noqa: PLR0917 - one argument for each option
         tracing_hooks(is_wanted=tracing),
     )
     note_exposed_urls(urls)
-    if outbox_path is not None:
-        note_exposed_folder(outbox_path)
+    if database is not None:
+        note_exposed_outbox(database)
     with Stop() as stop, _open(file) as source:
         summary = _publish(source, recipe, settings, stop)
     if as_json:
@@ -300,7 +300,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         _forget(settings.outbox, name, run)
     return Summary(
         source=source.name,
-        outbox=settings.outbox,
+        outbox=None if settings.outbox is None else settings.outbox.name,
         records=reader.count if records is None else records,
         resumed_at=done + 1 if done else None,
         tally=run.tally,
@@ -333,7 +333,7 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
     return records
 
 
-def _position(outbox: Path | None, name: str | None) -> int:
+def _position(outbox: Database | None, name: str | None) -> int:
     """How many records an earlier run has stored.
 
     The number cannot change: this process holds the outbox's lock.
@@ -347,7 +347,7 @@ def _resuming(done: int, records: int | None) -> str:
     return f"resuming at record {done + 1}: {done} were stored by a run that did not finish"
 
 
-def _forget(outbox: Path, name: str, run: Run) -> None:
+def _forget(outbox: Database, name: str, run: Run) -> None:
     """Delete the record count of a finished run, so that the next run publishes the file again."""
     try:
         with Outbox(outbox) as opened:

@@ -6,7 +6,6 @@ Knows: how a run ended, and what the user should do about it. Must never know: h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.cli.exits import Exit
@@ -37,7 +36,7 @@ class Summary:
 
     Attributes:
         source: the file, or ``-``.
-        outbox: path of the outbox, or None.
+        outbox: name of the outbox, or None.
         records: number of records in the file; for stdin, of those read.
         resumed_at: number of the record this run began with, if it resumed an earlier run; or None.
         tally: outcomes of this run's messages.
@@ -51,7 +50,7 @@ class Summary:
     """
 
     source: str
-    outbox: Path | None
+    outbox: str | None
     records: int
     resumed_at: int | None
     tally: Tally
@@ -176,7 +175,7 @@ class Summary:
             return None
         counters = self.status.counters
         return {
-            "path": str(self.outbox),
+            "path": self.outbox,
             "stored": counters.stored,
             "open": counters.open,
             "confirmed": counters.confirmed,

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,7 +21,7 @@ from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     json_option,
-    note_exposed_folder,
+    note_exposed_outbox,
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
@@ -37,6 +36,7 @@ from reliablepub.cli.signals import Stop
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import NotAnOutbox
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.journal import MESSAGES
@@ -106,7 +106,7 @@ class _Relay(ConfigurableCommand):
 def relay(  # noqa: PLR0917 - one argument for each option
     ctx: click.Context,
     urls: tuple[str, ...],
-    outbox_path: Path,
+    database: Database,
     outbox_keys: OutboxKeys | None,
     window_min: int,
     window_max: int,
@@ -138,12 +138,12 @@ def relay(  # noqa: PLR0917 - one argument for each option
       3  --drain was interrupted while messages were open, or a second signal ended the relay
       4  the outbox cannot be used, another process relays it, or the relay has failed
     """  # noqa: D301 - click: keep these lines as they are
-    if drain and not outbox_path.is_file():
-        raise NotAnOutbox(f"there is no outbox {outbox_path}, so there is nothing to drain")
+    if drain and not database.exists():
+        raise NotAnOutbox(f"there is no outbox {database.name}, so there is nothing to drain")
     begun = time.monotonic()
     settings = Settings(
         urls,
-        outbox_path,
+        database,
         outbox_keys,
         keep_confirmed_s,
         window_min,
@@ -155,8 +155,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
             _warn_of_password(urls_as_given(ctx))
         note_exposed_urls(urls)
-        note_exposed_folder(outbox_path)
-        hooks, expose = _metrics(outbox_path) if health_port is not None else ([], "")
+        note_exposed_outbox(database)
+        hooks, expose = _metrics(database) if health_port is not None else ([], "")
         hooks += tracing_hooks(is_wanted=tracing)
         service = Service(
             settings,
@@ -174,7 +174,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
             service.run(is_draining=drain)
     status = service.status
     _report(
-        outbox_path,
+        database.name,
         service.before,
         status,
         service.last,
@@ -194,7 +194,7 @@ def _reread(ctx: click.Context) -> Settings:
         values = again.params
         return Settings(
             values["urls"],
-            values["outbox_path"],
+            values["database"],
             values["outbox_keys"],
             values["keep_confirmed_s"],
             values["window_min"],
@@ -213,7 +213,7 @@ def _warn_of_password(urls: tuple[str, ...]) -> None:
         )
 
 
-def _metrics(outbox: Path) -> tuple[list[object], Callable[[str], Exposition] | str]:
+def _metrics(outbox: Database) -> tuple[list[object], Callable[[str], Exposition] | str]:
     """The hook that counts and the function that renders its metrics.
 
     Without the extra ``observe``: no hook, and a text that says why.
@@ -222,7 +222,7 @@ def _metrics(outbox: Path) -> tuple[list[object], Callable[[str], Exposition] | 
         from reliablepub.observe import metrics  # noqa: PLC0415 - an extra
     except ImportError as error:
         return [], f"no metrics: {error}"
-    return [metrics.Metrics(str(outbox), outbox=outbox)], metrics.exposition
+    return [metrics.Metrics(outbox.name, outbox=outbox)], metrics.exposition
 
 
 @contextmanager
@@ -243,7 +243,7 @@ def _healthy(
 
 
 def _report(
-    outbox: Path, before: Status, status: Status, last: Status, seconds: float, *, as_json: bool
+    outbox: str, before: Status, status: Status, last: Status, seconds: float, *, as_json: bool
 ) -> None:
     counters = status.counters
     confirmed = counters.confirmed - before.counters.confirmed
@@ -252,7 +252,7 @@ def _report(
     if as_json:
         print_json(
             {
-                "outbox": str(outbox),
+                "outbox": outbox,
                 "confirmed": confirmed,
                 "parked": parked,
                 "open": counters.open,

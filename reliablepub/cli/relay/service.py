@@ -13,7 +13,6 @@ import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Self
 
 import click
@@ -24,6 +23,7 @@ from reliablepub.cli.relay.notify import Notifier
 from reliablepub.cli.signals import Stop
 from reliablepub.errors import ConfigurationError, ReliablePubError
 from reliablepub.front.publisher import Publisher
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.printable import one_line
@@ -40,7 +40,7 @@ class Settings:
 
     Attributes:
         urls: URLs of the broker, with passwords.
-        outbox: path of the outbox.
+        outbox: database of the outbox.
         outbox_keys: keys that encrypt its messages, or None.
         keep_confirmed_s: seconds for which confirmed messages stay in the outbox.
         window_min: limit of messages in flight at first.
@@ -50,7 +50,7 @@ class Settings:
     """
 
     urls: tuple[str, ...] = field(repr=False)
-    outbox: Path
+    outbox: Database
     outbox_keys: OutboxKeys | None
     keep_confirmed_s: float
     window_min: int
@@ -177,7 +177,7 @@ class Service:
         try:
             settings = self._reread()
             parse_addresses(settings.urls, ssl_context=settings.ssl_context)
-            if settings.outbox != self._settings.outbox:
+            if settings.outbox.name != self._settings.outbox.name:
                 raise click.UsageError("another outbox takes another relay: restart this one")
         except (click.ClickException, ConfigurationError, OSError) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile
 from itertools import count as count_up
-from pathlib import Path
 from typing import Final
 
 import click
@@ -22,6 +21,7 @@ from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.watch.lookout import Look, look_closely
+from reliablepub.outbox.database import Database
 
 _INTERVAL_S_MIN: Final = 0.1
 _QUIT: Final = ("q", "Q", "\x1b", "\x04", "")
@@ -46,7 +46,7 @@ _HINT: Final = "q quits, any other key refreshes"
     help="End after this many snapshots; without it, end at q, Ctrl-C or SIGTERM.",
 )
 @json_option
-def watch(outbox_path: Path, interval_s: float, count: int | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def watch(database: Database, interval_s: float, count: int | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Watch an outbox: rates, messages in flight, the connection, why messages fail.
 
     The command only reads, and does not disturb the relay. A running relay adds figures of its own:
@@ -70,17 +70,17 @@ def watch(outbox_path: Path, interval_s: float, count: int | None, as_json: bool
     with Stop() as stop:
         if as_json or not _is_seen():
             looks = takewhile(lambda number: not number or not stop.wait(interval_s), looks)
-            for seen in _looks(outbox_path, iter(looks)):
+            for seen in _looks(database, iter(looks)):
                 print_json(seen.values)
             return Exit.CONFIRMED
-        _show(outbox_path, interval_s, iter(looks), stop)
+        _show(database, interval_s, iter(looks), stop)
     return Exit.CONFIRMED
 
 
-def _looks(outbox: Path, numbers: Iterator[int]) -> Iterator[Look]:
+def _looks(database: Database, numbers: Iterator[int]) -> Iterator[Look]:
     before: Look | None = None
     for _ in numbers:
-        before = look_closely(outbox, before)
+        before = look_closely(database, before)
         yield before
 
 
@@ -90,7 +90,7 @@ def _is_seen() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and is_smart
 
 
-def _show(outbox: Path, interval_s: float, numbers: Iterator[int], stop: Stop) -> None:
+def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: Stop) -> None:
     from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
     from rich.live import Live  # noqa: PLC0415
 
@@ -98,7 +98,7 @@ def _show(outbox: Path, interval_s: float, numbers: Iterator[int], stop: Stop) -
     from reliablepub.cli.watch.screen import Trail, draw  # noqa: PLC0415
 
     console, trail = Console(), Trail()
-    looks = _looks(outbox, numbers)
+    looks = _looks(database, numbers)
     first = next(looks)  # an outbox that cannot be used fails before the screen is switched
     with (
         Keyboard(sys.stdin.fileno()) as keyboard,

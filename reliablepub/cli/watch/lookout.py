@@ -13,13 +13,11 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from reliablepub.cli.output import age, size_of
-from reliablepub.outbox.admin.inspection import read_failures
-from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outbox.admin.inspection import read_failures, read_status
+from reliablepub.outbox.database import Database
 from reliablepub.printable import one_line
 
 FAILURES: int = 20
@@ -53,27 +51,29 @@ class Look:
         return {**self.counts, **self.more}
 
 
-def look(outbox: Path, before: Look | None = None) -> Look:
+def look(database: Database, before: Look | None = None) -> Look:
     """Take a snapshot; read-only.
 
     Args:
-        outbox: path of the outbox.
+        database: database of the outbox.
         before: an earlier snapshot, from which rates are computed; None for no rates.
 
     Raises:
-        NotAnOutbox: there is no outbox at this path.
+        NotAnOutbox: there is no outbox.
     """
-    found, at, now = Outbox(outbox).status(), time.monotonic(), time.time()
-    relay_status = read_status_file(outbox) or {}
+    found, at, now = read_status(database), time.monotonic(), time.time()
+    relay_status = database.status() or {}
     counts = {name: getattr(found, name) for name in _COUNTS}
     oldest = found.oldest_open_at
+    folder = None if database.file is None else database.file.parent
+    bytes_free = None if folder is None else shutil.disk_usage(folder).free
     seconds = at - before.at if before is not None else 0.0
 
     def rate(name: str) -> float | None:
         return round((counts[name] - before.counts[name]) / seconds, 1) if before else None
 
     more = {
-        "outbox": str(outbox),
+        "outbox": database.name,
         "oldest_open_age_s": None if oldest is None else round(max(0.0, now - oldest), 1),
         "stored_per_s": rate("stored"),
         "confirmed_per_s": rate("confirmed"),
@@ -88,24 +88,24 @@ def look(outbox: Path, before: Look | None = None) -> Look:
         "bytes_on_disk": found.bytes_on_disk,
         "log_bytes": found.log_bytes,
         "is_disk_full": found.is_disk_full,
-        "bytes_free": shutil.disk_usage(outbox.parent).free,
+        "bytes_free": bytes_free,
     }
     return Look(at, now, counts, more)
 
 
-def look_closely(outbox: Path, before: Look | None = None) -> Look:
+def look_closely(database: Database, before: Look | None = None) -> Look:
     """Take a snapshot with more values: figures of the running relay, and recent failures.
 
     Args:
-        outbox: path of the outbox.
+        database: database of the outbox.
         before: an earlier snapshot, from which rates are computed; None for no rates.
 
     Raises:
-        NotAnOutbox: there is no outbox at this path.
+        NotAnOutbox: there is no outbox.
     """
-    seen = look(outbox, before)
-    relay_status = read_status_file(outbox) or {}
-    failures, reasons = read_failures(outbox, failures=FAILURES, reasons=REASONS)
+    seen = look(database, before)
+    relay_status = database.status() or {}
+    failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
     names = ("buffered", "aside", "connects", "violations", "latency")
     relay = {name: relay_status.get(name) for name in names}
     more = {"at": seen.now, **relay, "reasons": reasons, "failures": failures}

@@ -1,6 +1,6 @@
 """Read-only queries: status, parked messages, tags in flight, one message, whole views.
 
-Knows: the reading statements, through sqlite-utils. Must never know: how messages are changed, or
+Knows: the reading statements. Must never know: how messages are changed, or
 how results are shown.
 
 Each query runs in one read transaction of its own, on a connection that cannot write, so its result
@@ -12,24 +12,17 @@ Damaged rows are shown as far as they can be read.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
+from reliablepub.outbox.database import Database, named_rows
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
+from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.rows import MessageRow, Unreadable, content_of, entry_of
-from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
-from reliablepub.outbox.sqlite.database import looking, reading
-from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.sql import QUERIES
-
-if TYPE_CHECKING:
-    from sqlite_utils import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,153 +127,127 @@ class HeldKey:
     held_back: int
 
 
-def read_status(path: Path) -> OutboxStatus:
+def read_status(database: Database) -> OutboxStatus:
     """Return the status of an outbox.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    relay = holder_pid(path)
-    with reading(path) as connection:
-        database = _tables(connection)
-        ledger = _one(database, "ledger")
-        settled = sum(ledger[name] for name in ("confirmed", "parked", "expired", "discarded"))
-        in_flight = _one(database, "in_flight_count")["count(*)"] if relay is not None else 0
-        waiting = _one(database, "waiting_count")["count(*)"]
-        held_keys = next(iter(_one(database, "held_key_count").values()))
-        oldest = _one(database, "oldest_open_at")
-        spare = Ballast(path).spare_bytes(connection)
-    log_bytes = _bytes(path.with_name(path.name + "-wal"))
+    with database.reading() as session:
+        relay = session.relay()
+        ledger = Counters(*session.run("ledger").fetchone())
+        (in_flight,) = session.run("in_flight_count").fetchone() if relay is not None else (0,)
+        (waiting,) = session.run("waiting_count").fetchone()
+        (held_keys,) = session.run("held_key_count").fetchone()
+        (oldest,) = session.run("oldest_open_at").fetchone() or (None,)
+        space = session.space()
     return OutboxStatus(
-        stored=ledger["stored"],
-        open=ledger["stored"] - settled,
+        stored=ledger.stored,
+        open=ledger.open,
         in_flight=in_flight,
-        confirmed=ledger["confirmed"],
-        parked=ledger["parked"],
-        expired=ledger["expired"],
-        discarded=ledger["discarded"],
+        confirmed=ledger.confirmed,
+        parked=ledger.parked,
+        expired=ledger.expired,
+        discarded=ledger.discarded,
         waiting=waiting,
         held_keys=held_keys,
-        oldest_open_at=oldest.get("stored_at"),
+        oldest_open_at=oldest,
         relay=relay,
-        bytes_on_disk=_bytes(path) + log_bytes,
-        log_bytes=log_bytes,
-        is_disk_full=spare < MARGIN_BYTES,
+        bytes_on_disk=space.bytes_on_disk,
+        log_bytes=space.log_bytes,
+        is_disk_full=space.is_disk_full,
     )
 
 
-def read_parked(path: Path, *, limit: int) -> list[ParkedMessage]:
+def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
     """Return messages that were given up, in the order in which they were given up.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        rows = list(_tables(connection).query(QUERIES["parked"], (limit,)))
-    return [ParkedMessage(**row) for row in rows]
+    with database.reading() as session:
+        return [ParkedMessage(**row) for row in named_rows(session.run("parked", {"limit": limit}))]
 
 
-def read_held_keys(path: Path, *, limit: int) -> list[HeldKey]:
+def read_held_keys(database: Database, *, limit: int) -> list[HeldKey]:
     """Return parked messages that hold their ordering keys, sorted by key.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        rows = list(_tables(connection).query(QUERIES["held_keys"], (limit,)))
-    return [HeldKey(**row) for row in rows]
+    with database.reading() as session:
+        return [HeldKey(**row) for row in named_rows(session.run("held_keys", {"limit": limit}))]
 
 
-def read_in_flight(path: Path, *, limit: int) -> list[dict[str, Any]]:
+def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
     """Return the delivery tags that the running relay has sent and the broker has not answered.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    is_relayed = holder_pid(path) is not None
-    with reading(path) as connection:
-        values = {"id": None, "limit": limit if is_relayed else 0}
-        return list(_tables(connection).query(QUERIES["in_flight"], values))
+    with database.reading() as session:
+        values = {"id": None, "limit": 0 if session.relay() is None else limit}
+        return list(named_rows(session.run("in_flight", values)))
 
 
-def read_ambiguous(path: Path, *, limit: int) -> list[dict[str, Any]]:
+def read_ambiguous(database: Database, *, limit: int) -> list[dict[str, Any]]:
     """Return messages with a possibly persisted attempt (see `Persistence`), newest attempt first.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        return list(_tables(connection).query(QUERIES["ambiguous"], (limit,)))
+    with database.reading() as session:
+        return list(named_rows(session.run("ambiguous", {"limit": limit})))
 
 
 def read_failures(
-    path: Path, *, failures: int, reasons: int
+    database: Database, *, failures: int, reasons: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the newest failed attempts and the most frequent reasons, of the last 1,000 attempts.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         failures: maximum number of attempts to return.
         reasons: maximum number of reasons to return.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        tables = _tables(connection)
-        newest = list(tables.query(QUERIES["newest_failures"], (failures,)))
-        return newest, list(tables.query(QUERIES["top_reasons"], (reasons,)))
+    with database.reading() as session:
+        newest = list(named_rows(session.run("newest_failures", {"limit": failures})))
+        return newest, list(named_rows(session.run("top_reasons", {"limit": reasons})))
 
 
-def read_figures(path: Path, *, is_all: bool) -> dict[str, Counter[int]]:
+def read_figures(database: Database, *, is_all: bool) -> dict[str, Counter[int]]:
     """Count messages by age, attempts and size, in the classes of the statement ``figures``.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         is_all: also count messages that were given up.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
     counts: dict[str, Counter[int]] = {"age": Counter(), "attempts": Counter(), "size": Counter()}
-    with reading(path) as connection:
+    with database.reading() as session:
         values = {"now": time.time(), "is_all": is_all}
-        for row in _tables(connection).query(QUERIES["figures"], values):
+        for row in named_rows(session.run("figures", values)):
             for name, found in counts.items():
                 found[row[name]] += row["messages"]
     return counts
 
 
-def read_position(path: Path, source: str) -> int:
+def read_position(database: Database, source: str) -> int:
     """Return how many messages of a named source were stored; 0 if there is no outbox.
 
     Raises:
         NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
     """
-    if not path.exists():
+    if not database.exists():
         return 0
-    with looking(path) as (connection, has_outbox):
-        query = QUERIES["position"]
-        row = connection.execute(query, (source,)).fetchone() if has_outbox else None
-        (position,) = row or (0,)
+    with database.reading() as session:
+        (position,) = session.run("position", {"name": source}).fetchone() or (0,)
         return int(position)
-
-
-def _tables(connection: sqlite3.Connection) -> Database:
-    from sqlite_utils import Database  # noqa: PLC0415 - takes 50 ms; producers do not need it
-
-    return Database(connection)
-
-
-def _one(database: Database, name: str) -> dict[str, Any]:
-    return next(iter(database.query(QUERIES[name])), {})
-
-
-def _bytes(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except FileNotFoundError:
-        return 0
 
 
 _TEXTUAL = ("json", "xml", "javascript", "yaml", "csv", "x-www-form-urlencoded")
@@ -326,25 +293,23 @@ class Contents:
         return text if is_clean and (is_named or not kind) else None
 
 
-def read_contents(path: Path, id_: int, keys: OutboxKeys | None = None) -> Contents | None:
+def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) -> Contents | None:
     """Return everything in the row of a message, or None if there is no such row.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         id_: id of the message.
         keys: keys of the outbox, to decrypt an encrypted message.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        cursor = connection.execute(QUERIES["one_message"], {"id": id_})
-        row = cursor.fetchone()
-        if row is None:
+    with database.reading() as session:
+        columns = next(named_rows(session.run("one_message", {"id": id_})), None)
+        if columns is None:
             return None
-        columns = dict(zip((name for name, *_ in cursor.description), row, strict=True))
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
-        raw = MessageRow._make(connection.execute(QUERIES[kept], {"id": id_}).fetchone())
+        raw = MessageRow._make(session.run(kept, {"id": id_}).fetchone())
     problem = None
     try:
         entry_of(raw, keys)
@@ -373,7 +338,7 @@ PIECE_ROWS: Final = 2_000
 VIEWS: Final = ("open", "parked", "confirmed", "history", "interventions", "audit")
 
 
-def read_view(path: Path, view: str) -> Iterator[dict[str, object]]:
+def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
     """Yield the rows of a view, ordered by the number in its first column.
 
     Raises:
@@ -385,12 +350,10 @@ def read_view(path: Path, view: str) -> Iterator[dict[str, object]]:
     after = 0
     while True:
         # One long read transaction would keep the relay from resetting its log until it ends.
-        with reading(path) as connection:
-            found = connection.execute(QUERIES[f"view_{view}"], (after, PIECE_ROWS))
-            names = [name for name, *_ in found.description]
-            rows = found.fetchall()
-        for row in rows:
-            yield dict(zip(names, row, strict=True))
+        with database.reading() as session:
+            values = {"after": after, "limit": PIECE_ROWS}
+            rows = list(named_rows(session.run(f"view_{view}", values)))
+        yield from rows
         if len(rows) < PIECE_ROWS:
             return
-        after, *_ = rows[-1]
+        after = next(iter(rows[-1].values()))

@@ -1,31 +1,18 @@
-"""Checks an outbox: its pages and tables, its ledger, and the checksum of each row.
+"""Checks the contents of an outbox: its ledger, and the checksum of each row.
 
-Knows: the statements that read, SQLite's own checks, which files belong beside an outbox. Must
-never know: how an outbox is changed or repaired.
+Knows: which rows are read, and what a right one is. Must never know: how an outbox is changed or
+repaired.
 """
 
 from __future__ import annotations
 
-import sqlite3
-import stat
-from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
-from glob import escape
-from pathlib import Path
 from typing import Final
 
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.rows import Unreadable, check, misfit_words, misfits
-from reliablepub.outbox.sqlite.database import add_outbox, reading
-from reliablepub.outbox.sqlite.failures import is_damage
-from reliablepub.outbox.sqlite.location import RESCUED, folder_exposure
-from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.status_file import status_file_path
-from reliablepub.outbox.sqlite.transactions import transaction
 
 _DIFFERENCES: Final = ("open", "parked", "expired", "open_bytes")
-_LISTED_MAX: Final = 100
 _CONTENTS: Final = 6
 """Number of columns with the message itself. The bookkeeping columns follow them."""
 
@@ -40,7 +27,7 @@ class Audit:
             difference (ledger minus rows).
         damaged: ids of rows with a wrong checksum, or with a size, time or count that this library
             never writes; each with what is wrong. A relay parks such a row, and never sends it.
-        structure: SQLite's complaints about the pages of the file. If there are any, neither
+        structure: the database's complaints about its pages. If there are any, neither
             the ledger nor the rows are read.
     """
 
@@ -55,25 +42,25 @@ class Audit:
         return not (self.differences or self.damaged or self.structure)
 
 
-def audit(path: Path) -> Audit:
+def audit(database: Database) -> Audit:
     """Recount the ledger and compare each row with its checksum, in one read transaction.
 
     Raises:
-        NotAnOutbox: there is no outbox at this path.
+        NotAnOutbox: there is no outbox.
         OutboxError: the outbox cannot be read.
     """
-    with reading(path) as connection:
-        lines = page_damage(connection)
+    with database.reading() as session:
+        lines = session.damage()
         if lines:
             return Audit(0, {}, {}, tuple(lines))
-        counted = connection.execute(QUERIES["audit"]).fetchone()
+        counted = session.run("audit").fetchone()
         differences = {
             name: value for name, value in zip(_DIFFERENCES, counted, strict=True) if value
         }
         rows, damaged = 0, {}
         for query in ("open_contents", "parked_contents"):
-            cursor = connection.execute(QUERIES[query])
-            names = [name for name, *_ in cursor.description[_CONTENTS:]]
+            cursor = session.run(query)
+            names = [column[0] for column in cursor.description[_CONTENTS:]]
             for message_id, exchange, routing_key, properties, key, body, *others in cursor:
                 rows += 1
                 beside = dict(zip(names, others, strict=True))
@@ -86,120 +73,3 @@ def audit(path: Path) -> Audit:
                     if any(misfits(beside)):
                         damaged[beside["id"]] = misfit_words(beside)
         return Audit(rows, differences, damaged, ())
-
-
-def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
-    """Return SQLite's complaints about the pages of the file, at most 100; empty if there are none.
-
-    If the damage is so large that SQLite gives up, its error is the only line.
-
-    Args:
-        connection: connection to the file.
-        is_quick: do not compare indexes with their tables.
-    """
-    look = "quick_check" if is_quick else "integrity_check"
-    try:
-        lines = [line for (line,) in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
-    except sqlite3.Error as error:
-        if not is_damage(error):
-            raise
-        return [str(error)]
-    return [] if lines == ["ok"] else lines
-
-
-_OTHERS: Final = 0o077
-
-
-@dataclass(frozen=True, slots=True)
-class Checkup:
-    """Facts about the file of an outbox.
-
-    Attributes:
-        pages: SQLite's complaints about the pages and indexes; empty if there are none.
-        missing: tables, indexes, triggers and views of ``schema.sql`` that do not exist.
-        changed: tables, indexes, triggers and views that differ from ``schema.sql``.
-        journal: journal mode; ``wal`` is the right one.
-        bytes_unused: bytes in free pages.
-        can_shrink: whether free pages can be cut off (``auto_vacuum`` was set when the file was
-            created).
-        leftovers: files beside the outbox that no running process needs.
-        rescued: copies beside the outbox, each left by a relay whose outbox was moved.
-        keys: name of each key that messages are encrypted with, and the number of its messages;
-            None stands for messages that are not encrypted. Empty if ``pages``, ``missing`` or
-            ``changed`` lists anything.
-        folder: which other users can write to the outbox's folder, and what to do; empty if none
-            can.
-        readable_by_others: whether users other than the owner may read or write the file.
-    """
-
-    pages: tuple[str, ...]
-    missing: tuple[str, ...]
-    changed: tuple[str, ...]
-    journal: str
-    bytes_unused: int
-    can_shrink: bool
-    leftovers: tuple[Path, ...]
-    rescued: tuple[Path, ...]
-    keys: dict[str | None, int]
-    folder: str
-    readable_by_others: bool
-
-
-def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
-    """Gather facts about the file of an outbox, in one read transaction; change nothing.
-
-    Args:
-        path: path of the outbox.
-        is_quick: do not compare indexes with their tables.
-
-    Raises:
-        NotAnOutbox: there is no outbox at this path.
-        OutboxError: the outbox cannot be read.
-    """
-    with reading(path) as connection:
-        pages = page_damage(connection, is_quick=is_quick)
-        missing, changed = _compared(connection)
-        is_whole = not (pages or missing or changed)
-        keys = dict(connection.execute(QUERIES["keys_in_use"])) if is_whole else {}
-        (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
-        (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
-        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-        (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
-    return Checkup(
-        pages=tuple(pages),
-        missing=tuple(missing),
-        changed=tuple(changed),
-        journal=journal,
-        bytes_unused=unused * page_bytes,
-        can_shrink=vacuum != 0,
-        leftovers=tuple(_leftovers(path)),
-        rescued=tuple(sorted(path.parent.glob(f"{escape(path.name)}{RESCUED}*"))),
-        keys=keys,
-        folder=folder_exposure(path.parent),
-        readable_by_others=bool(stat.S_IMODE(path.stat().st_mode) & _OTHERS),
-    )
-
-
-def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
-    """Return which objects of ``schema.sql`` are missing from the file, and which differ."""
-    found = dict(connection.execute(QUERIES["made"]).fetchall())
-    wanted = _as_made()
-    missing = sorted(set(wanted) - set(found))
-    return missing, sorted(name for name in set(wanted) & set(found) if found[name] != wanted[name])
-
-
-@cache
-def _as_made() -> dict[str, str]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        with transaction(connection, Path(":memory:")):
-            add_outbox(connection.cursor(), Path(":memory:"))
-        return dict(connection.execute(QUERIES["made"]).fetchall())
-
-
-def _leftovers(path: Path) -> list[Path]:
-    """Return status files of a killed relay; the next relay removes or replaces them."""
-    if holder_pid(path) is not None:
-        return []
-    status_file = status_file_path(path)
-    beside = (status_file, status_file.with_name(status_file.name + ".new"))
-    return [file for file in beside if file.exists()]

@@ -17,28 +17,20 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
+from reliablepub.outbox.database import NO_CHANGE, Database, Session
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, rewritten
-from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
-from reliablepub.outbox.sqlite.database import open_writer, reading
-from reliablepub.outbox.sqlite.location import WritingConnection
-from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.store import NO_CHANGE, remove, settle_left_in_flight
-from reliablepub.outbox.sqlite.transactions import commit_with_retry
 
 T = TypeVar("T")
 
@@ -47,17 +39,14 @@ CHUNK: Final = 500
 PAUSE_S_MAX: Final = 0.2
 
 
-def step_by_step(
-    connection: WritingConnection, path: Path, steps: Iterable[Callable[[], T]]
-) -> Iterator[T]:
+def step_by_step(database: Database, steps: Iterable[Callable[[Session], T]]) -> Iterator[T]:
     """Run each step in its own transaction, then leave the write lock to others for as long.
 
     The pause between two steps is at most `PAUSE_S_MAX`.
 
     Args:
-        connection: a connection that may write, outside of a transaction.
-        path: path of the outbox.
-        steps: callables, each of which `commit_with_retry` may call twice.
+        database: database of the outbox.
+        steps: callables, each of which `Database.write` may call again.
 
     Returns:
         the result of each step, once the step is on disk.
@@ -69,9 +58,7 @@ def step_by_step(
     for step in steps:
         time.sleep(pause_s)
         begun = time.monotonic()
-        # Without a relay no other process resets the log, which would grow with every row.
-        with behind_commit_if_long(connection, path):
-            result = commit_with_retry(connection, path, step)
+        result = database.write(step)
         pause_s = min(PAUSE_S_MAX, time.monotonic() - begun)
         yield result
 
@@ -155,7 +142,7 @@ class Effect:
 
 
 def intervene(
-    path: Path,
+    database: Database,
     ids: Iterable[int],
     what: Intervention,
     *,
@@ -168,7 +155,7 @@ def intervene(
     Any number of other processes may use the outbox meanwhile.
 
     Args:
-        path: path of the outbox, which must exist.
+        database: database of the outbox, which must exist.
         ids: ids of the messages.
         what: the intervention.
         keys: keys of the outbox; without them no encrypted message can be rerouted.
@@ -181,15 +168,15 @@ def intervene(
             before it stay committed.
         OutboxError: the outbox cannot be written; transactions before it stay committed.
     """
-    with reading(path):
-        pass  # raises if there is no outbox, because `open_writer` would create one
+    with database.reading():
+        pass  # raises if there is no outbox, because `write` would create one
     effect = Effect()
     done = 0
     chunks = list(_chunks(dict.fromkeys(ids)))
-    with closing(open_writer(path, is_relay=False)) as connection:
-        do = partial(change, connection, path, what=what, keys=keys)
-        steps = (partial(do, chunk, now=clock()) for chunk in chunks)
-        for chunk, came_to in zip(chunks, step_by_step(connection, path, steps), strict=True):
+    do = partial(change, what=what, keys=keys)
+    steps = (partial(do, ids=chunk, now=clock()) for chunk in chunks)
+    with closing(database):
+        for chunk, came_to in zip(chunks, step_by_step(database, steps), strict=True):
             effect.add(came_to)
             done += len(chunk)
             progress(done)
@@ -197,8 +184,7 @@ def intervene(
 
 
 def change(
-    connection: sqlite3.Connection,
-    path: Path,
+    session: Session,
     ids: list[int],
     what: Intervention,
     now: float,
@@ -207,20 +193,20 @@ def change(
 ) -> Effect:
     """Apply an intervention within an open transaction that may write."""
     # This is checked under the write lock: a relay that starts now reads the changed rows.
-    is_relayed = holder_pid(path) is not None
+    is_relayed = session.relay() is not None
     if not is_relayed:
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
         # recorded as uncertain first, so that the intervention does not hide that a queue may
         # hold them.
-        settle_left_in_flight(connection, now)
-    return _Step(connection, what, now, keys, is_relayed=is_relayed).change(ids)
+        session.settle_left_in_flight(now)
+    return _Step(session, what, now, keys, is_relayed=is_relayed).change(ids)
 
 
 class _Step:
     """The changes of one transaction.
 
     Args:
-        connection: a connection in a transaction that may write.
+        session: a transaction that may write.
         what: the intervention.
         now: wall clock, seconds since 1970.
         keys: keys of the outbox, to reroute encrypted messages.
@@ -229,18 +215,18 @@ class _Step:
 
     def __init__(
         self,
-        connection: sqlite3.Connection,
+        session: Session,
         what: Intervention,
         now: float,
         keys: OutboxKeys | None,
         *,
         is_relayed: bool,
     ) -> None:
-        self._connection = connection
+        self._session = session
         self._what = what
         self._now = now
         self._keys = keys
-        rows = connection.execute(QUERIES["in_flight_ids"]) if is_relayed else ()
+        rows = session.run("in_flight_ids") if is_relayed else ()
         self._in_flight = {id_ for (id_,) in rows}
         self._ledger = dict(NO_CHANGE)
         self._effect = Effect()
@@ -249,7 +235,7 @@ class _Step:
         """Change the messages that can be changed, and return the result for all ids."""
         effect = self._effect
         for id_ in ids:
-            found = self._connection.execute(QUERIES["state"], {"id": id_}).fetchone()
+            found = self._session.run("state", {"id": id_}).fetchone()
             (state,) = found or (None,)
             if state not in FIT[self._what.action]:
                 effect.unfit.append(id_)
@@ -262,7 +248,7 @@ class _Step:
                     effect.damaged.append(id_)
                 else:
                     effect.changed += 1
-        self._connection.execute(QUERIES["change_ledger"], self._ledger).fetchone()
+        self._session.run("change_ledger", self._ledger).fetchone()
         return effect
 
     def _apply(self, id_: int, state: str) -> None:
@@ -277,12 +263,12 @@ class _Step:
         elif action is Action.DISCARD:
             self._discard(id_, state)
         elif action is Action.SKIP:
-            self._connection.execute(QUERIES["skip"], (id_,))
+            self._session.run("skip", {"id": id_})
         else:
             self._make_due(id_, state)
         if rerouted is not None:
             row, grown_bytes = rerouted
-            self._connection.execute(QUERIES["reroute"], row)
+            self._session.run("reroute", row)
             self._ledger["open_bytes"] += grown_bytes
 
     def _write_down(self, id_: int) -> None:
@@ -293,45 +279,45 @@ class _Step:
             "person": self._what.person,
             "note": self._what.note,
         }
-        self._connection.execute(QUERIES["insert_intervention"], record)
+        self._session.run("insert_intervention", record)
 
     def _park(self, id_: int) -> None:
         words = f"parked by {self._what.person}"
         if self._what.note:
             words += f": {self._what.note}"
         row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
-        self._connection.execute(QUERIES["park_as_it_is"], row)
+        self._session.run("park_as_it_is", row)
         self._ledger["parked"] += 1
-        _, size = remove(self._connection, [id_])
+        (size,) = self._session.run("delete_open", {"id": id_}).fetchone()
         self._ledger["open_bytes"] -= size
 
     def _discard(self, id_: int, state: str) -> None:
         self._ledger["discarded"] += 1
-        (is_possible,) = self._connection.execute(QUERIES["is_possible"], {"id": id_}).fetchone()
+        (is_possible,) = self._session.run("is_possible", {"id": id_}).fetchone()
         if is_possible:
             self._effect.possible.append(id_)
             record = {"id": id_, "at": self._now, "reply_text": EARLIER}
-            self._connection.execute(QUERIES["remember_counts"], record)
+            self._session.run("remember_counts", record)
         if state in OPEN_STATES:
-            self._connection.execute(QUERIES["next_falls_due"], (id_,))
-            _, size = remove(self._connection, [id_])
+            self._session.run("next_falls_due", {"id": id_})
+            (size,) = self._session.run("delete_open", {"id": id_}).fetchone()
             self._ledger["open_bytes"] -= size
         else:
-            self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
+            self._session.run("delete_parked", {"id": id_}).fetchone()
             self._ledger[state] -= 1
 
     def _make_due(self, id_: int, state: str) -> None:
         if state in OPEN_STATES:
-            self._connection.execute(QUERIES["due_now"], {"id": id_})
+            self._session.run("due_now", {"id": id_})
             return
-        self._connection.execute(QUERIES["unpark"], {"id": id_})
-        _, size = self._connection.execute(QUERIES["delete_parked"], (id_,)).fetchone()
+        self._session.run("unpark", {"id": id_})
+        (size,) = self._session.run("delete_parked", {"id": id_}).fetchone()
         self._ledger[state] -= 1
         self._ledger["open_bytes"] += size
 
     def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
         """Return the columns that the new address changes, and the message's growth in bytes."""
-        columns = self._connection.execute(QUERIES["any_message"], {"id": id_}).fetchone()
+        columns = self._session.run("any_message", {"id": id_}).fetchone()
         row = MessageRow._make(columns)
         before = Message(b"", row.exchange.decode(), row.routing_key.decode())
         after = replace(

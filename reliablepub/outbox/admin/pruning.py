@@ -2,7 +2,7 @@
 
 Knows: which rows are kept of messages, and since when. Must never know: who may prune, a relay.
 
-A relay prunes within its own commits (`reliablepub.outbox.sqlite.space`). This module is for
+A relay prunes within its own commits. This module is for
 outboxes without a relay, and for rows that no relay prunes: messages that were given up. An
 intervention discards these, so that they are counted and recorded. Rows and pages are removed in
 steps of a few milliseconds, each in its own transaction, with an equally long pause after it.
@@ -10,13 +10,10 @@ steps of a few milliseconds, each in its own transaction, with an equally long p
 
 from __future__ import annotations
 
-import sqlite3
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from reliablepub.outbox.admin.interventions import (
@@ -27,21 +24,10 @@ from reliablepub.outbox.admin.interventions import (
     step_by_step,
 )
 from reliablepub.outbox.admin.selection import Selection, find_ids
-from reliablepub.outbox.sqlite.database import open_writer, reading
-from reliablepub.outbox.sqlite.failures import reported
-from reliablepub.outbox.sqlite.space import (
-    forget_keys,
-    free_pages,
-    give_space_back,
-    has_space_to_give,
-    pages,
-)
-from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.database import Database, Session, forget_keys
 
 _NUMBERS: Final = 5_000
 """Numbers of attempts or interventions that one step looks at."""
-_CUTTING_S: Final = 0.005
-"""Seconds for which one step removes free pages. The more are free, the longer each one takes."""
 _NOBODY: Final[Callable[[str, int], None]] = lambda _what, _count: None  # noqa: E731
 
 
@@ -96,22 +82,21 @@ class Pruned:
         return self.confirmed + self.parked + self.expired
 
 
-def foresee(path: Path, times: Times) -> Pruned:
+def foresee(database: Database, times: Times) -> Pruned:
     """Return what `prune` would delete. Nothing is changed.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    given_up = {state: len(ids) for state, ids in _given_up(path, times).items()}
+    given_up = {state: len(ids) for state, ids in _given_up(database, times).items()}
     values = {
         "confirmed_before": times.confirmed_before,
         "history_before": times.history_before,
         "now": times.now,
     }
-    with reading(path) as connection:
-        counts = connection.execute(QUERIES["prunable"], values).fetchone()
-        confirmed, attempts, interventions, keys = counts
-        unused = free_pages(connection) * _page_bytes(connection)
+    with database.reading() as session:
+        confirmed, attempts, interventions, keys = session.run("prunable", values).fetchone()
+        unused = session.space().bytes_unused
     return Pruned(
         confirmed=confirmed,
         parked=given_up["parked"],
@@ -124,7 +109,7 @@ def foresee(path: Path, times: Times) -> Pruned:
 
 
 def prune(
-    path: Path,
+    database: Database,
     times: Times,
     *,
     note: str = "",
@@ -135,7 +120,7 @@ def prune(
     Any number of other processes may use the outbox meanwhile.
 
     Args:
-        path: path of the outbox, which must exist.
+        database: database of the outbox, which must exist.
         times: which rows are old enough.
         note: the reason, recorded with each message that is discarded.
         progress: called after each step with the kind of rows and how many are done so far.
@@ -146,105 +131,79 @@ def prune(
     """
     what = Intervention(Action.DISCARD, note=note)
     given_up = {
-        state: intervene(path, ids, what, progress=partial(progress, state)).changed
-        for state, ids in _given_up(path, times).items()
+        state: intervene(database, ids, what, progress=partial(progress, state)).changed
+        for state, ids in _given_up(database, times).items()
     }
-    with reading(path):
-        pass  # raises if there is no outbox, because `open_writer` would create one
-    with closing(open_writer(path, is_relay=False)) as connection:
+    with database.reading() as session:  # raises if there is no outbox: `write` would create one
+        history = {
+            kind: list(_of_history(session, kind, times.history_before))
+            for kind in ("attempt", "intervention")
+        }
 
-        def count(kind: str, steps: Iterator[Callable[[], int]]) -> int:
-            total = 0
-            for deleted in step_by_step(connection, path, steps):
-                total += deleted
-                progress(kind, total)
-            return total
+    def count(kind: str, steps: Iterable[Callable[[Session], int]]) -> int:
+        total = 0
+        for deleted in step_by_step(database, steps):
+            total += deleted
+            progress(kind, total)
+        return total
 
-        confirmed = 0
-        if times.confirmed_before is not None:
-            confirmed = count("confirmed", _of_confirmed(connection, times.confirmed_before))
+    with closing(database):
         pruned = Pruned(
-            confirmed,
+            count("confirmed", _of_confirmed(times.confirmed_before)),
             given_up["parked"],
             given_up["expired"],
-            count("attempts", _of_history(connection, "attempt", times.history_before)),
-            count("interventions", _of_history(connection, "intervention", times.history_before)),
-            count("keys", _of_keys(connection, times.now)),
+            count("attempts", history["attempt"]),
+            count("interventions", history["intervention"]),
+            count("keys", _of_keys(times.now)),
+            count("bytes", database.shrink()),
         )
-        before = pages(connection)
-        with reported(path):
-            if has_space_to_give(connection):
-                give_space_back(connection)
-        cut = before - pages(connection) + count("pages", _of_pages(connection))
-        size = _page_bytes(connection)
-        return replace(
-            pruned, bytes_given_back=cut * size, bytes_unused=free_pages(connection) * size
-        )
+        with database.reading() as session:
+            return replace(pruned, bytes_unused=session.space().bytes_unused)
 
 
-def _given_up(path: Path, times: Times) -> dict[str, list[int]]:
+def _given_up(database: Database, times: Times) -> dict[str, list[int]]:
     before = {"parked": times.parked_before, "expired": times.expired_before}
     return {
-        state: [] if at is None else find_ids(path, Selection(states=(state,), given_up_before=at))
+        state: []
+        if at is None
+        else find_ids(database, Selection(states=(state,), given_up_before=at))
         for state, at in before.items()
     }
 
 
-def _of_confirmed(connection: sqlite3.Connection, before: float) -> Iterator[Callable[[], int]]:
-    query, deleted = QUERIES["prune_confirmed"], CHUNK
+def _of_confirmed(before: float | None) -> Iterator[Callable[[Session], int]]:
+    deleted = 0 if before is None else CHUNK
 
-    def step() -> int:
+    def step(session: Session) -> int:
         nonlocal deleted
-        deleted = connection.execute(query, (before, CHUNK)).rowcount
+        deleted = int(session.run("prune_confirmed", {"before": before, "limit": CHUNK}).rowcount)
         return deleted
 
     while deleted == CHUNK:
         yield step
 
 
-def _of_history(
-    connection: sqlite3.Connection, kind: str, before: float
-) -> Iterator[Callable[[], int]]:
+def _of_history(session: Session, kind: str, before: float) -> Iterator[Callable[[Session], int]]:
     """Yield steps by ranges of numbers, because most rows of a range may have to stay."""
-    first, last = connection.execute(QUERIES[f"{kind}_numbers"]).fetchone()
+    first, last = session.run(f"{kind}_numbers").fetchone()
     if first is None:
         return
-    query = QUERIES[f"forget_{kind}s_between"]
     for start in range(first, last + 1, _NUMBERS):
-        values = (start, min(last, start + _NUMBERS - 1), before)
-        yield lambda values=values: connection.execute(query, values).rowcount  # type: ignore[misc]
+        end = min(last, start + _NUMBERS - 1)
+        yield partial(_forget, kind=kind, values={"first": start, "last": end, "before": before})
 
 
-def _of_keys(connection: sqlite3.Connection, now: float) -> Iterator[Callable[[], int]]:
+def _forget(session: Session, kind: str, values: dict[str, object]) -> int:
+    return int(session.run(f"forget_{kind}s_between", values).rowcount)
+
+
+def _of_keys(now: float) -> Iterator[Callable[[Session], int]]:
     looked_at = CHUNK
 
-    def step() -> int:
+    def step(session: Session) -> int:
         nonlocal looked_at
-        looked_at, forgotten = forget_keys(connection.cursor(), now, CHUNK)
+        looked_at, forgotten = forget_keys(session.run, now, CHUNK)
         return forgotten
 
     while looked_at == CHUNK:
         yield step
-
-
-def _of_pages(connection: sqlite3.Connection) -> Iterator[Callable[[], int]]:
-    """Yield steps until no page is free, or the file cannot be shortened."""
-    cut = 1
-
-    def step() -> int:
-        nonlocal cut
-        before, until = pages(connection), time.monotonic() + _CUTTING_S
-        for _ in range(free_pages(connection)):  # `sqlite3` removes only one page per call
-            connection.execute("PRAGMA incremental_vacuum(1)")
-            if time.monotonic() > until:
-                break
-        cut = before - pages(connection)
-        return cut
-
-    while cut > 0:
-        yield step
-
-
-def _page_bytes(connection: sqlite3.Connection) -> int:
-    (size,) = connection.execute("PRAGMA page_size").fetchone()
-    return int(size)

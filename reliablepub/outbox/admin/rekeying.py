@@ -9,17 +9,14 @@ that holds a message in memory is not affected: only the stored bytes change, no
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
+from reliablepub.outbox.database import Database, Session
 from reliablepub.outbox.encryption import OutboxKeys, current_mark
 from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
-from reliablepub.outbox.sqlite.database import open_writer, reading
-from reliablepub.outbox.sqlite.sql import QUERIES
 
 
 @dataclass(slots=True)
@@ -36,43 +33,36 @@ class Rekeyed:
     left: dict[int, str] = field(default_factory=dict)
 
 
-def rekey(
-    path: Path,
-    keys: OutboxKeys,
-) -> Rekeyed:
+def rekey(database: Database, keys: OutboxKeys) -> Rekeyed:
     """Encrypt each message that is not encrypted under the first key, up to 500 a transaction.
 
     Args:
-        path: path of the outbox, which must exist.
+        database: database of the outbox, which must exist.
         keys: the first key encrypts; all keys decrypt.
 
     Raises:
-        NotAnOutbox: there is no outbox at this path.
+        NotAnOutbox: there is no outbox.
         OutboxSealed: a message is encrypted with a key that was not given. Transactions already
             committed remain.
         OutboxError: the outbox cannot be written. Transactions already committed remain.
     """
-    with reading(path) as connection:
-        rows = connection.execute(
-            QUERIES["sealed_otherwise"], {"mark": current_mark(keys)}
-        ).fetchall()
+    with database.reading() as session:
+        rows = session.run("sealed_otherwise", {"mark": current_mark(keys)}).fetchall()
     result = Rekeyed()
     chunks = [rows[first : first + CHUNK] for first in range(0, len(rows), CHUNK)]
-    with closing(open_writer(path, is_relay=False)) as connection:
-        steps = (partial(_step, connection, chunk, keys) for chunk in chunks)
-        for step in step_by_step(connection, path, steps):
+    with closing(database):
+        steps = (partial(_step, chunk=chunk, keys=keys) for chunk in chunks)
+        for step in step_by_step(database, steps):
             result.changed += step.changed
             result.left |= step.left
     return result
 
 
-def _step(
-    connection: sqlite3.Connection, chunk: list[tuple[str, int]], keys: OutboxKeys
-) -> Rekeyed:
+def _step(session: Session, chunk: list[tuple[str, int]], keys: OutboxKeys) -> Rekeyed:
     step = Rekeyed()
     for place, id_ in chunk:
         query = "confirmed_message" if place == "confirmed" else "any_message"
-        found = connection.execute(QUERIES[query], {"id": id_}).fetchone()
+        found = session.run(query, {"id": id_}).fetchone()
         if found is None:
             continue  # deleted since its id was read
         try:
@@ -82,5 +72,5 @@ def _step(
             continue
         # The message may have been parked or retried since its id was read, so try both tables.
         for table in ("confirmed",) if place == "confirmed" else ("open", "parked"):
-            step.changed += connection.execute(QUERIES[f"rekey_{table}"], columns).rowcount
+            step.changed += session.run(f"rekey_{table}", columns).rowcount
     return step

@@ -1,7 +1,8 @@
 """Search for messages by state, address, age or reason, in an outbox of any size.
 
-Knows: the columns that operators filter by, and how conditions are joined into a statement, with
-sqlite-utils; values are bound. Must never know: bodies, or what the caller does with the messages.
+Knows: the columns that operators filter by, and how conditions are joined into a statement that
+every database runs; values are bound. Must never know: bodies, or what the caller does with the
+messages.
 
 Open messages and those given up are in two tables with the same columns. A table is read only if a
 message in it can match, in the requested order, and only up to the limit: the first 50 of a million
@@ -12,16 +13,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from reliablepub.outbox.sqlite.database import reading
-from reliablepub.outbox.sqlite.sql import QUERIES
-
-if TYPE_CHECKING:
-    from sqlite_utils import Database
+from reliablepub.outbox.database import Database, Session, named_rows
 
 OPEN_STATES: Final = ("ready", "waiting")
 GIVEN_UP_STATES: Final = ("parked", "expired")
@@ -42,7 +38,7 @@ _TABLES: Final = {
     "reliablepub_messages": (
         OPEN_STATES,
         _COMMON.format(state="CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END")
-        + ", nullif(nullif(due_at, 9e999), 0) AS due_at, NULL AS parked_at"
+        + ", CASE WHEN due_at <> 0 AND due_at < 1e300 THEN due_at END AS due_at, NULL AS parked_at"
         ", NULL AS outcome, NULL AS reply_code, NULL AS reply_text",
     ),
     "reliablepub_parked": (
@@ -51,27 +47,32 @@ _TABLES: Final = {
         + ", NULL AS due_at, parked_at, outcome, reply_code, reply_text",
     ),
 }
-_GIVEN_UP_BEFORE: Final = {
-    "reliablepub_parked": "parked_at <= :given_up_before",
-    "reliablepub_messages": "0",
-}
 _OF_STATE: Final = {
     "ready": "due_at IS NULL OR due_at = 0",
     "waiting": "due_at > 0",
     "parked": "state = 'parked'",
     "expired": "state = 'expired'",
 }
-_REASON: Final = {
-    "reliablepub_parked": (
-        "instr(lower(outcome || ' ' || reply_code || ' ' || reply_text), lower(:reason))"
-    ),
-    # The first condition spares the lookup in the history for messages without a failed attempt.
-    "reliablepub_messages": (
-        "nacked + returned + refused + uncertain > 0 AND EXISTS ("
-        "SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = reliablepub_messages.id AND "
-        "instr(lower(a.outcome || ' ' || a.reply_code || ' ' || a.reply_text), lower(:reason)))"
-    ),
+_SAID: Final = "{of}outcome || ' ' || {of}reply_code || ' ' || {of}reply_text"
+_CONTAINS: Final = "replace(lower({text}), lower(:reason), '') <> lower({text})"
+_CONDITIONS: Final = {
+    "reliablepub_parked": {
+        "reason": _CONTAINS.format(text=_SAID.format(of="")),
+        "given_up_before": "parked_at <= :given_up_before",
+    },
+    "reliablepub_messages": {
+        # The first condition spares the lookup in the history for messages that never failed.
+        "reason": "nacked + returned + refused + uncertain > 0 AND EXISTS (SELECT 1 "  # noqa: S608
+        "FROM reliablepub_attempts AS a WHERE a.id = reliablepub_messages.id AND "
+        f"{_CONTAINS.format(text=_SAID.format(of='a.'))})",
+        "given_up_before": "1 = 0",
+    },
 }
+_OF_BOTH: Final = {
+    "stored_before": "stored_at <= :stored_before",
+    "stored_after": "stored_at >= :stored_after",
+}
+"""Conditions by field of `Selection`; the others are patterns for the column of their name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +81,9 @@ class Selection:
 
     Attributes:
         states: any of `STATES`.
-        exchange: SQLite GLOB pattern (``*``, ``?``, ``[...]``) for the exchange.
-        routing_key: SQLite GLOB pattern (``*``, ``?``, ``[...]``) for the routing key.
-        ordering_key: SQLite GLOB pattern (``*``, ``?``, ``[...]``) for the ordering key.
+        exchange: pattern (``*``, ``?``, ``[...]``) for the exchange.
+        routing_key: pattern (``*``, ``?``, ``[...]``) for the routing key.
+        ordering_key: pattern (``*``, ``?``, ``[...]``) for the ordering key.
         reason: substring of the outcome, reply code and reply text of an attempt (any attempt of an
             open message, the last one of a message that was given up); ASCII case is ignored.
         stored_before: latest time of storage (seconds since 1970).
@@ -104,31 +105,28 @@ class Selection:
         """Return this selection limited to these states, unless it already names states."""
         return replace(self, states=states) if self.states == STATES else self
 
-    def conditions(self, table: str) -> tuple[str | None, dict[str, object]]:
-        """Return the SQL condition on rows of a table, None if there is none, and its values."""
-        states = _TABLES[table][0]
-        parts: dict[str, tuple[str, object]] = {
-            "exchange": ("exchange GLOB :exchange", self.exchange),
-            "routing_key": ("routing_key GLOB :routing_key", self.routing_key),
-            "ordering_key": ("ordering_key GLOB :ordering_key", self.ordering_key),
-            "reason": (_REASON[table], self.reason),
-            "stored_before": ("stored_at <= :stored_before", self.stored_before),
-            "stored_after": ("stored_at >= :stored_after", self.stored_after),
-            "given_up_before": (_GIVEN_UP_BEFORE[table], self.given_up_before),
-        }
-        asked = {name: part for name, part in parts.items() if part[1] is not None}
-        conditions = [text for text, _ in asked.values()]
-        if not set(states) <= set(self.states):
-            conditions += [_OF_STATE[state] for state in states if state in self.states]
-        values = {name: value for name, (_, value) in asked.items()}
-        return " AND ".join(conditions) or None, values
+    def query(
+        self, table: str, glob: str, *, columns: str, order: str
+    ) -> tuple[str, dict[str, object]]:
+        """Return the query for the rows of a table that match, and its values."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "states"}
+        values = {name: value for name, value in values.items() if value is not None}
+        texts = _OF_BOTH | _CONDITIONS[table]
+        conditions = [texts.get(name) or glob.format(column=name) for name in values]
+        asked = [_OF_STATE[state] for state in _TABLES[table][0] if state in self.states]
+        if len(asked) < len(_TABLES[table][0]):
+            conditions += asked
+        where = " AND ".join(f"({condition})" for condition in conditions) or "1 = 1"
+        return f"SELECT {columns} FROM {table} WHERE {where} ORDER BY {order}", values  # noqa: S608
 
 
-def find(path: Path, selection: Selection, *, sort: str = "id", limit: int) -> list[dict[str, Any]]:
+def find(
+    database: Database, selection: Selection, *, sort: str = "id", limit: int
+) -> list[dict[str, Any]]:
     """List messages, each with the outcome and the broker's reply of its last attempt.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         selection: filter for the messages.
         sort: one of `SORTS`.
         limit: maximum number of messages to list.
@@ -139,31 +137,26 @@ def find(path: Path, selection: Selection, *, sort: str = "id", limit: int) -> l
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        from sqlite_utils import Database  # noqa: PLC0415 - takes 50 ms; producers do not need it
-
-        database = Database(connection)
-        found = list(islice(_merged(database, selection, sort, limit), limit))
+    with database.reading() as session:
+        found = list(islice(_merged(session, selection, sort, limit), limit))
         for row in found:
             if row["parked_at"] is None and row["attempts"]:
-                row.update(next(database.query(QUERIES["last_attempt"], (row["id"],)), {}))
+                row.update(next(named_rows(session.run("last_attempt", {"id": row["id"]})), {}))
     return found
 
 
-def find_ids(path: Path, selection: Selection) -> list[int]:
+def find_ids(database: Database, selection: Selection) -> list[int]:
     """Return the ids of all messages that match a selection.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
-        from sqlite_utils import Database  # noqa: PLC0415
-
+    with database.reading() as session:
         return [
-            row["id"]
+            id_
             for table in _asked(selection)
-            for row in Database(connection)[table].rows_where(
-                *selection.conditions(table), select="id", order_by="id"
+            for (id_,) in session.select(
+                *selection.query(table, session.glob, columns="id", order="id")
             )
         ]
 
@@ -175,15 +168,15 @@ def _asked(selection: Selection) -> Iterator[str]:
 
 
 def _merged(
-    database: Database, selection: Selection, sort: str, limit: int
+    session: Session, selection: Selection, sort: str, limit: int
 ) -> Iterator[dict[str, Any]]:
     order = SORTS[sort]
     name, _, direction = order.partition(",")[0].partition(" ")
-    parts = [
-        database[table].rows_where(
-            *selection.conditions(table), select=_TABLES[table][1], order_by=order, limit=limit
+    parts = []
+    for table in _asked(selection):
+        query, values = selection.query(
+            table, session.glob, columns=_TABLES[table][1], order=f"{order} LIMIT :limit"
         )
-        for table in _asked(selection)
-    ]
+        parts.append(named_rows(session.select(query, values | {"limit": limit})))
     sign = -1 if direction == "DESC" else 1
     return heapq.merge(*parts, key=lambda row: (sign * row[name], row["id"]))

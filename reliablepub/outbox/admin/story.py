@@ -1,6 +1,6 @@
 """The story of one message: its state, the outcome of every attempt, and what happens next.
 
-Knows: everything on disk about one message, and the status file of the running relay. Must never
+Knows: everything on disk about one message, and what the running relay shows. Must never
 know: how the story is shown.
 
 The story of a message that has left the outbox holds only what was recorded: a message that is
@@ -9,19 +9,14 @@ confirmed at its first attempt leaves no history.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.outbox.admin.selection import OPEN_STATES
-from reliablepub.outbox.sqlite.database import reading
-from reliablepub.outbox.sqlite.lock import holder_pid
-from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outbox.database import Database, Session, named_rows
 from reliablepub.outcome import Persistence
 
 _WORTH: Final = [kind.value for kind in Persistence]
@@ -87,11 +82,11 @@ class Story:
     relay: Mapping[str, Any]
 
 
-def resolve(path: Path, name: str) -> list[int]:
+def resolve(database: Database, name: str) -> list[int]:
     """Return the rows that an operator's name for a message can mean.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         name: the number of a row that exists or once existed, or else a ``message_id``, or else a
             key of `Outbox.enqueue`. A key is preferred to the ``message_id`` of a message that has
             left the outbox.
@@ -102,46 +97,45 @@ def resolve(path: Path, name: str) -> list[int]:
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
+    with database.reading() as session:
         if name.isascii() and name.isdigit():
             id_ = int(name)
-            (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
+            (last_id,) = session.run("last_id").fetchone()
             if 0 < id_ <= last_id:
                 return [id_]
         for query in _ROWS_NAMED:
-            found = connection.execute(QUERIES[query], {"name": name}).fetchall()
+            found = session.run(query, {"name": name}).fetchall()
             if found:
                 return sorted(id_ for (id_,) in found)
     return []
 
 
-def tell(path: Path, id_: int) -> Story:
+def tell(database: Database, id_: int) -> Story:
     """Return all that is known of the message of a row.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    pid = holder_pid(path)
-    relay_status = read_status_file(path) or {}
-    with reading(path) as connection:
-        connection.row_factory = sqlite3.Row
-        message = _one(connection, "one_message", {"id": id_}) or {}
-        attempts = _all(connection, "attempts_of", (id_,))
-        interventions = _all(connection, "interventions_of", (id_,))
+    relay_status = database.status() or {}
+    with database.reading() as session:
+        pid = session.relay()
+        message = _one(session, "one_message", {"id": id_}) or {}
+        attempts = _all(session, "attempts_of", {"id": id_})
+        interventions = _all(session, "interventions_of", {"id": id_})
         in_flight = None
         if message.get("state") in OPEN_STATES:
-            in_flight = _one(connection, "in_flight", {"id": id_, "limit": 1})
+            in_flight = _one(session, "in_flight", {"id": id_, "limit": 1})
         state = message.get("state") or _once(attempts, interventions)
         if in_flight is not None and pid is not None:
             state = "in flight"
         holder = None
         if message.get("ordering_key") is not None and state in OPEN_STATES:
             of_key = {"ordering_key": message["ordering_key"], "id": id_}
-            holder = _one(connection, "key_held_by", of_key)
+            holder = _one(session, "key_held_by", of_key)
         following, at = _following(state, message, holder, pid, relay_status)
         before = None
         if following is Next.SENT:
-            ((before,),) = connection.execute(QUERIES["ready_before"], (id_,)).fetchall()
+            ((before,),) = session.run("ready_before", {"id": id_}).fetchall()
     names = (line["message_id"] for line in (message, *attempts, *interventions) if line)
     return Story(
         id=id_,
@@ -211,14 +205,9 @@ def _verdict(
     return max(said, key=_WORTH.index, default=Persistence.NOT_WRITTEN.value)
 
 
-def _one(
-    connection: sqlite3.Connection, query: str, values: Mapping[str, object]
-) -> dict[str, Any] | None:
-    row = connection.execute(QUERIES[query], values).fetchone()
-    return None if row is None else dict(row)
+def _one(session: Session, query: str, values: Mapping[str, object]) -> dict[str, Any] | None:
+    return next(named_rows(session.run(query, values)), None)
 
 
-def _all(
-    connection: sqlite3.Connection, query: str, values: tuple[object, ...]
-) -> list[dict[str, Any]]:
-    return [dict(row) for row in connection.execute(QUERIES[query], values)]
+def _all(session: Session, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
+    return list(named_rows(session.run(query, values)))

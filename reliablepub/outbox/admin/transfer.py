@@ -14,25 +14,18 @@ is recognized by its message id, the time it was stored and its checksum.
 from __future__ import annotations
 
 import json
-import sqlite3
 from base64 import b64decode, b64encode
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from hashlib import blake2b
 from typing import Any, Final, NoReturn
 
 from reliablepub.errors import OutboxSealed
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
+from reliablepub.outbox.database import NO_CHANGE, Database, Session, named_rows
 from reliablepub.outbox.encryption import is_sealed
 from reliablepub.outbox.rows import MessageRow, Unreadable, entry_of, misfits
-from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.database import open_writer, reading
-from reliablepub.outbox.sqlite.failures import reported
-from reliablepub.outbox.sqlite.location import WritingConnection
-from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.store import NO_CHANGE, remove
-from reliablepub.outbox.sqlite.transactions import commit_with_retry
 
 CHUNK: Final = 500
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
@@ -65,7 +58,7 @@ class Brought:
 
 
 def export_lines(
-    path: Path, ids: Iterable[int], encrypted: list[int] | None = None
+    database: Database, ids: Iterable[int], encrypted: list[int] | None = None
 ) -> Iterator[str]:
     """Yield one line of JSON for each of these messages, in one read transaction.
 
@@ -73,37 +66,37 @@ def export_lines(
     escaped to ASCII.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         ids: ids of rows.
         encrypted: list to append the ids of encrypted messages to. Those are left out: each is
             bound to its row in this outbox, so no import could take it.
 
     Raises:
-        NotAnOutbox: there is no outbox at this path.
+        NotAnOutbox: there is no outbox.
     """
-    with reading(path) as connection:
+    with database.reading() as session:
         # A message that is in flight, or was when its relay ended, may have reached the broker.
         # The line counts that as an uncertain attempt.
-        sent = {id_ for (id_,) in connection.execute(QUERIES["in_flight_ids"])}
-        connection.row_factory = sqlite3.Row
+        sent = {id_ for (id_,) in session.run("in_flight_ids")}
         for id_ in ids:
-            row = connection.execute(QUERIES["export"], {"id": id_}).fetchone()
+            row = next(named_rows(session.run("export", {"id": id_})), None)
             if row is not None and is_sealed(row["properties"]):
                 if encrypted is not None:
                     encrypted.append(id_)
             elif row is not None:
-                values = dict(row)
-                values["uncertain"] += id_ in sent
-                values["body_base64"] = b64encode(values.pop("body")).decode()
-                line = json.dumps(values, ensure_ascii=False)
-                yield line if line.isprintable() else json.dumps(values)
+                row["uncertain"] += id_ in sent
+                row["body_base64"] = b64encode(row.pop("body")).decode()
+                line = json.dumps(row, ensure_ascii=False)
+                yield line if line.isprintable() else json.dumps(row)
 
 
-def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Brought, None, None]:
+def import_lines(
+    database: Database, lines: Iterable[str], source: str
+) -> Generator[Brought, None, None]:
     """Store messages, up to 500 in each transaction. A missing outbox is created.
 
     Args:
-        path: path of the outbox.
+        database: database of the outbox.
         lines: lines that `export_lines` has written; blank lines are skipped.
         source: name for exactly these lines. Lines that an earlier run with this name has imported
             are not imported again.
@@ -118,11 +111,13 @@ def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Bro
     """
     total = Brought()
     chunk: list[dict[str, Any]] = []
-    with closing(open_writer(path, is_relay=False)) as connection:
-        with reported(path):
-            connection.execute(QUERIES["remember_known"])
-            connection.execute(QUERIES["index_known"])
-            (done,) = connection.execute(QUERIES["position"], (source,)).fetchone() or (0,)
+    known: set[bytes] = set()
+    done = 0
+    if database.exists():
+        with database.reading() as session:
+            known = {_digest(*row) for row in session.run("known")}
+            (done,) = session.run("position", {"name": source}).fetchone() or (0,)
+    with closing(database):
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -132,44 +127,47 @@ def import_lines(path: Path, lines: Iterable[str], source: str) -> Generator[Bro
                 continue
             chunk.append(_parsed(line, number))
             if len(chunk) == CHUNK:
-                _store(connection, path, chunk, source, total)
+                _store(database, chunk, known, source, total)
                 chunk = []
                 yield total
-        _store(connection, path, chunk, source, total)
+        _store(database, chunk, known, source, total)
         yield total
 
 
-def _store(
-    connection: WritingConnection,
-    path: Path,
-    rows: list[dict[str, Any]],
-    source: str,
-    total: Brought,
-) -> None:
-    ballast = Ballast(path)
+def _digest(message_id: str, stored_at: float, checksum: int) -> bytes:
+    """Return 16 bytes that stand for a message, because an outbox may hold millions of them."""
+    told = f"{message_id} {float(stored_at)!r} {checksum}"
+    return blake2b(told.encode(), digest_size=16).digest()
 
-    def work() -> int:
+
+def _store(
+    database: Database, rows: list[dict[str, Any]], known: set[bytes], source: str, total: Brought
+) -> None:
+    fresh = [
+        row
+        for row in rows
+        if _digest(row["message_id"], row["stored_at"], row["checksum"]) not in known
+    ]
+
+    def work(session: Session) -> None:
         change = dict(NO_CHANGE)
-        ballast.check(connection, sum(row["size"] for row in rows))
-        for row in rows:
-            if connection.execute(QUERIES["is_known"], row).fetchone() is not None:
-                continue
+        session.check_room(sum(row["size"] for row in rows))
+        for row in fresh:
             is_open = row["state"] in OPEN_STATES
-            (row["id"],) = connection.execute(QUERIES["next_id"]).fetchone()
-            connection.execute(QUERIES["import_open"], row)
+            (row["id"],) = session.run("next_id").fetchone()
+            session.run("import_open", row)
             if not is_open:
-                connection.execute(QUERIES["import_given_up"], row)
-                remove(connection, [row["id"]])
+                session.run("import_given_up", row)
+                session.run("delete_open", row).fetchone()
                 change[row["state"]] += 1
             change["stored"] += 1
             change["open_bytes"] += row["size"] if is_open else 0
-        connection.execute(QUERIES["change_ledger"], change).fetchone()
-        connection.execute(QUERIES["advance_source"], (source, len(rows)))
-        return change["stored"]
+        session.run("change_ledger", change).fetchone()
+        session.run("advance_source", {"name": source, "count": len(rows)})
 
-    stored = commit_with_retry(connection, path, work)
-    total.stored += stored
-    total.known += len(rows) - stored
+    database.write(work)
+    total.stored += len(fresh)
+    total.known += len(rows) - len(fresh)
 
 
 def _parsed(line: str, number: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxMoved
 from reliablepub.headers import utf8
+from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
@@ -26,7 +27,6 @@ from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
 from reliablepub.outbox.sqlite.space import first_with_key, remember_key
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.store import NO_CHANGE
 from reliablepub.outbox.sqlite.transactions import transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
@@ -40,43 +40,24 @@ class Enqueuing:
 
     Attributes:
         path: path of the file.
-        keys: keys to encrypt messages; None for no encryption.
-        limits: limits on open messages.
         ballast: checks that the disk has room.
     """
 
     path: Path
-    keys: OutboxKeys | None
-    limits: OpenLimits
     ballast: Ballast
     _place: Place | None = field(default=None, init=False)
 
-    def within(self, connection: sqlite3.Connection, entry: Entry, key: str | None) -> str:
-        """Store a message through the caller's connection, in its open transaction if there is one.
+    def within(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
+        """Run ``work`` through the caller's connection, in its open transaction if there is one.
 
-        Returns:
-            the id of the message that has the key.
-
-        Raises:
-            ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
-            OutboxMoved: the file that the connection has open is no longer the one at the path.
-            OutboxError: the message was not stored. A transaction that the caller had open is
-                still open, unless SQLite has ended it. No other one is left open.
-        """
-        return self._within(connection, lambda cursor: self.insert(cursor, entry, key))
-
-    def create_within(self, connection: sqlite3.Connection) -> None:
-        """Add the outbox through the caller's connection, in its open transaction if there is one.
+        If the database holds no outbox, one is added first.
 
         Raises:
             ConfigurationError: the connection is to another file, or is not one of `sqlite3`.
             OutboxMoved: the file that the connection has open is no longer the one at the path.
-            OutboxError: the outbox was not added. A transaction that the caller had open is still
-                open, unless SQLite has ended it. No other one is left open.
+            OutboxError: nothing was changed. A transaction that the caller had open is still open,
+                unless SQLite has ended it. No other one is left open.
         """
-        self._within(connection, lambda _: None)
-
-    def _within(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
         if not isinstance(connection, sqlite3.Connection):
             raise ConfigurationError(
                 f"connection is a {type(connection).__name__}, and outbox {self.path} needs a "
@@ -115,7 +96,14 @@ class Enqueuing:
             cursor.execute("RELEASE reliablepub_enqueue")
             return done
 
-    def insert(self, cursor: sqlite3.Cursor, entry: Entry, key: str | None) -> str:
+    def insert(
+        self,
+        cursor: sqlite3.Cursor,
+        entry: Entry,
+        key: str | None,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+    ) -> str:
         """Store a message, unless its key is known. The caller holds the write lock.
 
         Returns:
@@ -132,13 +120,13 @@ class Enqueuing:
             first = first_with_key(cursor, key, entry.stored_at)
             if first is not None:
                 return first
-        if not self.limits.are_none:
+        if not limits.are_none:
             counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
-            self.limits.check(counters, entry.message, self.path)
+            limits.check(counters, entry.message, self.path)
         self.ballast.check(cursor, entry.message.size)
         (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
         entry.id = last_id + 1
-        cursor.execute(QUERIES["insert_message"], row_of(entry, self.keys))
+        cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
         change = NO_CHANGE | {"stored": 1, "open_bytes": entry.message.size}
         cursor.execute(QUERIES["change_ledger"], change).fetchall()
         if key is not None:

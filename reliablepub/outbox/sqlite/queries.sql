@@ -1,5 +1,5 @@
--- Every statement on messages and their counts, by name (see sql.py). The most frequent ones come
--- first.
+-- Statements of a SQLite file, by name (see sql.py); those of any database are in `../queries.sql`. The
+-- most frequent ones come first.
 
 -- name: has_schema
 SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'reliablepub_schema';
@@ -49,11 +49,6 @@ SELECT
     properties, stored_at, size, checksum, body
 FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
--- name: prune_confirmed
-DELETE FROM reliablepub_confirmed WHERE id IN (
-    SELECT id FROM reliablepub_confirmed WHERE confirmed_at <= ? ORDER BY confirmed_at LIMIT ?
-);
-
 -- name: has_confirmed
 SELECT 1 FROM reliablepub_confirmed LIMIT 1;
 
@@ -67,19 +62,6 @@ SELECT message_id FROM reliablepub_keys AS k WHERE key = :key AND (
 
 -- name: remember_key
 INSERT OR REPLACE INTO reliablepub_keys (key, id, message_id, kept_until) VALUES (?, ?, ?, ?);
-
--- name: overdue_keys
-SELECT
-    key,
-    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
-    OR EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
-FROM reliablepub_keys AS k WHERE kept_until < ? ORDER BY kept_until LIMIT ?;
-
--- name: prolong_key
-UPDATE reliablepub_keys SET kept_until = ? WHERE key = ?;
-
--- name: forget_key
-DELETE FROM reliablepub_keys WHERE key = ?;
 
 -- name: reschedule
 UPDATE reliablepub_messages
@@ -195,7 +177,7 @@ VALUES (?, ?, ?, ?, ?);
 DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
 
 -- name: advance_source
-INSERT INTO reliablepub_sources (name, position) VALUES (?, ?)
+INSERT INTO reliablepub_sources (name, position) VALUES (:name, :count)
 ON CONFLICT (name) DO UPDATE SET position = position + excluded.position;
 
 -- The bytes stay at least 0 even if a size was edited in the file, which an audit reports.
@@ -211,9 +193,6 @@ RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
 -- name: touch_ledger
 UPDATE reliablepub_ledger SET stored = stored;
-
--- name: ledger
-SELECT stored, confirmed, parked, expired, discarded, open_bytes FROM reliablepub_ledger;
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.
@@ -271,14 +250,6 @@ UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ? AND (EXISTS (
     AND p.id < m.id
 ));
 
--- Make due the message after an open one that is about to be removed: it may be next of its key now.
--- name: next_falls_due
-UPDATE reliablepub_messages SET due_at = 0
-WHERE due_at IS NULL AND id = (
-    SELECT min(n.id) FROM reliablepub_messages AS n, reliablepub_messages AS m
-    WHERE m.id = ? AND n.ordering_key = m.ordering_key AND n.id > m.id
-);
-
 -- Ids and times that this library never writes, and that no other statement would ever reach. The
 -- statement reads ranges of indexes, so it costs nothing if there are none.
 -- name: never_read
@@ -316,12 +287,6 @@ ORDER BY m.id LIMIT 1;
 
 -- name: is_stored
 SELECT 1 FROM reliablepub_messages WHERE id = ? AND message_id = ? AND stored_at = ?;
-
--- name: position
-SELECT position FROM reliablepub_sources WHERE name = ?;
-
--- name: forget_source
-DELETE FROM reliablepub_sources WHERE name = ?;
 
 -- name: park_as_it_is
 INSERT INTO reliablepub_parked (
@@ -373,73 +338,13 @@ DELETE FROM reliablepub_interventions WHERE at < ?
 AND id NOT IN (SELECT id FROM reliablepub_messages)
 AND id NOT IN (SELECT id FROM reliablepub_parked);
 
--- Pruning by an operator, a range of numbers at a time. The newest intervention stays, because the
--- relay finds new ones by its number.
-
--- name: attempt_numbers
-SELECT min(attempt), max(attempt) FROM reliablepub_attempts;
-
--- name: forget_attempts_between
-DELETE FROM reliablepub_attempts WHERE attempt BETWEEN ? AND ? AND at < ?
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_attempts.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_attempts.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = reliablepub_attempts.id);
-
--- name: intervention_numbers
-SELECT min(intervention), max(intervention) - 1 FROM reliablepub_interventions;
-
--- name: forget_interventions_between
-DELETE FROM reliablepub_interventions WHERE intervention BETWEEN ? AND ? AND at < ?
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = reliablepub_interventions.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = reliablepub_interventions.id);
-
--- name: prunable
-SELECT
-    (SELECT count(*) FROM reliablepub_confirmed WHERE confirmed_at <= :confirmed_before),
-    (
-        SELECT count(*) FROM reliablepub_attempts AS a WHERE at < :history_before
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id)
-    ),
-    (
-        SELECT count(*) FROM reliablepub_interventions AS i WHERE at < :history_before
-        AND intervention < (SELECT max(intervention) FROM reliablepub_interventions)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id)
-    ),
-    (
-        SELECT count(*) FROM reliablepub_keys AS k WHERE kept_until < :now
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
-        AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
-    );
-
 -- Interventions of operators.
-
--- name: insert_intervention
-INSERT INTO reliablepub_interventions (
-    id, message_id, exchange, routing_key, at, action, person, note
-)
-SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
-FROM reliablepub_parked WHERE id = :id;
 
 -- name: touched
 SELECT
     i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
     EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
 FROM reliablepub_interventions AS i WHERE i.intervention > ? ORDER BY i.intervention;
-
--- name: in_flight_ids
-SELECT DISTINCT id FROM reliablepub_in_flight_tags;
-
--- name: state
-SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT state FROM reliablepub_parked WHERE id = :id;
 
 -- name: any_message
 SELECT
@@ -466,32 +371,6 @@ UPDATE reliablepub_messages SET due_at = 0, uncertain = min(uncertain + nacked, 
     nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
 WHERE id = :id;
 
--- name: reroute
-UPDATE reliablepub_messages SET
-    exchange = :exchange, routing_key = :routing_key, properties = :properties, size = :size,
-    checksum = :checksum, body = :body
-WHERE id = :id;
-
--- name: sealed_otherwise
-SELECT 'open' AS place, id FROM reliablepub_messages WHERE properties <> :mark
-UNION ALL
-SELECT 'parked', id FROM reliablepub_parked WHERE properties <> :mark
-UNION ALL
-SELECT 'confirmed', id FROM reliablepub_confirmed WHERE properties <> :mark
-ORDER BY id;
-
--- name: rekey_open
-UPDATE reliablepub_messages SET properties = :properties, checksum = :checksum, body = :body
-WHERE id = :id;
-
--- name: rekey_parked
-UPDATE reliablepub_parked SET properties = :properties, checksum = :checksum, body = :body
-WHERE id = :id;
-
--- name: rekey_confirmed
-UPDATE reliablepub_confirmed SET properties = :properties, checksum = :checksum, body = :body
-WHERE id = :id;
-
 -- name: keys_in_use
 SELECT
     CASE WHEN properties GLOB '{"$key":*' AND json_valid(properties)
@@ -507,57 +386,6 @@ FROM (
 GROUP BY name ORDER BY name;
 
 -- Inspection by operators.
-
--- name: waiting_count
-SELECT count(*) FROM reliablepub_messages WHERE due_at > 0;
-
--- name: in_flight_count
-SELECT count(*) FROM reliablepub_in_flight_tags;
-
--- name: oldest_open_at
-SELECT stored_at FROM reliablepub_messages ORDER BY id LIMIT 1;
-
--- name: last_attempt
-SELECT outcome, reply_code, reply_text FROM reliablepub_attempts
-WHERE id = ? ORDER BY attempt DESC LIMIT 1;
-
--- The newest failures among the last 1,000 attempts. Uncertain attempts are left out if their message
--- has left the outbox.
--- name: newest_failures
-SELECT
-    a.at, a.id, a.message_id,
-    coalesce(m.exchange, p.exchange) AS exchange, coalesce(m.routing_key, p.routing_key) AS routing_key,
-    a.outcome, a.reply_code, a.reply_text
-FROM (SELECT * FROM reliablepub_attempts ORDER BY attempt DESC LIMIT 1000) AS a
-LEFT JOIN reliablepub_messages AS m ON m.id = a.id
-LEFT JOIN reliablepub_parked AS p ON p.id = a.id
-WHERE a.outcome <> 'confirmed'
-AND (a.outcome <> 'uncertain' OR m.id IS NOT NULL OR p.id IS NOT NULL)
-ORDER BY a.attempt DESC LIMIT ?;
-
--- Uncertain attempts come last, because they explain less than refusals do.
--- name: top_reasons
-SELECT outcome, reply_code, reply_text, count(*) AS attempts, max(at) AS last_at
-FROM (SELECT * FROM reliablepub_attempts ORDER BY attempt DESC LIMIT 1000)
-WHERE outcome <> 'confirmed' GROUP BY outcome, reply_code, reply_text
-ORDER BY outcome = 'uncertain', attempts DESC, last_at DESC LIMIT ?;
-
--- name: rows_of_message_id
-SELECT id FROM reliablepub_messages WHERE message_id = :name
-UNION
-SELECT id FROM reliablepub_parked WHERE message_id = :name;
-
--- name: rows_once_of_message_id
-SELECT id FROM reliablepub_attempts WHERE message_id = :name
-UNION
-SELECT id FROM reliablepub_interventions WHERE message_id = :name
-UNION
-SELECT id FROM reliablepub_confirmed WHERE message_id = :name
-UNION
-SELECT id FROM reliablepub_keys WHERE message_id = :name;
-
--- name: rows_of_enqueue_key
-SELECT id FROM reliablepub_keys WHERE key = :name;
 
 -- name: one_message
 SELECT
@@ -581,67 +409,22 @@ SELECT
     size, length(body), 0, confirmed_at
 FROM reliablepub_confirmed WHERE id = :id;
 
--- name: attempts_of
-SELECT at, epoch, tag, outcome, reply_code, reply_text, persistence, message_id
-FROM reliablepub_attempts WHERE id = ? ORDER BY attempt;
-
--- name: interventions_of
-SELECT at, action, person, note, exchange, routing_key, message_id
-FROM reliablepub_interventions WHERE id = ? ORDER BY intervention;
-
 -- name: in_flight
 SELECT
     epoch, tag, id, message_id, exchange, routing_key, CAST(strftime('%s', sent_at) AS REAL) AS sent_at
 FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
 
--- name: ready_before
-SELECT count(*) FROM (
-    SELECT 1 FROM reliablepub_messages WHERE id < ? AND due_at IS NULL LIMIT 100000
-);
-
--- name: key_held_by
-SELECT id, message_id FROM reliablepub_parked
-WHERE ordering_key = :ordering_key AND state = 'parked' AND is_skipped = 0 AND id < :id
-UNION ALL
-SELECT id, message_id FROM reliablepub_messages WHERE ordering_key = :ordering_key AND id < :id
-ORDER BY id LIMIT 1;
-
--- name: ambiguous
-SELECT
-    id, message_id, sum(persistence = 'possibly persisted') AS unsure,
-    max(persistence = 'persisted') AS is_confirmed, min(at) AS first_at, max(at) AS last_at
-FROM reliablepub_attempts WHERE persistence <> 'not written' GROUP BY id HAVING unsure > 0
-ORDER BY max(attempt) DESC LIMIT ?;
-
--- name: parked
-SELECT
-    id, message_id, exchange, routing_key, state, outcome, reply_code, reply_text,
-    nacked + returned + refused + uncertain AS attempts, stored_at, parked_at, size
-FROM reliablepub_parked ORDER BY parked_at, id LIMIT ?;
-
--- name: view_open
-SELECT * FROM reliablepub_open WHERE id > ? ORDER BY id LIMIT ?;
-
--- name: view_parked
-SELECT * FROM reliablepub_parked_messages WHERE id > ? ORDER BY id LIMIT ?;
-
--- name: view_confirmed
-SELECT * FROM reliablepub_confirmed_messages WHERE id > ? ORDER BY id LIMIT ?;
-
 -- name: view_history
 SELECT
     attempt, id, message_id, datetime(at, 'unixepoch') AS at, outcome, reply_code, reply_text,
     persistence, epoch, tag
-FROM reliablepub_attempts WHERE attempt > ? ORDER BY attempt LIMIT ?;
+FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
 
 -- name: view_interventions
 SELECT
     intervention, id, message_id, exchange, routing_key, datetime(at, 'unixepoch') AS at, action,
     person, note
-FROM reliablepub_interventions WHERE intervention > ? ORDER BY intervention LIMIT ?;
-
--- name: view_audit
-SELECT * FROM reliablepub_audit WHERE ? = 0 LIMIT ?;
+FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
 
 -- name: audit
 SELECT
@@ -700,36 +483,11 @@ INSERT OR IGNORE INTO reliablepub_parked (
 );
 
 -- name: sources
-SELECT name, position FROM reliablepub_sources;
+SELECT name, position AS count FROM reliablepub_sources;
 
 -- name: tables_of_others
 SELECT 1 FROM sqlite_schema
 WHERE tbl_name NOT GLOB 'reliablepub_*' AND tbl_name NOT GLOB 'sqlite_*' LIMIT 1;
-
--- name: held_keys
-SELECT
-    p.ordering_key, p.id, p.message_id, p.exchange, p.routing_key, p.outcome, p.reply_code,
-    p.reply_text, p.parked_at, (
-        SELECT count(*) FROM reliablepub_messages AS m
-        WHERE m.ordering_key = p.ordering_key AND m.id > p.id
-    ) AS held_back
-FROM reliablepub_parked AS p
-WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0
-ORDER BY p.ordering_key, p.id LIMIT ?;
-
--- name: held_key_count
-SELECT count(DISTINCT ordering_key) FROM reliablepub_parked
-WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
-
--- name: ids_holding_key
-SELECT id FROM reliablepub_parked
-WHERE ordering_key = ? AND state = 'parked' AND is_skipped = 0 ORDER BY id;
-
--- name: skip
-UPDATE reliablepub_parked SET is_skipped = 1 WHERE id = ?;
-
--- name: parked_ids
-SELECT id FROM reliablepub_parked ORDER BY id;
 
 -- Without the deadline: an operator who retries a message wants it to be sent.
 -- name: unpark
@@ -742,30 +500,11 @@ SELECT
     0, 0, 0, min(uncertain + nacked, 2147483647), size, checksum, body, NULL, ordering_key
 FROM reliablepub_parked WHERE id = :id;
 
--- Whether a queue may hold the message because of an earlier attempt.
--- name: is_possible
-SELECT nacked + uncertain > 0 FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT nacked + uncertain > 0 FROM reliablepub_parked WHERE id = :id;
-
--- An imported message has counts and no history. Before it is removed, its counts become history.
--- name: remember_counts
-INSERT INTO reliablepub_attempts (
-    id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
-)
-SELECT id, message_id, :at, '0-0', 0, 'uncertain', 0, :reply_text, 'possibly persisted'
-FROM (
-    SELECT id, message_id FROM reliablepub_messages WHERE id = :id
-    UNION ALL
-    SELECT id, message_id FROM reliablepub_parked WHERE id = :id
-)
-WHERE NOT EXISTS (
-    SELECT 1 FROM reliablepub_attempts AS a
-    WHERE a.id = :id AND a.persistence <> 'not written'
-);
+-- name: delete_open
+DELETE FROM reliablepub_messages WHERE id = :id RETURNING min(max(size, 0), 1000000000000);
 
 -- name: delete_parked
-DELETE FROM reliablepub_parked WHERE id = ? RETURNING state, min(max(size, 0), 1000000000000);
+DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 1000000000000);
 
 -- Export and import.
 
@@ -783,19 +522,6 @@ SELECT
     NULL, parked_at, outcome, reply_code, reply_text,
     nacked, returned, refused, uncertain, size, checksum, body
 FROM reliablepub_parked WHERE id = :id;
-
--- name: remember_known
-CREATE TEMP TABLE reliablepub_known AS
-SELECT message_id, stored_at, checksum FROM reliablepub_messages
-UNION ALL
-SELECT message_id, stored_at, checksum FROM reliablepub_parked;
-
--- name: index_known
-CREATE INDEX temp.reliablepub_known_index ON reliablepub_known (message_id);
-
--- name: is_known
-SELECT 1 FROM temp.reliablepub_known
-WHERE message_id = :message_id AND stored_at = :stored_at AND checksum = :checksum;
 
 -- name: next_id
 SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';
@@ -821,48 +547,8 @@ INSERT INTO reliablepub_parked (
     :size, :checksum, :body, :expires_at, :ordering_key
 );
 
--- name: figures
-WITH everything AS (
-    SELECT :now - stored_at AS age, nacked + returned + refused + uncertain AS tries, size
-    FROM reliablepub_messages
-    UNION ALL
-    SELECT :now - stored_at, nacked + returned + refused + uncertain, size
-    FROM reliablepub_parked WHERE :is_all
-)
-SELECT
-    CASE
-        WHEN age < 1 THEN 0 WHEN age < 10 THEN 1 WHEN age < 60 THEN 2 WHEN age < 600 THEN 3
-        WHEN age < 3600 THEN 4 WHEN age < 21600 THEN 5 WHEN age < 86400 THEN 6
-        WHEN age < 604800 THEN 7 ELSE 8
-    END AS age,
-    CASE
-        WHEN tries < 3 THEN tries WHEN tries < 6 THEN 3 WHEN tries < 11 THEN 4 ELSE 5
-    END AS attempts,
-    CASE
-        WHEN size < 256 THEN 0 WHEN size < 1024 THEN 1 WHEN size < 4096 THEN 2
-        WHEN size < 16384 THEN 3 WHEN size < 65536 THEN 4 WHEN size < 262144 THEN 5
-        WHEN size < 1048576 THEN 6 ELSE 7
-    END AS size,
-    count(*) AS messages
-FROM everything GROUP BY 1, 2, 3;
-
--- name: exchanges_named
-SELECT exchange FROM reliablepub_messages WHERE exchange <> ''
-UNION
-SELECT exchange FROM reliablepub_parked WHERE exchange <> ''
-LIMIT 100;
-
--- name: queues_named
-SELECT routing_key FROM reliablepub_messages WHERE exchange = ''
-UNION
-SELECT routing_key FROM reliablepub_parked WHERE exchange = ''
-LIMIT 100;
-
 -- name: is_shared
 SELECT EXISTS (
     SELECT 1 FROM sqlite_schema
     WHERE type = 'table' AND name NOT GLOB 'reliablepub_*' AND name NOT GLOB 'sqlite_*'
 );
-
--- name: newest_stored_at
-SELECT stored_at FROM reliablepub_messages ORDER BY id DESC LIMIT 1;

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxDiskFull, OutboxError
+from reliablepub.outbox.database import KEYS_KEPT_S, forget_keys
 from reliablepub.outbox.entry import Changes
 from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast, free_bytes
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit, move_what_is_owed
@@ -42,8 +43,6 @@ from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import transaction
 
-KEYS_KEPT_S: Final = 7 * 86_400.0
-"""Retention of a deduplication key: 7 days, and as long as its message is open or parked."""
 PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms if that is more, so that
 they cannot accumulate."""
@@ -59,8 +58,8 @@ def prune_confirmed(
     connection: sqlite3.Connection, confirmed_before: float, just_confirmed: int
 ) -> int:
     """Delete the oldest confirmed rows before a time; return how many."""
-    limit = max(PRUNED_MIN, 2 * just_confirmed)
-    return connection.execute(QUERIES["prune_confirmed"], (confirmed_before, limit)).rowcount
+    values = {"before": confirmed_before, "limit": max(PRUNED_MIN, 2 * just_confirmed)}
+    return connection.execute(QUERIES["prune_confirmed"], values).rowcount
 
 
 def has_space_to_give(connection: sqlite3.Connection) -> bool:
@@ -100,23 +99,8 @@ def first_with_key(cursor: sqlite3.Cursor, key: str, now: float) -> str | None:
 
 def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, now: float) -> None:
     """Store a key, and forget a few overdue ones."""
-    forget_keys(cursor, now, KEYS_LOOKED_AT)
+    forget_keys(lambda name, values: cursor.execute(QUERIES[name], values), now, KEYS_LOOKED_AT)
     cursor.execute(QUERIES["remember_key"], (key, id_, message_id, now + KEYS_KEPT_S))
-
-
-def forget_keys(cursor: sqlite3.Cursor, now: float, limit: int) -> tuple[int, int]:
-    """Forget overdue keys. A key whose message is open or parked is kept for another 7 days.
-
-    Returns:
-        how many keys were checked, and how many of them were forgotten.
-    """
-    overdue = cursor.execute(QUERIES["overdue_keys"], (now, limit)).fetchall()
-    for old, is_there in overdue:
-        if is_there:
-            cursor.execute(QUERIES["prolong_key"], (now + KEYS_KEPT_S, old))
-        else:
-            cursor.execute(QUERIES["forget_key"], (old,))
-    return len(overdue), sum(not is_there for _, is_there in overdue)
 
 
 T = TypeVar("T")

@@ -1,7 +1,7 @@
-"""The named statements of ``queries.sql``, and how a script is cut into statements.
+"""The named statements of both ``queries.sql``, and how a script is cut into statements.
 
-Knows: where this package keeps its ``.sql`` files, their convention (``-- name: xyz``), and how an
-insert of one row becomes one of many. Must never know: what any statement means.
+Knows: where the ``.sql`` files are, their convention (``-- name: xyz``), and how an insert of one
+row becomes one of many. Must never know: what any statement means.
 
 SQL is put together from strings in two places, from constants only: `of_rows` repeats the
 parameters of a row, and ``outbox/admin/selection.py`` joins the conditions that an operator asks
@@ -19,10 +19,10 @@ from typing import Final
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def script(name: str) -> str:
-    """Return the text of one of this package's ``.sql`` files."""
+def script(name: str, package: str = "reliablepub.outbox.sqlite") -> str:
+    """Return the text of a ``.sql`` file, by default of one of this package's."""
     # It works from a zip too, and spares the imports of `importlib.resources`, which take 10 ms.
-    data = pkgutil.get_data("reliablepub.outbox.sqlite", name)
+    data = pkgutil.get_data(package, name)
     assert data is not None, "every loader of packages has data"
     return data.decode()
 
@@ -57,7 +57,7 @@ def _named(text: str) -> dict[str, str]:
     return queries
 
 
-QUERIES: Final = _named(script("queries.sql"))
+QUERIES: Final = _named(script("queries.sql", "reliablepub.outbox") + script("queries.sql"))
 
 
 def of_rows(name: str, count: int) -> str:

@@ -30,6 +30,7 @@ from reliablepub.errors import (
     OutboxMoved,
     PublisherForked,
 )
+from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import (
     Attempt,
@@ -200,15 +201,6 @@ def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
     return connection.execute(QUERIES["is_first_of_key"], (id_,)).fetchone() is not None
 
 
-NO_CHANGE: Final = {
-    "stored": 0,
-    "confirmed": 0,
-    "parked": 0,
-    "expired": 0,
-    "discarded": 0,
-    "open_bytes": 0,
-}
-"""Parameters of ``change_ledger`` that change nothing."""
 LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
 ROWS_AT_ONCE: Final = 50
 """Rows stored by one statement, at half the cost of one statement a row."""
@@ -234,7 +226,8 @@ def write_changes(
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in changes.confirmed])
     last_id, stored_bytes = _insert(connection, changes.new, keys)
     if changes.sources:
-        connection.executemany(QUERIES["advance_source"], changes.sources.items())
+        sources = ({"name": name, "count": count} for name, count in changes.sources.items())
+        connection.executemany(QUERIES["advance_source"], sources)
     parked, expired, parked_bytes = _park(connection, changes.parked)
     discarded, discarded_bytes = remove(connection, [gone.entry.id for gone in changes.discarded])
     if changes.rescheduled:
@@ -630,7 +623,8 @@ class SqliteStore:
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
         with self._reading() as connection:
-            (position,) = connection.execute(QUERIES["position"], (source,)).fetchone() or (0,)
+            row = connection.execute(QUERIES["position"], {"name": source}).fetchone()
+            (position,) = row or (0,)
             return int(position)
 
     def close(self, last: Mapping[str, object] | None = None) -> None:

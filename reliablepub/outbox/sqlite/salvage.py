@@ -28,13 +28,19 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from reliablepub.errors import OutboxError
+from reliablepub.outbox.database import NO_CHANGE, named_rows
 from reliablepub.outbox.rows import Unreadable, check, misfits
-from reliablepub.outbox.sqlite.database import PAGE_BYTES, check_file, looking, open_writer
+from reliablepub.outbox.sqlite.database import (
+    PAGE_BYTES,
+    absolute,
+    check_file,
+    looking,
+    open_writer,
+)
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.store import NO_CHANGE
 from reliablepub.outbox.sqlite.transactions import transaction
 
 Value = int | float | str | bytes | None
@@ -321,13 +327,14 @@ class Salvaged:
     has_sources: bool
 
 
-def salvage(damaged: Path, new: Path) -> Salvaged:
+def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
     """Copy every intact row of a damaged outbox into a new one. The damaged file is not changed.
 
     Raises:
         OutboxInUse: a relay still uses the damaged outbox.
         OutboxError: the damaged file cannot be read, or the new one exists or cannot be written.
     """
+    damaged = absolute(at)
     if not check_file(damaged):
         raise OutboxError(f"there is no file {damaged} to salvage")
     check_side_files(damaged)
@@ -464,9 +471,9 @@ def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
     They are a few rows without a checksum, and a wrong position loses input. So they are not
     decoded page by page.
     """
-    found: list[tuple[str, int]] | None = None
+    found: list[dict[str, object]] | None = None
     with suppress(OutboxError), looking(damaged) as (connection, _):
-        found = connection.execute(QUERIES["sources"]).fetchall()
+        found = list(named_rows(connection.execute(QUERIES["sources"])))
     if found:
         with transaction(target, new):
             target.executemany(QUERIES["advance_source"], found)

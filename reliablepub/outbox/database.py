@@ -1,0 +1,177 @@
+"""What a database of an outbox offers to processes other than its relay: `Database`, `Session`.
+
+Knows: which operations there are, and how rows become dictionaries. Must never know: which database
+it is, where it is, or what a statement says.
+
+Statements have names. Those that every database runs are in ``queries.sql`` beside this module.
+Each database has its own file of the others, under one name and with the same values and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from reliablepub.errors import ConfigurationError
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Entry, OpenLimits, Store
+
+T = TypeVar("T")
+Cursor: TypeAlias = Any
+"""A cursor of Python's DB-API, such as `sqlite3.Cursor`: libraries share no type for it."""
+Values: TypeAlias = Mapping[str, object]
+"""Values of a statement by name."""
+
+NO_CHANGE: Final = dict.fromkeys(
+    ("stored", "confirmed", "parked", "expired", "discarded", "open_bytes"), 0
+)
+"""Values of the statement ``change_ledger`` that change nothing."""
+NO_VALUES: Final[Values] = {}
+KEYS_KEPT_S: Final = 7 * 86_400.0
+"""Retention of a deduplication key: 7 days, and as long as its message is open or parked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """Space that an outbox takes.
+
+    Attributes:
+        bytes_on_disk: size of the database, its log included.
+        log_bytes: size of the write-ahead log, if the outbox is in a file; else 0.
+        bytes_unused: bytes within the database that hold nothing.
+        is_disk_full: whether the disk is too full for even the smallest new message.
+    """
+
+    bytes_on_disk: int
+    log_bytes: int
+    bytes_unused: int
+    is_disk_full: bool
+
+
+class Session(Protocol):
+    """One transaction."""
+
+    @property
+    def glob(self) -> str:
+        """SQL condition that ``{column}`` matches the pattern that is bound under its name."""
+
+    def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
+        """Run the statement of this name."""
+
+    def select(self, statement: str, values: Values) -> Cursor:
+        """Run a query that was put together; its tables and values are named as in the files."""
+
+    def relay(self) -> int | None:
+        """Return the id of the process that relays the outbox now, or None."""
+
+    def settle_left_in_flight(self, now: float) -> None:
+        """Record messages that an ended relay left in flight as uncertain: a queue may have them.
+
+        Only while no relay runs, in a transaction that may write.
+        """
+
+    def check_room(self, size: int) -> None:
+        """Raise `OutboxDiskFull` if messages of this size cannot be stored."""
+
+    def space(self) -> Space:
+        """Measure the space that the outbox takes."""
+
+    def damage(self) -> list[str]:
+        """Return the database's complaints about its own pages; empty if there are none."""
+
+
+class Database(Protocol):
+    """An outbox for processes that enqueue, inspect and step in. Any thread may use it."""
+
+    @property
+    def name(self) -> str:
+        """Where the outbox is: its path as it was given, or its URL without the password."""
+
+    @property
+    def file(self) -> Path | None:
+        """Path of the file that holds the outbox; None if it is on a server."""
+
+    def exists(self) -> bool:
+        """Whether there is an outbox; raise `NotAnOutbox` if it is of another version."""
+
+    def create(self, connection: Any) -> None:  # noqa: ANN401 - the application's, or None
+        """Create the outbox, if there is none; see `Outbox.create`."""
+
+    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> Store:
+        """Open the outbox as its relay; see `PublisherOptions` for the options.
+
+        Raises:
+            OutboxInUse: another process relays the outbox.
+            OutboxError: the outbox cannot be opened.
+        """
+
+    def enqueue(
+        self,
+        entry: Entry,
+        key: str | None,
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any,  # noqa: ANN401 - the application's, or None
+    ) -> str:
+        """Store an entry, and return the ``message_id`` that has its key; see `Outbox.enqueue`."""
+
+    def reading(self) -> AbstractContextManager[Session]:
+        """Open the outbox read-only, in one transaction.
+
+        Raises:
+            NotAnOutbox: there is no outbox, or it is of another version.
+        """
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Run ``work`` in one transaction, and return its result once it is on disk.
+
+        If the commit fails, ``work`` may be called again. A missing file is created.
+
+        Raises:
+            OutboxUnsure: it is unknown whether the changes are stored.
+            OutboxError: nothing was changed.
+        """
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what the running relay shows, or the last status of one that failed; or None."""
+
+    def exposure(self) -> str:
+        """Say which other users can harm the outbox, and what to do; empty if none can."""
+
+    def shrink(self) -> Iterator[Callable[[Session], int]]:
+        """Yield steps that return free space to the disk. Each returns how many bytes it did."""
+
+    def close(self) -> None:
+        """Close what is open. The next use opens it again."""
+
+
+def file_of(database: Database) -> Path:
+    """Return the file of an outbox; raise `ConfigurationError` if it is on a server."""
+    if database.file is None:
+        raise ConfigurationError(f"outbox {database.name} is on a server; this is done to files")
+    return database.file
+
+
+def named_rows(cursor: Cursor) -> Iterator[dict[str, Any]]:
+    """Yield each row as a dictionary by column."""
+    names = [column[0] for column in cursor.description]
+    return (dict(zip(names, row, strict=True)) for row in cursor)
+
+
+def forget_keys(run: Callable[[str, Values], Cursor], now: float, limit: int) -> tuple[int, int]:
+    """Forget overdue deduplication keys. Those of open or parked messages are kept for longer.
+
+    Returns:
+        how many keys were checked, at most ``limit``, and how many of them were forgotten.
+    """
+    overdue = run("overdue_keys", {"now": now, "limit": limit}).fetchall()
+    for old, is_there in overdue:
+        if is_there:
+            run("prolong_key", {"until": now + KEYS_KEPT_S, "key": old})
+        else:
+            run("forget_key", {"key": old})
+    return len(overdue), sum(not is_there for _, is_there in overdue)

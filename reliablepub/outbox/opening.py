@@ -1,0 +1,39 @@
+"""Finds the database of an outbox: the one place that tells a path from a URL.
+
+Knows: what a URL begins with, and which package its database is in. Must never know: how a database
+is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeAlias
+
+from reliablepub.errors import ConfigurationError
+from reliablepub.outbox.database import Database
+
+Where: TypeAlias = str | os.PathLike[str] | Database
+"""The path of a SQLite file, the URL of a database, or the database itself."""
+
+
+def outbox_at(where: Where) -> Database:
+    """Return the database of an outbox, without opening it.
+
+    Args:
+        where: path of a SQLite file, URL of a database, or a database, which is returned.
+
+    Raises:
+        ConfigurationError: there is no support for such a URL.
+    """
+    if not isinstance(where, str | os.PathLike):
+        return where
+    scheme, separator, _ = str(where).partition("://")
+    if not separator:
+        # Here, because a program loads only the database that it uses.
+        from reliablepub.outbox.sqlite.sessions import SqliteDatabase  # noqa: PLC0415
+
+        return SqliteDatabase(where)
+    if scheme in ("postgresql", "postgres"):
+        msg = "an outbox in PostgreSQL needs reliablepub[postgres], which does not exist yet"
+        raise ConfigurationError(msg)
+    raise ConfigurationError(f"an outbox is in a file: {scheme}:// is no path")

@@ -1,0 +1,141 @@
+"""Checks the file of an outbox: pages, tables, access rights, and files that were left beside it.
+
+Knows: SQLite's own checks, what ``schema.sql`` makes, which files belong beside an outbox. Must
+never know: how an outbox is changed or repaired.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+from glob import escape
+from pathlib import Path
+from typing import Final
+
+from reliablepub.outbox.sqlite.database import add_outbox, reading
+from reliablepub.outbox.sqlite.failures import is_damage
+from reliablepub.outbox.sqlite.location import RESCUED, folder_exposure
+from reliablepub.outbox.sqlite.lock import holder_pid
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.status_file import status_file_path
+from reliablepub.outbox.sqlite.transactions import transaction
+
+_LISTED_MAX: Final = 100
+_OTHERS: Final = 0o077
+
+
+def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
+    """Return SQLite's complaints about the pages of the file, at most 100; empty if there are none.
+
+    If the damage is so large that SQLite gives up, its error is the only line.
+
+    Args:
+        connection: connection to the file.
+        is_quick: do not compare indexes with their tables.
+    """
+    look = "quick_check" if is_quick else "integrity_check"
+    try:
+        lines = [line for (line,) in connection.execute(f"PRAGMA {look}({_LISTED_MAX:d})")]
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        return [str(error)]
+    return [] if lines == ["ok"] else lines
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """Facts about the file of an outbox.
+
+    Attributes:
+        pages: SQLite's complaints about the pages and indexes; empty if there are none.
+        missing: tables, indexes, triggers and views of ``schema.sql`` that do not exist.
+        changed: tables, indexes, triggers and views that differ from ``schema.sql``.
+        journal: journal mode; ``wal`` is the right one.
+        bytes_unused: bytes in free pages.
+        can_shrink: whether free pages can be cut off (``auto_vacuum`` was set when the file was
+            created).
+        leftovers: files beside the outbox that no running process needs.
+        rescued: copies beside the outbox, each left by a relay whose outbox was moved.
+        keys: name of each key that messages are encrypted with, and the number of its messages;
+            None stands for messages that are not encrypted. Empty if ``pages``, ``missing`` or
+            ``changed`` lists anything.
+        folder: which other users can write to the outbox's folder, and what to do; empty if none
+            can.
+        readable_by_others: whether users other than the owner may read or write the file.
+    """
+
+    pages: tuple[str, ...]
+    missing: tuple[str, ...]
+    changed: tuple[str, ...]
+    journal: str
+    bytes_unused: int
+    can_shrink: bool
+    leftovers: tuple[Path, ...]
+    rescued: tuple[Path, ...]
+    keys: dict[str | None, int]
+    folder: str
+    readable_by_others: bool
+
+
+def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
+    """Gather facts about the file of an outbox, in one read transaction; change nothing.
+
+    Args:
+        path: path of the outbox.
+        is_quick: do not compare indexes with their tables.
+
+    Raises:
+        NotAnOutbox: there is no outbox at this path.
+        OutboxError: the outbox cannot be read.
+    """
+    with reading(path) as connection:
+        pages = page_damage(connection, is_quick=is_quick)
+        missing, changed = _compared(connection)
+        is_whole = not (pages or missing or changed)
+        keys = dict(connection.execute(QUERIES["keys_in_use"])) if is_whole else {}
+        (journal,) = connection.execute("PRAGMA journal_mode").fetchone()
+        (unused,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+    return Checkup(
+        pages=tuple(pages),
+        missing=tuple(missing),
+        changed=tuple(changed),
+        journal=journal,
+        bytes_unused=unused * page_bytes,
+        can_shrink=vacuum != 0,
+        leftovers=tuple(_leftovers(path)),
+        rescued=tuple(sorted(path.parent.glob(f"{escape(path.name)}{RESCUED}*"))),
+        keys=keys,
+        folder=folder_exposure(path.parent),
+        readable_by_others=bool(stat.S_IMODE(path.stat().st_mode) & _OTHERS),
+    )
+
+
+def _compared(connection: sqlite3.Connection) -> tuple[list[str], list[str]]:
+    """Return which objects of ``schema.sql`` are missing from the file, and which differ."""
+    found = dict(connection.execute(QUERIES["made"]).fetchall())
+    wanted = _as_made()
+    missing = sorted(set(wanted) - set(found))
+    return missing, sorted(name for name in set(wanted) & set(found) if found[name] != wanted[name])
+
+
+@cache
+def _as_made() -> dict[str, str]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        with transaction(connection, Path(":memory:")):
+            add_outbox(connection.cursor(), Path(":memory:"))
+        return dict(connection.execute(QUERIES["made"]).fetchall())
+
+
+def _leftovers(path: Path) -> list[Path]:
+    """Return status files of a killed relay; the next relay removes or replaces them."""
+    if holder_pid(path) is not None:
+        return []
+    status_file = status_file_path(path)
+    beside = (status_file, status_file.with_name(status_file.name + ".new"))
+    return [file for file in beside if file.exists()]

@@ -1,0 +1,253 @@
+"""The outbox in a SQLite file, as processes other than its relay use it: `SqliteDatabase`.
+
+Knows: which of this package's modules does what, and a connection of its own to write with. Must
+never know: what a statement of an operator means.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
+from reliablepub.outbox.database import NO_VALUES, Cursor, Session, Space, Values
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Entry, OpenLimits
+from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
+from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
+from reliablepub.outbox.sqlite.checkup import page_damage
+from reliablepub.outbox.sqlite.database import Writer, absolute, looking, reading
+from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
+from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.sqlite.forks import GATE
+from reliablepub.outbox.sqlite.location import folder_exposure
+from reliablepub.outbox.sqlite.lock import holder_pid
+from reliablepub.outbox.sqlite.space import free_pages, give_space_back, has_space_to_give, pages
+from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
+from reliablepub.outbox.sqlite.transactions import commit_with_retry
+
+T = TypeVar("T")
+
+_CUTTING_S: Final = 0.005
+"""Seconds for which one step removes free pages. The more are free, the longer each one takes."""
+
+
+class SqliteSession:
+    """One transaction of a connection; `Session` documents the contract of each method."""
+
+    glob: Final = "{column} GLOB :{column}"
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, ballast: Ballast) -> None:
+        self._connection = connection
+        self._path = path
+        self._ballast = ballast
+
+    def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
+        """Run the statement of this name."""
+        return self._connection.execute(QUERIES[name], values)
+
+    def select(self, statement: str, values: Values) -> Cursor:
+        """Run a query that was put together."""
+        return self._connection.execute(statement, values)
+
+    def relay(self) -> int | None:
+        """Return the id of the process that holds the relay lock, or None."""
+        return holder_pid(self._path)
+
+    def settle_left_in_flight(self, now: float) -> None:
+        """Record messages that an ended relay left in flight as uncertain."""
+        settle_left_in_flight(self._connection, now)
+
+    def check_room(self, size: int) -> None:
+        """Check that the disk has room for messages of this size, and for the reserve."""
+        self._ballast.check(self._connection, size)
+
+    def space(self) -> Space:
+        """Measure the file and its log."""
+        log = _bytes(self._path.with_name(self._path.name + "-wal"))
+        return Space(
+            bytes_on_disk=_bytes(self._path) + log,
+            log_bytes=log,
+            bytes_unused=free_pages(self._connection) * self._page_bytes(),
+            is_disk_full=self._ballast.spare_bytes(self._connection) < MARGIN_BYTES,
+        )
+
+    def damage(self) -> list[str]:
+        """Return SQLite's complaints about the pages; indexes are not compared with tables."""
+        return page_damage(self._connection)
+
+    def cut(self) -> int:
+        """Remove free pages from the file for a few milliseconds; return how many bytes."""
+        before, until = pages(self._connection), time.monotonic() + _CUTTING_S
+        for _ in range(free_pages(self._connection)):  # `sqlite3` removes one page per call
+            self._connection.execute("PRAGMA incremental_vacuum(1)")
+            if time.monotonic() > until:
+                break
+        return (before - pages(self._connection)) * self._page_bytes()
+
+    def rewrite(self) -> int:
+        """Rewrite the file without its free pages, if they are many; return how many bytes.
+
+        Not inside a transaction.
+        """
+        before = pages(self._connection)
+        if has_space_to_give(self._connection):
+            give_space_back(self._connection)
+        return (before - pages(self._connection)) * self._page_bytes()
+
+    def _page_bytes(self) -> int:
+        (size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int(size)
+
+
+class SqliteDatabase:
+    """The outbox in a SQLite file; `Database` documents the contract of each method.
+
+    Args:
+        path: path of the file. It is opened when it is first used.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.file: Final = absolute(path)
+        self.name: Final = os.fspath(path)
+        self._ballast = Ballast(self.file)
+        self._enqueuing = Enqueuing(self.file, self._ballast)
+        self._writer = Writer(self.file, is_relay=False)
+        self._pid = 0
+        self._lock = threading.RLock()
+        self._is_writing = False
+
+    def exists(self) -> bool:
+        """Whether the file exists and holds an outbox."""
+        if not self.file.exists():
+            return False
+        with looking(self.file) as (_, has_outbox):
+            return has_outbox
+
+    def create(self, connection: sqlite3.Connection | None) -> None:
+        """Add the outbox to the file, if it is not there."""
+        if connection is not None:
+            self._enqueuing.within(connection, lambda _: None)
+        else:
+            self._write(lambda _: None)
+
+    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> SqliteStore:
+        """Take the relay lock, and open the file."""
+        return SqliteStore(self.file, keep_confirmed_s=keep_confirmed_s, keys=keys)
+
+    def enqueue(
+        self,
+        entry: Entry,
+        key: str | None,
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: sqlite3.Connection | None = None,
+    ) -> str:
+        """Store an entry, on the application's connection or on a connection of this object."""
+
+        def insert(cursor: sqlite3.Cursor) -> str:
+            return self._enqueuing.insert(cursor, entry, key, keys, limits)
+
+        if connection is not None:
+            return self._enqueuing.within(connection, insert)
+        return self._write(
+            lambda own: insert(own.cursor()),
+            lambda own: is_stored(own, entry),
+        )
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open the file read-only, in one transaction."""
+        with reading(self.file) as connection:
+            yield self._session(connection)
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Run ``work`` in one transaction on this object's own connection."""
+        return self._write(lambda own: work(self._session(own)))
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the contents of the status file."""
+        return read_status_file(self.file)
+
+    def exposure(self) -> str:
+        """Say which other users can write to the folder."""
+        return folder_exposure(self.file.parent) if self.file.parent.is_dir() else ""
+
+    def shrink(self) -> Iterator[Callable[[Session], int]]:
+        """Yield steps until no page is free, or the file cannot be shortened."""
+        with GATE.use(), self._lock, self._writer.use() as connection, reported(self.file):
+            rewritten = self._session(connection).rewrite()
+        if rewritten:
+            yield lambda _session: rewritten
+        cut = 1
+
+        def step(session: Session) -> int:
+            nonlocal cut
+            assert isinstance(session, SqliteSession)
+            cut = session.cut()
+            return cut
+
+        while cut > 0:
+            yield step
+
+    def close(self) -> None:
+        """Close the file if it is open."""
+        with GATE.use(), self._lock:
+            self._writer.close()
+
+    def _session(self, connection: sqlite3.Connection) -> SqliteSession:
+        return SqliteSession(connection, self.file, self._ballast)
+
+    def _write(
+        self,
+        work: Callable[[sqlite3.Connection], T],
+        is_there: Callable[[sqlite3.Connection], bool] = lambda _: False,
+    ) -> T:
+        """Run `commit_with_retry` on this object's own connection, one thread at a time."""
+        if os.getpid() != self._pid:  # another thread of the parent may have held the lock
+            self._pid, self._lock, self._is_writing = os.getpid(), threading.RLock(), False
+        with GATE.use(), self._lock:  # gate first: then no fork happens while a thread has the lock
+            if self._is_writing:
+                raise OutboxError(
+                    f"outbox {self.file} was called by a signal handler that has interrupted a "
+                    "call on it in the same thread; nothing was stored: call it when the handler "
+                    "has returned"
+                )
+            self._is_writing = True
+            try:
+                self._writer.renew()
+                with (
+                    self._writer.use() as connection,
+                    behind_commit_if_long(connection, self.file),
+                ):
+                    return commit_with_retry(
+                        connection,
+                        self.file,
+                        lambda: work(connection),
+                        lambda: is_there(connection),
+                    )
+            except OutboxMoved:
+                self._writer.leave()
+                raise
+            except OutboxError as error:
+                if not error.retryable and not isinstance(error, OutboxUnsure):
+                    self._writer.close()  # the next use may find another file at the path
+                raise
+            finally:
+                self._is_writing = False
+
+
+def _bytes(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0

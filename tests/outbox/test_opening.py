@@ -1,0 +1,56 @@
+"""The one place that tells a path from a URL."""
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from reliablepub import ConfigurationError, Message, Outbox, Publisher
+from reliablepub.outbox.admin.inspection import read_status
+from reliablepub.outbox.database import Database, file_of
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.sqlite.sessions import SqliteDatabase
+
+
+def test_a_path_is_a_sqlite_file(path: Path) -> None:
+    for where in (path, str(path)):
+        database = outbox_at(where)
+        assert isinstance(database, SqliteDatabase)
+        assert (database.file, database.name) == (path, str(path))
+    assert outbox_at(database) is database
+
+
+def test_it_exists_when_it_holds_an_outbox(path: Path) -> None:
+    with closing(outbox_at(path)) as database:
+        assert not database.exists()
+        path.touch()
+        assert not database.exists(), "an application's, without an outbox"
+        Outbox(database).enqueue(Message(b"x"))
+        assert database.exists()
+        assert read_status(database).open == 1
+
+
+@pytest.mark.parametrize("url", ["postgresql://u:secret@host/db", "postgres:///db?schema=x"])
+def test_a_url_of_postgresql_names_what_is_missing(url: str) -> None:
+    for use in (outbox_at, Outbox, lambda where: Publisher("amqp://h/", outbox=where)):
+        with pytest.raises(ConfigurationError, match=r"reliablepub\[postgres\]") as raised:
+            use(url)  # type: ignore[operator]
+        assert "secret" not in str(raised.value)
+
+
+def test_other_urls_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^an outbox is in a file: mysql:// is no path$"):
+        outbox_at("mysql://u:secret@host/db")
+
+
+def test_what_is_done_to_files_asks_for_one(path: Path) -> None:
+    assert file_of(outbox_at(path)) == path
+
+    class OnServer(SqliteDatabase):
+        def __init__(self) -> None:
+            self.name = "postgresql://host/db"  # type: ignore[misc]
+            self.file = None  # type: ignore[misc, assignment]
+
+    elsewhere: Database = OnServer()
+    with pytest.raises(ConfigurationError, match="outbox postgresql://host/db is on a server"):
+        file_of(elsewhere)
