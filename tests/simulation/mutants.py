@@ -481,10 +481,10 @@ def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
     def apply(self: Any, id_: int, state: str) -> None:
         real(self, id_, state)
         if self._what.action is Action.SKIP:
-            self._connection.execute(
+            self._session.select(
                 "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
-                " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = ?)",
-                (id_,),
+                " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = :id)",
+                {"id": id_},
             )
 
     patch.setattr(_Step, "_apply", apply)
@@ -492,7 +492,7 @@ def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def what_is_skipped_is_deleted(patch: pytest.MonkeyPatch) -> None:
-    patch.setitem(QUERIES, "skip", "DELETE FROM reliablepub_parked WHERE id = ?")
+    patch.setitem(QUERIES, "skip", "DELETE FROM reliablepub_parked WHERE id = :id")
 
 
 # ---------------------------------------------------------------------- what callers are told
