@@ -93,15 +93,15 @@ class RabbitMQDataSource(DataSource):
             return _writer(settings, columns, None)
 
     def schema(self) -> StructType:
-        """Refuse a table without columns: a table of this format has those that it is created with.
+        """Refuse to read, and to create a table without columns: Spark asks here for both.
 
         Raises:
-            ConfigurationError: always; Spark calls this if a table is created without columns.
+            ConfigurationError: always.
         """
         with in_one_line():
             raise ConfigurationError(
-                "a table USING rabbitmq needs its columns: CREATE TABLE t (value STRING, "
-                f"routing_key STRING) USING rabbitmq. {_SQL}"
+                "rabbitmq is a sink: nothing can be read from it, and a table USING rabbitmq needs "
+                f"its columns: CREATE TABLE t (value STRING, routing_key STRING) USING rabbitmq. {_SQL}"
             )
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -69,6 +69,9 @@ def test_nothing_can_be_read(spark: SparkSession, table: str) -> None:
     with pytest.raises(AnalysisException) as caught:
         spark.sql(f"SELECT * FROM {table}").collect()
     assert "rabbitmq is a sink: nothing can be read from it" in one_line(caught)
+    with pytest.raises(AnalysisException) as caught:
+        spark.read.format("rabbitmq").option("url", "amqp://host/").load()
+    assert "rabbitmq is a sink: nothing can be read from it" in one_line(caught)
 
 
 def test_an_insert_that_lacks_options_says_how_to_give_them(spark: SparkSession) -> None:
