@@ -101,7 +101,8 @@ class RabbitMQDataSource(DataSource):
         with in_one_line():
             raise ConfigurationError(
                 "rabbitmq is a sink: nothing can be read from it, and a table USING rabbitmq needs "
-                f"its columns: CREATE TABLE t (value STRING, routing_key STRING) USING rabbitmq. {_SQL}"
+                "its columns: CREATE TABLE t (value STRING, routing_key STRING) USING rabbitmq. "
+                f"{_SQL}"
             )
 
     def reader(self, schema: StructType) -> DataSourceReader:
