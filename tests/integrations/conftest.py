@@ -3,6 +3,7 @@
 The outbox is a SQLite file; PostgreSQL's cells belong beside it: a second value of `path`.
 """
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,3 +27,10 @@ def relayed(path: Path, broker: AmqpProbe) -> Callable[[], Status]:
             return publisher.flush(timeout=60)
 
     return relay
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

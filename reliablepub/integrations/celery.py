@@ -1,0 +1,192 @@
+"""`use_outbox`: the tasks of a Celery application leave through an outbox.
+
+Knows: where Celery hands a finished task message to kombu, and how kombu writes it with py-amqp.
+Must never know: routing, serialization, protocols of tasks, workers, results.
+
+Celery does everything that it does without an outbox, signals included, up to
+``kombu.Producer.publish``; kombu serializes and compresses. Only the channel below is another one:
+it stores what py-amqp would have written.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final
+
+from celery import Celery
+from celery.signals import beat_init
+from kombu import Exchange as KombuExchange
+from kombu import Queue as KombuQueue
+from kombu.common import Broadcast
+from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.utils.imports import symbol_by_name
+
+from reliablepub import Binding, ConfigurationError, Exchange, Message, Queue, Topology
+from reliablepub.integrations import Enqueues
+
+_OF_THE_RELAY: Final = ("rp-attempt",)
+"""Headers that the relay adds. A worker that retries a task passes on what it received."""
+_AS_GIVEN: Final = (
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
+    *("message_id", "type", "user_id", "app_id"),
+)
+_QUEUE_OPTIONS: Final = (
+    *("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
+)
+_PERSISTENT: Final = 2
+
+
+def use_outbox(app: Celery, outbox: Enqueues) -> None:
+    """Have every task that this process sends leave through an outbox.
+
+    That is ``delay``, ``apply_async``, ``send_task``, chains, groups and chords, retries by a
+    worker, and the schedule of beat. Workers need nothing; a worker whose tasks send tasks, or are
+    retried, calls this as well, to store them too.
+
+    Args:
+        app: the application. Its broker URL stays: workers, remote control and results use it.
+        outbox: where tasks are stored: an `Outbox` stores each at once, an outbox of SQLAlchemy or
+            Django makes it part of their transaction.
+
+    Raises:
+        ConfigurationError: the broker of the application is not reached by AMQP.
+    """
+    base: Any = symbol_by_name(app.amqp_cls)
+    if hasattr(base, "outbox"):
+        base.outbox = outbox
+        return
+
+    class OutboxAMQP(base):  # type: ignore[misc] # its base is what the application chose
+        """Celery's way to the broker, with the outbox in it."""
+
+        @cached_property
+        def send_task_message(self) -> Any:  # noqa: ANN401 - Celery has no types
+            _check_broker(self.app)
+            send = self._create_task_sender()
+            producer_of: Any = type(
+                "OutboxProducer", (self.Producer,), {"maybe_declare": _not_here}
+            )
+
+            def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
+                producer = producer_of(_OutboxChannel(type(self).outbox), auto_declare=False)
+                # Events of monitors may have no consumer, and an outbox keeps what has none.
+                message = message._replace(sent_event=None)
+                return send(producer, name, message, **(options | {"retry": False}))
+
+            return send_task_message
+
+    OutboxAMQP.outbox = outbox
+    app.amqp_cls = OutboxAMQP
+    if "amqp" in vars(app):  # it was used before
+        app.amqp.__class__ = OutboxAMQP
+        vars(app.amqp).pop("send_task_message", None)
+    beat_init.connect(_connect_no_beat, weak=False, dispatch_uid="reliablepub")
+
+
+def topology(app: Celery) -> Topology:
+    """Return the queues of an application, for the relay: ``Publisher(topology=...)``.
+
+    Celery's own producer declares the queue of each task. A relay declares them when it connects,
+    so that tasks find their queue before a worker was ever started. A queue that is only named
+    where a task is sent is declared by its worker.
+
+    Args:
+        app: the application; of its configuration, ``task_queues`` or the default queue.
+    """
+    exchanges: dict[str, Exchange] = {}
+    queues: list[Queue] = []
+    bindings: list[Binding] = []
+    for queue in app.amqp.queues.values():
+        if queue.exchange.name:
+            exchanges[queue.exchange.name] = _exchange(queue.exchange)
+        if queue.exclusive or isinstance(queue, Broadcast):
+            continue  # its consumer declares it
+        options = {name: getattr(queue, name) for name in _QUEUE_OPTIONS}
+        arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, **options)
+        queues.append(Queue(queue.name, queue.durable, queue.auto_delete, arguments))
+        bindings += _bindings(queue)
+    return Topology(tuple(exchanges.values()), tuple(queues), tuple(bindings))
+
+
+def _exchange(exchange: KombuExchange) -> Exchange:
+    return Exchange(
+        exchange.name,
+        exchange.type,
+        durable=exchange.durable,
+        auto_delete=exchange.auto_delete,
+        arguments=exchange.arguments or {},
+    )
+
+
+def _bindings(queue: KombuQueue) -> list[Binding]:
+    if not queue.exchange.name:
+        return []
+    arguments = queue.binding_arguments or {}
+    key = queue.routing_key or ""
+    return [Binding(queue.exchange.name, queue.name, routing_key=key, arguments=arguments)]
+
+
+def _check_broker(app: Celery) -> None:
+    transport = app.connection_for_write().transport_cls
+    if transport not in {"amqp", "amqps", "pyamqp", "librabbitmq"}:
+        msg = f"broker_url is of transport {transport!r}; tasks in the outbox go to RabbitMQ"
+        raise ConfigurationError(msg)
+
+
+def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's service
+    """Spare beat the connection that it makes, and waits for, before it sends a task."""
+    if hasattr(sender.app.amqp, "outbox"):
+        vars(sender.scheduler)["producer"] = None  # a cached property: what it would compute
+
+
+def _not_here(*_: object, **__: object) -> bool:
+    """Declare nothing: the relay is told by `topology`."""
+    return False
+
+
+class _OutboxChannel:
+    """The part of a channel that a `kombu.Producer` uses."""
+
+    is_bound = True
+    connection = None
+
+    def __init__(self, outbox: Enqueues) -> None:
+        self._outbox = outbox
+
+    def prepare_message(  # noqa: PLR0917 - as kombu calls it
+        self,
+        body: bytes | str,
+        priority: int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Return the fields of a `Message`, as py-amqp would write them."""
+        given = {
+            **(properties or {}),
+            "priority": priority,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+        }
+        fields = {name: given.get(name) for name in _AS_GIVEN}
+        expiration = given.get("expiration")
+        fields["expiration"] = None if expiration is None else int(expiration)
+        fields["timestamp"] = _timestamp(given.get("timestamp"))
+        fields["persistent"] = given.get("delivery_mode") == _PERSISTENT
+        fields["headers"] = {k: v for k, v in (headers or {}).items() if k not in _OF_THE_RELAY}
+        fields["body"] = body.encode() if isinstance(body, str) else bytes(body)
+        return fields
+
+    def basic_publish(
+        self, message: dict[str, Any], exchange: str = "", routing_key: str = "", **_: object
+    ) -> None:
+        """Store the message. It is always mandatory, and confirmed to the relay."""
+        self._outbox.enqueue(Message(exchange=exchange, routing_key=routing_key, **message))
+
+
+def _timestamp(value: datetime | float | None) -> datetime | None:
+    if not isinstance(value, datetime):
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)  # as py-amqp reads it

@@ -1,0 +1,408 @@
+"""What Celery publishes through an outbox is what its own producer publishes, to the byte."""
+
+import itertools
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import kombu.pools
+import pytest
+from celery import Celery, chain, chord, group, signals
+from celery.beat import Service
+from celery.exceptions import Retry
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+from kombu.utils.uuid import uuid as new_uuid
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+
+from reliablepub import ConfigurationError, Outbox, OutboxFull, Publisher
+from reliablepub.integrations.celery import topology, use_outbox
+from reliablepub.integrations.sqlalchemy import SessionOutbox
+from reliablepub.testing import FakeBroker
+from tests.integrations.conftest import until
+
+NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+ATTEMPT = struct.pack(">B10sc", 10, b"rp-attempt", b"l")
+"""The header that the relay adds, without its number of 8 bytes."""
+ID_BIT = 1 << 7
+"""Property flag of ``message_id``."""
+
+
+@pytest.fixture
+def same_again(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have Celery's ids count from 1, in the future from 1 again."""
+
+    def begin() -> None:
+        numbers = itertools.count(1)
+        defaults = (lambda: uuid.UUID(int=next(numbers)),)
+        monkeypatch.setattr(new_uuid, "__defaults__", defaults)
+
+    return begin
+
+
+def make_app(url: str, protocol: int = 2) -> Celery:
+    app = Celery("shop", broker=url, backend="cache+memory://", set_as_current=False)
+    app.conf.update(
+        task_protocol=protocol,
+        task_serializer="json",
+        accept_content=["json", "pickle", "yaml"],
+        broker_transport_options={"confirm_publish": True},
+        task_queues=[
+            Queue("celery", Exchange("celery"), routing_key="celery"),
+            Queue("urgent", Exchange("urgent"), routing_key="urgent", max_priority=9),
+            Queue("reports", Exchange("reports", type="topic"), routing_key="report.#"),
+        ],
+    )
+    app.now = lambda: NOW
+    app._local.oid = "answers"  # of the application and the thread
+    make_tasks(app)
+    return app
+
+
+def make_tasks(app: Celery) -> None:
+    @app.task(name="add", shared=False)
+    def add(x: int, y: int = 0) -> int:
+        return x + y
+
+    @app.task(name="total", shared=False)
+    def total(numbers: list[int]) -> int:
+        return sum(numbers)
+
+    @app.task(name="stubborn", bind=True, max_retries=9, shared=False)
+    def stubborn(self: Any, number: int) -> None:
+        raise self.retry(countdown=7, kwargs={"number": number + 1})
+
+
+def retry_of_celery_alone(app: Celery) -> None:
+    """As a worker calls a task that wants to be tried again."""
+    task = app.tasks["stubborn"]
+    task.push_request(id="task-7", kwargs={"number": 1}, called_directly=False, retries=1)
+    try:
+        with pytest.raises(Retry):
+            task.run(1)
+    finally:
+        task.pop_request()
+
+
+SENT: dict[str, Callable[[Celery], object]] = {
+    "delay": lambda app: app.tasks["add"].delay(1, y=2),
+    "nothing but a name": lambda app: app.send_task("unknown.task", ["é", None, 1.5, 2**40]),
+    "countdown": lambda app: app.tasks["add"].apply_async((1,), countdown=60),
+    "eta": lambda app: app.tasks["add"].apply_async((1,), eta=NOW + timedelta(days=1)),
+    "expires in seconds": lambda app: app.tasks["add"].apply_async((1,), expires=90.5),
+    "expires at": lambda app: app.tasks["add"].apply_async((1,), expires=NOW + timedelta(hours=1)),
+    "expired": lambda app: app.tasks["add"].apply_async((1,), expires=NOW - timedelta(hours=1)),
+    "priority": lambda app: app.tasks["add"].apply_async((1,), queue="urgent", priority=9),
+    "transient": lambda app: app.tasks["add"].apply_async((1,), delivery_mode=1),
+    "compressed": lambda app: app.tasks["add"].apply_async((1,), compression="zlib"),
+    "pickle": lambda app: app.tasks["add"].apply_async(({1},), serializer="pickle"),
+    "yaml": lambda app: app.tasks["add"].apply_async((1,), serializer="yaml"),
+    "links": lambda app: app.tasks["add"].apply_async(
+        (1,), link=app.tasks["add"].s(2), link_error=app.tasks["add"].si(3)
+    ),
+    "limits": lambda app: app.tasks["add"].apply_async((1,), time_limit=9, soft_time_limit=5),
+    "headers": lambda app: app.tasks["add"].apply_async(
+        (1,), headers={"tenant": "north", "depth": {"a": [1, None, True]}}
+    ),
+    "properties": lambda app: app.tasks["add"].apply_async(
+        (1,),
+        app_id="shop",
+        type="task",
+        timestamp=1_900_000_000,
+        reply_to="answers",
+        ignored="of ours",
+    ),
+    "a topic exchange": lambda app: app.tasks["add"].apply_async(
+        (1,), exchange="reports", routing_key="report.daily", exchange_type="topic"
+    ),
+    "a queue of a topic exchange": lambda app: app.tasks["add"].apply_async((1,), queue="reports"),
+    "shadow": lambda app: app.tasks["add"].apply_async((1,), shadow="plus", ignore_result=True),
+    "chain": lambda app: chain(*(app.tasks["add"].s(n) for n in (1, 2, 3)), app=app)(),
+    "group": lambda app: group((app.tasks["add"].s(n) for n in range(3)), app=app)(),
+    "chord": lambda app: chord(
+        [app.tasks["add"].s(n) for n in range(3)], app.tasks["total"].s(), app=app
+    )(),
+    "stamped": lambda app: app.tasks["add"].s(1).set(stamped_headers=["day"], day="5").delay(),
+    "chunks": lambda app: app.tasks["add"].chunks(zip(range(4), range(4), strict=True), 2)(),
+    "starmap": lambda app: app.tasks["add"].starmap([(1, 2), (3, 4)]).delay(),
+    "a retry": retry_of_celery_alone,
+}
+
+
+@dataclass
+class Sides:
+    """The broker to which both producers publish, and the outbox of one of them."""
+
+    broker: FakeBroker
+    outbox: Outbox
+
+
+def sent(sides: Sides, send: Callable[[], object]) -> list[tuple[str, str, bytes, bytes]]:
+    """Exchange, routing key, header frame and body of each message that came to the broker."""
+    before = sides.broker.published_count
+    send()
+    until(lambda: sides.outbox.status().open == 0)
+    publishes = list(sides.broker._node.history._publishes)[before:]
+    return [(p.exchange, p.routing_key, without_ours(p.header), p.body) for p in publishes]
+
+
+def without_ours(header: bytes) -> bytes:
+    """The content header without what the relay adds: ``message_id``, and the attempt's number."""
+    prefix = header[:12]  # class, weight, body size
+    (flags,) = struct.unpack_from(">H", header, 12)
+    if not flags & ID_BIT:
+        return header
+    at = 14
+    for bit in (15, 14):  # content_type, content_encoding
+        if flags & 1 << bit:
+            at += 1 + header[at]
+    (length,) = struct.unpack_from(">I", header, at)
+    table, rest = header[at + 4 : at + 4 + length], header[at + 4 + length :]
+    assert table[-19 - 1 : -8] == ATTEMPT
+    table = table[: -len(ATTEMPT) - 8]
+    end = 0
+    for bit, size in ((12, 1), (11, 1), (10, None), (9, None), (8, None)):  # up to message_id
+        if flags & 1 << bit:
+            end += size or 1 + rest[end]
+    rest = rest[:end] + rest[end + 1 + rest[end] :]
+    flags ^= ID_BIT
+    return (
+        prefix
+        + struct.pack(">H", flags)
+        + header[14:at]
+        + struct.pack(">I", len(table))
+        + table
+        + rest
+    )
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sides]:
+    path = tmp_path_factory.mktemp("celery") / "app.db"
+    with FakeBroker() as broker, Publisher(broker.url, outbox=path):
+        broker.declare_exchange("reports", "topic")
+        broker.declare_queue("celery")
+        broker.declare_queue("urgent", arguments={"x-max-priority": 9})
+        broker.declare_queue("reports")
+        broker.bind("reports", "reports", "report.#")
+        with Outbox(path) as outbox:
+            outbox.create()
+            yield Sides(broker, outbox)
+    kombu.pools.reset()
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("case", SENT)
+def test_it_is_what_celery_publishes(
+    case: str, protocol: int, sides: Sides, same_again: Callable[[], None]
+) -> None:
+    app, ours = (make_app(sides.broker.url, protocol) for _ in range(2))
+    use_outbox(ours, sides.outbox)
+
+    same_again()
+    expected = sent(sides, lambda: SENT[case](app))
+    same_again()
+    stored = sides.outbox.status().stored
+    found = sent(sides, lambda: SENT[case](ours))
+    assert found == expected
+    assert len(found) == sides.outbox.status().stored - stored > 0
+    assert sides.outbox.parked() == []
+
+
+def test_numbers_of_64_bits_have_the_letter_that_rabbitmq_documents(sides: Sides) -> None:
+    """Letter ``l`` where py-amqp writes ``L``; the number is the same."""
+    ours = make_app(sides.broker.url)
+    use_outbox(ours, sides.outbox)
+    sent(sides, lambda: ours.tasks["add"].apply_async((1,), headers={"big": 2**40}))
+    headers = sides.broker.published[-1].properties.headers
+    assert headers is not None
+    assert headers["big"] == 2**40
+
+
+def test_every_message_has_an_id_and_a_queue(sides: Sides) -> None:
+    ours = make_app(sides.broker.url)
+    use_outbox(ours, sides.outbox)
+    sent(sides, lambda: [ours.tasks["add"].delay(n) for n in range(3)])
+    last = sides.broker.published[-3:]
+    assert all(each.mandatory for each in last)
+    assert len({each.properties.message_id for each in last}) == 3
+
+
+# ------------------------------------------------------------------------------ with a broker down
+
+
+NOWHERE = "amqp://127.0.0.1:9"
+
+
+@pytest.fixture
+def offline(path: Path) -> Iterator[tuple[Celery, Outbox]]:
+    """An application whose broker is down."""
+    app = make_app(NOWHERE)
+    with Outbox(path) as outbox:
+        outbox.create()
+        use_outbox(app, outbox)
+        yield app, outbox
+    kombu.pools.reset()
+
+
+def test_tasks_are_sent_while_the_broker_is_down(offline: tuple[Celery, Outbox]) -> None:
+    app, outbox = offline
+    add = app.tasks["add"]
+    add.delay(1)
+    add.apply_async((1,), countdown=60)
+    chain(add.s(1), add.s(2), app=app)()
+    group([add.s(1), add.s(2)], app=app)()
+    chord([add.s(1), add.s(2)], app.tasks["total"].s(), app=app)()
+    retry_of_celery_alone(app)
+    assert outbox.status().stored == 1 + 1 + 1 + 2 + 2 + 1
+    assert outbox.audit().is_right
+
+
+def test_a_retry_does_not_pass_on_the_header_of_an_attempt(
+    offline: tuple[Celery, Outbox], path: Path
+) -> None:
+    app, outbox = offline
+    task = app.tasks["stubborn"]
+    headers = {"rp-attempt": 77, "tenant": "north"}
+    task.push_request(id="7", kwargs={"number": 1}, called_directly=False, headers=headers)
+    with pytest.raises(Retry):
+        task.run(1)
+    task.pop_request()
+    with (
+        FakeBroker() as broker,
+        Publisher(broker.url, outbox=path, topology=topology(app)) as relay,
+    ):
+        relay.flush(timeout=60)
+        (published,) = broker.published
+    assert published.properties.headers is not None
+    assert published.properties.headers["tenant"] == "north"
+    assert published.properties.headers["rp-attempt"] != 77
+    assert outbox.parked() == []
+
+
+def test_beat_sends_while_the_broker_is_down(offline: tuple[Celery, Outbox], path: Path) -> None:
+    app, outbox = offline
+    app.now = lambda: datetime.now(UTC)
+    app.conf.beat_schedule = {"often": {"task": "add", "schedule": 0.01, "args": (1, 2)}}
+    app.conf.beat_max_loop_interval = 0.05
+    service = Service(app, schedule_filename=str(path.with_name("schedule")))
+    beat = threading.Thread(target=service.start)
+    beat.start()
+    try:
+        until(lambda: outbox.status().stored >= 3)
+    finally:
+        service.stop()
+        beat.join()
+
+
+def test_signals_are_sent_as_ever(offline: tuple[Celery, Outbox]) -> None:
+    app, _ = offline
+    heard: list[tuple[str, str]] = []
+
+    def before(sender: str, routing_key: str, declare: list[Queue], **_: object) -> None:
+        heard.append(("before", routing_key))
+        assert [queue.name for queue in declare] == ["celery"]
+
+    def after(sender: str, routing_key: str, **_: object) -> None:
+        heard.append(("after", routing_key))
+
+    signals.before_task_publish.connect(before)
+    signals.after_task_publish.connect(after)
+    try:
+        app.tasks["add"].delay(1)
+    finally:
+        signals.before_task_publish.disconnect(before)
+        signals.after_task_publish.disconnect(after)
+    assert heard == [("before", "celery"), ("after", "celery")]
+
+
+def test_a_monitors_event_of_a_task_is_not_sent(offline: tuple[Celery, Outbox]) -> None:
+    app, outbox = offline
+    app.conf.task_send_sent_event = True
+    app.tasks["add"].delay(1)
+    assert outbox.status().stored == 1
+
+
+def test_the_error_of_the_outbox_reaches_the_caller(path: Path) -> None:
+    app = make_app(NOWHERE)
+    use_outbox(app, Outbox(path, open_messages_max=1))
+    app.tasks["add"].delay(1)
+    with pytest.raises(OutboxFull):
+        app.tasks["add"].delay(2)
+    kombu.pools.reset()
+
+
+# ------------------------------------------------------------------------------------- transactions
+
+
+def test_a_task_belongs_to_the_transaction(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    app = make_app(NOWHERE)
+    outbox = SessionOutbox(Outbox(path))
+    use_outbox(app, outbox)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE orders (id)"))
+    for number in range(4):
+        with Session(engine) as session, outbox.joined(session):
+            session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number})
+            app.tasks["add"].delay(number)
+            group([app.tasks["add"].s(1), app.tasks["add"].s(2)], app=app)()
+            if number % 2:
+                session.commit()
+    app.tasks["add"].delay(9)
+    engine.dispose()
+    assert outbox.outbox.status().stored == 2 * 3 + 1
+    kombu.pools.reset()
+
+
+# ------------------------------------------------------------------------------------ configuration
+
+
+def test_it_may_be_called_at_any_time_and_again(path: Path) -> None:
+    app = make_app(NOWHERE)
+    assert app.amqp.queues
+    assert app.amqp.send_task_message
+    use_outbox(app, Outbox(path))
+    app.tasks["add"].delay(1)
+    other = Outbox(path.with_name("other.db"))
+    use_outbox(app, other)
+    app.tasks["add"].delay(2)
+    assert (Outbox(path).status().stored, other.status().stored) == (1, 1)
+    kombu.pools.reset()
+
+
+def test_another_broker_than_rabbitmq_is_refused(path: Path) -> None:
+    app = make_app("memory://")
+    use_outbox(app, Outbox(path))
+    with pytest.raises(ConfigurationError, match="memory"):
+        app.tasks["add"].delay(1)
+    kombu.pools.reset()
+
+
+def test_the_relay_declares_what_celery_would(fake_broker: FakeBroker, path: Path) -> None:
+    """First the relay, then Celery's own producer: each argument has to be the same."""
+    app = make_app(fake_broker.url)
+    queues = app.amqp.queues
+    queues.add(Queue("kept", Exchange("kept"), "kept", message_ttl=60, max_length=5, expires=600))
+    queues.add(
+        Queue("big", Exchange("big"), "big", queue_arguments={"x-overflow": "reject-publish"})
+    )
+    queues.add(Queue("plain", Exchange(""), "plain"))
+    queues.add(Broadcast("everywhere"))
+    declared = topology(app)
+    assert [queue.name for queue in declared.queues] == [
+        *("celery", "urgent", "reports", "kept", "big", "plain")
+    ]
+    assert "everywhere" in [exchange.name for exchange in declared.exchanges]
+    with Publisher(fake_broker.url, outbox=path, topology=declared) as relay:
+        relay.flush(timeout=60)
+    for queue in declared.queues:
+        app.tasks["add"].apply_async((1,), queue=queue.name)
+        assert fake_broker.messages(queue.name)
+    kombu.pools.reset()
