@@ -29,7 +29,8 @@ Knows: the kinds of failure, and which of them are retryable. Must never know: s
         ├── OutboxForked      the file was open when this process was forked
         ├── OutboxMoved       the files were deleted, moved or replaced while they were open
         ├── OutboxSealed      a message is encrypted, and its key was not given
-        ├── OutboxUnsure      the disk failed during a commit; the message may or may not be stored
+        ├── OutboxUnreachable the database of the outbox cannot be reached; nothing was stored
+        ├── OutboxUnsure      a commit was cut off; the message may or may not be stored
         └── NotAnOutbox       the file is not an outbox, or of a newer version
 
 Every error can be pickled (Spark sends errors between processes). No error holds a body or a
@@ -262,7 +263,7 @@ class OutboxInUse(OutboxError):
 
 
 class OutboxLocked(OutboxError):
-    """Another process kept the file locked for too long; a later call may succeed."""
+    """Another process kept the file or a table locked for too long; a later call may succeed."""
 
     retryable = True
 
@@ -275,8 +276,14 @@ class OutboxMoved(OutboxError):
     """The files of the outbox were deleted, moved or replaced while this process had them open."""
 
 
+class OutboxUnreachable(OutboxError):
+    """The database server of the outbox cannot be reached, or refuses connections."""
+
+    retryable = True
+
+
 class OutboxUnsure(OutboxError):
-    """The disk failed during a commit; the message may or may not be stored."""
+    """A commit was cut off by the disk or the network; the message may or may not be stored."""
 
 
 class OutboxSealed(OutboxError):

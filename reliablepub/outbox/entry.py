@@ -78,7 +78,7 @@ class Entry:
     Attributes:
         message: the message; it always has a ``message_id``.
         stored_at: when it was accepted.
-        id: assigned by the store at the commit; ids only grow. 0 until then.
+        id: assigned by the store at the commit; those of one commit grow. 0 until then.
         due_at: earliest time of the next attempt, or None for now.
         nacked: number of attempts that a queue refused.
         returned: number of attempts that were unroutable.
@@ -361,10 +361,13 @@ class Snapshot:
     Attributes:
         last_id: highest id ever assigned, whichever process stored the entry.
         counters: the ledger.
+        late: ranges of ids (first, last) up to an earlier ``last_id`` whose entries have become
+            visible since, because their transactions took longer.
     """
 
     last_id: int
     counters: Counters
+    late: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,14 @@ def outbox_at(where: Where) -> Database:
 
         return SqliteDatabase(where)
     if scheme in ("postgresql", "postgres"):
-        msg = "an outbox in PostgreSQL needs reliablepub[postgres], which does not exist yet"
-        raise ConfigurationError(msg)
-    raise ConfigurationError(f"an outbox is in a file: {scheme}:// is no path")
+        try:
+            from reliablepub.outbox.postgres.sessions import PostgresDatabase  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            if error.name != "psycopg":
+                raise
+            msg = "an outbox in PostgreSQL needs psycopg 3: pip install 'reliablepub[postgres]'"
+            raise ConfigurationError(msg) from error
+
+        return PostgresDatabase(str(where))
+    msg = f"an outbox is in a file or at postgresql://; {scheme}:// is neither"
+    raise ConfigurationError(msg)

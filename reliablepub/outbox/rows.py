@@ -40,6 +40,8 @@ SIZE_MAX: Final = BODY_BYTES_MAX + HEADER_BYTES_MAX + 4_096
 REPLY_TEXT_MAX: Final = 10_000
 _REPLY_CODE_MAX: Final = 65_535
 _CHECKSUM_MAX: Final = 2**32 - 1
+UNCHECKED: Final = -1
+"""Checksum of a row that plain SQL has stored, which has no CRC-32."""
 _OUTCOMES: Final = frozenset({*(kind.value for kind in OutcomeKind), "withdrawn"})
 
 
@@ -120,7 +122,7 @@ _FITS: Final[dict[str, Callable[[object], bool]]] = {
     "refused": _whole(COUNT_MAX),
     "uncertain": _whole(COUNT_MAX),
     "size": _whole(SIZE_MAX),
-    "checksum": _whole(_CHECKSUM_MAX),
+    "checksum": _whole(_CHECKSUM_MAX, UNCHECKED),
     "outcome": _or_none(lambda value: isinstance(value, str) and value in _OUTCOMES),
     "reply_code": _or_none(_whole(_REPLY_CODE_MAX)),
     "reply_text": _or_none(_is_reply_text),
@@ -343,7 +345,7 @@ def check(
         Unreadable: the row is not what was stored.
     """
     found = checksum_of(texts, body)
-    if found != checksum:
+    if checksum not in {found, UNCHECKED}:
         raise Unreadable(
             f"the checksum is {found:08x} and was {checksum:08x} when it was stored: the file "
             "was damaged or edited, and the message may not be what was accepted"

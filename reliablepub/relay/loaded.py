@@ -5,7 +5,7 @@ Knows: ids, sizes, times and waiters. Must never know: the outcome of an entry.
 The relay finds an entry in one of two ways:
 
 - A new entry by its id. It is loaded when it is stored; or its id joins the backlog, a short list
-  of ranges. Ids only grow, and become visible in ascending order.
+  of ranges. Most ids are higher than all before; the store names those that come late.
 - A postponed entry by its due time. Reading does not mark its row, so each read tells the store
   which due entries are in memory already.
 
@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from reliablepub._core.ordering import KeyOrder
-from reliablepub.outbox.entry import Entry, Store, Waiter
+from reliablepub.errors import OutboxLocked, OutboxUnreachable
+from reliablepub.outbox.entry import Entry, Snapshot, Store, Waiter
 from reliablepub.relay.handover import Chunk
 
 
@@ -38,7 +39,7 @@ class IdRange:
 
 
 class Backlog:
-    """Ranges of ids that are still to be read, lowest first.
+    """Ranges of ids that are still to be read, lowest first; but first those that come late.
 
     Args:
         last_id: highest id in the store at the start; all ids up to it are unread.
@@ -46,12 +47,13 @@ class Backlog:
 
     def __init__(self, last_id: int) -> None:
         self._ranges: deque[IdRange] = deque()
+        self._late: deque[IdRange] = deque()
         self._seen = 0
         self.others(last_id)
 
     def __bool__(self) -> bool:
         """Whether anything is unread."""
-        return bool(self._ranges)
+        return bool(self._ranges or self._late)
 
     def others(self, last_id: int) -> None:
         """Add the ids up to this one that are not known yet."""
@@ -63,22 +65,35 @@ class Backlog:
             self._ranges.append(IdRange(self._seen + 1, last_id))
         self._seen = last_id
 
+    def late(self, first: int, last: int) -> None:
+        """Add known ids whose entries have become visible now, unless they are unread anyway."""
+        for unread in self._ranges:
+            if first < unread.first:
+                end = min(last, unread.first - 1)
+                self._late.append(IdRange(first, end))
+            first = max(first, min(last, unread.last) + 1) if last >= unread.first else last + 1
+            if first > last:
+                return
+        self._late.append(IdRange(first, last))
+
     def loaded(self, first: int, last: int) -> None:
         """Skip new ids: their entries are in memory, or are found by their times or their key."""
         self.others(first - 1)
-        self._seen = last
+        self._seen = max(self._seen, last)
 
     @property
     def head(self) -> IdRange | None:
         """The range to read from next."""
-        return self._ranges[0] if self._ranges else None
+        ranges = self._late or self._ranges
+        return ranges[0] if ranges else None
 
     def advance(self, last_read: int) -> None:
         """Remove the ids up to this one, which have been read, from the head range."""
-        head = self._ranges[0]
+        ranges = self._late or self._ranges
+        head = ranges[0]
         head.first = last_read + 1
         if head.first > head.last:
-            self._ranges.popleft()
+            ranges.popleft()
 
 
 @dataclass(slots=True)
@@ -103,17 +118,17 @@ class Waiters:
         """The number of ranges and single ids."""
         return len(self._ranges) + len(self._single)
 
-    def stored(self, first: int, last: int, waiter: Waiter, *, in_memory: set[int]) -> None:
+    def stored(self, first: int, last: int, waiter: Waiter, *, apart: set[int]) -> None:
         """Remember the waiter of new ids, higher than all before.
 
         Args:
             first: the lowest id.
             last: the highest id.
             waiter: told of their outcomes.
-            in_memory: ids among them whose entries are in memory and hold the waiter themselves.
+            apart: ids among them whose entries hold the waiter themselves, or are not the waiter's.
         """
         self._firsts.append(first)
-        self._ranges.append(_Range(first, last, waiter, in_memory))
+        self._ranges.append(_Range(first, last, waiter, apart))
 
     def put(self, id_: int, waiter: Waiter) -> None:
         """Remember the waiter of an entry that has left memory."""
@@ -361,7 +376,9 @@ class Loaded:
                 if chunk.is_loaded and entry.message.ordering_key is not None:
                     self._order.want(entry.message.ordering_key)
         if waiter is not None:
-            self._waiters.stored(first, last, waiter, in_memory=ids)
+            if last - first >= len(entries):  # ids between them are those of other processes
+                ids |= {*range(first, last)} - {entry.id for entry in entries}
+            self._waiters.stored(first, last, waiter, apart=ids)
 
     def _on_disk(self, entry: Entry) -> None:
         """Note the times by which an entry on disk is found again."""
@@ -370,9 +387,11 @@ class Loaded:
             is_next = self._next_due is None or entry.due_at < self._next_due
             self._next_due = entry.due_at if is_next else self._next_due
 
-    def others(self, last_id: int, wall: float) -> None:
+    def others(self, snapshot: Snapshot, wall: float) -> None:
         """Note that another process has changed the store: entries may be new, due or expired."""
-        self._backlog.others(last_id)
+        self._backlog.others(snapshot.last_id)
+        for first, last in snapshot.late:
+            self._backlog.late(first, last)
         self._next_due = wall
         self._deadlines.on_disk(wall)
 
@@ -410,11 +429,17 @@ class Loaded:
 
         Raises:
             Intervened: an operator has changed messages; nothing was read.
+            OutboxUnreachable: nothing was read.
         """
         found: list[Entry] = []
-        if self._is_low:
-            found = self._read_due(wall) + self._read_backlog()
-        found += self._read_next_of_keys(wall)
+        kinds = [self._read_due, self._read_backlog] if self._is_low else []
+        for read in (*kinds, self._read_next_of_keys):
+            try:
+                found += read(wall)
+            except (OutboxUnreachable, OutboxLocked):
+                if not found:
+                    raise
+                break  # what was read is not read again
         late = self._deadlines.watched  # `read_late` may have loaded some already, to give them up
         entries = [entry for entry in found if entry.id not in late and self._is_admitted(entry)]
         self._due.update((entry.id, entry) for entry in entries if entry.due_at is not None)
@@ -429,9 +454,12 @@ class Loaded:
         if not self._wants_next_of_keys:
             return []
         keys = self._order.next_wanted(min(PAGE, self._messages_max - self._messages))
-        entries, looked_at = self._store.read_first(keys, wall, bytes_max=self.room_bytes)
-        for key in keys[looked_at:]:
-            self._order.want(key)
+        looked_at = 0
+        try:
+            entries, looked_at = self._store.read_first(keys, wall, bytes_max=self.room_bytes)
+        finally:
+            for key in keys[looked_at:]:
+                self._order.want(key)
         return entries
 
     def late(self, wall: float) -> list[Entry]:
@@ -463,7 +491,7 @@ class Loaded:
         )
         return entries
 
-    def _read_backlog(self) -> list[Entry]:
+    def _read_backlog(self, _: float) -> list[Entry]:
         head = self._backlog.head
         if head is None:
             return []

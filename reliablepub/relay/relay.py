@@ -41,6 +41,7 @@ from reliablepub.errors import (
     OutboxDiskFull,
     OutboxError,
     OutboxLocked,
+    OutboxUnreachable,
     OutboxUnsure,
     Withdrawn,
 )
@@ -81,9 +82,13 @@ _TROUBLE: Final = {
     OutboxDiskFull: "disk full: nothing can be recorded until space is freed",
     OutboxDiskFailed: "the disk of the outbox fails: look at the system's log",
     OutboxLocked: "the outbox is locked by another process",
+    OutboxUnreachable: "the database of the outbox cannot be reached",
     OutboxUnsure: "the disk of the outbox fails: look at the system's log",
 }
 """Texts of `Status.trouble`. They hold no details, so the text is constant while trouble lasts."""
+_TRANSIENT: Final = tuple(_TROUBLE)
+UNREADABLE: Final = (OutboxUnreachable, OutboxLocked)
+"""Errors of a store that cannot be read for now."""
 
 
 class Relay:
@@ -173,9 +178,13 @@ class Relay:
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
         if self._no_commit_until is None:
-            self._give_up_late(wall)
-            taken_in = self._take_in(now, wall)
-            self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+            try:
+                self._give_up_late(wall)
+                taken_in = self._take_in(now, wall)
+            except UNREADABLE as error:
+                self._cannot_read(now, error)
+            else:
+                self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
         self.status = self._new_status()
         if self._notices:
             self._notices.deliver(self.status)
@@ -236,8 +245,14 @@ class Relay:
         return self._clock.wall()
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
-        """The lowest open id, from ``first_id`` on, that was to be sent by ``at``; or None."""
-        return self._store.lowest_awaited(first_id, at)
+        """The lowest open id, from ``first_id`` on, that was to be sent by ``at``; or None.
+
+        While the store cannot be read, it is ``first_id``: there may be one.
+        """
+        try:
+            return self._store.lowest_awaited(first_id, at)
+        except UNREADABLE:
+            return first_id
 
     def _look_at_clock(self, now: float, wall: float) -> None:
         """Detect that the wall clock was set, and shift the times of retries and deadlines by it.
@@ -288,12 +303,24 @@ class Relay:
         if now < min(self._poll_at, self._look_at):
             return
         self._poll_at, self._look_at = now + POLL_S, now + LOOK_S
-        if self._store.changed_elsewhere():
-            self._snapshot = self._store.snapshot()
-            self._loaded.others(self._snapshot.last_id, wall)
-            unload_touched(self._store, self._session, self._loaded, self._settling)
+        try:
+            if self._store.changed_elsewhere():
+                self._snapshot = self._store.snapshot()
+                self._loaded.others(self._snapshot, wall)
+                unload_touched(self._store, self._session, self._loaded, self._settling)
+        except UNREADABLE as error:
+            self._cannot_read(now, error)
+            return
+        if self._trouble == _TROUBLE[OutboxUnreachable]:
+            self._trouble = ""
         with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
+
+    def _cannot_read(self, now: float, error: OutboxError) -> None:
+        """Pause, and tell callers: what cannot be read now cannot be written either."""
+        self._back_off(now, error, has_new=False)
+        self._intake.refuse(error, now + COMMIT_RETRY_S)
+        self._intake.reject_new(now)
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
         """Make entries of new chunks; submit them, and entries read from the store."""
@@ -341,14 +368,18 @@ class Relay:
             self._snapshot = self._store.commit(changes)
         except Intervened:
             self._session.take_back(batches)
-            unload_touched(self._store, self._session, self._loaded, self._settling)
-            self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
+            changes.sent = []
+            try:
+                unload_touched(self._store, self._session, self._loaded, self._settling)
+            except UNREADABLE as error:
+                self._undo(taken_in, now, error)
+            else:
+                self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
             return
-        except (OutboxDiskFailed, OutboxDiskFull, OutboxLocked, OutboxUnsure) as error:
+        except _TRANSIENT as error:
             self._session.take_back(batches)
             changes.sent = []
-            self._intake.undo(taken_in, changes, error)
-            self._back_off(now, error, has_new=bool(taken_in))
+            self._undo(taken_in, now, error)
             return
         self._committed(taken_in, wall)
         if was_stepping:
@@ -356,6 +387,11 @@ class Relay:
         self._send(batches, changes.sent, wall)
         if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
             self._intake.confirms_flow(now)
+
+    def _undo(self, taken_in: Sequence[Chunk[Any]], now: float, error: OutboxError) -> None:
+        """After a commit that failed: tell callers, and slow down."""
+        self._intake.undo(taken_in, self._settling.changes, error)
+        self._back_off(now, error, has_new=bool(taken_in))
 
     def _back_off(self, now: float, error: OutboxError, *, has_new: bool) -> None:
         """Slow down after a commit that failed.

@@ -17,6 +17,7 @@ from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Entry, Sent, Store
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import lock_path
@@ -630,7 +631,7 @@ def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
     with closing(SqliteStore(path)) as store:
         if made == "before an intervention":
             copy(path, tmp_path / "backup.db")
-        intervene(path, [1], Intervention(Action.PARK))
+        intervene(outbox_at(path), [1], Intervention(Action.PARK))
         assert store.touched()
         store.commit(Changes(new=[entry()]))
         copy(tmp_path / "backup.db", path)

@@ -4,6 +4,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -13,10 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
 from reliablepub.outbox.memory import MemoryStore
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.rows import MessageRow, entry_of
-from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
 REFUSALS = st.sampled_from([OutcomeKind.RETURNED, OutcomeKind.REFUSED, OutcomeKind.EXPIRED])
@@ -46,7 +46,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
-        self.path = Path(self.folder.name) / "outbox.db"
+        self.where: str | Path = Path(self.folder.name) / "outbox.db"
         self.store = self.open()
         self.rows: dict[int, Row] = {}
         self.entries: dict[int, Entry] = {}
@@ -201,12 +201,12 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 class FileMachine(StoreMachine):
-    """On a file, everything must also survive closing, and other processes may add."""
+    """On disk, everything must also survive closing, and other processes may add."""
 
     is_durable = True
 
     def open(self) -> Store:
-        return SqliteStore(self.path)
+        return outbox_at(self.where).open_store(keep_confirmed_s=0.0, keys=None)
 
     @rule()
     def reopen(self) -> None:
@@ -225,7 +225,7 @@ class FileMachine(StoreMachine):
     def enqueue_elsewhere(self, body: bytes) -> None:
         message = Message(body, message_id=f"o-{self.last_id + 1}")
         self.store.changed_elsewhere()
-        with Outbox(self.path) as outbox:
+        with Outbox(self.where) as outbox:
             outbox.enqueue(message)
         assert self.store.changed_elsewhere()
         self.last_id += 1
@@ -235,16 +235,15 @@ class FileMachine(StoreMachine):
 
     @rule(ids=st.lists(st.integers(1, 20), max_size=3, unique=True))
     def retry(self, ids: list[int]) -> None:
-        parked = {p.id: p for p in Outbox(self.path).parked()}
+        parked = {p.id: p for p in Outbox(self.where).parked()}
         chosen = sorted(parked.keys() & set(ids))
-        with Outbox(self.path) as outbox:
+        with Outbox(self.where) as outbox:
             assert outbox.retry([*chosen, 999]) == len(chosen)
         assert [touched.id for touched in self.store.touched()] == chosen
         for n in chosen:
             self.counts[parked[n].state] -= 1
-            store = self.store
-            assert isinstance(store, SqliteStore)
-            found = store._writer.opened().execute(QUERIES["message"], (n,)).fetchone()
+            with outbox_at(self.where).reading() as session:
+                found = session.run("any_message", {"id": n}).fetchone()
             entry = entry_of(MessageRow._make(found))
             assert entry.nacked == 0
             self.entries[n] = entry
@@ -259,21 +258,32 @@ class FileMachine(StoreMachine):
 
     @invariant()
     def the_audit_finds_no_difference(self) -> None:
-        store = self.store
-        assert isinstance(store, SqliteStore)
-        row = (
-            store._writer.opened()
-            .execute(
-                "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
-                " FROM reliablepub_audit"
-            )
-            .fetchone()
-        )
-        assert row == (0, 0, 0, 0)
+        with outbox_at(self.where).reading() as session:
+            assert session.run("audit").fetchone() == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("machine", [StoreMachine, FileMachine])
-def test_stores_behave_like_the_model(machine: type[StoreMachine]) -> None:
+class PostgresMachine(FileMachine):
+    """The same in PostgreSQL, in a schema for each history."""
+
+    database = ""
+
+    def open(self) -> Store:
+        if isinstance(self.where, Path):
+            self.where = f"{self.database}?schema=m{uuid4().hex}"
+            Outbox(self.where).create()
+        return super().open()
+
+
+@pytest.mark.parametrize("machine", [StoreMachine, FileMachine, PostgresMachine])
+def test_stores_behave_like_the_model(
+    machine: type[StoreMachine], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, steps = 40, 20
+    if machine is PostgresMachine:
+        PostgresMachine.database = request.getfixturevalue("postgres_url")
+        # Nothing turns here, so nothing tells operators that the relay lives.
+        monkeypatch.setattr("reliablepub.outbox.postgres.sessions.EXPIRY_S", 600.0)
+        examples, steps = 10, 12
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=40, stateful_step_count=20, deadline=None)
+        machine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
     )

@@ -364,7 +364,7 @@ def test_who_steps_in_before_a_verdict_is_stored_has_the_last_word(
 def test_a_waiter_of_some_of_its_messages_is_not_taken_by_the_others() -> None:
     waiters = Waiters()
     told = Told()
-    waiters.stored(1, 3, told, in_memory={1, 3})
+    waiters.stored(1, 3, told, apart={1, 3})
     assert waiters.take(1) is None
     assert waiters.take(2) is told
     assert len(waiters) == 0

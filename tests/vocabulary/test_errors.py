@@ -18,6 +18,7 @@ from reliablepub.errors import (
     OutboxFull,
     OutboxInUse,
     OutboxLocked,
+    OutboxUnreachable,
     PublishError,
     Refused,
     RelayHeldUp,
@@ -109,6 +110,7 @@ def test_only_what_may_pass_by_itself_is_retryable() -> None:
         OutboxDiskFull,
         OutboxInUse,
         OutboxLocked,
+        OutboxUnreachable,
         RelayHeldUp,
     }
 

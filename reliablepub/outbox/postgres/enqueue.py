@@ -1,0 +1,222 @@
+"""Stores one message, also within a transaction of the application.
+
+Knows: the columns that an enqueuer fills, the caller's deduplication keys, limits, and which kinds
+of connections applications have. Must never know: the relay.
+
+An enqueuer inserts a row, and touches nothing that another one touches. A connection of the
+application belongs to psycopg, psycopg2, Django or SQLAlchemy, and raises its own errors: the
+application may have a rule for each.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import psycopg
+
+from reliablepub.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    OutboxError,
+    OutboxUnreachable,
+    OutboxUnsure,
+)
+from reliablepub.headers import utf8
+from reliablepub.outbox.database import KEYS_KEPT_S
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Counters, Entry, OpenLimits
+from reliablepub.outbox.postgres.server import (
+    AGAIN,
+    Link,
+    Pool,
+    Row,
+    Server,
+    Step,
+    Values,
+    outbox_error,
+)
+from reliablepub.outbox.postgres.sql import for_dbapi, named
+from reliablepub.outbox.rows import plain_row_of
+
+LIMITS_S: Final = 0.2
+"""How old the counts may be with which a limit is compared."""
+_TRIES: Final = 3
+
+
+class Enqueuing:
+    """Stores messages in one outbox, from any number of threads.
+
+    Args:
+        server: where the outbox is.
+        pool: connections of this process.
+    """
+
+    def __init__(self, server: Server, pool: Pool) -> None:
+        self._server = server
+        self._pool = pool
+        self._counted = Counters()
+        self._counted_at = float("-inf")
+
+    def enqueue(
+        self, entry: Entry, key: str | None, keys: OutboxKeys | None, limits: OpenLimits
+    ) -> str:
+        """Store a message on a connection of this process.
+
+        Returns:
+            the id of the message that has the key.
+
+        Raises:
+            OutboxFull: a limit of the outbox is reached.
+            OutboxUnreachable: the server cannot be reached; the message was not stored.
+            OutboxUnsure: the connection was lost and cannot be opened again.
+            OutboxError: the message was not stored.
+        """
+        with self._pool.link() as link:
+            self._check_limits(link, entry, limits)
+            statement = _statement(link, entry, key, keys)
+            stored = self._store(link, entry, statement)
+            known = [] if stored else link.rows("first_with_key", statement[1])
+        return _first(entry, known[0] if known else ())
+
+    def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
+        told: OutboxError | None = None
+        is_unsure = False
+        for _ in range(_TRIES):
+            try:
+                return link.store(statement)
+            except OutboxUnreachable as error:  # there is no connection
+                told = error
+                break
+            except psycopg.Error as error:
+                told = outbox_error(self._server, error)
+                told.__cause__ = error
+                # If it was stored, it is stored again, under the same message id.
+                is_unsure = is_unsure or isinstance(told, OutboxUnreachable)
+                if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
+                    break
+        assert told is not None
+        if not is_unsure:
+            raise told
+        raise OutboxUnsure(
+            f"message {entry.message.message_id}: the connection to outbox {self._server} was "
+            "lost, so it is unknown whether it is stored; to enqueue it again under this id costs "
+            f"a duplicate at most ({told})"
+        ) from told
+
+    def within(
+        self,
+        connection: Any,  # noqa: ANN401 - of a library that the application chose
+        entry: Entry,
+        key: str | None,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+    ) -> str:
+        """Store a message through the application's connection, in its transaction.
+
+        Returns:
+            the id of the message that has the key.
+
+        Raises:
+            OutboxFull: a limit of the outbox is reached.
+            ConfigurationError: it is not a connection that this library knows.
+        """
+        with self._pool.link() as link:
+            self._check_limits(link, entry, limits)
+            name, values = _statement(link, entry, key, keys)
+        texts = named(self._server.schema)
+        if execute(connection, texts[name], values):
+            return _first(entry, ())
+        return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
+
+    def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
+        """Compare the limits with counts that are `LIMITS_S` old at most, and what came since."""
+        if limits.are_none:
+            return
+        if time.monotonic() - self._counted_at > LIMITS_S:
+            [counts] = link.rows("ledger")
+            self._counted, self._counted_at = Counters(*counts), time.monotonic()
+        limits.check(self._counted, entry.message, str(self._server))
+        stored, size = self._counted.stored + 1, self._counted.open_bytes + entry.message.size
+        self._counted = replace(self._counted, stored=stored, open_bytes=size)
+
+
+def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | None) -> Step:
+    """Return the statement that stores a message, and its values.
+
+    Raises:
+        InvalidMessage: a text has a character that PostgreSQL cannot store.
+    """
+    message = entry.message
+    for name in ("message_id", "exchange", "routing_key", "ordering_key"):
+        if "\0" in (getattr(message, name) or ""):
+            raise InvalidMessage(name, "has the character U+0000, which PostgreSQL cannot store")
+    if keys is not None:  # the encryption binds the id
+        [(entry.id,)] = link.rows("draw_ids", {"count": 1})
+    _, *columns = plain_row_of(entry, keys)
+    values = dict(zip(_COLUMNS, columns, strict=True)) | {
+        "id": entry.id or None,
+        "due_at": entry.due_at,
+        "expires_at": entry.expires_at,
+        "ordering_key": message.ordering_key,
+    }
+    if key is None:
+        return "enqueue", values
+    utf8("key", key)
+    kept_until = entry.stored_at + KEYS_KEPT_S
+    return "enqueue_once", values | {"key": key, "kept_until": kept_until}
+
+
+def _first(entry: Entry, found: tuple[Any, ...]) -> str:
+    """Return the id of the message that has the key, which is this one if none was found."""
+    if found:
+        (first,) = found
+        return first.decode() if isinstance(first, bytes) else str(first)
+    assert entry.message.message_id is not None
+    return entry.message.message_id
+
+
+_COLUMNS: Final = (
+    "message_id",
+    "exchange",
+    "routing_key",
+    "properties",
+    "stored_at",
+    "size",
+    "checksum",
+    "body",
+)
+
+
+def execute(
+    connection: Any,  # noqa: ANN401 - of a library that the application chose
+    text: str,
+    values: Values | None = None,
+) -> tuple[Any, ...]:
+    """Run a statement on the application's connection; return its first row, or nothing.
+
+    Raises:
+        ConfigurationError: it is not a connection that this library knows.
+    """
+    if hasattr(connection, "get_bind"):  # SQLAlchemy's Session
+        connection = connection.connection()
+    if hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's Connection
+        if values is None:
+            connection.exec_driver_sql(text)
+            return ()
+        from sqlalchemy import text as of  # noqa: PLC0415 - the application has it
+
+        return tuple(connection.execute(of(text), values).first() or ())
+    if isinstance(connection, sqlite3.Connection) or not hasattr(connection, "cursor"):
+        kind = type(connection).__name__
+        msg = f"connection is a {kind}; it must be psycopg's, psycopg2's, Django's or SQLAlchemy's"
+        raise ConfigurationError(msg)
+    with connection.cursor() as cursor:
+        if values is None:
+            cursor.execute(text)
+            return ()
+        cursor.execute(for_dbapi(text), values)
+        row = cursor.fetchone() or ()
+        return tuple(row.values()) if isinstance(row, dict) else tuple(row)

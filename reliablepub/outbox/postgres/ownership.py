@@ -1,0 +1,105 @@
+"""Which relay owns a shard of the outbox, by the log of turns.
+
+Knows: turns, their order and their age. Must never know: what a turn changes.
+
+Each commit of a relay inserts the turn after the last one that it knows. If another process has
+inserted that turn, the primary key refuses it, and the whole transaction fails. So a relay that has
+lost its shard, for instance while it was paused, changes nothing.
+
+The owner takes a turn at least every `BEAT_S` seconds. A shard is free when its last turn says so,
+or is older than `EXPIRY_S` by the clock of the database, or when a process has seen no new turn for
+as long by its own: the clock of the database may have been set back.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+
+from reliablepub.errors import OutboxInUse
+from reliablepub.outbox.postgres.server import Link, Row, outbox_error
+
+BEAT_S: Final = 0.8
+EXPIRY_S: Final = 3.0
+_LOOK_S: Final = 0.2
+KEPT_TURNS: Final = 1_000
+"""Turns that stay behind the newest one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """A shard that this process owns.
+
+    Attributes:
+        shard: number of the shard.
+        run: number of this run of a relay.
+        turn: the first turn of the run.
+    """
+
+    shard: int
+    run: int
+    turn: int
+
+
+def is_lost_turn(error: psycopg.Error) -> bool:
+    """Whether a transaction failed because its turn belongs to another process."""
+    if isinstance(error, psycopg.errors.UniqueViolation):
+        return error.diag.constraint_name == "turns_pkey"
+    is_empty = isinstance(error, psycopg.errors.NotNullViolation)
+    return is_empty and error.diag.table_name == "turns"
+
+
+def take_over(link: Link, token: str, now: float) -> Ownership:
+    """Become the owner of the first free shard; wait for an owner that may have died.
+
+    Args:
+        link: connection to use.
+        token: marks the turns of this process.
+        now: wall clock, seconds since 1970.
+
+    Raises:
+        OutboxInUse: each shard has an owner that lives.
+        OutboxError: the outbox cannot be used.
+    """
+    begun = time.monotonic()
+    first_seen: dict[int, bytes] = {}
+    while True:
+        newest = link.rows("newest_turns")
+        lived = 0
+        for shard, turn, _, is_free, at, age_s in newest:
+            has_moved = first_seen.setdefault(shard, at) != at
+            is_silent = not has_moved and time.monotonic() - begun > EXPIRY_S
+            if is_free or age_s > EXPIRY_S or is_silent:
+                owned = _take(link, shard, turn, token, now)
+                if owned is not None:
+                    return owned
+            lived += has_moved
+        if lived == len(newest):
+            raise _in_use(link, newest)
+        time.sleep(_LOOK_S)
+
+
+def _take(link: Link, shard: int, turn: int, token: str, now: float) -> Ownership | None:
+    """Take the turn after another one; return None if another process was faster."""
+    names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
+    [(run,)] = link.rows("begin_run", names)
+    values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
+    try:
+        link.transact([link.settings(), ("take_over", values)])
+    except psycopg.Error as error:
+        if is_lost_turn(error):
+            return None
+        raise outbox_error(link.server, error) from error
+    return Ownership(shard, run, turn + 1)
+
+
+def _in_use(link: Link, newest: list[Row]) -> OutboxInUse:
+    _, _, run, *_ = newest[0]
+    [(_, pid, host)] = link.rows("owner", {"run": run}) or [(run, "?", b"?")]
+    who = f"process {pid} on {host.decode()}"
+    return OutboxInUse(f"outbox {link.server} is relayed by {who}; only one relay may own a shard")

@@ -1,0 +1,696 @@
+-- Every statement on an outbox in PostgreSQL, by name (see sql.py). Those of a relay's turn come first.
+
+-- An enqueuer's message. Its connection may be the application's, so this is all that it needs.
+-- name: enqueue
+INSERT INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
+    due_at, expires_at, ordering_key, shard
+) VALUES (
+    coalesce(:id, nextval('reliablepub_message_ids')), :message_id, :exchange, :routing_key, :properties,
+    :stored_at, :size, :checksum, :body, :due_at, :expires_at, :ordering_key,
+    reliablepub_shard_of(:ordering_key, :exchange, :routing_key)
+)
+RETURNING 1;
+
+-- The first message of a deduplication key is stored with it. The key of a message that is open or
+-- parked is kept beyond its time.
+-- name: enqueue_once
+WITH fresh AS (
+    INSERT INTO reliablepub_keys AS k (key, id, message_id, kept_until)
+    VALUES (:key, coalesce(:id, nextval('reliablepub_message_ids')), :message_id, :kept_until)
+    ON CONFLICT (key) DO UPDATE
+    SET id = excluded.id, message_id = excluded.message_id, kept_until = excluded.kept_until
+    WHERE k.kept_until < :stored_at
+    AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = k.id)
+    AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = k.id)
+    RETURNING id
+)
+INSERT INTO reliablepub_messages (
+    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
+    due_at, expires_at, ordering_key, shard
+)
+SELECT
+    id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
+    :due_at, :expires_at, :ordering_key, reliablepub_shard_of(:ordering_key, :exchange, :routing_key)
+FROM fresh
+RETURNING 1;
+
+-- name: first_with_key
+SELECT message_id FROM reliablepub_keys WHERE key = :key;
+
+-- name: outbox
+SELECT version, allows_loss, current_setting('synchronous_commit') = 'off' AND NOT allows_loss
+FROM reliablepub_outbox;
+
+-- name: is_there
+SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
+
+-- The newest turn of each shard, and how old it is by the clock of the database.
+-- name: newest_turns
+SELECT s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision
+FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+) AS t
+ORDER BY s.shard;
+
+-- name: newest_turn
+SELECT turn, run, token, intervention, stored, confirmed, parked, expired, discarded, open_bytes
+FROM reliablepub_turns WHERE shard = :shard ORDER BY turn DESC LIMIT 1;
+
+-- name: turns_since
+SELECT turn, run, token, intervention, stored, confirmed, parked, expired, discarded, open_bytes
+FROM reliablepub_turns WHERE shard = :shard AND turn >= :turn ORDER BY turn;
+
+-- Only settings of the transaction: behind PgBouncer, a session belongs to nobody. A transaction whose
+-- client was cut off must not keep its locks.
+-- name: settle_in
+SELECT
+    set_config('idle_in_transaction_session_timeout', '5000', true),
+    set_config('lock_timeout', '5000', true),
+    CASE WHEN current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
+        THEN set_config('synchronous_commit', 'on', true) END;
+
+-- The turn after another one. It fails if that one is not the newest (the primary key), or has been
+-- deleted since (`run` is null).
+-- name: take_turn
+INSERT INTO reliablepub_turns
+SELECT
+    :shard::integer, :turn::bigint, CASE WHEN t.run = :run THEN t.run END, :token, clock_timestamp(),
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
+FROM (VALUES (1)) AS one (n)
+LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
+
+-- name: take_over
+INSERT INTO reliablepub_turns
+SELECT
+    :shard::integer, :turn::bigint, CASE WHEN t.run >= 0 THEN :run::integer END, :token, clock_timestamp(),
+    false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
+FROM (VALUES (1)) AS one (n)
+LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
+
+-- name: free_turn
+UPDATE reliablepub_turns SET is_free = true WHERE shard = :shard AND turn = :turn;
+
+-- name: forget_turns
+DELETE FROM reliablepub_turns WHERE shard = :shard AND turn > :from AND turn <= :upto;
+
+-- Count the messages of enqueuers that were not visible when they were counted last.
+-- name: count_new
+WITH t AS (SELECT seen FROM reliablepub_turns WHERE shard = :shard AND turn = :turn),
+new AS (
+    SELECT count(*) AS n, coalesce(sum(m.size), 0) AS size
+    FROM t, reliablepub_messages AS m
+    WHERE m.shard = :shard AND m.run IS NULL AND m.xid >= pg_snapshot_xmin(t.seen)
+    AND NOT pg_visible_in_snapshot(m.xid, t.seen)
+)
+UPDATE reliablepub_turns AS u SET
+    stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = pg_current_snapshot()
+FROM new WHERE u.shard = :shard AND u.turn = :turn;
+
+-- After a restore from a dump, numbers of transactions are those of another cluster.
+-- name: is_restored
+SELECT pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot())
+FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
+
+-- name: forget_foreign_xids
+UPDATE reliablepub_messages SET xid = '3'
+WHERE shard = :shard AND run IS NULL AND xid >= pg_snapshot_xmax(pg_current_snapshot());
+
+-- name: recount
+UPDATE reliablepub_turns AS u SET
+    stored = u.confirmed + u.parked + u.expired + u.discarded + m.n, open_bytes = m.size,
+    seen = pg_current_snapshot()
+FROM (
+    SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM reliablepub_messages WHERE shard = :shard
+) AS m
+WHERE u.shard = :shard AND u.turn = :turn;
+
+-- What has become visible since a snapshot (`xmax`, `xip`): numbers of transactions that had not begun
+-- then, and those that were running. `late` are ids up to one that was told before.
+-- name: look
+WITH fresh AS (
+    SELECT id, size FROM reliablepub_messages
+    WHERE shard = :shard AND run IS NULL AND xid >= :xmax::text::xid8
+    UNION ALL
+    SELECT id, size FROM reliablepub_messages
+    WHERE shard = :shard AND run IS NULL AND xid = ANY (:xip::text[]::xid8[])
+),
+told AS (
+    SELECT
+        count(*) AS n, coalesce(sum(size), 0)::bigint AS size, max(id) AS last_id,
+        array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late
+    FROM fresh
+)
+SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, told.*
+FROM told, (
+    SELECT turn, run, intervention FROM reliablepub_turns
+    WHERE shard = :shard ORDER BY turn DESC LIMIT 1
+) AS t;
+
+-- name: highest_id
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END, pg_current_snapshot()::text
+FROM reliablepub_message_ids;
+
+-- name: draw_ids
+SELECT nextval('reliablepub_message_ids') FROM generate_series(1, :count);
+
+-- name: insert_plain_messages
+WITH new AS (
+    INSERT INTO reliablepub_messages (
+        id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, run, shard
+    )
+    SELECT *, :run::integer, :shard::integer FROM unnest(
+        :ids::bigint[], :message_ids::text[], :exchanges::text[], :routing_keys::text[],
+        :properties::text[], :stored_ats::double precision[], :sizes::integer[], :checksums::bigint[],
+        :bodies::bytea[]
+    )
+    RETURNING size
+)
+UPDATE reliablepub_turns SET stored = stored + n, open_bytes = open_bytes + new_size
+FROM (SELECT count(*) AS n, sum(size) AS new_size FROM new) AS sums WHERE shard = :shard AND turn = :turn;
+
+-- name: insert_messages
+WITH new AS (
+    INSERT INTO reliablepub_messages (
+        id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
+        due_at, nacked, returned, refused, uncertain, expires_at, ordering_key, refused_at, run, shard
+    )
+    SELECT *, :run::integer, :shard::integer FROM unnest(
+        :ids::bigint[], :message_ids::text[], :exchanges::text[], :routing_keys::text[],
+        :properties::text[], :stored_ats::double precision[], :sizes::integer[], :checksums::bigint[],
+        :bodies::bytea[], :due_ats::double precision[], :nackeds::integer[], :returneds::integer[],
+        :refuseds::integer[], :uncertains::integer[], :expires_ats::double precision[],
+        :ordering_keys::text[], :refused_ats::double precision[]
+    )
+    RETURNING size
+)
+UPDATE reliablepub_turns SET stored = stored + n, open_bytes = open_bytes + new_size
+FROM (SELECT count(*) AS n, sum(size) AS new_size FROM new) AS sums WHERE shard = :shard AND turn = :turn;
+
+-- name: confirm
+WITH gone AS (DELETE FROM reliablepub_messages WHERE id = ANY (:ids::bigint[]) RETURNING size)
+UPDATE reliablepub_turns SET confirmed = confirmed + n, open_bytes = open_bytes - gone_size
+FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
+WHERE shard = :shard AND turn = :turn;
+
+-- name: confirm_and_keep
+WITH gone AS (DELETE FROM reliablepub_messages WHERE id = ANY (:ids::bigint[]) RETURNING *),
+kept AS (
+    INSERT INTO reliablepub_confirmed
+    SELECT
+        id, :now::double precision, message_id, exchange, routing_key, ordering_key, properties, stored_at,
+        size, checksum, body
+    FROM gone ON CONFLICT DO NOTHING
+)
+UPDATE reliablepub_turns SET confirmed = confirmed + n, open_bytes = open_bytes - gone_size
+FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
+WHERE shard = :shard AND turn = :turn;
+
+-- name: discard
+WITH gone AS (DELETE FROM reliablepub_messages WHERE id = ANY (:ids::bigint[]) RETURNING size)
+UPDATE reliablepub_turns SET discarded = discarded + n, open_bytes = open_bytes - gone_size
+FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
+WHERE shard = :shard AND turn = :turn;
+
+-- name: park_messages
+WITH given_up AS (
+    SELECT * FROM unnest(
+        :ids::bigint[], :ats::double precision[], :states::text[], :outcomes::text[],
+        :reply_codes::integer[], :reply_texts::text[], :nackeds::integer[], :returneds::integer[],
+        :refuseds::integer[], :uncertains::integer[]
+    ) AS g (id, at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain)
+),
+gone AS (
+    DELETE FROM reliablepub_messages AS m USING given_up AS g WHERE m.id = g.id
+    RETURNING
+        m.id, m.shard, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, g.at, g.state,
+        g.outcome, g.reply_code, g.reply_text, g.nacked, g.returned, g.refused, g.uncertain, m.size,
+        m.checksum, m.body, m.expires_at, m.ordering_key
+),
+put AS (INSERT INTO reliablepub_parked SELECT * FROM gone)
+UPDATE reliablepub_turns SET
+    parked = parked + n - late, expired = expired + late, open_bytes = open_bytes - gone_size
+FROM (
+    SELECT
+        count(*) AS n, count(*) FILTER (WHERE state = 'expired') AS late,
+        coalesce(sum(size), 0) AS gone_size
+    FROM gone
+) AS sums
+WHERE shard = :shard AND turn = :turn;
+
+-- name: park_damaged
+WITH given_up AS (SELECT * FROM unnest(:ids::bigint[], :reasons::text[]) AS g (id, reason)),
+gone AS (
+    DELETE FROM reliablepub_messages AS m USING given_up AS g WHERE m.id = g.id
+    RETURNING
+        m.id, m.shard, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at,
+        :at::double precision, 'parked', 'refused', 0, g.reason, m.nacked, m.returned, m.refused,
+        m.uncertain, m.size, m.checksum, m.body, m.expires_at, m.ordering_key
+),
+put AS (INSERT INTO reliablepub_parked SELECT * FROM gone RETURNING id, message_id, exchange, routing_key, reply_text),
+counted AS (
+    UPDATE reliablepub_turns SET parked = parked + n, open_bytes = open_bytes - gone_size
+    FROM (SELECT count(*) AS n, coalesce(sum(size), 0) AS gone_size FROM gone) AS sums
+    WHERE shard = :shard AND turn = :turn
+)
+SELECT * FROM put ORDER BY id;
+
+-- name: reschedule
+UPDATE reliablepub_messages AS m SET
+    due_at = r.due_at, nacked = r.nacked, returned = r.returned, refused = r.refused,
+    uncertain = r.uncertain, refused_at = r.refused_at
+FROM unnest(
+    :due_ats::double precision[], :nackeds::integer[], :returneds::integer[], :refuseds::integer[],
+    :uncertains::integer[], :refused_ats::double precision[], :ids::bigint[]
+) AS r (due_at, nacked, returned, refused, uncertain, refused_at, id)
+WHERE m.id = r.id;
+
+-- name: insert_attempts
+INSERT INTO reliablepub_attempts (
+    id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
+)
+SELECT * FROM unnest(
+    :ids::bigint[], :message_ids::text[], :ats::double precision[], :epochs::text[], :tags::bigint[],
+    :outcomes::text[], :reply_codes::integer[], :reply_texts::text[], :persistences::text[]
+)
+ON CONFLICT (id, epoch, tag, at) DO NOTHING;
+
+-- name: delete_in_flight
+DELETE FROM reliablepub_in_flight AS f USING unnest(:epochs::text[], :first_tags::bigint[]) AS d (epoch, first_tag)
+WHERE f.epoch = d.epoch AND f.first_tag = d.first_tag;
+
+-- name: insert_in_flight
+INSERT INTO reliablepub_in_flight (shard, epoch, first_tag, count, ids, sent_at)
+SELECT :shard, epoch, first_tag, count, ids, :now::double precision
+FROM unnest(:epochs::text[], :first_tags::bigint[], :counts::integer[], :ids::text[]) AS s (epoch, first_tag, count, ids)
+ON CONFLICT (epoch, first_tag) DO UPDATE
+SET count = excluded.count, ids = excluded.ids, sent_at = excluded.sent_at;
+
+-- name: advance_source
+INSERT INTO reliablepub_sources AS s (name, position) VALUES (:name, :count)
+ON CONFLICT (name) DO UPDATE SET position = s.position + excluded.position;
+
+-- name: step_retries
+UPDATE reliablepub_messages
+SET due_at = CASE WHEN due_at > 0 THEN greatest(0.0, due_at + :by) ELSE 0 END, refused_at = greatest(0.0, refused_at + :by)
+WHERE shard = :shard AND due_at IS NOT NULL AND (refused_at IS NOT NULL OR nacked + returned + refused > 0);
+
+-- name: step_deadlines
+UPDATE reliablepub_messages SET expires_at = greatest(0.0, expires_at + :by)
+WHERE shard = :shard AND expires_at IS NOT NULL
+AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
+
+-- name: rebase_retries
+UPDATE reliablepub_messages AS m SET
+    due_at = :now::double precision + greatest(0.0, m.due_at - a.at), refused_at = least(m.refused_at, :now)
+FROM (SELECT id, max(at) AS at FROM reliablepub_attempts WHERE at > :now GROUP BY id) AS a
+WHERE m.id = a.id AND m.shard = :shard AND m.due_at > :now AND m.due_at < 'infinity'
+AND m.nacked + m.returned + m.refused > 0;
+
+-- name: release
+WITH chosen AS (
+    SELECT id, exchange, routing_key FROM reliablepub_messages
+    WHERE shard = :shard AND due_at = 'infinity'
+    AND (:exchange::text IS NULL OR exchange = :exchange)
+    AND (:routing_key::text IS NULL OR routing_key = :routing_key)
+    AND (exchange, routing_key, id) > (:after_exchange::text, :after_routing_key::text, :after_id::bigint)
+    ORDER BY exchange, routing_key, id LIMIT :limit
+),
+released AS (
+    UPDATE reliablepub_messages AS m SET due_at = 0 FROM chosen AS c WHERE m.id = c.id
+    RETURNING c.exchange, c.routing_key, c.id
+)
+SELECT * FROM released ORDER BY exchange, routing_key, id;
+
+-- name: count_held
+SELECT count(*) FROM reliablepub_messages
+WHERE shard = :shard AND due_at = 'infinity' AND (:exchange::text IS NULL OR exchange = :exchange)
+AND (:routing_key::text IS NULL OR routing_key = :routing_key);
+
+-- Reading. A page is read up to a limit in messages and bytes; at least one message, if there is any.
+
+-- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
+-- the key. A row that a relay has not been told of yet is left out: it is told of it at its next look.
+-- name: ready
+SELECT
+    id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
+    uncertain, checksum, CASE WHEN is_first THEN body END, expires_at, ordering_key, refused_at, size, is_first
+FROM (
+    SELECT p.*, sum(CASE WHEN is_first THEN size ELSE 0 END) OVER (ORDER BY id) - size AS before FROM (
+        SELECT m.*, m.ordering_key IS NULL OR (NOT EXISTS (
+            SELECT 1 FROM reliablepub_messages AS e
+            WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+        ) AND NOT EXISTS (
+            SELECT 1 FROM reliablepub_parked AS p
+            WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+            AND p.id < m.id
+        )) AS is_first
+        FROM reliablepub_messages AS m
+        WHERE m.shard = :shard AND m.id BETWEEN :first_id AND :last_id AND m.due_at IS NULL
+        AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
+        ORDER BY m.id LIMIT :limit
+    ) AS p
+) AS q
+WHERE before <= :bytes_max
+ORDER BY id;
+
+-- name: messages
+SELECT
+    id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
+    uncertain, checksum, body, expires_at, ordering_key, refused_at, size,
+    m.ordering_key IS NULL OR (NOT EXISTS (
+        SELECT 1 FROM reliablepub_messages AS e
+        WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+    ) AND NOT EXISTS (
+        SELECT 1 FROM reliablepub_parked AS p
+        WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+        AND p.id < m.id
+    )) AS is_first
+FROM reliablepub_messages AS m WHERE m.id = ANY (:ids::bigint[]);
+
+-- name: waiting
+SELECT id, due_at, size FROM reliablepub_messages
+WHERE shard = :shard AND due_at IS NOT NULL AND (due_at, id) > (:after_at, :after_id)
+ORDER BY due_at, id LIMIT :limit;
+
+-- name: expiring
+SELECT id, expires_at, size FROM reliablepub_messages
+WHERE shard = :shard AND expires_at IS NOT NULL AND (expires_at, id) > (:after_at, :after_id)
+ORDER BY expires_at, id LIMIT :limit;
+
+-- name: firsts_of_keys
+SELECT
+    m.id, m.message_id, m.exchange, m.routing_key, m.properties, m.stored_at, m.due_at, m.nacked,
+    m.returned, m.refused, m.uncertain, m.checksum, m.body, m.expires_at, m.ordering_key, m.refused_at,
+    m.size, k.n - 1
+FROM unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
+) AS m
+WHERE (m.due_at IS NULL OR m.due_at <= :now) AND NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = k.key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
+)
+ORDER BY k.n LIMIT :limit;
+
+-- name: wait_for_key
+UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ANY (:ids::bigint[]) AND (EXISTS (
+    SELECT 1 FROM reliablepub_messages AS e
+    WHERE e.ordering_key = m.ordering_key AND e.id < m.id
+) OR EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+    AND p.id < m.id
+));
+
+-- name: lowest_awaited
+SELECT m.id FROM reliablepub_messages AS m
+WHERE m.shard = :shard AND m.id >= :first_id
+AND (
+    m.due_at IS NULL OR m.due_at <= :at OR m.due_at = 'infinity'
+    OR m.nacked + m.returned + m.refused > 0 OR m.refused_at IS NOT NULL
+)
+AND (m.ordering_key IS NULL OR NOT EXISTS (
+    SELECT 1 FROM reliablepub_parked AS p
+    WHERE p.ordering_key = m.ordering_key AND p.state = 'parked' AND p.is_skipped = 0
+    AND p.id < m.id
+))
+ORDER BY m.id LIMIT 1;
+
+-- name: held_exchanges
+SELECT h.exchange, h.n, m.refused_at
+FROM (
+    SELECT exchange, count(*) AS n, min(id) AS first FROM reliablepub_messages
+    WHERE shard = :shard AND due_at = 'infinity' GROUP BY exchange LIMIT :limit
+) AS h
+JOIN reliablepub_messages AS m ON m.id = h.first;
+
+-- name: touched
+SELECT
+    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
+
+-- name: show
+INSERT INTO reliablepub_status AS s (shard, run, at, content) VALUES (:shard, :run, clock_timestamp(), :content)
+ON CONFLICT (shard) DO UPDATE SET run = excluded.run, at = excluded.at, content = excluded.content
+WHERE s.run <= excluded.run;
+
+-- name: unshow
+DELETE FROM reliablepub_status WHERE shard = :shard AND run = :run;
+
+-- Start and end of a relay.
+
+-- name: begin_run
+INSERT INTO reliablepub_runs (shard, pid, host, started_at) VALUES (:shard, :pid, :host, :now) RETURNING id;
+
+-- name: end_run
+UPDATE reliablepub_runs SET ended_at = :now WHERE id = :run;
+
+-- name: owner
+SELECT r.id, r.pid, r.host FROM reliablepub_runs AS r WHERE r.id = :run;
+
+-- name: count_left_in_flight
+UPDATE reliablepub_messages SET uncertain = uncertain + 1
+WHERE shard = :shard AND id IN (SELECT id FROM reliablepub_in_flight_tags);
+
+-- name: remember_left_in_flight
+INSERT INTO reliablepub_attempts (
+    id, message_id, at, epoch, tag, outcome, reply_code, reply_text, persistence
+)
+SELECT
+    t.id, t.message_id, :at, t.epoch, t.tag, 'uncertain', 0, :reply_text, 'possibly persisted'
+FROM reliablepub_in_flight_tags AS t JOIN reliablepub_in_flight AS f
+ON f.shard = :shard AND f.epoch = t.epoch AND t.tag >= f.first_tag AND t.tag < f.first_tag + f.count
+ORDER BY t.epoch, t.tag
+ON CONFLICT (id, epoch, tag, at) DO NOTHING;
+
+-- name: clear_in_flight
+DELETE FROM reliablepub_in_flight WHERE shard = :shard;
+
+-- name: forget_old_attempts
+DELETE FROM reliablepub_attempts AS a WHERE a.at < :before
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
+
+-- name: forget_old_interventions
+DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
+
+-- Operators. Statements with the same name and values are in the `queries.sql` of SQLite's outbox.
+
+-- An operator's turn in each shard keeps out the relays until it ends.
+-- name: take_operators_turns
+INSERT INTO reliablepub_turns
+SELECT
+    s.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
+    t.discarded, t.open_bytes, t.intervention, t.seen
+FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+) AS t
+RETURNING shard, turn;
+
+-- name: note_interventions
+UPDATE reliablepub_turns AS t SET intervention = greatest(t.intervention, i.newest)
+FROM (SELECT coalesce(max(intervention), 0) AS newest FROM reliablepub_interventions) AS i
+WHERE t.shard = :shard AND t.turn = :turn;
+
+-- A relay that has been silent must not go on as if its messages in flight were still its own.
+-- name: dismiss_relay
+UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND turn = :turn;
+
+-- name: relay
+SELECT r.pid
+FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+) AS t
+JOIN reliablepub_runs AS r ON r.id = t.run
+WHERE NOT t.is_free AND clock_timestamp() - t.at < make_interval(secs => :expiry_s)
+ORDER BY s.shard LIMIT 1;
+
+-- name: shown
+SELECT s.content FROM reliablepub_status AS s ORDER BY s.shard;
+
+-- name: bytes_on_disk
+SELECT sum(pg_total_relation_size(c.oid))::bigint
+FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = :schema AND c.relkind = 'r';
+
+-- name: change_ledger
+UPDATE reliablepub_turns SET
+    stored = stored + :stored, confirmed = confirmed + :confirmed, parked = parked + :parked,
+    expired = expired + :expired, discarded = discarded + :discarded,
+    open_bytes = open_bytes + :open_bytes
+WHERE shard = :shard AND turn = :turn
+RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
+
+-- name: last_id
+SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM reliablepub_message_ids;
+
+-- name: next_id
+SELECT nextval('reliablepub_message_ids');
+
+-- name: park_as_it_is
+INSERT INTO reliablepub_parked
+SELECT
+    id, shard, message_id, exchange, routing_key, properties, stored_at, :at, 'parked', :outcome, 0,
+    :reply_text, nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key
+FROM reliablepub_messages WHERE id = :id;
+
+-- name: delete_open
+DELETE FROM reliablepub_messages WHERE id = :id RETURNING size;
+
+-- name: delete_parked
+DELETE FROM reliablepub_parked WHERE id = :id RETURNING state, size;
+
+-- Without the deadline: an operator who retries a message wants it to be sent.
+-- name: unpark
+INSERT INTO reliablepub_messages (
+    id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,
+    uncertain, size, checksum, body, ordering_key
+)
+SELECT
+    id, 0, shard, message_id, exchange, routing_key, properties, stored_at, 0,
+    least(uncertain::bigint + nacked, 2147483647), size, checksum, body, ordering_key
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: due_now
+UPDATE reliablepub_messages SET
+    due_at = 0, uncertain = least(uncertain::bigint + nacked, 2147483647), nacked = 0, returned = 0,
+    refused = 0, refused_at = NULL, expires_at = NULL
+WHERE id = :id;
+
+-- Text as bytes: a checksum covers them.
+-- name: any_message
+SELECT
+    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
+    convert_to(properties, 'UTF8'), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
+    body, expires_at, convert_to(ordering_key, 'UTF8'), refused_at, size
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
+    convert_to(properties, 'UTF8'), stored_at, NULL, nacked, returned, refused, uncertain, checksum,
+    body, expires_at, convert_to(ordering_key, 'UTF8'), NULL, size
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: confirmed_message
+SELECT
+    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
+    convert_to(properties, 'UTF8'), stored_at, NULL, 0, 0, 0, 0, checksum, body,
+    NULL, convert_to(ordering_key, 'UTF8'), NULL, size
+FROM reliablepub_confirmed WHERE id = :id;
+
+-- name: keys_in_use
+SELECT
+    CASE WHEN properties LIKE '{"$key":%' THEN properties::json ->> '$key' END AS name, count(*)
+FROM (
+    SELECT properties FROM reliablepub_messages
+    UNION ALL
+    SELECT properties FROM reliablepub_parked
+    UNION ALL
+    SELECT properties FROM reliablepub_confirmed
+) AS stored
+GROUP BY 1 ORDER BY 1 NULLS FIRST;
+
+-- name: one_message
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties,
+    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    stored_at, nullif(nullif(due_at, 'infinity'), 0) AS due_at, NULL::double precision AS parked_at,
+    expires_at, nacked, returned, refused, uncertain, NULL AS outcome, NULL::integer AS reply_code,
+    NULL AS reply_text, size, length(body) AS body_bytes,
+    coalesce(due_at = 'infinity', false)::integer AS is_held, NULL::double precision AS confirmed_at
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties, state,
+    stored_at, NULL, parked_at, expires_at,
+    nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
+    size, length(body), 0, NULL
+FROM reliablepub_parked WHERE id = :id
+UNION ALL
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
+    stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
+    size, length(body), 0, confirmed_at
+FROM reliablepub_confirmed WHERE id = :id;
+
+-- name: in_flight
+SELECT
+    epoch, tag, id, message_id, exchange, routing_key,
+    extract(epoch FROM (sent_at || ' UTC')::timestamptz)::double precision AS sent_at
+FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
+
+-- name: view_history
+SELECT
+    attempt, id, message_id, reliablepub_utc(at) AS at, outcome, reply_code, reply_text, persistence,
+    epoch, tag
+FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
+
+-- name: view_interventions
+SELECT
+    intervention, id, message_id, exchange, routing_key, reliablepub_utc(at) AS at, action, person, note
+FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
+
+-- name: audit
+SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit;
+
+-- name: open_contents
+SELECT
+    convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
+    convert_to(properties, 'UTF8'), convert_to(ordering_key, 'UTF8'), body,
+    id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
+FROM reliablepub_messages ORDER BY id;
+
+-- name: parked_contents
+SELECT
+    convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
+    convert_to(properties, 'UTF8'), convert_to(ordering_key, 'UTF8'), body,
+    id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
+    outcome, reply_code
+FROM reliablepub_parked ORDER BY id;
+
+-- name: export
+SELECT
+    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at,
+    nullif(nullif(due_at, 'infinity'), 0) AS due_at, expires_at, refused_at,
+    NULL::double precision AS parked_at, NULL AS outcome, NULL::integer AS reply_code, NULL AS reply_text,
+    nacked, returned, refused, uncertain, size, checksum, body
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
+    NULL, parked_at, outcome, reply_code, reply_text,
+    nacked, returned, refused, uncertain, size, checksum, body
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: import_open
+INSERT INTO reliablepub_messages (
+    id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,
+    nacked, returned, refused, uncertain, size, checksum, body, expires_at, ordering_key, refused_at
+) VALUES (
+    :id, 0, reliablepub_shard_of(:ordering_key, :exchange, :routing_key), :message_id, :exchange,
+    :routing_key, :properties, :stored_at, :due_at,
+    :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
+    :refused_at
+);
+
+-- name: import_given_up
+INSERT INTO reliablepub_parked (
+    id, shard, message_id, exchange, routing_key, properties, stored_at,
+    parked_at, state, outcome, reply_code, reply_text, nacked, returned, refused, uncertain,
+    size, checksum, body, expires_at, ordering_key
+) VALUES (
+    :id, reliablepub_shard_of(:ordering_key, :exchange, :routing_key), :message_id, :exchange,
+    :routing_key, :properties, :stored_at,
+    :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
+    :size, :checksum, :body, :expires_at, :ordering_key
+);

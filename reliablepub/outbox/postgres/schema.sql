@@ -1,0 +1,394 @@
+-- The tables of an outbox in PostgreSQL 13 or later, version 1 (see `VERSION` in server.py).
+--
+-- The schema is the outbox's own. A name such as `reliablepub_messages` stands for the table `messages`
+-- in that schema, here and in queries.sql; see sql.py.
+--
+-- An open message is in `messages`, a parked or expired one in `parked`. A confirmed message is in
+-- neither, and is only counted. A row moves in one transaction, under the same id and together with
+-- its count.
+--
+-- No row is updated over and over: while a long transaction anywhere in the cluster keeps old row
+-- versions alive, each update of such a row would cost more than the one before it.
+
+CREATE SCHEMA reliablepub_;
+
+-- One row: what the outbox is. `allows_loss`: the operator accepts `synchronous_commit = off`.
+CREATE TABLE reliablepub_outbox (
+    id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
+    version integer NOT NULL,
+    shards integer NOT NULL CHECK (shards BETWEEN 1 AND 64),
+    allows_loss boolean NOT NULL,
+    created_at double precision NOT NULL DEFAULT extract(epoch FROM clock_timestamp())
+);
+
+CREATE SEQUENCE reliablepub_message_ids;
+
+-- The shard of a message: all messages of an ordering key, or of a destination, are in one shard.
+CREATE FUNCTION reliablepub_shard_of(ordering_key text, exchange text, routing_key text)
+RETURNS integer LANGUAGE sql IMMUTABLE AS $$
+    SELECT (hashtext(coalesce(ordering_key, exchange || ' ' || routing_key)) & 2147483647) % {shards}
+$$;
+
+-- Open messages. A row leaves in the transaction that records its final outcome. Messages in flight
+-- are not marked here.
+--
+-- Ids become visible in the order of the commits, and not in their own. So each row of an enqueuer
+-- has the number of its transaction, and a relay finds new rows by comparing it with its last
+-- snapshot. `run` is null in these rows: the relay counts them when it finds them. In all other rows
+-- it says which run of a relay has stored and counted them; 0 if that was an operator.
+-- `checksum` is -1 in rows that were stored by `enqueue` below.
+CREATE TABLE reliablepub_messages (
+    id bigint PRIMARY KEY DEFAULT nextval('reliablepub_message_ids'),
+    xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    stored_at double precision NOT NULL,
+    due_at double precision,
+    expires_at double precision,
+    refused_at double precision,
+    checksum bigint NOT NULL DEFAULT -1,
+    run integer,
+    shard integer NOT NULL DEFAULT 0,
+    size integer NOT NULL,
+    nacked integer NOT NULL DEFAULT 0,
+    returned integer NOT NULL DEFAULT 0,
+    refused integer NOT NULL DEFAULT 0,
+    uncertain integer NOT NULL DEFAULT 0,
+    message_id text NOT NULL,
+    exchange text NOT NULL,
+    routing_key text NOT NULL,
+    properties text NOT NULL DEFAULT '{{}}',
+    body bytea NOT NULL,
+    ordering_key text
+) WITH (
+    -- Most rows live for a moment. Their space is reused by the next ones only after a vacuum.
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 20000,
+    autovacuum_vacuum_insert_scale_factor = 0,
+    autovacuum_vacuum_insert_threshold = 200000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0,
+    autovacuum_analyze_threshold = 200000,
+    toast.autovacuum_vacuum_scale_factor = 0,
+    toast.autovacuum_vacuum_threshold = 20000,
+    toast.autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE INDEX messages_fresh ON reliablepub_messages (shard, xid) WHERE run IS NULL;
+CREATE INDEX messages_waiting ON reliablepub_messages (shard, due_at, id) WHERE due_at IS NOT NULL;
+CREATE INDEX messages_expiring ON reliablepub_messages (shard, expires_at, id)
+WHERE expires_at IS NOT NULL;
+
+-- Messages whose destination is paused have an infinite due time.
+CREATE INDEX messages_held ON reliablepub_messages (exchange, routing_key, id)
+WHERE due_at = 'infinity';
+CREATE INDEX messages_of_key ON reliablepub_messages (ordering_key, id)
+WHERE ordering_key IS NOT NULL;
+
+-- Parked and expired messages, with their last outcome. An operator can retry them.
+CREATE TABLE reliablepub_parked (
+    id bigint PRIMARY KEY,
+    shard integer NOT NULL,
+    message_id text NOT NULL,
+    exchange text NOT NULL,
+    routing_key text NOT NULL,
+    properties text NOT NULL,
+    stored_at double precision NOT NULL,
+    parked_at double precision NOT NULL,
+    state text NOT NULL CHECK (state IN ('parked', 'expired')),
+    outcome text NOT NULL,
+    reply_code integer NOT NULL,
+    reply_text text NOT NULL,
+    nacked integer NOT NULL,
+    returned integer NOT NULL,
+    refused integer NOT NULL,
+    uncertain integer NOT NULL,
+    size integer NOT NULL,
+    checksum bigint NOT NULL,
+    body bytea NOT NULL,
+    expires_at double precision,
+    ordering_key text,
+    is_skipped integer NOT NULL DEFAULT 0
+);
+
+-- A parked message holds its ordering key: later messages of the key wait until an operator decides.
+CREATE INDEX parked_holding ON reliablepub_parked (ordering_key, id)
+WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
+
+-- When a key is no longer held, its next message becomes due, so that the relay finds it. A
+-- due time of 0 is due whatever the clock says.
+CREATE FUNCTION reliablepub_release_key() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE reliablepub_messages SET due_at = 0
+    WHERE due_at IS NULL AND id = (
+        SELECT min(id) FROM reliablepub_messages WHERE ordering_key = OLD.ordering_key
+    );
+    RETURN NULL;
+END
+$$;
+CREATE TRIGGER key_skipped AFTER UPDATE OF is_skipped ON reliablepub_parked FOR EACH ROW
+WHEN (NEW.ordering_key IS NOT NULL AND NEW.is_skipped <> 0)
+EXECUTE FUNCTION reliablepub_release_key();
+CREATE TRIGGER key_released AFTER DELETE ON reliablepub_parked FOR EACH ROW
+WHEN (OLD.ordering_key IS NOT NULL)
+EXECUTE FUNCTION reliablepub_release_key();
+
+-- Every attempt that did not end in a confirm. A relay whose commit was cut off may write the same
+-- attempt again, and the second one is left out.
+CREATE TABLE reliablepub_attempts (
+    attempt bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id bigint NOT NULL,
+    message_id text NOT NULL,
+    at double precision NOT NULL,
+    epoch text NOT NULL,
+    tag bigint NOT NULL,
+    outcome text NOT NULL,
+    reply_code integer NOT NULL,
+    reply_text text NOT NULL,
+    persistence text NOT NULL
+        CHECK (persistence IN ('not written', 'possibly persisted', 'persisted'))
+);
+CREATE UNIQUE INDEX attempts_of_message ON reliablepub_attempts (id, epoch, tag, at);
+
+-- Delivery tags in flight, one row a batch, for operators, and for a relay that starts. `ids` is
+-- JSON, [[first id, count], ...] in the order of the tags.
+CREATE TABLE reliablepub_in_flight (
+    shard integer NOT NULL,
+    epoch text NOT NULL,
+    first_tag bigint NOT NULL,
+    count integer NOT NULL CHECK (count > 0),
+    ids text NOT NULL,
+    sent_at double precision NOT NULL,
+    PRIMARY KEY (epoch, first_tag)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- Each commit of a relay, and each of an operator, is a turn of its shard. The newest turn says who
+-- owns the shard (`run`), when it was last seen (`at`), and the ledger:
+--   stored = confirmed + parked + expired + discarded + (open messages that are counted).
+-- Counted are the messages of relays and operators, and those of enqueuers that are visible in the
+-- snapshot `seen`. What operators change is counted in shard 0; the sum over the shards is right. The
+-- turn of an operator leaves the owner and the time as they are. The primary key is the fence: of two transactions that follow the same turn, only
+-- one can commit. `token` tells a transaction whose COMMIT was cut off from one of another process.
+CREATE TABLE reliablepub_turns (
+    shard integer NOT NULL,
+    turn bigint NOT NULL,
+    run integer NOT NULL,
+    token text NOT NULL,
+    at timestamptz NOT NULL,
+    is_free boolean NOT NULL,
+    stored bigint NOT NULL,
+    confirmed bigint NOT NULL,
+    parked bigint NOT NULL,
+    expired bigint NOT NULL,
+    discarded bigint NOT NULL,
+    open_bytes bigint NOT NULL,
+    intervention bigint NOT NULL,
+    seen pg_snapshot NOT NULL,
+    PRIMARY KEY (shard, turn)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
+
+-- What the relay of a shard shows of itself. No decision depends on it.
+CREATE TABLE reliablepub_status (
+    shard integer PRIMARY KEY,
+    run integer NOT NULL,
+    at timestamptz NOT NULL,
+    content text NOT NULL
+) WITH (fillfactor = 10);
+
+-- Each run of a relay. Its number is part of the names of its channel epochs.
+CREATE TABLE reliablepub_runs (
+    id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    shard integer NOT NULL,
+    pid integer NOT NULL,
+    host text NOT NULL,
+    started_at double precision NOT NULL,
+    ended_at double precision
+);
+
+-- Number of messages ever stored from a replayable source, so that it can continue after them.
+CREATE TABLE reliablepub_sources (
+    name text PRIMARY KEY,
+    position bigint NOT NULL CHECK (position >= 0)
+);
+
+-- Confirmed messages that the relay keeps for the retention time. They are counted as confirmed.
+CREATE TABLE reliablepub_confirmed (
+    id bigint PRIMARY KEY,
+    confirmed_at double precision NOT NULL,
+    message_id text NOT NULL,
+    exchange text NOT NULL,
+    routing_key text NOT NULL,
+    ordering_key text,
+    properties text NOT NULL,
+    stored_at double precision NOT NULL,
+    size integer NOT NULL,
+    checksum bigint NOT NULL,
+    body bytea NOT NULL
+);
+CREATE INDEX confirmed_by_time ON reliablepub_confirmed (confirmed_at);
+
+-- Deduplication keys of callers: a second message with a known key is not stored.
+CREATE TABLE reliablepub_keys (
+    key text PRIMARY KEY,
+    id bigint NOT NULL,
+    message_id text NOT NULL,
+    kept_until double precision NOT NULL
+);
+CREATE INDEX keys_by_time ON reliablepub_keys (kept_until);
+
+-- Interventions of operators in single messages, with the address of the message before it. Operators
+-- take turns, so the numbers become visible in their order.
+CREATE TABLE reliablepub_interventions (
+    intervention bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    id bigint NOT NULL,
+    message_id text NOT NULL,
+    exchange text NOT NULL,
+    routing_key text NOT NULL,
+    at double precision NOT NULL,
+    action text NOT NULL CHECK (action IN ('retry', 'park', 'discard', 'reroute', 'skip')),
+    person text NOT NULL,
+    note text NOT NULL
+);
+CREATE INDEX interventions_of_message ON reliablepub_interventions (id);
+
+INSERT INTO reliablepub_outbox (version, shards, allows_loss) VALUES ({version}, {shards}, {allows_loss});
+INSERT INTO reliablepub_turns
+SELECT shard, 0, 0, '', now(), true, 0, 0, 0, 0, 0, 0, 0, pg_current_snapshot()
+FROM generate_series(0, {shards} - 1) AS shard;
+
+-- Stores a message, in any language and in any transaction, and returns its message id. Properties
+-- are JSON, such as '{{"content_type": "application/json", "headers": {{"n": 1}}}}'.
+CREATE FUNCTION reliablepub_enqueue(
+    exchange text,
+    routing_key text,
+    body bytea,
+    properties text DEFAULT '{{}}',
+    message_id text DEFAULT NULL,
+    ordering_key text DEFAULT NULL,
+    not_before timestamptz DEFAULT NULL,
+    expires_in_s double precision DEFAULT NULL
+) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+    wall double precision := extract(epoch FROM clock_timestamp());
+    id_ text := coalesce(message_id, gen_random_uuid()::text);
+BEGIN
+    PERFORM properties::json;
+    IF octet_length(exchange) > 255 OR octet_length(routing_key) > 255 OR octet_length(id_) > 255 THEN
+        RAISE EXCEPTION 'exchange, routing key and message id may have at most 255 bytes';
+    END IF;
+    INSERT INTO reliablepub_messages (
+        shard, message_id, exchange, routing_key, properties, body, ordering_key, stored_at, due_at,
+        expires_at, size
+    ) VALUES (
+        reliablepub_shard_of(ordering_key, exchange, routing_key), id_, exchange, routing_key,
+        properties, body, ordering_key, wall, extract(epoch FROM not_before), wall + expires_in_s,
+        octet_length(body) + octet_length(properties) + 200
+    );
+    RETURN id_;
+END
+$$;
+
+-- A pattern (`*`, `?`, `[...]`) as a regular expression.
+CREATE FUNCTION reliablepub_pattern(glob text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+    SELECT '^' || replace(replace(
+        regexp_replace(glob, '([.+^$(){{}}|\\])', '\\\1', 'g'), '*', '.*'
+    ), '?', '.') || '$'
+$$;
+
+-- Views for operators. ---------------------------------------------------------------------------
+
+CREATE FUNCTION reliablepub_utc(at double precision) RETURNS text LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN at < 'infinity' THEN
+        to_char(to_timestamp(at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')
+    END
+$$;
+
+-- Messages of enqueuers that no turn has counted yet.
+CREATE VIEW reliablepub_uncounted AS
+SELECT m.shard, m.size
+FROM (SELECT DISTINCT ON (shard) shard, seen FROM reliablepub_turns ORDER BY shard, turn DESC) AS t
+JOIN reliablepub_messages AS m ON m.shard = t.shard AND m.run IS NULL
+    AND m.xid >= pg_snapshot_xmin(t.seen) AND NOT pg_visible_in_snapshot(m.xid, t.seen);
+
+CREATE VIEW reliablepub_ledger AS
+SELECT
+    (stored + n)::bigint AS stored, confirmed::bigint, parked::bigint, expired::bigint, discarded::bigint,
+    (open_bytes + size)::bigint AS open_bytes
+FROM (
+    SELECT
+        sum(stored) AS stored, sum(confirmed) AS confirmed, sum(parked) AS parked,
+        sum(expired) AS expired, sum(discarded) AS discarded, sum(open_bytes) AS open_bytes
+    FROM (SELECT DISTINCT ON (shard) * FROM reliablepub_turns ORDER BY shard, turn DESC) AS t
+) AS counted,
+(SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM reliablepub_uncounted) AS new;
+
+CREATE VIEW reliablepub_in_flight_tags AS
+WITH id_runs AS (
+    SELECT
+        f.epoch, f.sent_at, (r.value ->> 0)::bigint AS first_id, (r.value ->> 1)::bigint AS length,
+        f.first_tag + coalesce(
+            sum((r.value ->> 1)::bigint) OVER (
+                PARTITION BY f.epoch, f.first_tag ORDER BY r.key
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ), 0
+        )::bigint AS first_tag
+    FROM reliablepub_in_flight AS f,
+    json_array_elements(f.ids::json) WITH ORDINALITY AS r (value, key)
+)
+SELECT
+    r.epoch, r.first_tag + m.id - r.first_id AS tag, m.id, m.message_id, m.exchange, m.routing_key,
+    reliablepub_utc(r.sent_at) AS sent_at
+FROM id_runs AS r
+JOIN reliablepub_messages AS m ON m.id BETWEEN r.first_id AND r.first_id + r.length - 1
+-- An attempt that ended well took its message away; one that ended badly is in the history.
+WHERE NOT EXISTS (
+    SELECT 1 FROM reliablepub_attempts AS a
+    WHERE a.id = m.id AND a.epoch = r.epoch AND a.tag = r.first_tag + m.id - r.first_id
+);
+
+CREATE VIEW reliablepub_open AS
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, reliablepub_utc(stored_at) AS stored_at,
+    reliablepub_utc(nullif(due_at, 0)) AS due_at, reliablepub_utc(expires_at) AS expires_at,
+    nacked, returned, refused, uncertain, size
+FROM reliablepub_messages;
+
+CREATE VIEW reliablepub_parked_messages AS
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, state, outcome, reply_code, reply_text,
+    nacked + returned + refused + uncertain AS attempts, reliablepub_utc(stored_at) AS stored_at,
+    reliablepub_utc(parked_at) AS parked_at, reliablepub_utc(expires_at) AS expires_at, size
+FROM reliablepub_parked;
+
+CREATE VIEW reliablepub_held_keys AS
+SELECT
+    p.ordering_key, p.id, p.message_id, p.outcome, p.reply_code, p.reply_text,
+    reliablepub_utc(p.parked_at) AS parked_at,
+    (
+        SELECT count(*) FROM reliablepub_messages AS m
+        WHERE m.ordering_key = p.ordering_key AND m.id > p.id
+    ) AS held_back
+FROM reliablepub_parked AS p
+WHERE p.ordering_key IS NOT NULL AND p.state = 'parked' AND p.is_skipped = 0;
+
+CREATE VIEW reliablepub_confirmed_messages AS
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, reliablepub_utc(stored_at) AS stored_at,
+    reliablepub_utc(confirmed_at) AS confirmed_at, size
+FROM reliablepub_confirmed;
+
+CREATE VIEW reliablepub_history AS
+SELECT
+    id, message_id, reliablepub_utc(at) AS at, outcome, reply_code, reply_text, persistence, epoch, tag
+FROM reliablepub_attempts ORDER BY attempt;
+
+-- Every difference is 0, unless another program has changed the tables.
+CREATE VIEW reliablepub_audit AS
+SELECT
+    stored, confirmed, parked, expired, discarded,
+    stored - confirmed - parked - expired - discarded AS open,
+    stored - confirmed - parked - expired - discarded
+        - (SELECT count(*) FROM reliablepub_messages) AS open_difference,
+    parked - (SELECT count(*) FROM reliablepub_parked WHERE state = 'parked') AS parked_difference,
+    expired - (SELECT count(*) FROM reliablepub_parked WHERE state = 'expired') AS expired_difference,
+    open_bytes
+        - (SELECT coalesce(sum(size), 0) FROM reliablepub_messages)::bigint AS bytes_difference
+FROM reliablepub_ledger;

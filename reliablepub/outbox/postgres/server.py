@@ -1,0 +1,312 @@
+"""One connection to the PostgreSQL server of an outbox: opened, lost, and opened again.
+
+Knows: libpq's connection strings, psycopg, and what the server's errors mean. Must never know: what
+a statement of the outbox means.
+
+Nothing here belongs to a session: no named prepared statement, no advisory lock, no ``SET`` or
+``LISTEN``. So PgBouncer may stand in between, in transaction mode.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.types.string import ByteaBinaryLoader
+
+from reliablepub.errors import (
+    ConfigurationError,
+    NotAnOutbox,
+    OutboxDiskFull,
+    OutboxError,
+    OutboxLocked,
+    OutboxUnreachable,
+)
+from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, check_schema, queries
+
+VERSION: Final = 1
+"""Version of the tables in schema.sql."""
+_PATIENCE: Final = {
+    "connect_timeout": "3",
+    "keepalives_idle": "2",
+    "keepalives_interval": "1",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "5000",
+    "application_name": "reliablepub",
+}
+"""So that a cut link is noticed within 5 s. Parameters in the URL have priority."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where an outbox is: a database, and the schema of the outbox in it.
+
+    Attributes:
+        url: libpq's connection URL, with the password if it has one.
+        schema: name of the outbox's schema.
+    """
+
+    url: str = field(repr=False)
+    schema: str = DEFAULT_SCHEMA
+
+    @classmethod
+    def of(cls, url: str) -> Server:
+        """Take the parameter ``schema`` off a URL; all others are libpq's.
+
+        Raises:
+            ConfigurationError: the URL or the name of the schema cannot be used.
+        """
+        try:
+            parts = urlsplit(url)
+            given = dict(
+                parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+            )
+            schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
+            query = urlencode(_PATIENCE | given, quote_via=quote)
+            conninfo = f"{parts.scheme}://{parts.netloc}{parts.path}?{query}"
+            psycopg.conninfo.conninfo_to_dict(conninfo)
+        except (ValueError, psycopg.Error) as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            msg = "the URL of the outbox is none that PostgreSQL's libpq understands"
+            raise ConfigurationError(msg) from None
+        return cls(conninfo, schema)
+
+    def __str__(self) -> str:
+        """The address without user and password."""
+        parts = urlsplit(self.url)
+        place = f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return place if self.schema == DEFAULT_SCHEMA else f"{place}?schema={self.schema}"
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Open a connection.
+
+        Raises:
+            OutboxUnreachable: the server cannot be reached, or refuses.
+        """
+        with reported(self):
+            connection = psycopg.connect(self.url, autocommit=True, prepare_threshold=None)
+        # Text comes as bytes: a checksum covers them, and a message is decoded once.
+        connection.adapters.register_loader("text", ByteaBinaryLoader)
+        return connection
+
+
+IDLE_MAX: Final = 8
+"""Connections that a `Pool` keeps."""
+_RECONNECT_S: Final = 0.2
+"""After the server could not be reached, it is not tried again for so long."""
+_UNREACHABLE: Final = ("08", "57P", "53300", "25006", "28")
+AGAIN: Final = ("40001", "40P01")
+"""Serialization failure and deadlock: the server has rolled back, and says to try again."""
+_LOCKED: Final = ("40", "55P03", "57014", "25P0")
+
+
+@contextmanager
+def reported(server: Server) -> Iterator[None]:
+    """Raise errors of psycopg as errors of the outbox."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise outbox_error(server, error) from error
+
+
+def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
+    """Return what an error of psycopg means for the outbox."""
+    state = error.sqlstate or ""
+    said = " ".join(str(error).split())
+    if isinstance(error, pg.DiskFull):
+        return OutboxDiskFull(
+            f"outbox {server}: the disk of the database is full, so nothing was stored: free some "
+            f"space ({said})"
+        )
+    if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction):
+        return NotAnOutbox(
+            f"there is no outbox in schema {server.schema} of {server}; create it: `reliablepub "
+            f"outbox create` ({said})"
+        )
+    if isinstance(error, pg.InsufficientPrivilege):
+        return OutboxError(f"outbox {server}: {said}; see `reliablepub outbox create --roles`")
+    if state.startswith(_LOCKED):
+        return OutboxLocked(f"outbox {server}: nothing was changed, try again ({said})")
+    if not state or state.startswith(_UNREACHABLE):
+        return OutboxUnreachable(f"outbox {server} cannot be reached: {said}")
+    return OutboxError(f"outbox {server}: nothing was changed ({said})")
+
+
+Row = tuple[Any, ...]
+Values = Mapping[str, object]
+Step = tuple[str, Values]
+"""A statement by its name, and its values."""
+
+
+class Link:
+    """One connection for one thread, opened when it is needed.
+
+    Args:
+        server: where the outbox is.
+
+    Attributes:
+        allows_loss: whether a commit may be acknowledged before it is on disk.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.queries = queries(server.schema)
+        self._connection: psycopg.Connection[Any] | None = None
+        self._refusal: OutboxError | None = None
+        self._connect_at = 0.0
+        self._is_lossy = False
+        self.allows_loss = False
+        self._pid = os.getpid()
+
+    def rows(self, name: str, values: Values | None = None) -> list[Row]:
+        """Run one statement in a transaction of its own; return its rows.
+
+        Raises:
+            OutboxUnreachable: the connection cannot be opened, or was lost. Reading has no effect.
+            OutboxError: the statement failed.
+        """
+        with reported(self.server):
+            try:
+                cursor = self.open().cursor(binary=True)
+                cursor.execute(self.queries[name], values or {})
+                return cursor.fetchall() if cursor.description else []
+            except psycopg.Error:
+                self._drop_if_lost()
+                raise
+
+    def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
+        """Run statements in one round trip; return the rows of each.
+
+        Raises:
+            psycopg.Error: one failed, and those after it were not run.
+        """
+        connection = self.open()
+        cursors = []
+        try:
+            with connection.pipeline() as pipeline:
+                for name, values in steps:
+                    cursor = connection.cursor(binary=True)
+                    cursor.execute(self.queries.get(name, name), values or None)
+                    cursors.append(cursor)
+                pipeline.sync()
+            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        except psycopg.Error:
+            self._drop_if_lost()
+            raise
+
+    def transact(self, steps: Sequence[Step]) -> list[list[Row]]:
+        """Run statements in one transaction and one round trip; return the rows of each.
+
+        Raises:
+            psycopg.Error: nothing was changed; or the connection was lost, and that is unknown.
+        """
+        begin: Step = ("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {})
+        try:
+            return self.batch([begin, *steps, ("COMMIT", {})])[1:-1]
+        except psycopg.Error:
+            with suppress(psycopg.Error):
+                if self._connection is not None:
+                    self._connection.rollback()
+            self._drop_if_lost()
+            raise
+
+    def store(self, step: Step) -> list[Row]:
+        """Run a statement that stores something; return its rows once it is on disk.
+
+        Raises:
+            psycopg.Error: nothing was stored; or the connection was lost, and that is unknown.
+        """
+        self.open()
+        if self._is_lossy:
+            return self.transact([self.settings(), step])[1]
+        return self.batch([step])[0]
+
+    def settings(self) -> Step:
+        """Return the statement that begins each transaction."""
+        return "settle_in", {"allows_loss": self.allows_loss}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that was not lost."""
+        return self._connection is not None
+
+    def open(self) -> psycopg.Connection[Any]:
+        """Return the connection; open it if there is none.
+
+        Raises:
+            OutboxUnreachable: it cannot be opened.
+        """
+        if self._connection is None:
+            if self._refusal is not None and time.monotonic() < self._connect_at:
+                raise self._refusal
+            try:
+                self._connection = self.server.connect()
+                self._look_around()
+            except OutboxError as error:
+                self._refusal, self._connect_at = error, time.monotonic() + _RECONNECT_S
+                self.close()
+                raise
+            self._refusal = None
+        return self._connection
+
+    def _look_around(self) -> None:
+        [(version, self.allows_loss, self._is_lossy)] = self.rows("outbox")
+        if version != VERSION:
+            known = f"this library knows {VERSION}"
+            raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
+
+    def close(self) -> None:
+        """Close the connection, unless it is that of the process that was forked."""
+        if self._connection is not None and os.getpid() == self._pid:
+            self._connection.close()
+        self._connection = None
+
+    def _drop_if_lost(self) -> None:
+        connection = self._connection
+        if connection is not None and (connection.closed or connection.broken):
+            self._connection = None
+
+
+class Pool:
+    """Connections that are kept for the next calls, of any thread.
+
+    Args:
+        server: where the outbox is.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._idle: list[Link] = []
+        self._pid = os.getpid()
+
+    @contextmanager
+    def link(self) -> Iterator[Link]:
+        """Lend a connection for the block."""
+        if os.getpid() != self._pid:  # the connections are the parent's
+            self._pid, self._idle = os.getpid(), []
+        try:
+            link = self._idle.pop()  # atomic: a signal handler takes another one
+        except IndexError:
+            link = Link(self._server)
+        try:
+            yield link
+        finally:
+            if link.is_open and len(self._idle) < IDLE_MAX:
+                self._idle.append(link)
+            else:
+                link.close()
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        while self._idle:
+            self._idle.pop().close()
+
+    __del__ = close  # an `Outbox` that is not closed leaves no connection behind

@@ -1,0 +1,228 @@
+"""The outbox in PostgreSQL, as processes other than its relay use it: `PostgresDatabase`.
+
+Knows: which of this package's modules does what, and how a transaction of an operator keeps the
+relays out. Must never know: what a statement of an operator means.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+import psycopg
+
+from reliablepub.errors import (
+    NotAnOutbox,
+    OutboxError,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+)
+from reliablepub.outbox.database import NO_VALUES, Cursor, Session, Space
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import Entry, OpenLimits, new_id
+from reliablepub.outbox.postgres.creating import create
+from reliablepub.outbox.postgres.enqueue import Enqueuing
+from reliablepub.outbox.postgres.ownership import EXPIRY_S, is_lost_turn
+from reliablepub.outbox.postgres.server import AGAIN, Pool, Row, Server, outbox_error
+from reliablepub.outbox.postgres.sql import for_dbapi, named, within
+from reliablepub.outbox.postgres.store import LEFT_IN_FLIGHT, PostgresStore
+
+T = TypeVar("T")
+
+_WRITE_S: Final = 10.0
+"""How long an operator's transaction is tried again because relays took their turns first."""
+
+
+class PostgresSession:
+    """One transaction of a connection; `Session` documents the contract of each method."""
+
+    glob: Final = "{column} ~ reliablepub_pattern(:{column})"
+
+    def __init__(
+        self, connection: psycopg.Connection[Any], server: Server, *, allows_loss: bool
+    ) -> None:
+        self._connection = connection
+        self._schema = server.schema
+        self._allows_loss = allows_loss
+        self._turns: list[Row] = []
+
+    def run(self, name: str, values: Mapping[str, object] = NO_VALUES) -> Cursor:
+        """Run the statement of this name."""
+        shard, turn = self._turns[0] if self._turns else (0, 0)
+        statement = for_dbapi(named(self._schema)[name])
+        # It puts the values into the statement, so the server need not guess their types.
+        cursor = psycopg.ClientCursor(self._connection)
+        return cursor.execute(statement.encode(), {"shard": shard, "turn": turn, **values})
+
+    def select(self, statement: str, values: Mapping[str, object]) -> Cursor:
+        """Run a query that was put together."""
+        text = for_dbapi(within(self._schema, statement))
+        return psycopg.ClientCursor(self._connection).execute(text.encode(), values)
+
+    def take_turns(self) -> None:
+        """Keep out the relay of each shard until this transaction ends; count what is new."""
+        self.run("settle_in", {"allows_loss": self._allows_loss})
+        taken = self.run("take_operators_turns", {"token": new_id()})
+        self._turns = sorted(taken.fetchall())
+        self._each("count_new")
+
+    def end_turns(self) -> None:
+        """Tell the relays which intervention is the newest."""
+        self._each("note_interventions")
+
+    def relay(self) -> int | None:
+        """Return the id of the process that relays the outbox, or one of its shards; or None."""
+        found = self.run("relay", {"expiry_s": EXPIRY_S}).fetchone()
+        return None if found is None else int(found[0])
+
+    def settle_left_in_flight(self, now: float) -> None:
+        """Record messages that ended relays left in flight as uncertain."""
+        self._each("dismiss_relay")
+        self._each("count_left_in_flight")
+        self._each("remember_left_in_flight", {"at": now, "reply_text": LEFT_IN_FLIGHT})
+        self._each("clear_in_flight")
+
+    def check_room(self, size: int) -> None:
+        """Do nothing: only the server knows its disk."""
+
+    def space(self) -> Space:
+        """Measure the tables and their indexes."""
+        (size,) = self.run("bytes_on_disk", {"schema": self._schema}).fetchone()
+        return Space(bytes_on_disk=size, log_bytes=0, bytes_unused=0, is_disk_full=False)
+
+    def damage(self) -> list[str]:
+        """Return nothing: pages are the server's affair."""
+        return []
+
+    def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
+        for shard, turn in self._turns:
+            self.run(name, {**values, "shard": shard, "turn": turn})
+
+
+class PostgresDatabase:
+    """The outbox in a database; `Database` documents the contract of each method.
+
+    Args:
+        url: of the database, and of the schema.
+    """
+
+    file: Final = None
+
+    def __init__(self, url: str) -> None:
+        self.server: Final = Server.of(url)
+        self.name: Final = str(self.server)
+        self._pool = Pool(self.server)
+        self._enqueuing = Enqueuing(self.server, self._pool)
+
+    def exists(self) -> bool:
+        """Whether the schema holds an outbox of this version."""
+        with self._pool.link() as link:
+            try:
+                link.open()
+            except NotAnOutbox:
+                with self.server.connect() as connection:
+                    query = named(self.server.schema)["is_there"]
+                    values = {"schema": self.server.schema}
+                    if connection.execute(for_dbapi(query), values).fetchone():
+                        raise
+                return False
+        return True
+
+    def create(self, connection: Any) -> None:  # noqa: ANN401 - of any library
+        """Create the outbox in its schema, if there is none."""
+        if not self.exists():
+            create(self.server, connection=connection)
+
+    def open_store(self, *, keep_confirmed_s: float, keys: OutboxKeys | None) -> PostgresStore:
+        """Take over a shard of the outbox."""
+        return PostgresStore(self.server, keep_confirmed_s=keep_confirmed_s, keys=keys)
+
+    def enqueue(
+        self,
+        entry: Entry,
+        key: str | None,
+        *,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
+    ) -> str:
+        """Store an entry, on the application's connection or on a connection of this object."""
+        if connection is not None:
+            return self._enqueuing.within(connection, entry, key, keys, limits)
+        return self._enqueuing.enqueue(entry, key, keys, limits)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Open the outbox read-only, in one transaction."""
+        with self._transaction("REPEATABLE READ READ ONLY") as session:
+            yield session
+
+    def write(self, work: Callable[[Session], T]) -> T:
+        """Run ``work`` in one transaction, which is an operator's turn."""
+        until = time.monotonic() + _WRITE_S
+        while True:
+            try:
+                with self._transaction("READ COMMITTED READ WRITE") as session:
+                    session.take_turns()
+                    result = work(session)
+                    session.end_turns()
+            except OutboxLocked:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+            else:
+                return result
+
+    @contextmanager
+    def _transaction(self, mode: str) -> Iterator[PostgresSession]:
+        is_committing = False
+        with self._pool.link() as link:
+            connection = link.open()
+            try:
+                connection.execute(f"BEGIN ISOLATION LEVEL {mode}")
+                yield PostgresSession(connection, self.server, allows_loss=link.allows_loss)
+                is_committing = True
+                connection.execute("COMMIT")
+            except BaseException as error:
+                with suppress(psycopg.Error):
+                    connection.rollback()
+                if not isinstance(error, psycopg.Error):
+                    raise
+                told = self._told(error)
+                if is_committing and isinstance(told, OutboxUnreachable):
+                    raise OutboxUnsure(
+                        f"outbox {self.name}: the connection was lost during the commit, so it is "
+                        f"unknown whether the changes were made; look at the messages ({error})"
+                    ) from error
+                raise told from error
+
+    def _told(self, error: psycopg.Error) -> OutboxError:
+        if is_lost_turn(error) or error.sqlstate in AGAIN:
+            return OutboxLocked(f"outbox {self.name}: relays keep it busy; try again")
+        return outbox_error(self.server, error)
+
+    def status(self) -> dict[str, Any] | None:
+        """Return what the relay of the first shard shows that has one."""
+        with self._pool.link() as link:
+            pids = link.rows("relay", {"expiry_s": EXPIRY_S})
+            for (content,) in link.rows("shown"):
+                values: dict[str, Any] = json.loads(content)
+                if values.get("pid") == pids[0][0] if pids else "is_last" in values:
+                    return values
+        return None
+
+    def exposure(self) -> str:
+        """Return nothing: who may do what is said by the database's grants."""
+        return ""
+
+    def shrink(self) -> Iterator[Callable[[Session], int]]:
+        """Yield nothing: autovacuum keeps free space for the next messages."""
+        return iter(())
+
+    def close(self) -> None:
+        """Close the connections that are not in use."""
+        self._pool.close()

@@ -1,0 +1,741 @@
+"""PostgreSQL store: one turn of the relay is one transaction, and mostly one round trip.
+
+Knows: the statements of a turn and their order, what other processes have stored, and what to do
+when a commit is cut off. Must never know: AMQP, why an entry has its outcome.
+
+Reading marks nothing: a row leaves ``messages`` in the transaction that records its final outcome.
+Other processes add rows at any time, and ids become visible in the order of the commits. So the
+store keeps the snapshot of its last look: what was not visible in it is new.
+
+When the connection is lost during a commit, the turn is tried again under its number. Either that
+succeeds, so the transaction that was cut off can never commit; or the number is taken by that very
+transaction, which has committed after all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Final
+
+import psycopg
+
+from reliablepub.errors import (
+    OutboxDiskFull,
+    OutboxError,
+    OutboxInUse,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+    PublisherForked,
+)
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.entry import (
+    Changes,
+    Counters,
+    DamagedRow,
+    Entry,
+    HeldExchange,
+    Intervened,
+    Release,
+    Snapshot,
+    Touched,
+    new_id,
+)
+from reliablepub.outbox.postgres import rows
+from reliablepub.outbox.postgres.ownership import (
+    BEAT_S,
+    KEPT_TURNS,
+    is_lost_turn,
+    take_over,
+)
+from reliablepub.outbox.postgres.server import AGAIN, Link, Row, Server, Step, outbox_error
+from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, entry_of, id_runs
+
+ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
+"""Retention of the attempts of a message that has left the outbox: 7 days."""
+LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
+PASSED_MAX: Final = 5_000
+"""Rows that one page skips because they are not next of their ordering key."""
+PRUNED_MIN: Final = 100
+"""Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
+_INDEX_ROWS: Final = 1_000
+_TRIES: Final = 5
+_OWN_COLUMNS: Final = len(MessageRow._fields)
+
+
+class Page:
+    """Entries read at one time, limited in number and bytes; at least one, if there is any.
+
+    Args:
+        limit: maximum number of entries.
+        bytes_max: maximum sum of `Message.size`.
+        keys: keys of an encrypted outbox, or None.
+
+    Attributes:
+        entries: the entries.
+        damaged: what is wrong with each damaged row, by its id.
+        not_next: ids of rows that are due, and are not next of their ordering key.
+    """
+
+    def __init__(self, limit: int, bytes_max: int, keys: OutboxKeys | None) -> None:
+        self._keys = keys
+        self._limit = limit
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self.entries: list[Entry] = []
+        self.damaged: dict[int, str] = {}
+        self.not_next: list[int] = []
+
+    def take(self, row: Row) -> bool:
+        """Add the entry of a row; return False if it does not fit."""
+        if len(self.entries) >= self._limit:
+            return False
+        message_row = MessageRow._make(row[:_OWN_COLUMNS])
+        try:
+            entry = entry_of(message_row, self._keys)
+        except Unreadable as error:
+            self.damaged[message_row.id] = str(error)
+            return True
+        self._bytes += entry.message.size
+        if self.entries and self._bytes > self._bytes_max:
+            return False
+        self.entries.append(entry)
+        return True
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The snapshot of the last look at what other processes have stored.
+
+    Attributes:
+        text: the snapshot as PostgreSQL writes it: ``xmin:xmax:xip``.
+        last_id: the highest id that was visible, or was stored by this relay.
+        late: ids up to an earlier `last_id` that have become visible since, as ranges.
+        count: rows that no turn has counted yet.
+        size: their bytes.
+        intervention: number of the newest intervention.
+    """
+
+    text: str
+    last_id: int
+    late: list[tuple[int, int]]
+    count: int = 0
+    size: int = 0
+    intervention: int = 0
+
+
+class PostgresStore:
+    """A shard of an outbox in PostgreSQL, opened by its relay. `Store` documents each method.
+
+    Args:
+        server: where the outbox is.
+        keep_confirmed_s: how long to keep confirmed messages for inspection; 0 keeps none.
+        keys: keys to encrypt new messages and decrypt stored ones; None for no encryption.
+        clock: wall clock, seconds since 1970.
+
+    Raises:
+        OutboxInUse: the relay of another process owns the outbox, or each of its shards.
+        NotAnOutbox: there is no outbox, or it is of another version.
+        OutboxUnreachable: the server cannot be reached.
+        OutboxError: the outbox cannot be used.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        *,
+        keep_confirmed_s: float = 0.0,
+        keys: OutboxKeys | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._server = server
+        self._keep_confirmed_s = keep_confirmed_s
+        self._keys = keys
+        self._clock = clock
+        self._pid = os.getpid()
+        self._is_closed = self._is_changed = self._has_followed = False
+        self._damaged: list[DamagedRow] = []
+        self._link = Link(server)
+        self._token = new_id()
+        self._commits = 0
+        self._unsure: tuple[str, list[int]] | None = None
+        try:
+            owned = take_over(self._link, self._token, clock())
+            self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
+            self._begin()
+        except BaseException:
+            self._link.close()
+            raise
+
+    def _begin(self) -> None:
+        """Record what the last owner left in flight, and look at what there is."""
+        now = self._clock()
+        self._turn_at = time.monotonic()
+        self._forgotten = 0
+        self._is_pruning = True  # an earlier run may have kept confirmed messages
+        at = {"shard": self._shard}
+        self._seen = _Seen("1:1:", 0, [])
+        self._touched = ID_MAX  # no intervention before this run matters to it
+        here: Step = ("is_restored", at | {"turn": self._turn})
+        [((is_restored,),)] = self._link.batch([here])
+        count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_restored else []
+        left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
+        before = {"before": now - ATTEMPTS_RETENTION_S}
+        self._take_turn(
+            [
+                *count,
+                self._of_turn("count_new"),
+                ("count_left_in_flight", at),
+                ("remember_left_in_flight", at | left),
+                ("clear_in_flight", at),
+                ("forget_old_attempts", before),
+                ("forget_old_interventions", before),
+                ("rebase_retries", at | {"now": now}),
+            ]
+        )
+        self._touched = self._seen.intervention
+        [(last_id, snapshot)] = self._link.rows("highest_id")
+        self._seen.text, self._seen.last_id = snapshot.decode(), last_id
+
+    @property
+    def run(self) -> int:
+        """Number of this relay's run on this outbox, higher than that of every earlier run."""
+        return self._run
+
+    # ------------------------------------------------------------------ what others have stored
+
+    def snapshot(self) -> Snapshot:
+        """Read the current ledger and highest id. Other processes may have stored entries."""
+        try:
+            self._look()
+        except OutboxError:
+            self._is_changed = True  # it is asked for because there was a change
+            raise
+        late, self._seen.late = tuple(self._seen.late), []
+        return replace(self._told(), late=late)
+
+    def changed_elsewhere(self) -> bool:
+        """Whether another process has written to the store since the last call.
+
+        Raises:
+            OutboxInUse: another relay has taken over.
+        """
+        self._check_usable()
+        is_changed, self._is_changed = self._look() or self._is_changed, False
+        if time.monotonic() - self._turn_at > BEAT_S:
+            with suppress(Intervened):
+                self._take_turn([])
+        return is_changed
+
+    def may_have_changed(self) -> bool:
+        """Whether another process may have written since `changed_elsewhere` was last asked."""
+        try:
+            self._is_changed |= self._look()
+        except OutboxError:  # `changed_elsewhere` raises it
+            return True
+        return self._is_changed
+
+    def _look(self) -> bool:
+        """Find rows that were not visible before; return whether there are any."""
+        self._check_usable()
+        seen = self._seen
+        _, xmax, xip = seen.text.split(":")
+        values = {
+            "shard": self._shard,
+            "xmax": xmax,
+            "xip": xip.split(",") if xip else [],
+            "last_id": seen.last_id,
+        }
+        [(turn, run, intervention, text, count, size, last_id, late)] = self._link.rows(
+            "look", values
+        )
+        self._follow(turn, run, intervention)
+        seen.text, seen.count, seen.size = text.decode(), seen.count + count, seen.size + size
+        if is_changed := self._has_followed:
+            [(last_id, _)] = self._link.rows("highest_id")  # operators import messages
+            self._has_followed = False
+        seen.last_id = max(seen.last_id, last_id or 0)
+        seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
+        return is_changed or count > 0
+
+    def _follow(self, turn: int, run: int, intervention: int) -> None:
+        """Note the newest turn, which may be an operator's.
+
+        Raises:
+            OutboxInUse: another relay has taken over.
+            OutboxError: the database has lost turns that were committed.
+        """
+        if run != self._run:
+            [(_, pid, host)] = self._link.rows("owner", {"run": run}) or [(0, "?", b"?")]
+            raise OutboxInUse(
+                f"outbox {self._server} was taken over by process {pid} on {host.decode()}; this "
+                "relay stops"
+            )
+        if turn < self._turn and self._unsure is None:
+            raise OutboxError(
+                f"outbox {self._server} has lost commits: its last turn is {turn}, and this relay "
+                f"has committed {self._turn}; did the database fail over to a replica that lagged? "
+                "Start the relay again, and compare what applications have stored"
+            )
+        self._has_followed |= turn > self._turn
+        self._turn = turn
+        self._seen.intervention = max(self._seen.intervention, intervention)
+
+    # ------------------------------------------------------------------ turns
+
+    @property
+    def is_stepping(self) -> bool:
+        """Return False: the commit that has a change of the clock moves all times."""
+        return False
+
+    def commit(self, changes: Changes) -> Snapshot:
+        """Store the changes of one turn in one transaction, and set the ids of new entries.
+
+        Raises:
+            Intervened: an operator changed messages; nothing was stored.
+            OutboxDiskFull: the disk of the database is full; nothing was stored.
+            OutboxUnreachable: the server cannot be reached; nothing was stored.
+            OutboxLocked: the server refused for now; nothing was stored.
+            OutboxUnsure: the connection was lost during the commit, and cannot be opened again.
+            OutboxInUse: another relay has taken over the outbox; this one must stop.
+            OutboxError: the store cannot be used any more.
+        """
+        self._check_usable()
+        if changes.is_empty:
+            return self._told()
+        if self._seen.intervention > self._touched:
+            raise Intervened
+        try:
+            self._draw_ids(changes.new)
+            steps = self._steps(changes, self._clock())
+            results = self._take_turn(steps, [entry.id for entry in changes.new])
+        except BaseException:
+            for entry in changes.new:
+                entry.id = 0
+            raise
+        for release, result in zip(changes.released, results, strict=False):
+            _released(release, result)
+        for release in changes.released:
+            if release.is_counted:
+                release.left = self._count_held(release)
+        if changes.new:
+            self._seen.last_id = max(self._seen.last_id, changes.new[-1].id)
+        return self._told()
+
+    def _draw_ids(self, new: Sequence[Entry]) -> None:
+        """Set the ids of new entries: their encryption and their tags in flight need them."""
+        assert not any(entry.id for entry in new), "an entry is stored already"
+        if new:
+            drawn = self._link.rows("draw_ids", {"count": len(new)})
+            for entry, (id_,) in zip(new, drawn, strict=True):
+                entry.id = id_
+
+    def _steps(self, changes: Changes, now: float) -> list[Step]:
+        """Return the statements of a turn; those that release held entries come first."""
+        return [
+            *(("release", _release_values(r, self._shard)) for r in changes.released),
+            *self._removals(changes, now),
+            *self._additions(changes, now),
+            *self._records(changes, now),
+        ]
+
+    def _removals(self, changes: Changes, now: float) -> Iterator[Step]:
+        """Yield the statements that take confirmed entries out: new rows reuse their space."""
+        if changes.confirmed:
+            ids = {"ids": [entry.id for entry in changes.confirmed], "now": now}
+            is_kept = self._keep_confirmed_s > 0
+            yield self._of_turn("confirm_and_keep" if is_kept else "confirm", ids)
+            if self._is_pruning:
+                before = now - self._keep_confirmed_s if is_kept else inf
+                count = max(PRUNED_MIN, 2 * len(changes.confirmed))
+                yield "prune_confirmed", {"before": before, "limit": count}
+
+    def _additions(self, changes: Changes, now: float) -> Iterator[Step]:
+        """Yield the statements that change times, and then those that store new entries."""
+        mine: dict[str, object] = {"shard": self._shard, "run": self._run}
+        if (step := changes.stepped) is not None:
+            by = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": now, **mine}
+            yield "step_retries", by
+            yield "step_deadlines", by
+        plain = [entry for entry in changes.new if entry.is_plain and entry.due_at is None]
+        others = [entry for entry in changes.new if not (entry.is_plain and entry.due_at is None)]
+        if plain:
+            values = rows.plain_arrays(plain, self._keys)
+            yield self._of_turn("insert_plain_messages", mine | values)
+        if others:
+            yield self._of_turn("insert_messages", mine | rows.arrays(others, self._keys))
+        for name, count in changes.sources.items():
+            yield "advance_source", {"name": name, "count": count}
+        if changes.rescheduled:
+            yield "reschedule", rows.schedule_arrays(changes.rescheduled)
+
+    def _records(self, changes: Changes, now: float) -> Iterator[Step]:
+        """Yield the statements that give entries up, and keep the history and the tags."""
+        if changes.parked:
+            yield self._of_turn("park_messages", rows.given_up_arrays(changes.parked))
+        if changes.discarded:
+            yield self._of_turn("discard", {"ids": [gone.entry.id for gone in changes.discarded]})
+        if changes.attempts:
+            yield "insert_attempts", rows.attempt_arrays(changes.attempts)
+        if changes.finished:
+            yield "delete_in_flight", rows.finished_arrays(changes.finished)
+        if changes.sent:
+            sent = rows.sent_arrays(changes.sent)
+            yield "insert_in_flight", sent | {"shard": self._shard, "now": now}
+
+    def _of_turn(self, name: str, values: Mapping[str, object] | None = None) -> Step:
+        """Return a statement that counts in the row of the next turn, whose number is set later."""
+        return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
+
+    def _take_turn(self, steps: Sequence[Step], new_ids: Sequence[int] = ()) -> list[list[Row]]:
+        """Commit statements as the next turn; return the rows of each.
+
+        Args:
+            steps: the statements.
+            new_ids: ids of the messages that they store.
+
+        Raises:
+            Intervened: an operator changed messages; nothing was stored.
+            OutboxUnsure: it stores messages, and nobody knows whether it has.
+            OutboxError: nothing was stored.
+        """
+        self._commits += 1
+        token = f"{self._token}/{self._commits}"
+        is_unsure = False
+        told: OutboxError = OutboxLocked(f"outbox {self._server}: others keep changing it")
+        for _ in range(_TRIES):
+            try:
+                *results, [newest] = self._link.transact(self._all_steps(steps, token))
+            except psycopg.Error as error:
+                try:
+                    if is_lost_turn(error):
+                        if self._has_committed(token):
+                            return []
+                        continue
+                except OutboxUnreachable as unreachable:
+                    told = unreachable
+                    break
+                told = outbox_error(self._server, error)
+                told.__cause__ = error
+                if isinstance(told, OutboxUnreachable):
+                    is_unsure = True
+                elif error.sqlstate not in AGAIN:
+                    break
+            except OutboxUnreachable as unreachable:  # there is no new connection
+                told = unreachable
+                break
+            else:
+                self._turn += 1
+                self._committed(newest)
+                return results[len(results) - len(steps) :]
+        raise self._cut_off(told, token, new_ids) if is_unsure else told
+
+    def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
+        turn = {"shard": self._shard, "turn": self._turn + 1}
+        head: list[Step] = [
+            self._link.settings(),
+            ("take_turn", {**turn, "run": self._run, "token": token}),
+        ]
+        steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
+        if self._seen.count:  # first: what is not counted could not be taken off the counts
+            head.append(("count_new", turn))
+        if self._turn - self._forgotten >= 2 * KEPT_TURNS:
+            upto = self._turn - KEPT_TURNS
+            head.append(("forget_turns", {**turn, "from": self._forgotten, "upto": upto}))
+        return [*head, *steps, ("newest_turn", {"shard": self._shard})]
+
+    def _committed(self, newest: Row) -> None:
+        _, _, _, intervention, *counters = newest
+        self._turn_at = time.monotonic()
+        if self._turn - self._forgotten > 2 * KEPT_TURNS:
+            self._forgotten = self._turn - 1 - KEPT_TURNS
+        self._seen.intervention = intervention
+        self._seen.count = self._seen.size = 0
+        self._counters = Counters(*counters)
+
+    def _has_committed(self, token: str) -> bool:
+        """After a turn that another transaction has taken: whether that was this one, cut off.
+
+        Raises:
+            Intervened: it was an operator's, who changed messages.
+            OutboxInUse: it was that of another relay.
+        """
+        values = {"shard": self._shard, "turn": self._turn + 1}
+        since = self._link.rows("turns_since", values)
+        newest = since[-1] if since else self._link.rows("newest_turn", values)[0]
+        turn, run, _, intervention, *_ = newest
+        is_own = bool(since) and since[0][2].decode() == token
+        if self._unsure is not None and since and since[0][2].decode() == self._unsure[0]:
+            # The callers were told that it is not known. It is stored, and not in memory.
+            ids = self._unsure[1]
+            self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
+        self._unsure = None
+        if is_own:
+            self._turn += 1
+        self._follow(turn, run, intervention)
+        if is_own:
+            self._committed(newest)
+        elif self._seen.intervention > self._touched:
+            raise Intervened
+        return is_own
+
+    def _cut_off(self, error: OutboxError, token: str, new_ids: Sequence[int]) -> OutboxError:
+        """Note a turn that may have been committed; return what to tell."""
+        self._unsure = token, list(new_ids)
+        if not new_ids:
+            return error  # to repeat outcomes changes nothing
+        return OutboxUnsure(
+            f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
+            f"whether the message is stored; look for it when the database is back ({error})"
+        )
+
+    def _told(self) -> Snapshot:
+        counters, seen = self._counters, self._seen
+        stored, size = counters.stored + seen.count, counters.open_bytes + seen.size
+        return Snapshot(seen.last_id, replace(counters, stored=stored, open_bytes=size))
+
+    def _count_held(self, release: Release) -> int:
+        where = {"exchange": release.exchange, "routing_key": release.routing_key}
+        [(count,)] = self._link.rows("count_held", where | {"shard": self._shard})
+        return int(count)
+
+    def relieve(self) -> str:
+        """Return nothing: only the server knows its disk, and says so when it is full."""
+        return ""
+
+    # ------------------------------------------------------------------ reading
+
+    def read_ready(
+        self, first_id: int, last_id: int, *, limit: int, bytes_max: int
+    ) -> tuple[list[Entry], int]:
+        """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
+        self._check_usable()
+        page = Page(limit, bytes_max, self._keys)
+        values = {
+            "shard": self._shard,
+            "last_id": last_id,
+            "limit": limit,
+            "bytes_max": bytes_max,
+            "seen": self._seen.text,
+        }
+        for _ in range(0, PASSED_MAX, max(1, limit)):
+            found = self._link.rows("ready", values | {"first_id": first_id})
+            size = 0
+            for row in found:
+                *_, row_size, is_first = row
+                if is_first:
+                    size += row_size
+                    if not page.take(row):
+                        return self._readable(page), first_id - 1
+                first_id = row[0] + 1
+            if len(found) < limit and size <= bytes_max:
+                return self._readable(page), last_id
+            if page.entries or page.damaged:
+                break
+        return self._readable(page), first_id - 1
+
+    def read_due(
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
+    ) -> tuple[list[Entry], float | None]:
+        """Read entries whose ``due_at`` has passed and whose id is not in ``loaded``.
+
+        Raises:
+            Intervened: an operator changed messages since the last `touched`.
+        """
+        page = Page(limit, bytes_max, self._keys)
+        return self._read_timed(page, "waiting", now, (limit, bytes_max), loaded)
+
+    def read_expired(
+        self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
+    ) -> tuple[list[Entry], float | None]:
+        """Read entries whose ``expires_at`` has passed and whose id is not in ``loaded``.
+
+        Raises:
+            Intervened: an operator changed messages since the last `touched`.
+        """
+        page = Page(limit, bytes_max, self._keys)
+        return self._read_timed(page, "expiring", now, (limit, bytes_max), loaded)
+
+    def _read_timed(
+        self,
+        page: Page,
+        query: str,
+        now: float,
+        limits: tuple[int, int],
+        loaded: Container[int],
+    ) -> tuple[list[Entry], float | None]:
+        self._check_usable()
+        found, next_at = self._timed(query, now, limits, loaded)
+        if found:
+            read = self._link.rows("messages", {"ids": list(found)})
+            by_id = {row[0]: row for row in read}
+            for id_, at in found.items():
+                row = by_id.get(id_)
+                if row is None:
+                    continue  # an operator removed it since the index was read
+                if query == "waiting" and not row[-1]:
+                    page.not_next.append(id_)
+                elif not page.take(row):
+                    next_at = at
+                    break
+        [(turn, run, _, intervention, *_)] = self._link.rows("newest_turn", {"shard": self._shard})
+        self._follow(turn, run, intervention)
+        if self._seen.intervention > self._touched:
+            raise Intervened
+        return self._readable(page), next_at
+
+    def _timed(
+        self, query: str, now: float, limits: tuple[int, int], loaded: Container[int]
+    ) -> tuple[dict[int, float], float | None]:
+        """Return ids with their times from the index alone, and the time after them."""
+        limit, bytes_max = limits
+        found: dict[int, float] = {}
+        after, size = (-inf, 0), 0
+        while True:
+            values = {"shard": self._shard, "after_at": after[0], "after_id": after[1]}
+            page = self._link.rows(query, values | {"limit": _INDEX_ROWS})
+            for id_, at, row_size in page:
+                if id_ in loaded:
+                    continue
+                if at > now or len(found) >= limit or size > bytes_max:
+                    return found, at
+                found[id_] = at
+                size += row_size
+            if len(page) < _INDEX_ROWS:
+                return found, None
+            id_, at, _ = page[-1]
+            after = at, id_
+
+    def read_first(
+        self, keys: Sequence[str], now: float, *, bytes_max: int
+    ) -> tuple[list[Entry], int]:
+        """Read the first open entry of each ordering key, if it is due and its key is not held."""
+        self._check_usable()
+        page = Page(len(keys), bytes_max, self._keys)
+        looked_at = len(keys)
+        values = {"keys": list(keys), "now": now, "limit": len(keys)}
+        for row in self._link.rows("firsts_of_keys", values) if keys else ():
+            if not page.take(row):
+                looked_at = row[-1]
+                break
+        return self._readable(page), looked_at
+
+    def _readable(self, page: Page) -> list[Entry]:
+        """Return the entries of a page, and keep its other rows from being read again and again.
+
+        Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
+        """
+        steps: list[Step] = []
+        if page.damaged:
+            reasons = {"ids": list(page.damaged), "reasons": list(page.damaged.values())}
+            steps.append(self._of_turn("park_damaged", reasons | {"at": self._clock()}))
+        if page.not_next:
+            steps.append(("wait_for_key", {"ids": page.not_next}))
+        if steps:
+            # If it fails, the rows stay as they are, unsent.
+            with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
+                parked = self._take_turn(steps)
+                for id_, *texts in parked[0] if page.damaged and parked else ():
+                    words = (text.decode(errors="replace") for text in texts)
+                    self._damaged.append(DamagedRow(id_, *words))
+        return page.entries
+
+    def lowest_awaited(self, first_id: int, at: float) -> int | None:
+        """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
+        self._check_usable()
+        values = {"shard": self._shard, "first_id": first_id, "at": at}
+        found = self._link.rows("lowest_awaited", values)
+        return int(found[0][0]) if found else None
+
+    def held_exchanges(self, limit: int) -> list[HeldExchange]:
+        """Return at most ``limit`` exchanges that have `HELD` entries."""
+        found = self._link.rows("held_exchanges", {"shard": self._shard, "limit": limit})
+        return [HeldExchange(name.decode(), count, since) for name, count, since in found]
+
+    def damaged(self) -> list[DamagedRow]:
+        """Return the rows that were found damaged and parked since the last call."""
+        found, self._damaged = self._damaged, []
+        return found
+
+    def touched(self) -> list[Touched]:
+        """Return interventions in messages since the last call, or since the store was opened."""
+        found = self._link.rows("touched", {"seen": self._touched})
+        told = []
+        for number, id_, *texts, is_open in found:
+            self._touched = max(self._touched, number)
+            message_id, exchange, key, action, person, note = (text.decode() for text in texts)
+            told.append(Touched(id_, message_id, exchange, key, action, person, note, is_open))
+        self._touched = max(self._touched, self._seen.intervention)
+        return told
+
+    def position(self, source: str) -> int:
+        """Return how many entries of a named source were ever stored."""
+        found = self._link.rows("position", {"name": source})
+        return int(found[0][0]) if found else 0
+
+    # ------------------------------------------------------------------ for others to see; the end
+
+    def show(self, status: Mapping[str, object]) -> None:
+        """Write the relay's status. No decision depends on it."""
+        values = {"shard": self._shard, "run": self._run, "content": json.dumps(status)}
+        with suppress(OutboxError):
+            self._link.rows("show", values)
+
+    def close(self, last: Mapping[str, object] | None = None) -> None:
+        """Close the connection, and let another relay take over. Committed entries remain.
+
+        Args:
+            last: final status to leave; None leaves none.
+        """
+        if os.getpid() != self._pid or self._is_closed:
+            return
+        self._is_closed = True
+        # The end of a run is only shown; another relay takes over when the last turn is old.
+        with suppress(OutboxError, Intervened):
+            mine = {"shard": self._shard, "run": self._run}
+            self._take_turn(
+                [self._of_turn("free_turn"), ("end_run", mine | {"now": self._clock()})]
+            )
+            if last is None:
+                self._link.rows("unshow", mine)
+            else:
+                self.show(dict(last) | {"is_last": True})
+        self._link.close()
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise PublisherForked(
+                f"outbox {self._server} was opened before the fork; open it in the child"
+            )
+        if self._is_closed:
+            raise OutboxError(f"outbox {self._server} is closed")
+
+
+_NEXT: Final = object()
+"""Stands for the number of a turn that is not known yet."""
+
+
+def _release_values(release: Release, shard: int) -> dict[str, object]:
+    """Return the values of ``release``."""
+    exchange, routing_key, id_ = release.after or (b"", b"", 0)
+    return {
+        "shard": shard,
+        "exchange": release.exchange,
+        "routing_key": release.routing_key,
+        "after_exchange": exchange.decode(),
+        "after_routing_key": routing_key.decode(),
+        "after_id": id_,
+        "limit": release.limit,
+    }
+
+
+def _released(release: Release, result: Sequence[Row]) -> None:
+    release.count = len(result)
+    if result:
+        release.last = tuple(result[-1])
