@@ -1,7 +1,7 @@
 """What a database of an outbox offers to processes other than its relay: `Database`, `Session`.
 
-Knows: which operations there are, and how rows become dictionaries. Must never know: which database
-it is, where it is, or what a statement says.
+Knows: which operations there are. Must never know: which database it is, where it is, or what a
+statement says.
 
 Statements have names. Those that every database runs are in ``queries.sql`` beside this module.
 Each database has its own file of the others, under one name and with the same values and columns.
@@ -61,7 +61,10 @@ class Session(Protocol):
     def run(self, name: str, values: Values = NO_VALUES) -> Cursor:
         """Run the statement of this name."""
 
-    def select(self, statement: str, values: Values) -> Cursor:
+    def rows(self, name: str, values: Values = NO_VALUES) -> Iterator[dict[str, Any]]:
+        """Run the query of this name, and yield its rows as dictionaries by column."""
+
+    def select(self, query: str, values: Values) -> Iterator[dict[str, Any]]:
         """Run a query that was put together; its tables and values are named as in the files."""
 
     def relay(self) -> int | None:
@@ -154,12 +157,6 @@ def file_of(database: Database) -> Path:
     if database.file is None:
         raise ConfigurationError(f"outbox {database.name} is on a server; this is done to files")
     return database.file
-
-
-def named_rows(cursor: Cursor) -> Iterator[dict[str, Any]]:
-    """Yield each row as a dictionary by column."""
-    names = [column[0] for column in cursor.description]
-    return (dict(zip(names, row, strict=True)) for row in cursor)
 
 
 def forget_keys(run: Callable[[str, Values], Cursor], now: float, limit: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
-from reliablepub.outbox.database import Database, named_rows
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.rows import MessageRow, Unreadable, content_of, entry_of
@@ -166,7 +166,7 @@ def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        return [ParkedMessage(**row) for row in named_rows(session.run("parked", {"limit": limit}))]
+        return [ParkedMessage(**row) for row in session.rows("parked", {"limit": limit})]
 
 
 def read_held_keys(database: Database, *, limit: int) -> list[HeldKey]:
@@ -176,7 +176,7 @@ def read_held_keys(database: Database, *, limit: int) -> list[HeldKey]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        return [HeldKey(**row) for row in named_rows(session.run("held_keys", {"limit": limit}))]
+        return [HeldKey(**row) for row in session.rows("held_keys", {"limit": limit})]
 
 
 def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
@@ -187,7 +187,7 @@ def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
     """
     with database.reading() as session:
         values = {"id": None, "limit": 0 if session.relay() is None else limit}
-        return list(named_rows(session.run("in_flight", values)))
+        return list(session.rows("in_flight", values))
 
 
 def read_ambiguous(database: Database, *, limit: int) -> list[dict[str, Any]]:
@@ -197,7 +197,7 @@ def read_ambiguous(database: Database, *, limit: int) -> list[dict[str, Any]]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        return list(named_rows(session.run("ambiguous", {"limit": limit})))
+        return list(session.rows("ambiguous", {"limit": limit}))
 
 
 def read_failures(
@@ -214,8 +214,8 @@ def read_failures(
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        newest = list(named_rows(session.run("newest_failures", {"limit": failures})))
-        return newest, list(named_rows(session.run("top_reasons", {"limit": reasons})))
+        newest = list(session.rows("newest_failures", {"limit": failures}))
+        return newest, list(session.rows("top_reasons", {"limit": reasons}))
 
 
 def read_figures(database: Database, *, is_all: bool) -> dict[str, Counter[int]]:
@@ -231,7 +231,7 @@ def read_figures(database: Database, *, is_all: bool) -> dict[str, Counter[int]]
     counts: dict[str, Counter[int]] = {"age": Counter(), "attempts": Counter(), "size": Counter()}
     with database.reading() as session:
         values = {"now": time.time(), "is_all": is_all}
-        for row in named_rows(session.run("figures", values)):
+        for row in session.rows("figures", values):
             for name, found in counts.items():
                 found[row[name]] += row["messages"]
     return counts
@@ -305,7 +305,7 @@ def read_contents(database: Database, id_: int, keys: OutboxKeys | None = None) 
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        columns = next(named_rows(session.run("one_message", {"id": id_})), None)
+        columns = next(session.rows("one_message", {"id": id_}), None)
         if columns is None:
             return None
         kept = "confirmed_message" if columns["state"] == "confirmed" else "any_message"
@@ -352,7 +352,7 @@ def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
         # One long read transaction would keep the relay from resetting its log until it ends.
         with database.reading() as session:
             values = {"after": after, "limit": PIECE_ROWS}
-            rows = list(named_rows(session.run(f"view_{view}", values)))
+            rows = list(session.rows(f"view_{view}", values))
         yield from rows
         if len(rows) < PIECE_ROWS:
             return

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any, Final
 
-from reliablepub.outbox.database import Database, Session, named_rows
+from reliablepub.outbox.database import Database, Session
 
 OPEN_STATES: Final = ("ready", "waiting")
 GIVEN_UP_STATES: Final = ("parked", "expired")
@@ -141,7 +141,7 @@ def find(
         found = list(islice(_merged(session, selection, sort, limit), limit))
         for row in found:
             if row["parked_at"] is None and row["attempts"]:
-                row.update(next(named_rows(session.run("last_attempt", {"id": row["id"]})), {}))
+                row.update(next(session.rows("last_attempt", {"id": row["id"]}), {}))
     return found
 
 
@@ -153,9 +153,9 @@ def find_ids(database: Database, selection: Selection) -> list[int]:
     """
     with database.reading() as session:
         return [
-            id_
+            row["id"]
             for table in _asked(selection)
-            for (id_,) in session.select(
+            for row in session.select(
                 *selection.query(table, session.glob, columns="id", order="id")
             )
         ]
@@ -177,6 +177,6 @@ def _merged(
         query, values = selection.query(
             table, session.glob, columns=_TABLES[table][1], order=f"{order} LIMIT :limit"
         )
-        parts.append(named_rows(session.select(query, values | {"limit": limit})))
+        parts.append(session.select(query, values | {"limit": limit}))
     sign = -1 if direction == "DESC" else 1
     return heapq.merge(*parts, key=lambda row: (sign * row[name], row["id"]))

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from reliablepub.outbox.admin.selection import OPEN_STATES
-from reliablepub.outbox.database import Database, Session, named_rows
+from reliablepub.outbox.database import Database, Session
 from reliablepub.outcome import Persistence
 
 _WORTH: Final = [kind.value for kind in Persistence]
@@ -206,8 +206,8 @@ def _verdict(
 
 
 def _one(session: Session, query: str, values: Mapping[str, object]) -> dict[str, Any] | None:
-    return next(named_rows(session.run(query, values)), None)
+    return next(session.rows(query, values), None)
 
 
 def _all(session: Session, query: str, values: Mapping[str, object]) -> list[dict[str, Any]]:
-    return list(named_rows(session.run(query, values)))
+    return list(session.rows(query, values))

@@ -23,7 +23,7 @@ from typing import Any, Final, NoReturn
 
 from reliablepub.errors import OutboxSealed
 from reliablepub.outbox.admin.selection import OPEN_STATES, STATES
-from reliablepub.outbox.database import NO_CHANGE, Database, Session, named_rows
+from reliablepub.outbox.database import NO_CHANGE, Database, Session
 from reliablepub.outbox.encryption import is_sealed
 from reliablepub.outbox.rows import MessageRow, Unreadable, entry_of, misfits
 
@@ -79,7 +79,7 @@ def export_lines(
         # The line counts that as an uncertain attempt.
         sent = {id_ for (id_,) in session.run("in_flight_ids")}
         for id_ in ids:
-            row = next(named_rows(session.run("export", {"id": id_})), None)
+            row = next(session.rows("export", {"id": id_}), None)
             if row is not None and is_sealed(row["properties"]):
                 if encrypted is not None:
                     encrypted.append(id_)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from reliablepub.errors import OutboxError
-from reliablepub.outbox.database import NO_CHANGE, named_rows
+from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.rows import Unreadable, check, misfits
 from reliablepub.outbox.sqlite.database import (
     PAGE_BYTES,
@@ -40,7 +40,7 @@ from reliablepub.outbox.sqlite.database import (
 from reliablepub.outbox.sqlite.failures import os_error
 from reliablepub.outbox.sqlite.location import check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock
-from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.transactions import transaction
 
 Value = int | float | str | bytes | None
@@ -473,7 +473,7 @@ def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
     """
     found: list[dict[str, object]] | None = None
     with suppress(OutboxError), looking(damaged) as (connection, _):
-        found = list(named_rows(connection.execute(QUERIES["sources"])))
+        found = list(named_rows(connection, QUERIES["sources"], {}))
     if found:
         with transaction(target, new):
             target.executemany(QUERIES["advance_source"], found)

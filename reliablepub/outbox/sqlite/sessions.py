@@ -29,7 +29,7 @@ from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
 from reliablepub.outbox.sqlite.lock import holder_pid
 from reliablepub.outbox.sqlite.space import free_pages, give_space_back, has_space_to_give, pages
-from reliablepub.outbox.sqlite.sql import QUERIES
+from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
 from reliablepub.outbox.sqlite.status_file import read_status_file
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
 from reliablepub.outbox.sqlite.transactions import commit_with_retry
@@ -54,9 +54,13 @@ class SqliteSession:
         """Run the statement of this name."""
         return self._connection.execute(QUERIES[name], values)
 
-    def select(self, statement: str, values: Values) -> Cursor:
-        """Run a query that was put together."""
-        return self._connection.execute(statement, values)
+    def rows(self, name: str, values: Values = NO_VALUES) -> Iterator[dict[str, Any]]:
+        """Run the query of this name, and yield its rows as dictionaries."""
+        return self.select(QUERIES[name], values)
+
+    def select(self, query: str, values: Values) -> Iterator[dict[str, Any]]:
+        """Run a query that was put together, and yield its rows as dictionaries."""
+        return named_rows(self._connection, query, values)
 
     def relay(self) -> int | None:
         """Return the id of the process that holds the relay lock, or None."""

@@ -1,7 +1,7 @@
 """The named statements of both ``queries.sql``, and how a script is cut into statements.
 
-Knows: where the ``.sql`` files are, their convention (``-- name: xyz``), and how an insert of one
-row becomes one of many. Must never know: what any statement means.
+Knows: where the ``.sql`` files are, their convention (``-- name: xyz``), how an insert of one row
+becomes one of many, and how rows become dictionaries. Must never know: what any statement means.
 
 SQL is put together from strings in two places, from constants only: `of_rows` repeats the
 parameters of a row, and ``outbox/admin/selection.py`` joins the conditions that an operator asks
@@ -13,8 +13,8 @@ from __future__ import annotations
 import pkgutil
 import re
 import sqlite3
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
@@ -65,3 +65,14 @@ def of_rows(name: str, count: int) -> str:
     statement = QUERIES[name].rstrip(";")
     row = statement[statement.rindex("(") :]
     return statement + f", {row}" * (count - 1)
+
+
+def named_rows(
+    connection: sqlite3.Connection, query: str, values: Mapping[str, object]
+) -> Iterator[dict[str, Any]]:
+    """Run a query, and yield its rows as dictionaries by column."""
+    from sqlite_utils import Database  # noqa: PLC0415 - takes 50 ms; producers do not need it
+
+    # A plug-in of its command line has no business here, and its pragma would change the writer.
+    database = Database(connection, recursive_triggers=False, execute_plugins=False)
+    return database.query(query, dict(values))
