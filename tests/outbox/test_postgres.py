@@ -1,0 +1,293 @@
+"""What is PostgreSQL's own: ids that become visible late, fences, commits that are cut off."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from typing import Any
+
+import psycopg
+import pytest
+
+from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres import ownership, store
+from reliablepub.outbox.postgres.server import Link, Server
+from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.testing import FakeBroker
+from tests.postgres import PostgresServer
+
+Make = Callable[..., Entry]
+ALL: dict[str, Any] = {"limit": 1000, "bytes_max": 10**9}
+
+
+@pytest.fixture
+def url(postgres_url: str) -> str:
+    """An outbox of this test's own."""
+    Outbox(postgres_url).create()
+    return postgres_url
+
+
+@pytest.fixture
+def own(url: str) -> Iterator[PostgresStore]:
+    with closing(PostgresStore(Server.of(url))) as opened:
+        yield opened
+
+
+def message_ids(entries: list[Entry]) -> list[str | None]:
+    return [entry.message.message_id for entry in entries]
+
+
+def sent_ids(broker: FakeBroker) -> list[str]:
+    return [str(message.properties.message_id) for message in broker.messages("orders")]
+
+
+def counted(url: str) -> tuple[int, ...]:
+    with closing(outbox_at(url)) as database, database.reading() as session:
+        found: tuple[int, ...] = session.run("audit").fetchone()
+        return found
+
+
+# ---------------------------------------------------------------------------- ids come late
+
+
+def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: PostgresStore) -> None:
+    outbox = Outbox(url)
+    with psycopg.connect(url) as slow:
+        outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
+        outbox.enqueue(Message(b"", message_id="fast"))
+        assert own.changed_elsewhere()
+        first = own.snapshot()
+        entries, upto = own.read_ready(1, first.last_id, **ALL)
+        assert (message_ids(entries), upto, first.late) == (["fast"], first.last_id, ())
+        assert not own.changed_elsewhere()
+    assert own.changed_elsewhere()
+    second = own.snapshot()
+    assert (second.last_id, second.late) == (first.last_id, ((1, 1),))
+    assert second.counters.open == 2
+    entries, _ = own.read_ready(1, 1, **ALL)
+    assert message_ids(entries) == ["slow"]
+
+
+def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
+    outbox = Outbox(url)
+    with psycopg.connect(url) as slow:
+        outbox.enqueue(Message(b"", message_id="slow"), connection=slow)
+        outbox.enqueue(Message(b"", message_id="fast"))
+        last_id = own.snapshot().last_id
+    entries, _ = own.read_ready(1, last_id, **ALL)
+    assert message_ids(entries) == ["fast"], "or it would be read again when it is told"
+    assert own.snapshot().late == ((1, 1),)
+    entries, _ = own.read_ready(1, last_id, **ALL)
+    assert message_ids(entries) == ["slow", "fast"]
+
+
+def test_what_is_rolled_back_is_never_told(url: str, own: PostgresStore) -> None:
+    with psycopg.connect(url) as application:
+        Outbox(url).enqueue(Message(b""), connection=application)
+        application.rollback()
+    assert not own.changed_elsewhere()
+    assert own.snapshot().counters.stored == 0
+
+
+def test_a_long_transaction_elsewhere_holds_up_nothing(url: str, own: PostgresStore) -> None:
+    with psycopg.connect(url) as long:
+        long.execute("SELECT pg_current_xact_id()")
+        for n in range(3):
+            Outbox(url).enqueue(Message(b"", message_id=f"m-{n}"))
+            assert own.changed_elsewhere()
+            snapshot = own.snapshot()
+            entries, _ = own.read_ready(n + 1, snapshot.last_id, **ALL)
+            assert message_ids(entries) == [f"m-{n}"]
+            own.commit(Changes(confirmed=entries))
+    assert own.snapshot().counters.confirmed == 3
+    assert counted(url) == (0, 0, 0, 0)
+
+
+def test_a_publisher_sends_slow_and_rolled_back_rows_once_and_never(url: str) -> None:
+    outbox = Outbox(url)
+    with FakeBroker() as broker:
+        broker.declare_queue("orders")
+        with Publisher(broker.url, outbox=url) as publisher, psycopg.connect(url) as slow:
+            with psycopg.connect(url) as other:
+                for n in range(20):
+                    connection = (None, slow, other)[n % 3]
+                    name = f"{['own', 'slow', 'gone'][n % 3]}-{n}"
+                    message = Message(b"", routing_key="orders", message_id=name)
+                    outbox.enqueue(message, connection=connection)
+                other.rollback()
+            assert publisher.flush(20)
+            assert {name.split("-")[0] for name in sent_ids(broker)} == {"own"}
+            slow.commit()
+            deadline = time.monotonic() + 20
+            while len(sent_ids(broker)) < 14 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            sent = sent_ids(broker)
+    assert sorted(sent) == sorted({*sent})
+    assert len(sent) == 14
+    assert counted(url) == (0, 0, 0, 0)
+
+
+# ---------------------------------------------------------------------------- one owner
+
+
+def test_an_owner_that_lives_keeps_its_shard(url: str, own: PostgresStore) -> None:
+    def open_second() -> None:
+        with pytest.raises(OutboxInUse, match="only one relay may own a shard"):
+            PostgresStore(Server.of(url))
+
+    second = threading.Thread(target=open_second)
+    second.start()
+    while second.is_alive():
+        own.changed_elsewhere()
+        time.sleep(0.05)
+    second.join()
+
+
+def test_a_silent_owner_is_replaced_and_settles_nothing(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = [entry(), entry()]
+    own.commit(Changes(new=new))
+    monkeypatch.setattr(ownership, "EXPIRY_S", 0.1)
+    time.sleep(0.2)
+    with closing(PostgresStore(Server.of(url))) as second:
+        assert second.run > own.run
+        for changes in (Changes(confirmed=new[:1]), Changes(new=[entry()])):
+            with pytest.raises(OutboxInUse, match="was taken over by process"):
+                own.commit(changes)
+        with pytest.raises(OutboxInUse):
+            own.changed_elsewhere()
+        assert len(second.read_ready(1, 9, **ALL)[0]) == 2
+        assert second.snapshot().counters.confirmed == 0
+    assert counted(url) == (0, 0, 0, 0)
+
+
+def test_an_owner_whose_last_turn_was_forgotten_settles_nothing(
+    url: str, own: PostgresStore, entry: Make
+) -> None:
+    own.commit(Changes(new=[entry()]))
+    with psycopg.connect(url, autocommit=True) as other:
+        query = "UPDATE reliablepub.turns SET turn = turn + 5000, run = 99"
+        other.execute(query)
+    with pytest.raises(OutboxInUse):
+        own.commit(Changes(new=[entry()]))
+
+
+# ---------------------------------------------------------------------------- cut off
+
+
+class Cut:
+    """Loses the connection at the next transaction: before or behind its commit."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, behind: bool, times: int = 1) -> None:
+        self._times = times
+        transact = Link.transact
+
+        def cut(link: Link, steps: Any) -> Any:
+            if self._times <= 0:
+                return transact(link, steps)
+            self._times -= 1
+            if behind:
+                transact(link, steps)
+            link.close()
+            raise psycopg.OperationalError("the connection is lost")
+
+        monkeypatch.setattr(Link, "transact", cut)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_commit_that_was_cut_off_is_looked_up(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch, *, behind: bool
+) -> None:
+    old, new = [entry(), entry()], [entry(), entry(ordering_key="k")]
+    own.commit(Changes(new=old))
+    Cut(monkeypatch, behind=behind)
+    snapshot = own.commit(Changes(new=new, confirmed=old[:1]))
+    assert (snapshot.counters.stored, snapshot.counters.confirmed) == (4, 1)
+    assert own.snapshot().counters == snapshot.counters
+    found = own.read_ready(1, 99, **ALL)[0]
+    assert message_ids(found) == message_ids([old[1], *new])
+    assert [e.id for e in found] == [e.id for e in (old[1], *new)]
+    own.commit(Changes(confirmed=found))
+    assert counted(url) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_an_unsure_commit_is_told_and_its_messages_are_found(
+    url: str, own: PostgresStore, entry: Make, monkeypatch: pytest.MonkeyPatch, *, behind: bool
+) -> None:
+    new = [entry(), entry()]
+    Cut(monkeypatch, behind=behind)
+    connect = Server.connect
+
+    def refuse(server: Server) -> Any:
+        raise OutboxUnreachable("the server is down")
+
+    monkeypatch.setattr(Server, "connect", refuse)
+    with pytest.raises(OutboxUnsure, match="unknown whether the message is stored"):
+        own.commit(Changes(new=new))
+    assert [entry.id for entry in new] == [0, 0]
+    monkeypatch.setattr(Server, "connect", connect)
+    time.sleep(0.3)
+    other = [entry()]
+    own.commit(Changes(new=other))
+    snapshot = own.snapshot()
+    assert snapshot.counters.stored == (3 if behind else 1)
+    late = [id_ for first, last in snapshot.late for id_ in range(first, last + 1)]
+    assert late == ([1, 2] if behind else [])
+    found = [e for id_ in late for e in own.read_ready(id_, id_, **ALL)[0]]
+    assert message_ids(found) == (message_ids(new) if behind else [])
+    assert counted(url) == (0, 0, 0, 0)
+
+
+def test_enqueuing_outlives_its_connection(url: str) -> None:
+    with Outbox(url) as outbox, psycopg.connect(url, autocommit=True) as operator:
+        for n in range(3):
+            outbox.enqueue(Message(b"", message_id=f"m-{n}"))
+            operator.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+            )
+    assert outbox.status().open == 3
+
+
+@pytest.mark.parametrize("how", ["kill", "fast", "immediate"])
+def test_a_publisher_outlives_its_database(
+    url: str, postgres_server: PostgresServer, how: Any
+) -> None:
+    stored: list[str] = []
+
+    def publish(publisher: Publisher, count: int) -> None:
+        for _ in range(count):
+            with suppress(OutboxUnreachable, OutboxUnsure):
+                publisher.publish(b"", routing_key="orders", message_id=f"m-{len(stored)}")
+                stored.append(f"m-{len(stored)}")
+
+    with FakeBroker() as broker:
+        broker.declare_queue("orders")
+        with Publisher(broker.url, outbox=url) as publisher:
+            publish(publisher, 20)
+            if how == "kill":
+                postgres_server.kill()
+            else:
+                postgres_server.stop(how)
+            with pytest.raises((OutboxUnreachable, OutboxUnsure)):
+                publisher.publish(b"", routing_key="orders", message_id="refused")
+            assert "cannot be reached" in publisher.status.trouble
+            postgres_server.start()
+            deadline = time.monotonic() + 20
+            while publisher.status.trouble and time.monotonic() < deadline:
+                time.sleep(0.05)
+            publish(publisher, 20)
+            assert publisher.flush(20)
+        sent = {*sent_ids(broker)}
+    assert sent >= {*stored}
+    assert len(stored) == 40
+    assert counted(url) == (0, 0, 0, 0)
+
+
+def test_the_constants_leave_time_for_a_beat() -> None:
+    assert ownership.EXPIRY_S > 3 * ownership.BEAT_S
+    assert store.KEPT_TURNS > 100
