@@ -130,6 +130,39 @@ def postgres_url(postgres_server: "PostgresServer", postgres_database: str) -> s
     return postgres_server.url_of(postgres_database)
 
 
+@pytest.fixture(scope="session")
+def _outbox_template(_postgres: "PostgresServer") -> str:
+    from reliablepub.outbox.postgres.creating import create  # noqa: PLC0415 - see above
+    from reliablepub.outbox.postgres.server import Server  # noqa: PLC0415
+
+    name = _postgres.create_database()
+    create(Server.of(_postgres.url_of(name)))
+    return name
+
+
+@pytest.fixture
+def new_postgres_outbox(
+    postgres_server: "PostgresServer", _outbox_template: str
+) -> Iterator[Callable[[], str]]:
+    """Make an empty outbox in a database of its own; its URL. A copy is made in half the time."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(postgres_server.create_database(_outbox_template))
+        return postgres_server.url_of(names[-1])
+
+    yield make
+    postgres_server.recover()
+    for name in names:
+        postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def postgres_outbox(new_postgres_outbox: Callable[[], str]) -> str:
+    """The URL of an empty outbox that no other test has."""
+    return new_postgres_outbox()
+
+
 @pytest.fixture
 def postgres_link(postgres_server: "PostgresServer") -> Iterator[Proxy]:
     """A link to that server, to be cut: `postgres_server.url_of(database, port=link.port)`."""

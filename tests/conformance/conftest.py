@@ -13,6 +13,7 @@ from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.transport.pika_hooks import hooks
 from tests.conformance.driven import DrivenPublisher, GuestPublisher, LoopThread
 from tests.conformance.rig import FakeRig, RealRig, Rig
+from tests.stores import STORES, outbox_of
 
 MAX_MESSAGE_SIZE = 1024 * 1024
 
@@ -47,12 +48,19 @@ SHORT_FORM = {"threads", LENT}
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not soak"` is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The other publishers meet RabbitMQ in the long form only; the bundled broker meets all."""
+    """The other publishers meet RabbitMQ in the long form only; the bundled broker meets all.
+
+    So with PostgreSQL, which is behind the relay, where all publishers are alike.
+    """
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if callspec is None or item.path.stem not in LONG:
+        if callspec is None:
             continue
-        if callspec.params.get("rig") == "real" and callspec.params["front_door"] not in SHORT_FORM:
+        params = callspec.params
+        is_long = item.path.stem in LONG and params.get("rig") == "real"
+        if is_long and params["front_door"] not in SHORT_FORM:
+            item.add_marker(pytest.mark.soak)
+        if params.get("open_publisher") == "postgres" and params["front_door"] != "threads":
             item.add_marker(pytest.mark.soak)
 
 
@@ -87,16 +95,16 @@ def outbox(tmp_path: Path) -> Path:
     return tmp_path / "outbox.db"
 
 
-@pytest.fixture(params=["durable", "in memory"])
+@pytest.fixture(params=STORES)
 def open_publisher(
-    request: pytest.FixtureRequest, outbox: Path, front_door: FrontDoor
+    request: pytest.FixtureRequest, tmp_path: Path, front_door: FrontDoor
 ) -> Iterator[Callable[..., Publisher]]:
-    """Opens publishers that are closed at the end: with an outbox, and without."""
+    """Opens publishers that are closed at the end: with an outbox of each kind, and without."""
+    outbox = outbox_of(request.param, request, tmp_path)
     with ExitStack() as stack:
 
         def open_(url: str, **options: Any) -> Publisher:
-            path = outbox if request.param == "durable" else None
             options.setdefault("close_timeout_s", 0.2)
-            return stack.enter_context(front_door(url, outbox=path, **options))
+            return stack.enter_context(front_door(url, outbox=outbox, **options))
 
         yield open_

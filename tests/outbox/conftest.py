@@ -12,10 +12,8 @@ import pytest
 
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
-from reliablepub.outbox.memory import MemoryStore
-from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
+from tests.stores import STORES, open_store, outbox_of
 
 TABLES = ("messages", "parked", "attempts", "in_flight", "ledger", "sources")
 
@@ -32,15 +30,9 @@ def store(path: Path) -> Iterator[SqliteStore]:
     store.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres", "memory"])
-def any_store(request: pytest.FixtureRequest, path: Path) -> Iterator[Store]:
-    store: Store = MemoryStore()
-    if request.param == "sqlite":
-        store = SqliteStore(path)
-    elif request.param == "postgres":
-        url = request.getfixturevalue("postgres_url")
-        Outbox(url).create()
-        store = outbox_at(url).open_store(keep_confirmed_s=0.0, keys=None)
+@pytest.fixture(params=STORES)
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    store = open_store(outbox_of(request.param, request, tmp_path))
     yield store
     store.close()
 

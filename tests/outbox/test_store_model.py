@@ -274,7 +274,10 @@ class PostgresMachine(FileMachine):
         return super().open()
 
 
-@pytest.mark.parametrize("machine", [StoreMachine, FileMachine, PostgresMachine])
+@pytest.mark.parametrize(
+    "machine",
+    [StoreMachine, FileMachine, pytest.param(PostgresMachine, marks=pytest.mark.postgres)],
+)
 def test_stores_behave_like_the_model(
     machine: type[StoreMachine], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,37 +10,51 @@ import pytest
 
 from reliablepub.outbox.admin.interventions import Action, Intervention, change
 from reliablepub.outbox.admin.story import Next, Story, resolve, tell
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
+from tests.stores import DURABLE, Where, open_store, outbox_of
 
 Make = Callable[..., Entry]
 RETURNED = Outcome(OutcomeKind.RETURNED, 312, "NO_ROUTE")
 CUT = Outcome(OutcomeKind.UNCERTAIN, 0, "connection lost")
 
 
+@pytest.fixture(params=DURABLE)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    where = outbox_of(request.param, request, tmp_path)
+    assert where is not None
+    return where
+
+
 @pytest.fixture
-def new(store: SqliteStore, entry: Make) -> list[Entry]:
+def store(path: Where) -> Iterator[Store]:
+    store = open_store(path)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def new(store: Store, entry: Make) -> list[Entry]:
     """Five messages, of ids 1 to 5."""
     entries = [entry() for _ in range(5)]
     store.commit(Changes(new=entries))
     return entries
 
 
-def following(path: Path, id_: int) -> tuple[Next, float | None]:
+def following(path: Where, id_: int) -> tuple[Next, float | None]:
     story = tell(outbox_at(path), id_)
     return story.next, story.next_at
 
 
-def step_in(path: Path, action: Action, *ids: int) -> None:
+def step_in(path: Where, action: Action, *ids: int) -> None:
     what = Intervention(action, person="me")
     with closing(outbox_at(path)) as database:
         database.write(lambda session: change(session, list(ids), what, 50.0))
 
 
 def test_of_a_message_that_was_never_tried_little_is_to_be_told(
-    store: SqliteStore, new: list[Entry], path: Path
+    store: Store, new: list[Entry], path: Where
 ) -> None:
     story = tell(outbox_at(path), 3)
     message = story.message
@@ -63,7 +77,7 @@ def test_of_a_message_that_was_never_tried_little_is_to_be_told(
     )
 
 
-def test_what_was_sent_is_answered_next(store: SqliteStore, new: list[Entry], path: Path) -> None:
+def test_what_was_sent_is_answered_next(store: Store, new: list[Entry], path: Where) -> None:
     store.commit(Changes(sent=[Sent("1-1", 7, new[:2])]))
     story = tell(outbox_at(path), 2)
     assert story.in_flight is not None
@@ -80,7 +94,7 @@ def test_what_was_sent_is_answered_next(store: SqliteStore, new: list[Entry], pa
 
 
 def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
-    store: SqliteStore, new: list[Entry], path: Path
+    store: Store, new: list[Entry], path: Where
 ) -> None:
     store.commit(Changes(sent=[Sent("1-1", 1, new[:2])]))
     parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
@@ -103,7 +117,7 @@ def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
     ],
 )
 def test_the_verdict_is_the_most_that_was_ever_said(
-    store: SqliteStore, new: list[Entry], path: Path, said: list[Outcome], verdict: str
+    store: Store, new: list[Entry], path: Where, said: list[Outcome], verdict: str
 ) -> None:
     attempts = [Attempt(new[0], "1-1", n, outcome, 9.0) for n, outcome in enumerate(said, 1)]
     store.commit(Changes(rescheduled=[new[0]], attempts=attempts))
@@ -114,7 +128,7 @@ def test_the_verdict_is_the_most_that_was_ever_said(
 
 
 def test_the_end_is_told_as_far_as_it_was_written_down(
-    store: SqliteStore, new: list[Entry], path: Path
+    store: Store, new: list[Entry], path: Where
 ) -> None:
     store.commit(Changes(rescheduled=[new[1]], attempts=[Attempt(new[1], "1-1", 2, CUT, 9.0)]))
     late = [Attempt(new[1], "1-2", 1, CONFIRMED, 10.0)]
@@ -137,7 +151,7 @@ def test_the_end_is_told_as_far_as_it_was_written_down(
 
 
 def test_a_time_that_is_due_is_waited_for(
-    store: SqliteStore, new: list[Entry], path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, new: list[Entry], path: Where, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new[1].due_at = 2_000.0
     store.commit(Changes(rescheduled=[new[1]]))
@@ -159,7 +173,7 @@ def test_a_time_that_is_due_is_waited_for(
     ],
 )
 def test_the_connection_is_waited_for(
-    store: SqliteStore, new: list[Entry], path: Path, link: str, expected: Next
+    store: Store, new: list[Entry], path: Where, link: str, expected: Next
 ) -> None:
     store.show({"link": link})
     story = tell(outbox_at(path), 5)
@@ -168,7 +182,7 @@ def test_the_connection_is_waited_for(
     assert story.relay["link"] == link
 
 
-def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, entry: Make) -> None:
+def test_a_key_is_waited_for_and_a_destination(store: Store, path: Where, entry: Make) -> None:
     first, second, third = (entry(ordering_key="k") for _ in range(3))
     paused, other = entry(), entry(ordering_key="other")
     store.commit(Changes(new=[first, second, third, paused, other]))
@@ -188,7 +202,7 @@ def test_a_key_is_waited_for_and_a_destination(store: SqliteStore, path: Path, e
     assert tell(outbox_at(path), 2).held_by is None
 
 
-def test_a_name_is_a_number_an_id_or_a_key(store: SqliteStore, path: Path, entry: Make) -> None:
+def test_a_name_is_a_number_an_id_or_a_key(store: Store, path: Where, entry: Make) -> None:
     again = {"message_id": "twice"}
     new = [entry(**again), entry(), entry(**again), entry(message_id="2"), entry(message_id="99")]
     store.commit(Changes(new=new))

@@ -546,7 +546,7 @@ FROM reliablepub_messages WHERE id = :id;
 DELETE FROM reliablepub_messages WHERE id = :id RETURNING size;
 
 -- name: delete_parked
-DELETE FROM reliablepub_parked WHERE id = :id RETURNING state, size;
+DELETE FROM reliablepub_parked WHERE id = :id RETURNING size;
 
 -- Without the deadline: an operator who retries a message wants it to be sent.
 -- name: unpark

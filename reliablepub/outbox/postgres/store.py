@@ -319,7 +319,8 @@ class PostgresStore:
             for entry in changes.new:
                 entry.id = 0
             raise
-        for release, result in zip(changes.released, results, strict=False):
+        released = results[len(results) - len(changes.released) :]
+        for release, result in zip(changes.released, released, strict=False):
             _released(release, result)
         for release in changes.released:
             if release.is_counted:
@@ -337,12 +338,15 @@ class PostgresStore:
                 entry.id = id_
 
     def _steps(self, changes: Changes, now: float) -> list[Step]:
-        """Return the statements of a turn; those that release held entries come first."""
+        """Return the statements of a turn; those that release held entries come last.
+
+        An entry that the turn has rescheduled to be held may be the one to release.
+        """
         return [
-            *(("release", _release_values(r, self._shard)) for r in changes.released),
             *self._removals(changes, now),
             *self._additions(changes, now),
             *self._records(changes, now),
+            *(("release", _release_values(r, self._shard)) for r in changes.released),
         ]
 
     def _removals(self, changes: Changes, now: float) -> Iterator[Step]:
@@ -524,7 +528,7 @@ class PostgresStore:
             "bytes_max": bytes_max,
             "seen": self._seen.text,
         }
-        for _ in range(0, PASSED_MAX, max(1, limit)):
+        for _ in range(0, PASSED_MAX, limit) if limit else ():
             found = self._link.rows("ready", values | {"first_id": first_id})
             size = 0
             for row in found:
@@ -683,7 +687,8 @@ class PostgresStore:
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status. No decision depends on it."""
-        values = {"shard": self._shard, "run": self._run, "content": json.dumps(status)}
+        content = json.dumps({"pid": self._pid, **status})
+        values = {"shard": self._shard, "run": self._run, "content": content}
         with suppress(OutboxError):
             self._link.rows("show", values)
 
