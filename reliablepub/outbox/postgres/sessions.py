@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 import psycopg
+from psycopg.rows import dict_row, tuple_row
 
 from reliablepub.errors import (
     NotAnOutbox,
@@ -52,16 +53,15 @@ class PostgresSession:
 
     def run(self, name: str, values: Mapping[str, object] = NO_VALUES) -> Cursor:
         """Run the statement of this name."""
-        shard, turn = self._turns[0] if self._turns else (0, 0)
-        statement = for_dbapi(named(self._schema)[name])
-        # It puts the values into the statement, so the server need not guess their types.
-        cursor = psycopg.ClientCursor(self._connection)
-        return cursor.execute(statement.encode(), {"shard": shard, "turn": turn, **values})
+        return self._run(named(self._schema)[name], values)
 
-    def select(self, statement: str, values: Mapping[str, object]) -> Cursor:
-        """Run a query that was put together."""
-        text = for_dbapi(within(self._schema, statement))
-        return psycopg.ClientCursor(self._connection).execute(text.encode(), values)
+    def rows(self, name: str, values: Mapping[str, object] = NO_VALUES) -> Iterator[dict[str, Any]]:
+        """Run the query of this name, and yield its rows as dictionaries."""
+        return iter(self._run(named(self._schema)[name], values, dict_row))
+
+    def select(self, query: str, values: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+        """Run a query that was put together, and yield its rows as dictionaries."""
+        return iter(self._run(within(self._schema, query), values, dict_row))
 
     def take_turns(self) -> None:
         """Keep out the relay of each shard until this transaction ends; count what is new."""
@@ -97,6 +97,18 @@ class PostgresSession:
     def damage(self) -> list[str]:
         """Return nothing: pages are the server's affair."""
         return []
+
+    def _run(
+        self,
+        statement: str,
+        values: Mapping[str, object],
+        row_factory: Any = tuple_row,  # noqa: ANN401
+    ) -> Cursor:
+        shard, turn = self._turns[0] if self._turns else (0, 0)
+        # It puts the values into the statement, so the server need not guess their types.
+        cursor = psycopg.ClientCursor(self._connection, row_factory=row_factory)
+        values = {"shard": shard, "turn": turn, **values}
+        return cursor.execute(for_dbapi(statement).encode(), values)
 
     def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
         for shard, turn in self._turns:
