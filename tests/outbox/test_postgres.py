@@ -12,7 +12,7 @@ import pytest
 from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres import ownership, store
+from reliablepub.outbox.postgres import ownership
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
@@ -290,4 +290,4 @@ def test_a_publisher_outlives_its_database(
 
 def test_the_constants_leave_time_for_a_beat() -> None:
     assert ownership.EXPIRY_S > 3 * ownership.BEAT_S
-    assert store.KEPT_TURNS > 100
+    assert ownership.KEPT_TURNS > 100

@@ -124,6 +124,8 @@ def link_words(seen: Mapping[str, Any], now: float) -> str:
 
 
 def disk_words(seen: Mapping[str, Any]) -> str:
-    """The size of the outbox, the free space, and whether the disk is full."""
-    words = f"{size_of(seen['bytes_on_disk'])}, {size_of(seen['bytes_free'])} free"
+    """The size of the outbox, the free space if it is known, and whether the disk is full."""
+    words = size_of(seen["bytes_on_disk"])
+    if seen["bytes_free"] is not None:
+        words += f", {size_of(seen['bytes_free'])} free"
     return f"{words}; disk full: no new message is stored" if seen["is_disk_full"] else words
