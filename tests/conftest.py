@@ -170,22 +170,18 @@ def postgres_link(postgres_server: "PostgresServer") -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture(scope="session")
-def _pgbouncer_port(_postgres: "PostgresServer") -> Iterator[int]:
+@pytest.fixture
+def pgbouncer_url(postgres_server: "PostgresServer", postgres_database: str) -> Iterator[str]:
+    """The URL of that database behind a PgBouncer, which lends its connections by transaction.
+
+    It ends with the test: a smart stop of the server would wait for its connections.
+    """
     from tests import postgres  # noqa: PLC0415 - see above
 
     if not postgres.is_pgbouncer_installed():
         _miss("PgBouncer", "pgbouncer")
-    with postgres.pgbouncer(_postgres) as port:
-        yield port
-
-
-@pytest.fixture
-def pgbouncer_url(
-    _pgbouncer_port: int, postgres_server: "PostgresServer", postgres_database: str
-) -> str:
-    """The URL of that database behind a PgBouncer, which lends its connections by transaction."""
-    return postgres_server.url_of(postgres_database, port=_pgbouncer_port)
+    with postgres.pgbouncer(postgres_server) as port:
+        yield postgres_server.url_of(postgres_database, port=port)
 
 
 @pytest.fixture

@@ -60,6 +60,7 @@ unix_socket_dir =
 auth_type = any
 pool_mode = {pool_mode}
 default_pool_size = 4
+server_login_retry = 0.1
 """
 # The kernel closes the pipe of this shell when the test run is killed, which ends the freeze too.
 _FREEZE: Final = """\
@@ -164,6 +165,8 @@ class PostgresServer:
     def recover(self) -> None:
         """Whatever a test did: running, and not frozen."""
         self.resume()
+        if self.is_running and not can_connect(self.url_of()):  # it is being stopped
+            self.kill()
         if not self.is_running:
             self.start()
 
