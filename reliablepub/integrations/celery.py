@@ -57,7 +57,7 @@ def use_outbox(app: Celery, outbox: Enqueues) -> None:
         base.outbox = outbox
         return
 
-    class OutboxAMQP(base):  # type: ignore[misc] # its base is what the application chose
+    class OutboxAMQP(base):
         """Celery's way to the broker, with the outbox in it."""
 
         @cached_property

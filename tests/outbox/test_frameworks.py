@@ -1,8 +1,6 @@
-"""The message is part of the transaction of SQLAlchemy or Django: their commit, their rollback."""
+"""The message is part of the transaction of SQLAlchemy: its commit, its rollback."""
 
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -69,57 +67,3 @@ def test_it_is_part_of_a_session(path: Path, engine: Engine) -> None:
         session.execute(text("INSERT INTO orders VALUES (2)"))
         Outbox(path).enqueue(Message(b""), connection=driver(session.connection()))
     assert both(path) == (1, 1)
-
-
-DJANGO = """
-import sys
-from pathlib import Path
-import django
-from django.conf import settings
-path = Path(sys.argv[1])
-settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": path}})
-django.setup()
-from django.db import connection, transaction
-from reliablepub import Message, Outbox
-outbox = Outbox(path)
-def order():
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO orders VALUES (%s)", [1])
-    outbox.enqueue(Message(b""), connection=connection.connection)
-def counts():
-    with connection.cursor() as cursor:
-        orders = cursor.execute("SELECT count(*) FROM orders").fetchone()[0]
-    return orders, outbox.status().stored
-with connection.cursor() as cursor:
-    cursor.execute("CREATE TABLE orders (id)")
-order()  # in autocommit mode each is stored at once
-assert counts() == (1, 1), counts()
-with transaction.atomic():
-    order()
-assert counts() == (2, 2), counts()
-try:
-    with transaction.atomic():
-        order()
-        raise KeyError
-except KeyError:
-    pass
-assert counts() == (2, 2), counts()
-with transaction.atomic():  # an inner block is a savepoint
-    order()
-    try:
-        with transaction.atomic():
-            order()
-            raise KeyError
-    except KeyError:
-        pass
-assert counts() == (3, 3), counts()
-assert outbox.audit().is_right
-print("done")
-"""
-
-
-def test_it_is_part_of_djangos_transaction(path: Path) -> None:
-    """In a process of its own: Django is configured once and for all."""
-    command = [sys.executable, "-W", "error", "-c", DJANGO, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")

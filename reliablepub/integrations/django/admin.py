@@ -1,0 +1,69 @@
+"""The admin page of parked messages: why each was given up, and an action that retries.
+
+Knows: Django's admin, and the outbox of each database. Must never know: the broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
+
+from reliablepub.integrations.django import DjangoOutbox, aliases
+from reliablepub.integrations.django.models import ParkedMessage
+
+
+class DatabaseFilter(admin.SimpleListFilter):
+    """Chooses one of several outboxes; without it, the first of the setting ``DATABASES``."""
+
+    title = "database"
+    parameter_name = "database"
+
+    def lookups(self, _request: HttpRequest, _model_admin: object) -> Iterable[tuple[str, str]]:
+        """Return the other outboxes."""
+        return [(alias, alias) for alias in aliases()[1:]]
+
+    def queryset(self, _request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Return the messages of the outbox that was chosen."""
+        chosen = self.value()
+        return queryset.using(chosen) if chosen in aliases() else queryset
+
+
+@admin.register(ParkedMessage)
+class ParkedMessageAdmin(admin.ModelAdmin):
+    """Shows parked messages, and retries those that were chosen."""
+
+    actions = ("retry",)
+    list_display = ("message_id", "exchange", "routing_key", "reason", "attempts", "parked_at")
+    list_display_links = None
+    list_filter = (DatabaseFilter, "state", "outcome", "exchange")
+    search_fields = ("message_id", "routing_key", "reply_text")
+    show_facets = admin.ShowFacets.NEVER
+
+    @admin.display(description="reason")
+    def reason(self, parked: ParkedMessage) -> str:
+        """What the broker said, or this library."""
+        code = f"{parked.reply_code} " if parked.reply_code else ""
+        return f"{parked.outcome}: {code}{parked.reply_text}"
+
+    @admin.action(description="Retry the selected messages", permissions=["change"])
+    def retry(self, request: HttpRequest, queryset: QuerySet[Any]) -> None:
+        """Put messages back: the relay sends them at once."""
+        chosen = list(queryset.values_list("id", flat=True))
+        count = DjangoOutbox(queryset.db).outbox.retry(chosen)
+        self.message_user(request, f"{count} of {len(chosen)} will be sent again", messages.SUCCESS)
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Look into the first outbox."""
+        return super().get_queryset(request).using(aliases()[0])
+
+    def has_add_permission(self, _request: HttpRequest) -> bool:
+        """Refuse: messages are parked by the relay."""
+        return False
+
+    def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
+        """Refuse: ``reliablepub outbox discard`` deletes messages, and counts them."""
+        return False

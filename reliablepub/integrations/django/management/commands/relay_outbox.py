@@ -1,0 +1,46 @@
+"""``manage.py relay_outbox``: publishes what is in the outbox of a database.
+
+Knows: settings, and the command ``reliablepub relay``. Must never know: the relay.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import REMAINDER
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import connections
+
+from reliablepub.integrations.django import aliases, option, outbox_of
+
+
+class Command(BaseCommand):
+    """Becomes the process ``reliablepub relay``, with its signals, exit codes and options."""
+
+    help = (
+        "Publish the messages in the outbox of a database, and all that are put into it later. "
+        "Options of `reliablepub relay` follow after --, such as: relay_outbox -- --drain"
+    )
+    requires_system_checks: list[str] = []  # noqa: RUF012 - as Django has it
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which database, and what is handed on."""
+        parser.add_argument("--database", default=aliases()[0], choices=aliases())
+        parser.add_argument("options", nargs=REMAINDER, help="options of `reliablepub relay`")
+
+    def handle(self, *_: object, **options: Any) -> None:  # noqa: ANN401 - as argparse has them
+        """Replace this process."""
+        url = option("URL", os.environ.get("RELIABLEPUB_URL"))
+        if not url:
+            msg = 'no broker: set RELIABLEPUB = {"URL": "amqp://..."} or RELIABLEPUB_URL'
+            raise CommandError(msg)
+        path = outbox_of(connections[options["database"]]).path
+        os.environ["RELIABLEPUB_URL"] = url  # not an argument: others could read the password
+        sys.stdout.flush()
+        command = [sys.executable, "-m", "reliablepub", "relay", "--outbox", str(path)]
+        given = options["options"]
+        if given[:1] == ["--"]:  # Python 3.11 and 3.12 leave it there
+            given = given[1:]
+        os.execv(sys.executable, [*command, *given])  # noqa: S606 - our own command

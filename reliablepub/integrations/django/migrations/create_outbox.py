@@ -1,0 +1,52 @@
+"""Creates the outbox in each database that has one.
+
+Knows: the setting ``DATABASES``. Must never know: the tables; the outbox upgrades them itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db import migrations, models
+
+from reliablepub.integrations.django import aliases, outbox_of
+
+
+def create(_apps: object, editor: Any) -> None:  # noqa: ANN401 - the schema editor
+    """Add the outbox, as part of the migration's transaction."""
+    if editor.connection.alias in aliases():
+        outbox_of(editor.connection).create(connection=editor.connection.connection)
+
+
+class Migration(migrations.Migration):
+    """Adds the outbox; going back leaves it, with the messages in it."""
+
+    initial = True
+    dependencies: ClassVar[list[Any]] = []
+    operations: ClassVar[list[Any]] = [
+        migrations.RunPython(create, migrations.RunPython.noop),
+        migrations.CreateModel(
+            name="ParkedMessage",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("message_id", models.CharField(max_length=255)),
+                ("exchange", models.CharField(max_length=255)),
+                ("routing_key", models.CharField(max_length=255)),
+                ("ordering_key", models.CharField(max_length=255, null=True)),
+                ("state", models.CharField(max_length=10)),
+                ("outcome", models.CharField(max_length=20)),
+                ("reply_code", models.IntegerField()),
+                ("reply_text", models.TextField()),
+                ("attempts", models.IntegerField()),
+                ("stored_at", models.DateTimeField()),
+                ("parked_at", models.DateTimeField()),
+                ("size", models.IntegerField(help_text="bytes")),
+            ],
+            options={
+                "verbose_name": "parked message",
+                "db_table": "reliablepub_parked_messages",
+                "ordering": ("id",),
+                "managed": False,
+            },
+        ),
+    ]

@@ -1,0 +1,219 @@
+"""What tests/integrations/test_django.py has Django's own test runner run."""
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import Celery
+from django.contrib.auth.models import Group, User
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connections, transaction
+from django.test import TransactionTestCase
+from django.urls import reverse
+from tenacity import stop_after_attempt, wait_none
+
+from reliablepub import Message, Publisher, Retries, RetryPolicy
+from reliablepub.integrations.celery import use_outbox
+from reliablepub.integrations.django import DjangoOutbox
+from reliablepub.testing import FakeBroker
+
+URL = os.environ["SHOP_URL"]
+QUEUE = os.environ["SHOP_QUEUE"]
+
+
+class Undone(Exception):
+    pass
+
+
+class Case(TransactionTestCase):
+    """Django empties its own tables after each test, and not the outbox."""
+
+    databases = {"default", "archive"}  # noqa: RUF012 - as Django has it
+
+    def setUp(self) -> None:
+        self.before = {using: self.stored(using) for using in self.databases}
+
+    def stored(self, using: str = "default") -> int:
+        return DjangoOutbox(using).outbox.status().stored
+
+    def order(self, number: int, using: str = "default") -> None:
+        Group.objects.using(using).create(name=f"order {number}")
+        DjangoOutbox(using).enqueue(Message(b"%d" % number, routing_key=QUEUE))
+
+    def check(self, count: int, using: str = "default") -> None:
+        assert Group.objects.using(using).count() == count
+        assert self.stored(using) - self.before[using] == count
+
+
+class Transactions(Case):
+    def test_a_message_leaves_with_the_commit(self) -> None:
+        with transaction.atomic():
+            self.order(1)
+            assert self.stored() == self.before["default"]
+        self.check(1)
+
+    def test_it_goes_with_the_rollback(self) -> None:
+        with suppress(Undone), transaction.atomic():
+            self.order(1)
+            raise Undone
+        self.check(0)
+
+    def test_outside_of_a_block_it_is_stored_at_once(self) -> None:
+        self.order(1)
+        self.check(1)
+
+    def test_an_inner_block_has_its_own_messages(self) -> None:
+        with transaction.atomic():
+            with transaction.atomic():
+                self.order(1)
+            with suppress(Undone), transaction.atomic():
+                self.order(2)
+                raise Undone
+            point = transaction.savepoint()
+            self.order(3)
+            transaction.savepoint_rollback(point)
+            self.order(4)
+        self.check(2)
+
+    def test_an_inner_block_goes_with_the_outer(self) -> None:
+        with suppress(Undone), transaction.atomic():
+            with transaction.atomic():
+                self.order(1)
+            raise Undone
+        self.check(0)
+
+    def test_a_block_that_has_failed_takes_no_message(self) -> None:
+        with suppress(Undone), transaction.atomic():
+            with suppress(DatabaseError), transaction.atomic(savepoint=False):
+                Group.objects.create(name="x")
+                Group.objects.create(name="x")
+            with pytest.raises(transaction.TransactionManagementError):
+                DjangoOutbox().enqueue(Message(b""))
+            raise Undone
+        self.check(0)
+
+    def test_each_database_has_an_outbox(self) -> None:
+        with suppress(Undone), transaction.atomic(), transaction.atomic("archive"):
+            self.order(1)
+            self.order(2, "archive")
+            raise Undone
+        with transaction.atomic("archive"):
+            self.order(3, "archive")
+        self.check(0)
+        self.check(1, "archive")
+
+    def test_a_key_is_stored_once(self) -> None:
+        with transaction.atomic():
+            key = f"{self.id()} once"
+            first = DjangoOutbox().enqueue(Message(b""), key=key)
+            assert DjangoOutbox().enqueue(Message(b""), key=key) == first
+
+    def test_a_celery_task_belongs_to_the_block(self) -> None:
+        app = Celery("shop", broker="amqp://127.0.0.1:9", set_as_current=False)
+        use_outbox(app, DjangoOutbox())
+
+        @app.task(name="ship", shared=False)
+        def task(number: int) -> None: ...
+
+        with suppress(Undone), transaction.atomic():
+            task.delay(1)
+            raise Undone
+        with transaction.atomic():
+            Group.objects.create(name="order 1")
+            task.delay(1)
+        self.check(1)
+
+    def test_a_database_that_can_hold_none_says_so(self) -> None:
+        with pytest.raises(ImproperlyConfigured, match=r"in memory.*TEST"):
+            DjangoOutbox("memory").enqueue(Message(b""))
+
+
+class Migrations(Case):
+    def test_the_outbox_is_there_before_a_message(self) -> None:
+        for using in self.databases:
+            tables = connections[using].introspection.table_names()
+            assert "reliablepub_messages" in tables
+
+    def test_none_is_missing(self) -> None:
+        call_command("makemigrations", "--check", "--dry-run", verbosity=0)
+
+
+class Relaying(Case):
+    def relay(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        environment = {"RELIABLEPUB_URL": URL, **environment}
+        for using in self.databases:
+            name = connections[using].settings_dict["NAME"]
+            environment[f"SHOP_{using.upper()}"] = str(name)
+        return subprocess.run(
+            [sys.executable, "-m", "django", "relay_outbox", *arguments],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def test_the_command_relays_an_outbox(self) -> None:
+        self.order(1)
+        self.order(2, "archive")
+        done = self.relay("--", "--drain")
+        assert done.returncode == 0, done.stderr
+        assert DjangoOutbox().outbox.status().open == 0
+        assert DjangoOutbox("archive").outbox.status().open > 0
+        done = self.relay("--database", "archive", "--", "--drain")
+        assert done.returncode == 0, done.stderr
+        assert DjangoOutbox("archive").outbox.status().open == 0
+
+    def test_the_exit_code_is_the_relays(self) -> None:
+        assert self.relay("--", "--no-such-option").returncode == 2
+
+    def test_a_broker_is_needed(self) -> None:
+        url = os.environ.pop("RELIABLEPUB_URL", None)
+        with pytest.raises(CommandError, match="RELIABLEPUB"):
+            call_command("relay_outbox")
+        assert url is None
+
+
+class Admin(Case):
+    def park(self, using: str, number: int) -> None:
+        """Have a broker return a message, and the policy give it up at once."""
+        with transaction.atomic(using):
+            DjangoOutbox(using).enqueue(Message(b"", routing_key=f"missing-{number}"))
+        once = Retries(stop_after_attempt(1), wait_none())
+        path = DjangoOutbox(using).outbox.path
+        with (
+            FakeBroker() as broker,
+            Publisher(broker.url, outbox=path, retry=RetryPolicy(returned=once)) as publisher,
+        ):
+            broker.declare_queue(QUEUE)
+            publisher.flush(timeout=30)
+
+    def page(self, **query: str) -> Any:
+        return self.client.get(reverse("admin:reliablepub_parkedmessage_changelist"), query)
+
+    def test_parked_messages_are_listed_and_retried(self) -> None:
+        self.client.force_login(User.objects.create_superuser("operator", password="x"))
+        self.park("default", 1)
+        self.park("archive", 2)
+        page = self.page()
+        self.assertContains(page, "missing-1")
+        self.assertContains(page, "NO_ROUTE")
+        self.assertNotContains(page, "missing-2")
+        self.assertContains(self.page(database="archive"), "missing-2")
+        self.assertNotContains(self.page(database="archive"), "missing-1")
+        self.assertNotContains(self.page(database="memory"), "missing-2")
+        for using, query in (("archive", "?database=archive"), ("default", "")):
+            (parked,) = DjangoOutbox(using).outbox.parked()
+            address = reverse("admin:reliablepub_parkedmessage_changelist") + query
+            chosen = {"action": "retry", "_selected_action": [parked.id]}
+            answer = self.client.post(address, chosen, follow=True)
+            self.assertContains(answer, "1 of 1 will be sent again")
+            assert DjangoOutbox(using).outbox.parked() == []
+
+    def test_who_may_only_look_cannot_retry(self) -> None:
+        viewer = User.objects.create_user("viewer", password="x", is_staff=True)
+        self.client.force_login(viewer)
+        assert self.page().status_code == 403
