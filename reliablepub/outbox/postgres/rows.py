@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Entry, Sent
 from reliablepub.outbox.rows import (
@@ -60,6 +61,12 @@ def _arrays(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Arrays:
     for name in _TIMES & columns.keys():  # psycopg wants all numbers of an array to be of one type
         columns[name] = [None if at is None else float(at) for at in columns[name]]
     return columns
+
+
+def texts_of(message: Message) -> tuple[str, str, str, str]:
+    """Return the texts of a message that are columns of their own."""
+    key = message.ordering_key or ""
+    return message.message_id or "", message.exchange, message.routing_key, key
 
 
 def plain_arrays(entries: Iterable[Entry], keys: OutboxKeys | None) -> Arrays:

@@ -50,7 +50,7 @@ def within(schema: str, text: str) -> str:
 
 def script(name: str, schema: str, **values: object) -> str:
     """Return one of this package's ``.sql`` scripts for a schema, with values in its braces."""
-    return within(schema, _text(name).format(**values))
+    return within(schema, _text(name)).format(**values)
 
 
 @cache

@@ -54,6 +54,7 @@ from reliablepub.outbox.postgres.ownership import (
     is_lost_turn,
     take_over,
 )
+from reliablepub.outbox.postgres.rows import texts_of
 from reliablepub.outbox.postgres.server import AGAIN, Link, Row, Server, Step, outbox_error
 from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, entry_of, id_runs
 
@@ -332,6 +333,13 @@ class PostgresStore:
     def _draw_ids(self, new: Sequence[Entry]) -> None:
         """Set the ids of new entries: their encryption and their tags in flight need them."""
         assert not any(entry.id for entry in new), "an entry is stored already"
+        for entry in new:
+            if "\0" in "".join(texts_of(entry.message)):
+                raise OutboxLocked(
+                    f"message {entry.message.message_id} has the character U+0000 in its id, its "
+                    "address or its key, which PostgreSQL cannot store; nothing of this turn was "
+                    "stored: try the others again"
+                )
         if new:
             drawn = self._link.rows("draw_ids", {"count": len(new)})
             for entry, (id_,) in zip(new, drawn, strict=True):

@@ -1,0 +1,98 @@
+"""Creating an outbox in PostgreSQL: the SQL that is shown to a DBA, and writers in plain SQL."""
+
+import time
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+
+from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, OutboxLocked, Publisher
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres.creating import creation
+from reliablepub.relay.relay import COMMIT_RETRY_S
+from reliablepub.testing import FakeBroker
+
+PAGE: dict[str, Any] = {"limit": 9, "bytes_max": 10**6}
+
+
+def test_an_outbox_is_missing_until_it_is_created(postgres_url: str) -> None:
+    with Outbox(postgres_url) as outbox:
+        for use in (outbox.status, lambda: outbox.enqueue(Message(b""))):
+            with pytest.raises(NotAnOutbox, match="create it: `reliablepub outbox create`"):
+                use()
+        outbox.create()
+        outbox.create()
+        outbox.enqueue(Message(b""))
+        assert outbox.status().open == 1
+
+
+def test_its_sql_can_be_run_by_somebody_else(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as administrator:
+        administrator.execute(creation("events"))
+    with Outbox(f"{postgres_url}?schema=events") as outbox:
+        outbox.enqueue(Message(b""))
+        assert outbox.status().open == 1
+
+
+def test_it_is_created_with_the_applications_tables(postgres_url: str) -> None:
+    with psycopg.connect(postgres_url) as application:
+        Outbox(postgres_url).create(connection=application)
+        application.rollback()
+    database = outbox_at(postgres_url)
+    with closing(database):
+        assert not database.exists()
+        with psycopg.connect(postgres_url) as application:
+            Outbox(postgres_url).create(connection=application)
+        assert database.exists()
+
+
+def test_an_outbox_of_another_version_is_refused(postgres_url: str) -> None:
+    Outbox(postgres_url).create()
+    with psycopg.connect(postgres_url) as newer:
+        newer.execute("UPDATE reliablepub.outbox SET version = 99")
+    with pytest.raises(NotAnOutbox, match="of version 99"):
+        Outbox(postgres_url).status()
+
+
+def test_plain_sql_stores_messages(postgres_url: str) -> None:
+    Outbox(postgres_url).create()
+    with psycopg.connect(postgres_url) as anybody:
+        simple = anybody.execute(
+            "SELECT reliablepub.enqueue('orders', 'created', 'hello'::bytea)"
+        ).fetchone()
+        anybody.execute(
+            """SELECT reliablepub.enqueue(
+                exchange => 'orders', routing_key => 'created', body => '{}'::bytea,
+                properties => '{"content_type": "application/json", "headers": {"n": 1}}',
+                message_id => 'm-1', ordering_key => 'k', expires_in_s => 60)"""
+        )
+    with pytest.raises(psycopg.DataError), psycopg.connect(postgres_url) as anybody:
+        anybody.execute("SELECT reliablepub.enqueue('', '', '', 'not JSON')")
+    store = outbox_at(postgres_url).open_store(keep_confirmed_s=0.0, keys=None)
+    with closing(store):
+        first, second = store.read_ready(1, 9, **PAGE)[0]
+        assert simple == (first.message.message_id,)
+        assert (first.message.body, first.message.exchange) == (b"hello", "orders")
+        message = second.message
+        assert (message.message_id, message.ordering_key) == ("m-1", "k")
+        assert (message.content_type, message.headers) == ("application/json", {"n": 1})
+        assert second.expires_at == pytest.approx(second.stored_at + 60)
+        assert store.snapshot().counters.open == 2
+    assert Outbox(postgres_url).audit().is_right
+
+
+def test_what_postgresql_cannot_store_is_refused(postgres_url: str) -> None:
+    Outbox(postgres_url).create()
+    with Outbox(postgres_url) as outbox, pytest.raises(InvalidMessage, match="U\\+0000"):
+        outbox.enqueue(Message(b"", routing_key="a\0b"))
+
+
+def test_a_publisher_refuses_it_too_and_goes_on(postgres_url: str) -> None:
+    Outbox(postgres_url).create()
+    with FakeBroker() as broker, Publisher(broker.url, outbox=postgres_url) as publisher:
+        broker.declare_queue("q")
+        with pytest.raises(OutboxLocked, match="U\\+0000"):
+            publisher.publish(b"", routing_key="a\0b")
+        time.sleep(2 * COMMIT_RETRY_S)
+        assert publisher.publish(b"", routing_key="q").result(20)
