@@ -1,10 +1,10 @@
 """A FastAPI service: an order and its event are stored in one transaction; the event is published.
 
-The endpoint writes to SQLite only, so it answers while the broker is away too. The publisher,
-opened and closed with the service, relays what the endpoint has put into the outbox. It belongs to
-one process: with several workers, run one `reliablepub relay` beside them in its place.
+The endpoint writes to the database only, through SQLAlchemy, so it answers while the broker is away
+too. The publisher, opened and closed with the service, relays what the endpoint has put into the
+outbox. It belongs to one process: with several workers, run one `reliablepub relay` in its place.
 
-Run it; it needs fastapi and httpx, and brings a broker along::
+Run it; it needs fastapi, httpx, sqlalchemy, aiosqlite and greenlet, and brings a broker along::
 
     python examples/fastapi_orders.py
 
@@ -21,22 +21,38 @@ It prints::
 
 import asyncio
 import json
-import sqlite3
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Annotated
 
 import pika
-from fastapi import FastAPI, HTTPException
+from fastapi import Depends, FastAPI, HTTPException
 from httpx import ASGITransport, AsyncClient
 from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from reliablepub import AsyncPublisher, Message, Outbox
+from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions
+from reliablepub.integrations.starlette import lifespan, publisher_of
 from reliablepub.testing import FakeBroker
 
 EXCHANGE = "example-orders"  # gone from your broker when the example ends, as is the queue
+
+
+class Base(DeclarativeBase):
+    """The tables."""
+
+
+class Order(Base):
+    """What was ordered."""
+
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    amount: Mapped[int]
 
 
 class NewOrder(BaseModel):
@@ -46,34 +62,44 @@ class NewOrder(BaseModel):
     is_covered: bool = True
 
 
-def create_app(url: str, database: Path) -> FastAPI:
+def create_app(url: str, file: Path) -> FastAPI:
     """The service, on its database and its broker."""
-    publisher = AsyncPublisher(url, outbox=database)
-    outbox = Outbox(database)
+    engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
+    immediate_transactions(engine)
+    outbox = SessionOutbox(Outbox(file))
 
     @asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        with closing(sqlite3.connect(database)) as db:
-            db.execute("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, amount INTEGER)")
-        async with publisher:  # relays until the service stops, and what it left behind last time
-            yield
+    async def database(_app: FastAPI) -> AsyncIterator[None]:
+        async with engine.begin() as connection:
+            await connection.run_sync(Base.metadata.create_all)
+        yield
+        await engine.dispose()
 
-    app = FastAPI(lifespan=lifespan)
+    async def session() -> AsyncIterator[AsyncSession]:
+        async with AsyncSession(engine) as session, session.begin():
+            yield session  # committed when the endpoint returns, rolled back when it raises
+
+    # The publisher relays until the service stops, and what it left behind last time.
+    app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(url, outbox=file), database))
 
     @app.post("/orders", status_code=201)
-    def place_order(new: NewOrder) -> dict[str, int]:  # not async: FastAPI gives SQLite a thread
-        with closing(sqlite3.connect(database, timeout=10)) as db, db:  # one transaction
-            order = db.execute("INSERT INTO orders (amount) VALUES (?)", (new.amount,)).lastrowid
-            assert order is not None
-            body = json.dumps({"order": order, "amount": new.amount}).encode()
-            message = Message(body, exchange=EXCHANGE, routing_key="order.created")
-            outbox.enqueue(message, connection=db)
-            if not new.is_covered:
-                raise HTTPException(402, "the card was declined")  # rolls back order and event
-        return {"order": order}
+    async def place_order(
+        new: NewOrder, session: Annotated[AsyncSession, Depends(session)]
+    ) -> dict[str, int]:
+        order = Order(amount=new.amount)
+        session.add(order)
+        await session.flush()  # it has its number now
+        body = json.dumps({"order": order.id, "amount": order.amount}).encode()
+        message = Message(body, exchange=EXCHANGE, routing_key="order.created")
+        await outbox.enqueue_async(message, within=session)
+        if not new.is_covered:
+            raise HTTPException(402, "the card was declined")  # rolls back order and event
+        return {"order": order.id}
 
     @app.get("/health")
-    async def health() -> dict[str, str | int]:
+    async def health(
+        publisher: Annotated[AsyncPublisher, Depends(publisher_of)],
+    ) -> dict[str, str | int]:
         status = await publisher.flush(timeout=5)
         return {"link": status.link, "open": status.open}
 

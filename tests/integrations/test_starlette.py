@@ -1,0 +1,139 @@
+"""A relay in the lifespan of FastAPI and Starlette, a dependency, and routes for probes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from fastapi import Depends, FastAPI
+from httpx import ASGITransport, AsyncClient
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from reliablepub import AsyncPublisher, ConfigurationError, Message, Outbox
+from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions
+from reliablepub.integrations.starlette import health_routes, lifespan, publisher_of
+from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
+
+
+def run(app: Any, customer: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        client = AsyncClient(transport=ASGITransport(app), base_url="http://shop")
+        async with app.router.lifespan_context(app), client:
+            await customer(client)
+
+    asyncio.run(main())
+
+
+def test_orders_are_placed_in_transactions_and_announced(broker: AmqpProbe, path: Path) -> None:
+    queue = broker.declare_queue()
+    outbox = SessionOutbox(Outbox(path))
+    engines: list[AsyncEngine] = []
+
+    @asynccontextmanager
+    async def database(_app: object) -> AsyncIterator[dict[str, object]]:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        immediate_transactions(engine)
+        engines.append(engine)
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE orders (id)"))
+        yield {"mine": "too"}
+        await engine.dispose()
+
+    app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(broker.url, outbox=path), database))
+    app.router.routes.extend(health_routes())
+
+    async def session() -> AsyncIterator[AsyncSession]:
+        async with AsyncSession(engines[0]) as session, session.begin():
+            yield session
+
+    @app.post("/orders/{number}")
+    async def order(number: int, db: Annotated[AsyncSession, Depends(session)]) -> int:
+        await db.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number})
+        await outbox.enqueue_async(Message(b"%d" % number, routing_key=queue), within=db)
+        if number % 2:
+            raise ValueError(number)
+        return number
+
+    @app.post("/publish")
+    async def publish(publisher: Annotated[AsyncPublisher, Depends(publisher_of)]) -> str:
+        receipt = await publisher.publish(b"at once", routing_key=queue)
+        return type(await receipt).__name__
+
+    async def customer(client: AsyncClient) -> None:
+        for number in range(6):
+            if number % 2:
+                with pytest.raises(ValueError, match=str(number)):
+                    await client.post(f"/orders/{number}")
+            else:
+                assert (await client.post(f"/orders/{number}")).json() == number
+        assert (await client.post("/publish")).json() == "Confirmed"
+        live = await client.get("/outbox/live")
+        assert (live.status_code, live.json()) == (200, {"live": True, "reasons": []})
+        ready = await client.get("/outbox/ready")
+        assert (ready.status_code, ready.json()["link"]) == (200, "connected")
+
+    run(app, customer)
+    bodies = [body for body, _ in broker.drain(queue, 4)]
+    assert sorted(bodies) == [b"0", b"2", b"4", b"at once"]
+
+
+def test_it_is_alive_but_not_ready_while_the_broker_is_down(path: Path) -> None:
+    def publisher() -> AsyncPublisher:
+        return AsyncPublisher("amqp://127.0.0.1:9", outbox=path, close_timeout_s=0)
+
+    app = Starlette(routes=health_routes("/relay"), lifespan=lifespan(publisher))
+
+    async def customer(client: AsyncClient) -> None:
+        assert (await client.get("/relay/live")).status_code == 200
+        ready = await client.get("/relay/ready")
+        assert ready.status_code == 503
+        assert ready.json()["reasons"] == ["not connected to the broker"]
+
+    run(app, customer)
+
+
+def test_the_application_may_start_again(path: Path, fake_broker: FakeBroker) -> None:
+    async def show(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(repr(publisher_of(request)))
+
+    app = Starlette(
+        routes=[Route("/", show)],
+        lifespan=lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path)),
+    )
+
+    async def customer(client: AsyncClient) -> None:
+        assert "AsyncPublisher" in (await client.get("/")).text
+
+    run(app, customer)
+    run(app, customer)
+
+
+def test_a_publisher_that_is_missing_is_explained(path: Path) -> None:
+    app = Starlette(routes=health_routes())
+
+    async def customer(client: AsyncClient) -> None:
+        with pytest.raises(ConfigurationError, match="lifespan"):
+            await client.get("/outbox/ready")
+
+    run(app, customer)
+
+
+def test_what_the_application_yields_stays_its_state(path: Path, fake_broker: FakeBroker) -> None:
+    @asynccontextmanager
+    async def own(app: Any) -> AsyncIterator[dict[str, int]]:
+        yield {"answer": 42}
+
+    async def main() -> None:
+        opened = lifespan(lambda: AsyncPublisher(fake_broker.url, outbox=path), own)
+        async with opened(Starlette()) as state:
+            assert state == {"answer": 42}
+
+    asyncio.run(main())
