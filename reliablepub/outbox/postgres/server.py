@@ -174,13 +174,17 @@ class Link:
             OutboxError: the statement failed.
         """
         with reported(self.server):
-            try:
-                cursor = self.open().cursor(binary=True)
-                cursor.execute(self.queries[name], values or {})
-                return cursor.fetchall() if cursor.description else []
-            except psycopg.Error:
-                self._drop_if_lost()
-                raise
+            return self._run(name, values or {})
+
+    def _run(self, name: str, values: Values) -> list[Row]:
+        connection = self.open()
+        try:
+            cursor = connection.cursor(binary=True)
+            cursor.execute(self.queries[name], values)
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error:
+            self._drop_if_lost()
+            raise
 
     def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
         """Run statements in one round trip; return the rows of each.
@@ -227,7 +231,7 @@ class Link:
         self.open()
         if self._is_lossy:
             return self.transact([self.settings(), step])[1]
-        return self.batch([step])[0]
+        return self._run(*step)
 
     def settings(self) -> Step:
         """Return the statement that begins each transaction."""
