@@ -4,12 +4,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import pytest
 
-from reliablepub import Message, Outbox, OutboxInUse, OutboxUnreachable, OutboxUnsure, Publisher
+from reliablepub import (
+    Message,
+    Outbox,
+    OutboxInUse,
+    OutboxUnreachable,
+    OutboxUnsure,
+    Publisher,
+)
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership
@@ -291,3 +299,31 @@ def test_a_publisher_outlives_its_database(
 def test_the_constants_leave_time_for_a_beat() -> None:
     assert ownership.EXPIRY_S > 3 * ownership.BEAT_S
     assert ownership.KEPT_TURNS > 100
+
+
+# ---------------------------------------------------------------------------- PgBouncer
+
+
+def test_a_pgbouncer_may_lend_its_connections_by_transaction(
+    url: str, pgbouncer_url: str, entry: Make
+) -> None:
+    with (
+        FakeBroker() as broker,
+        Outbox(pgbouncer_url) as outbox,
+        Publisher(broker.url, outbox=pgbouncer_url) as publisher,
+    ):
+        broker.declare_queue("orders")
+        for n in range(10):
+            publisher.publish(b"", routing_key="orders", message_id=f"p-{n}", ordering_key="k")
+            outbox.enqueue(Message(b"", routing_key="orders", message_id=f"e-{n}"), key=f"{n}")
+            with psycopg.connect(pgbouncer_url, prepare_threshold=None) as application:
+                message = Message(b"", routing_key="orders", message_id=f"a-{n}")
+                outbox.enqueue(message, connection=application)
+        assert publisher.flush(20)
+        later = Message(b"", routing_key="orders", not_before=datetime(2100, 1, 1, tzinfo=UTC))
+        outbox.enqueue(later)
+        assert outbox.retry([row["id"] for row in outbox.rows("open")]) == 1  # type: ignore[misc]
+        assert publisher.flush(20)
+        assert len(sent_ids(broker)) == 31
+        assert [n for n in sent_ids(broker) if n[0] == "p"] == [f"p-{n}" for n in range(10)]
+    assert counted(url) == (0, 0, 0, 0)
