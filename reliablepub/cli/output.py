@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
@@ -20,6 +20,7 @@ from typing import IO, Any, Final
 import click
 
 from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.grid import lay_out
 from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
@@ -98,15 +99,19 @@ def print_rows(
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
     *,
     nothing: str,
+    lesser: Sequence[str] = (),
+    below: Callable[[Mapping[str, Any]], str] | None = None,
 ) -> None:
     """Print rows: all values as JSON or CSV, or selected columns as a table.
 
     Args:
         rows: the rows; all have the same keys.
         form: the output form.
-        columns: titles of the table's columns, and functions that make a cell from a row. On a
-            terminal, lines are cut at its width.
+        columns: titles of the table's columns, and functions that make a cell from a row. A
+            terminal gets lines of its width (`grid`); a file or pipe gets one line for each row.
         nothing: printed instead of a table without rows.
+        lesser: titles of columns that are left out on a narrow terminal, the first one first.
+        below: makes a text that the table shows below the row; empty for none.
     """
     if form is Form.JSON:
         print_json(rows)
@@ -118,7 +123,19 @@ def print_rows(
     elif not rows:
         print_result(nothing)
     else:
-        _print_grid(list(columns), [[make(row) for make in columns.values()] for row in rows])
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        cells = [[_word(make(row)) for make in columns.values()] for row in rows]
+        notes = [] if below is None else [one_line(below(row)) for row in rows]
+        laid = lay_out(list(columns), cells, width=width, lesser=lesser, below=notes)
+        for line in laid.lines:
+            print_result(line)
+        if laid.left_out:
+            print_note(f"left out, as the terminal is narrow: {', '.join(laid.left_out)}")
+
+
+def _word(value: object) -> str:
+    """A table's cell."""
+    return "" if value is None else one_line(str(value))
 
 
 def _cell(value: object) -> object:
@@ -127,17 +144,6 @@ def _cell(value: object) -> object:
         return value
     text = printable(value)
     return f"'{text}" if text.startswith(_FORMULAS) else text
-
-
-def _print_grid(titles: Iterable[str], cells: list[list[object]]) -> None:
-    from tabulate import tabulate  # noqa: PLC0415 - only tables need it
-
-    texts = [["" if cell is None else one_line(str(cell)) for cell in row] for row in cells]
-    grid = tabulate(texts, titles, tablefmt="plain", disable_numparse=True)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in grid.splitlines():
-        is_cut = width is not None and len(line) > width
-        print_result(line[: width - 1] + "…" if is_cut and width else line.rstrip())
 
 
 def count_of(number: int, noun: str) -> str:

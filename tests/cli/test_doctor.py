@@ -96,7 +96,7 @@ def test_a_broker_with_everything_is_fine(run: Run, path: Path, fake: FakeBroker
     with Publisher(NOBODY, outbox=path, close_timeout_s=0):
         result = run("--url", fake.url)
     assert result.exit_code == 0
-    assert "ok  broker   connection" in result.stdout
+    assert "ok  broker  connection" in result.stdout
     assert "frame_max 131072" in result.stdout
 
 

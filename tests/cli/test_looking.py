@@ -113,7 +113,7 @@ def test_a_list_shows_what_was_said_last_and_no_body(run: Run, relay: SqliteStor
     ]
     (waiting,) = (line for line in lines if line.startswith("5 "))
     assert "waiting" in waiting
-    assert waiting.endswith("m-5           nacked: basic.nack")
+    assert waiting.endswith("m-5         nacked: basic.nack")
     assert "body" not in "".join(lines)
     assert run("list", "--exchange", "nix").stdout == "no such message\n"
     assert "the first 2; there may be more" in run("list", "--limit", 2).stderr

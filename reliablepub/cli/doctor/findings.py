@@ -21,9 +21,14 @@ def print_findings(found: Sequence[Finding], form: Form) -> None:
         "about": lambda row: row["about"],
         "check": lambda row: row["check"],
         "found": lambda row: row["found"],
-        "what to do": lambda row: row["remedy"],
     }
-    print_rows([asdict(finding) for finding in found], form, columns, nothing="")
+    print_rows(
+        [asdict(finding) for finding in found],
+        form,
+        columns,
+        nothing="",
+        below=lambda row: f"what to do: {row['remedy']}" if row["remedy"] else "",
+    )
 
 
 def exit_of(found: Sequence[Finding]) -> Exit:

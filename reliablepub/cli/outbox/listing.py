@@ -48,7 +48,7 @@ def list_messages(
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking through the outbox"):
         found = find(database, chosen, sort=sort, limit=limit)
-    print_rows(found, as_form(form), COLUMNS, nothing="no such message")
+    print_rows(found, as_form(form), COLUMNS, nothing="no such message", lesser=LESSER)
     if len(found) == limit:
         print_note(f"the first {limit}; there may be more, see --limit")
     return Exit.CONFIRMED
@@ -74,3 +74,5 @@ COLUMNS = {
     "said": said,
 }
 """Columns of a table of messages."""
+LESSER = ("message id", "size", "due", "stored", "exchange")
+"""Columns that a narrow terminal does not show; the first ones are left out first."""

@@ -15,7 +15,7 @@ import click
 from reliablepub.cli.choosing import ask, rows_named, selection_options
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option
-from reliablepub.cli.outbox.listing import COLUMNS
+from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
     Form,
     count_of,
@@ -213,7 +213,7 @@ def _step_in(
     effect = Effect()
     if dry_run and not as_json and not names:
         rows = find(database, chosen, limit=_PREVIEW)
-        print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message")
+        print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message", lesser=LESSER)
     if not dry_run:
         if ids and not yes and (not names or action is Action.DISCARD):
             ask(_question(action, len(ids)))
