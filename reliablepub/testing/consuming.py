@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pamqp.commands import Basic
 
 from reliablepub.testing import encoding
+from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
 from reliablepub.testing.field_types import field_type, is_integer
 from reliablepub.testing.replies import AmqpError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from reliablepub.testing.channel import Channel
+    from reliablepub.testing.history import Publish
     from reliablepub.testing.queues import Entry, Queue
 
 
@@ -89,6 +91,7 @@ class Consuming:
         self._prefetch_channel = 0
         self._last_tag = 0
         self._unacked: dict[int, Delivery] = {}
+        self._reply_consumer: ReplyConsumer | None = None
 
     @property
     def is_congested(self) -> bool:
@@ -114,6 +117,9 @@ class Consuming:
         if method.consumer_tag in self.consumers:
             explanation = f"attempt to reuse consumer tag '{method.consumer_tag}'"
             raise AmqpError(530, explanation)
+        if method.queue == PSEUDO_QUEUE:
+            self._consume_replies(method)
+            return
         queue = self._channel.queue_or_last(method.queue, "read")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
         is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
@@ -133,9 +139,47 @@ class Consuming:
         self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
         deliver(queue, self._node.now)
 
+    def _consume_replies(self, method: Basic.Consume) -> None:
+        """basic.consume of the pseudo-queue, which needs no permission."""
+        if not method.no_ack:
+            raise AmqpError(406, "reply consumer cannot acknowledge")
+        if self._reply_consumer is not None:
+            raise AmqpError(406, "reply consumer already set")
+        tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
+        self._reply_consumer = ReplyConsumer(tag, generated_reply_name(self._node.random))
+        self._node.reply_consumers[self._reply_consumer.name] = self
+        self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
+
+    def reply_name(self) -> str:
+        """The name that replaces the pseudo-queue in `reply_to`; raises 406 without a consumer."""
+        if self._reply_consumer is None:
+            raise AmqpError(406, "fast reply consumer does not exist")
+        return self._reply_consumer.name
+
+    def send_reply(self, publish: Publish) -> None:
+        """basic.deliver of a direct reply; it has the next delivery tag and does not use it up."""
+        assert self._reply_consumer is not None
+        payload = encoding.encode_deliver(
+            self._reply_consumer.tag,
+            self._last_tag + 1,
+            redelivered=False,
+            exchange=publish.exchange,
+            routing_key=publish.routing_key,
+        )
+        self._channel.send_content(payload, publish)
+
+    def _cancel_replies(self) -> None:
+        if self._reply_consumer is not None:
+            del self._node.reply_consumers[self._reply_consumer.name]
+            self._reply_consumer = None
+
     def cancel(self, method: Basic.Cancel) -> None:
         """basic.cancel; an unknown consumer is not an error."""
         tag = method.consumer_tag or ""
+        if self._reply_consumer is not None and tag == self._reply_consumer.tag:
+            self._cancel_replies()
+            self._channel.reply(Basic.CancelOk(tag), nowait=method.nowait)
+            return
         consumer = self.consumers.pop(tag, None)
         self._channel.reply(Basic.CancelOk(tag), nowait=method.nowait)
         if consumer is not None:
@@ -225,6 +269,7 @@ class Consuming:
 
     def close(self) -> None:
         """The channel is gone: remove its consumers, and requeue unacknowledged deliveries."""
+        self._cancel_replies()
         for consumer in self.consumers.values():
             consumer.queue.consumers.remove(consumer)
         gone, self.consumers = self.consumers, {}

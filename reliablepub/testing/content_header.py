@@ -1,4 +1,4 @@
-"""Rewrites headers within an encoded content header; all other bytes stay as they were.
+"""Rewrites headers and `reply_to` in an encoded content header; other bytes stay as they were.
 
 Header values must arrive with the field types that the publisher chose, and decoding loses some of
 them. So this module copies bytes. It must never know what a header means.
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _FIXED_SIZE = 12
 _HEADERS_FLAG = commands.Basic.Properties.flags["headers"]
 _EXPIRATION_FLAG = commands.Basic.Properties.flags["expiration"]
+_REPLY_TO_FLAG = commands.Basic.Properties.flags["reply_to"]
 
 
 def rewritten(
@@ -26,6 +27,7 @@ def rewritten(
     drop: Collection[str] = (),
     add: Mapping[str, Any] | None = None,
     keep_expiration: bool = True,
+    reply_to: str | None = None,
 ) -> bytes:
     """A content header with some headers dropped, and others replaced or added.
 
@@ -34,6 +36,7 @@ def rewritten(
         drop: Names of headers to remove.
         add: Headers to set.
         keep_expiration: Whether the `expiration` property stays.
+        reply_to: The new value of the `reply_to` property, if it has one; None leaves it.
     """
     add = add or {}
     flags = int.from_bytes(payload[_FIXED_SIZE : _FIXED_SIZE + 2], "big")
@@ -48,6 +51,8 @@ def rewritten(
             parts.append(_table(payload[start : reader.at], drop, add))
         elif flag == _EXPIRATION_FLAG and not keep_expiration:
             new_flags &= ~flag
+        elif flag == _REPLY_TO_FLAG and flags & flag and reply_to is not None:
+            parts.append(encode.short_string(reply_to))
         else:
             parts.append(payload[start : reader.at])
     return payload[:_FIXED_SIZE] + new_flags.to_bytes(2, "big") + b"".join(parts)

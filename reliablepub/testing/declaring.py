@@ -12,6 +12,7 @@ from pamqp.commands import Exchange as ExchangeMethods
 from pamqp.commands import Queue as QueueMethods
 
 from reliablepub.testing import encoding
+from reliablepub.testing.direct_reply import PSEUDO_QUEUE, check_reply_name
 from reliablepub.testing.field_types import field_type
 from reliablepub.testing.queue_arguments import COMPARED, check_queue_arguments
 from reliablepub.testing.queues import Queue
@@ -99,6 +100,9 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
     node, vhost = connection.node, connection.vhost
     arguments = dict(method.arguments or {})
     name = _stripped(method.queue)
+    if method.queue.startswith(PSEUDO_QUEUE):
+        _declare_pseudo_queue(channel, name, nowait=method.nowait)
+        return
     if not name and not method.passive:
         name = node.generated_name("amq.gen-")
     if not method.passive:
@@ -126,6 +130,17 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
         queue.expire(node.now)
         counts = (len(queue.ready), len(queue.consumers))
         channel.send_method(encoding.encode_declare_ok(queue.name, *counts))
+
+
+def _declare_pseudo_queue(channel: Channel, name: str, *, nowait: bool) -> None:
+    """queue.declare of a name of direct reply-to, which is always passive."""
+    check_reply_name(name)
+    if name != PSEUDO_QUEUE and name not in channel.connection.node.reply_consumers:
+        explanation = f"no {channel.place('queue', name)}"
+        raise AmqpError(404, explanation)
+    channel.last_queue = name
+    if not nowait:
+        channel.send_method(encoding.encode_declare_ok(name, 0, 1))
 
 
 def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:

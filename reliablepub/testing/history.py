@@ -25,7 +25,7 @@ class Fate(enum.StrEnum):
     WITHHELD = "withheld"
     """Not processed yet: held back by an alarm, a freeze or an open transaction."""
     ACCEPTED = "accepted"
-    """At least one queue took it."""
+    """At least one queue took it, or the consumer of a direct reply got it."""
     RETURNED = "returned"
     """Mandatory and unroutable: basic.return was sent, then its confirm."""
     UNROUTABLE = "unroutable"

@@ -8,6 +8,7 @@ It must never know bytes or sockets; it queues a crash or a freeze, which the se
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from time import time
@@ -15,14 +16,17 @@ from typing import TYPE_CHECKING
 
 from reliablepub.testing.consuming import deliver
 from reliablepub.testing.dead_letters import destinations, died
+from reliablepub.testing.direct_reply import check_reply_name
 from reliablepub.testing.faults import Block, Crash, FaultScript, Freeze, HoldConfirms
 from reliablepub.testing.history import History
 from reliablepub.testing.options import EVERYTHING
-from reliablepub.testing.routing import VirtualHost
+from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.routing import VirtualHost, routing_keys
 from reliablepub.testing.timers import Timers
 
 if TYPE_CHECKING:
     from reliablepub.testing.connection import Connection
+    from reliablepub.testing.consuming import Consuming
     from reliablepub.testing.history import Publish
     from reliablepub.testing.options import NodeOptions, Permissions
     from reliablepub.testing.publishing import Publishing
@@ -40,6 +44,8 @@ class Node:
         self.history = History(options.history_max, options.history_bytes_max)
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Connection] = {}
+        self.reply_consumers: dict[str, Consuming] = {}
+        """Channels that consume direct replies, by the name that was generated for each."""
         self.alarm: str | None = None
         self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
@@ -126,8 +132,27 @@ class Node:
             publishing, _ = self._settled.popitem()
             publishing.send_confirms()
 
+    def reply(self, publish: Publish, keys: list[str]) -> bool:
+        """Deliver to the consumers of direct replies that the keys name; False if there are none.
+
+        The names are known in every virtual host (rabbit_exchange:route).
+
+        Raises:
+            AmqpError: 541 for a key that has the form of a generated name and is none.
+        """
+        if publish.exchange:
+            return False
+        for key in keys:
+            check_reply_name(key)
+        names = sorted({key for key in keys if key in self.reply_consumers})
+        for name in names:
+            self.reply_consumers[name].send_reply(publish)
+        return bool(names)
+
     def _bury(self, vhost: VirtualHost, buried: Buried) -> None:
         publish = died(buried, int(time()))
+        with suppress(AmqpError):  # in RabbitMQ the queue's process crashes, and starts again
+            self.reply(publish, routing_keys(publish))
         for queue in destinations(vhost, publish, buried.reason):
             self.enqueue(queue, publish, None)
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from reliablepub.testing import encoding, faults
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
 from reliablepub.testing.content_header import rewritten
+from reliablepub.testing.direct_reply import PSEUDO_QUEUE
 from reliablepub.testing.field_types import field_type
 from reliablepub.testing.history import Fate
 from reliablepub.testing.replies import AmqpError, reply_text
+from reliablepub.testing.routing import routing_keys
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel import Channel
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 _PUBLISH_IDS = (60, 40)
 _RAISED_BY_METHODS = frozenset({503, 504, 506, 530, 540})  # other codes name no class and method
-_DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 
 
@@ -90,14 +91,15 @@ class Publishing:
 
     def _check_properties(self, publish: Publish) -> None:
         properties, user = publish.properties, self._channel.connection.user
+        if properties.reply_to == PSEUDO_QUEUE:
+            properties.reply_to = self._channel.consuming.reply_name()
+            publish.header = rewritten(publish.header, reply_to=properties.reply_to)
         if properties.user_id is not None and properties.user_id != user:
             explanation = (
                 f"user_id property set to '{properties.user_id}' "
                 f"but authenticated user was '{user}'"
             )
             raise AmqpError(406, explanation)
-        if properties.reply_to == _DIRECT_REPLY_TO:
-            raise AmqpError(406, "fast reply consumer does not exist")
         if properties.expiration is not None:
             _check_expiration(properties.expiration)
         if properties.delivery_mode not in (None, 1, 2):
@@ -116,9 +118,11 @@ class Publishing:
         kinds = _kinds(publish)
         vhost = self._channel.connection.vhost
         queues = [] if faults.Return in kinds else vhost.route(publish)
+        keys = [] if kinds & {faults.Return, faults.Nack} else routing_keys(publish)
         headers = publish.properties.headers
         if headers and headers.pop("BCC", None) is not None:  # blind: consumers must not see it
             publish.header = rewritten(publish.header, drop=("BCC",))
+        has_replied = self._node.reply(publish, keys)
         if faults.Nack in kinds:
             publish.rejected = True
             publish.fate = Fate.NACKED
@@ -132,7 +136,7 @@ class Publishing:
             self._return(publish)
             self.settle(publish)
         else:
-            publish.fate = Fate.UNROUTABLE
+            publish.fate = Fate.ACCEPTED if has_replied else Fate.UNROUTABLE
             self.settle(publish)
 
     def _enqueue(self, publish: Publish, queues: list[Queue]) -> None:

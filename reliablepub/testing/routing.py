@@ -64,6 +64,18 @@ class Exchange:
         return [one for one in self.bindings if headers_match(dict(one.arguments), headers)]
 
 
+def routing_keys(publish: Publish) -> list[str]:
+    """The routing key of a publish, and those in its CC and BCC headers."""
+    keys = [publish.routing_key]
+    headers = publish.properties.headers
+    if headers:
+        for name in ("CC", "BCC"):
+            copies = headers.get(name)
+            if isinstance(copies, list):
+                keys += [key for key in copies if isinstance(key, str)]
+    return keys
+
+
 def _words(key: str) -> list[str]:
     """The words of a routing key or of a topic pattern; an empty key has none."""
     return key.split(".") if key else []
@@ -150,15 +162,8 @@ class VirtualHost:
 
     def route(self, publish: Publish) -> list[Queue]:
         """The queues a publish reaches, each once (rabbit_exchange:route)."""
-        headers = publish.properties.headers
-        if not headers:
-            return self._route(publish.exchange, [publish.routing_key], {})
-        keys = [publish.routing_key]
-        for name in ("CC", "BCC"):
-            copies = headers.get(name)
-            if isinstance(copies, list):
-                keys += [key for key in copies if isinstance(key, str)]
-        return self._route(publish.exchange, keys, headers)
+        headers = publish.properties.headers or {}
+        return self._route(publish.exchange, routing_keys(publish), headers)
 
     def _route(self, start: str, keys: list[str], headers: Mapping[str, Any]) -> list[Queue]:
         found: dict[str, Queue] = {}

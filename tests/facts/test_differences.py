@@ -79,16 +79,6 @@ def test_permissions(site: Site, connect: Connect) -> None:
     assert client.told() == ["connection.openok" if site.is_fake else expected]
 
 
-def test_direct_reply_to(site: Site, client: RawClient) -> None:
-    """Direct reply-to."""
-    client.send(
-        commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="me", no_ack=True)
-    )
-    refusal = "NOT_FOUND - no queue 'amq.rabbitmq.reply-to' in vhost '/'"
-    expected = f"channel.close 404 {refusal} (60, 20)"
-    assert client.told() == [expected if site.is_fake else "basic.consumeok me"]
-
-
 def test_transactions(site: Site, connect: Connect, queue: str) -> None:
     """A publish in a transaction."""
     client = connect().opened(confirm=False)
