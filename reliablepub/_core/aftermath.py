@@ -28,12 +28,10 @@ nothing else.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from reliablepub._core.blame import blames_a_publish
-from reliablepub._core.confirms import Violation
 from reliablepub._core.events import (
     ChannelClosed,
     ConfirmedEach,
@@ -62,7 +60,6 @@ class Aftermath(Generic[K]):
 
     Attributes:
         settlements: attempts that have ended, not polled yet.
-        violations: violations of the broker in epochs that are over.
     """
 
     __slots__ = (
@@ -73,7 +70,6 @@ class Aftermath(Generic[K]):
         "_quarantine",
         "_strikes",
         "settlements",
-        "violations",
     )
 
     def __init__(
@@ -84,7 +80,6 @@ class Aftermath(Generic[K]):
         self._is_named = is_named
         self._strikes = 0
         self.settlements: list[Ended[K]] = []
-        self.violations: Counter[Violation] = Counter()
         self.connected()
 
     # ------------------------------------------------------------------ evidence
@@ -113,14 +108,9 @@ class Aftermath(Generic[K]):
         ):
             last.tags += one.tags
             last.keys += one.keys
+            last.batches += one.batches
         else:
             self.settlements.append(one)
-
-    def all_violations(self) -> Counter[Violation]:
-        """The broker's violations, including those of current epochs. Do not modify the result."""
-        current = (self._main.violations, self._quarantine.violations)
-        # Read every turn, and nearly always empty: `filter` avoids adding empty counters.
-        return sum(filter(None, current), self.violations)
 
     # ------------------------------------------------------------------ endings
 
@@ -165,7 +155,6 @@ class Aftermath(Generic[K]):
 
     def close(self, lane: Lane[K], outcome: Outcome) -> list[tuple[K, int]]:
         """End the lane's epoch; return the uncertain messages (key, size), in order."""
-        self.violations += lane.violations
         settlements, uncertain = lane.close(outcome)
         self.settlements += settlements
         self._is_clean = self._is_clean and not uncertain

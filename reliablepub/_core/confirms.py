@@ -61,19 +61,24 @@ class EpochUntrusted(Exception):
 class ConfirmLedger(Generic[K]):
     """The outstanding tags of one channel epoch.
 
+    Args:
+        epoch: number of the epoch.
+        violations: the counter of the broker's violations; by default a new one.
+
     Attributes:
         epoch: number of the epoch.
-        violations: count of each violation in this epoch.
+        last_tag: the highest registered tag; 0 before the first.
+        violations: count of each violation.
     """
 
-    __slots__ = ("_last", "_lowest", "_outstanding", "_returned", "epoch", "violations")
+    __slots__ = ("_lowest", "_outstanding", "_returned", "epoch", "last_tag", "violations")
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, violations: Counter[Violation] | None = None) -> None:
         self.epoch = epoch
-        self.violations: Counter[Violation] = Counter()
+        self.violations = Counter[Violation]() if violations is None else violations
         self._outstanding: dict[int, K] = {}
         self._returned: dict[int, Outcome] = {}
-        self._last = 0
+        self.last_tag = 0
         self._lowest = 1  # every lower tag is settled, so `multiple` starts here
 
     @property
@@ -87,14 +92,9 @@ class ConfirmLedger(Generic[K]):
         return len(self._returned)
 
     @property
-    def last_tag(self) -> int:
-        """The highest registered tag; 0 before the first."""
-        return self._last
-
-    @property
     def lowest_tag(self) -> int:
         """The lowest tag that is not settled; `last_tag` + 1 if all are settled."""
-        lowest, last, outstanding = self._lowest, self._last, self._outstanding
+        lowest, last, outstanding = self._lowest, self.last_tag, self._outstanding
         while lowest <= last and lowest not in outstanding:
             lowest += 1
         self._lowest = lowest
@@ -106,9 +106,9 @@ class ConfirmLedger(Generic[K]):
 
     def register(self, *keys: K) -> int:
         """Assign the next tags to publishes that are about to be written; return the last tag."""
-        self._outstanding.update(enumerate(keys, self._last + 1))
-        self._last += len(keys)
-        return self._last
+        self._outstanding.update(enumerate(keys, self.last_tag + 1))
+        self.last_tag += len(keys)
+        return self.last_tag
 
     def take_back(self, tag: int) -> K:
         """Remove the newest tag: its publish was not written, so the broker has not counted it.
@@ -119,10 +119,10 @@ class ConfirmLedger(Generic[K]):
         Raises:
             ValueError: the tag is not the newest, is settled or was returned: a bug of the caller.
         """
-        if tag != self._last or tag not in self._outstanding or tag in self._returned:
-            msg = f"tag {tag} cannot be taken back: the newest is {self._last}"
+        if tag != self.last_tag or tag not in self._outstanding or tag in self._returned:
+            msg = f"tag {tag} cannot be taken back: the newest is {self.last_tag}"
             raise ValueError(msg)
-        self._last -= 1
+        self.last_tag -= 1
         return self._outstanding.pop(tag)
 
     def handle_return(self, tag: int, reply_code: int, reply_text: str) -> None:
@@ -131,7 +131,7 @@ class ConfirmLedger(Generic[K]):
         Raises:
             EpochUntrusted: the tag was never sent, so it is unknown which message was returned.
         """
-        if not 0 < tag <= self._last:
+        if not 0 < tag <= self.last_tag:
             self.violations[Violation.RETURN_UNKNOWN] += 1
             msg = f"the broker returned an unknown message ({reply_code} {reply_text})"
             raise EpochUntrusted(msg)
@@ -162,9 +162,9 @@ class ConfirmLedger(Generic[K]):
             self.violations[Violation.TAG_ZERO] += 1
             msg = "the broker confirmed without naming a tag"
             raise EpochUntrusted(msg)
-        if tag > self._last:
+        if tag > self.last_tag:
             self.violations[Violation.TAG_BEYOND_LAST] += 1
-            msg = f"the broker confirmed tag {tag}, the last one sent is {self._last}"
+            msg = f"the broker confirmed tag {tag}, the last one sent is {self.last_tag}"
             raise EpochUntrusted(msg)
         tags = self._covered(tag) if multiple else [tag]
         outstanding, returned = self._outstanding, self._returned
@@ -199,7 +199,7 @@ class ConfirmLedger(Generic[K]):
             any outstanding publish was returned; then nothing was settled, and the caller uses
             `handle_confirm`.
         """
-        if self._returned or not 0 < tag <= self._last:
+        if self._returned or not 0 < tag <= self.last_tag:
             return None
         tags = self._covered(tag)
         return (tags, list(map(self._outstanding.pop, tags))) if tags else None

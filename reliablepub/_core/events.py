@@ -192,39 +192,71 @@ class Disconnect:
 Command: TypeAlias = OpenChannel | CloseChannel | Disconnect
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Batch(Generic[K]):
-    """Messages to write on one channel; ``keys[i]`` has delivery tag ``first_tag + i``."""
+    """Messages that are written together on one channel, from the write to their last confirm.
+
+    Attributes:
+        epoch: number of the channel epoch.
+        first_tag: delivery tag of the first message; ``keys[i]`` has tag ``first_tag + i``.
+        keys: the caller's keys of the messages.
+        outstanding: how many of the messages have not been reported as ended. The caller, who is
+            told of ended attempts with their batch, counts it down.
+        taken_at: when the caller took the batch, on the session's active clock.
+        written_at: when the caller wrote the batch, by a clock of the caller's own. The core does
+            not read it.
+    """
 
     epoch: int
     first_tag: int
     keys: Sequence[K]
+    outstanding: int = 0
+    taken_at: float = 0.0
+    written_at: float = 0.0
 
 
 class Settlement(NamedTuple, Generic[K]):
     """One attempt has ended. Confirmed attempts are usually reported by `ConfirmedEach` instead.
 
     The session itself sends an uncertain message again. For any other outcome the caller decides.
+
+    Attributes:
+        key: the caller's key of the message.
+        epoch: number of the channel epoch.
+        tag: delivery tag of the attempt.
+        outcome: how the attempt ended.
+        batch: the batch with which the message was written; None if it was not written.
     """
 
     key: K
     epoch: int
     tag: int
     outcome: Outcome
+    batch: Batch[K] | None
 
 
 @dataclass(slots=True)
 class ConfirmedEach(Generic[K]):
-    """Attempts of one epoch that were confirmed in a row. Grows until it is polled."""
+    """Attempts of one epoch that were confirmed in a row. Grows until it is polled.
+
+    Attributes:
+        epoch: number of the channel epoch.
+        tags: delivery tags of the attempts.
+        keys: the caller's keys of the messages.
+        batches: the batches with which the messages were written, each with the number of
+            consecutive attempts in ``tags`` that belong to it.
+    """
 
     epoch: int
     tags: list[int]
     keys: list[K]
+    batches: list[tuple[Batch[K], int]]
 
     def each(self) -> Iterator[Settlement[K]]:
         """One `Settlement` for each attempt."""
-        for tag, key in zip(self.tags, self.keys, strict=True):
-            yield Settlement(key, self.epoch, tag, CONFIRMED)
+        batches = (batch for batch, count in self.batches for _ in range(count))
+        for tag, key, batch in zip(self.tags, self.keys, batches, strict=True):
+            yield Settlement(key, self.epoch, tag, CONFIRMED, batch)
 
 
 Ended: TypeAlias = Settlement[K] | ConfirmedEach[K]

@@ -6,12 +6,14 @@ is opened or closed (the session knows), or what a key means.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from enum import Enum, auto
 from itertools import islice
 from math import inf
-from typing import Generic, TypeVar
+from operator import attrgetter
+from typing import Final, Generic, TypeVar
 
 from reliablepub._core.confirms import ConfirmLedger, EpochUntrusted, Violation
 from reliablepub._core.events import Batch, ConfirmedEach, Ended, Settlement
@@ -19,6 +21,8 @@ from reliablepub._core.window import Progress
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 
 K = TypeVar("K")
+
+_first_tag: Final = attrgetter("first_tag")
 
 
 class ChannelState(Enum):
@@ -32,33 +36,43 @@ class ChannelState(Enum):
 class Lane(Generic[K]):
     """A buffer of messages and the channel on which they are sent, one epoch after another.
 
+    Args:
+        violations: counts the broker's violations, of this lane and of others.
+
     Attributes:
         buffer: key and size of each message that is not written yet, in order.
         state: state of the channel.
         ledger: confirms of the current epoch; None if there is no channel.
+        in_flight: number of messages that are written and not settled.
         in_flight_bytes: size of the messages that are written and not settled.
     """
 
     __slots__ = (
-        "_advanced",
+        "_batches",
         "_leaving",
+        "_lowest",
+        "_lowest_since",
         "_opening_since",
-        "_sent",
+        "_violations",
         "buffer",
+        "in_flight",
         "in_flight_bytes",
         "ledger",
         "state",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, violations: Counter[Violation]) -> None:
+        self._violations = violations
         self.buffer: deque[tuple[K, int]] = deque()
         self.state = ChannelState.CLOSED
         self.ledger: ConfirmLedger[tuple[K, int]] | None = None
+        self.in_flight = 0
         self.in_flight_bytes = 0
         self._opening_since: float | None = None
-        self._sent: deque[tuple[int, float]] = deque()  # (last tag, write time) of each batch
+        self._batches: deque[Batch[K]] = deque()  # from that of the lowest unsettled tag on
         self._leaving: deque[tuple[int, float]] = deque()  # (first tag not gone, time of report)
-        self._advanced = (1, -inf)  # (lowest unsettled tag, since when it is the lowest)
+        self._lowest = 1  # unsettled tag
+        self._lowest_since = -inf
 
     @property
     def epoch(self) -> int:
@@ -67,26 +81,17 @@ class Lane(Generic[K]):
         return self.ledger.epoch
 
     @property
-    def in_flight(self) -> int:
-        """Number of messages that are written and not settled."""
-        return self.ledger.outstanding if self.ledger is not None else 0
-
-    @property
     def progress(self) -> Progress:
         """Progress of the current epoch, for the window."""
         ledger = self.ledger or ConfirmLedger(0)
-        settled = ledger.last_tag - ledger.outstanding
-        return Progress(ledger.epoch, ledger.last_tag, ledger.lowest_tag, settled)
+        return Progress(
+            ledger.epoch, ledger.last_tag, self._lowest, ledger.last_tag - self.in_flight
+        )
 
     @property
     def suspects(self) -> int:
         """Number of messages in flight that were not returned: the broker may still reject them."""
         return self.in_flight - (self.ledger.returned if self.ledger is not None else 0)
-
-    @property
-    def violations(self) -> Counter[Violation]:
-        """Violations of the broker in the current epoch."""
-        return self.ledger.violations if self.ledger is not None else Counter()
 
     @property
     def waiting_since(self) -> float | None:
@@ -98,22 +103,20 @@ class Lane(Generic[K]):
         """
         if self.ledger is None or self.state is ChannelState.OPENING:
             return self._opening_since
-        lowest, sent, leaving = self.ledger.lowest_tag, self._sent, self._leaving
-        while sent and sent[0][0] < lowest:
-            sent.popleft()
-        if not sent:
+        if not self._batches:
             return None
-        since = max(sent[0][1], self._advanced[1])
-        while len(leaving) > 1 and leaving[1][0] <= lowest:
+        since = max(self._batches[0].taken_at, self._lowest_since)
+        leaving = self._leaving
+        while len(leaving) > 1 and leaving[1][0] <= self._lowest:
             leaving.popleft()
-        return max(since, leaving[0][1]) if leaving and leaving[0][0] <= lowest else since
+        return max(since, leaving[0][1]) if leaving and leaving[0][0] <= self._lowest else since
 
     def opening(self, epoch: int, now: float) -> None:
         """Begin an epoch: a channel was requested."""
-        self.ledger = ConfirmLedger(epoch)
+        self.ledger = ConfirmLedger(epoch, self._violations)
         self.state = ChannelState.OPENING
         self._opening_since = now
-        self._advanced = (1, now)
+        self._lowest, self._lowest_since = 1, now
 
     def opened(self) -> None:
         """Note that the channel is open."""
@@ -126,7 +129,7 @@ class Lane(Generic[K]):
         """
         self.ledger = other.hand_over()
         self.state = ChannelState.OPEN
-        self._advanced = (self.ledger.lowest_tag, -inf)
+        self._lowest, self._lowest_since = self.ledger.lowest_tag, -inf
 
     def hand_over(self) -> ConfirmLedger[tuple[K, int]]:
         """Give up the channel, and return its ledger."""
@@ -149,9 +152,11 @@ class Lane(Generic[K]):
     def heard(self, now: float) -> None:
         """Note that the broker has confirmed something."""
         assert self.ledger is not None
-        lowest = self.ledger.lowest_tag
-        if lowest != self._advanced[0]:
-            self._advanced = (lowest, now)
+        lowest, batches = self.ledger.lowest_tag, self._batches
+        if lowest != self._lowest:
+            self._lowest, self._lowest_since = lowest, now
+            while batches and batches[0].first_tag + len(batches[0].keys) <= lowest:
+                batches.popleft()
 
     def transmit(self, *, room: int, room_bytes: int, is_alone: bool, now: float) -> list[Batch[K]]:
         """Register the next messages of the buffer, as many as fit, as one batch.
@@ -177,9 +182,12 @@ class Lane(Generic[K]):
             return []
         items = [self.buffer.popleft() for _ in range(count)]
         first_tag = self.ledger.last_tag + 1
-        self._sent.append((self.ledger.register(*items), now))
+        self.ledger.register(*items)
+        self.in_flight += count
         self.in_flight_bytes += total
-        return [Batch(self.ledger.epoch, first_tag, [key for key, _ in items])]
+        batch = Batch(self.ledger.epoch, first_tag, [key for key, _ in items], count, now)
+        self._batches.append(batch)
+        return [batch]
 
     def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Ended[K]]:
         """Settle the publishes that one confirm covers.
@@ -198,12 +206,13 @@ class Lane(Generic[K]):
             if run is not None:
                 return [self._confirmed(*run)]
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
+        self.in_flight -= len(settled)
         self.in_flight_bytes -= sum([size for _, (_, size), _ in settled])
         epoch = self.ledger.epoch
         return [
-            ConfirmedEach(epoch, [tag], [key])
+            ConfirmedEach(epoch, [tag], [key], [(self._batch_of(tag), 1)])
             if outcome is CONFIRMED
-            else Settlement(key, epoch, tag, outcome)
+            else Settlement(key, epoch, tag, outcome, self._batch_of(tag))
             for tag, (key, _), outcome in settled
         ]
 
@@ -219,8 +228,30 @@ class Lane(Generic[K]):
         return None if items is None else self._confirmed(list(tags), items)
 
     def _confirmed(self, tags: list[int], items: Sequence[tuple[K, int]]) -> ConfirmedEach[K]:
+        assert self.ledger is not None
+        self.in_flight -= len(items)
         self.in_flight_bytes -= sum([size for _, size in items])
-        return ConfirmedEach(self.epoch, tags, [key for key, _ in items])
+        keys = [key for key, _ in items]
+        return ConfirmedEach(self.ledger.epoch, tags, keys, self._batches_of(tags))
+
+    def _batch_of(self, tag: int) -> Batch[K]:
+        """The batch of a tag that was not settled at the last call of `heard`."""
+        return self._batches[bisect_right(self._batches, tag, key=_first_tag) - 1]
+
+    def _batches_of(self, tags: Sequence[int]) -> list[tuple[Batch[K], int]]:
+        """The batches of tags, each with the number of consecutive tags that belong to it."""
+        if len(self._batches) == 1:
+            return [(self._batches[0], len(tags))]
+        found: list[tuple[Batch[K], int]] = []
+        batch, inside, count = self._batches[0], range(0), 0
+        for tag in tags:
+            if tag not in inside:
+                if count:
+                    found.append((batch, count))
+                batch, count = self._batch_of(tag), 0
+                inside = range(batch.first_tag, batch.first_tag + len(batch.keys))
+            count += 1
+        return [*found, (batch, count)]
 
     def note_return(self, tag: int, reply_code: int, reply_text: str, body_bytes: int) -> None:
         """Note that a message was returned; its confirm will settle it as returned.
@@ -254,7 +285,8 @@ class Lane(Generic[K]):
             item = self.ledger.take_back(tag)
             self.in_flight_bytes -= item[1]
             self.buffer.appendleft(item)
-        self._sent.pop()
+        self.in_flight -= count
+        self._batches.pop()
 
     def close(self, outcome: Outcome) -> tuple[list[Settlement[K]], list[tuple[K, int]]]:
         """End the epoch, and settle what is outstanding.
@@ -266,17 +298,21 @@ class Lane(Generic[K]):
             All attempts that ended, and key and size of those that are uncertain, in order.
         """
         settled = self.ledger.close(outcome) if self.ledger is not None else []
-        settlements = [Settlement(key, self.epoch, tag, end) for tag, (key, _), end in settled]
+        settlements = [
+            Settlement(key, self.epoch, tag, end, self._batch_of(tag))
+            for tag, (key, _), end in settled
+        ]
         uncertain = [item for _, item, end in settled if end.kind is OutcomeKind.UNCERTAIN]
         self.ledger = None
         self.state = ChannelState.CLOSED
-        self.in_flight_bytes = 0
+        self.in_flight = self.in_flight_bytes = 0
         self._forget_times()
         return settlements, uncertain
 
     def _forget_times(self) -> None:
         self._opening_since = None
-        self._sent.clear()
+        self._lowest = 1
+        self._batches.clear()
         self._leaving.clear()
 
 

@@ -24,11 +24,12 @@ lost is set aside, and tried again, alone, after growing waits.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
+from reliablepub._core.confirms import Violation
 from reliablepub._core.lane import Lane, without
 
 K = TypeVar("K")
@@ -61,11 +62,17 @@ class Quarantine(Lane[K]):
 
     __slots__ = ("_aside", "_groups", "_trial")
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, violations: Counter[Violation]) -> None:
+        super().__init__(violations)
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
         self._aside: list[tuple[float, _Group[K]]] = []  # (due time, group of one message)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether there are no suspects, and no channel for any."""
+        is_empty = not (self.buffer or self._groups or self._aside)
+        return is_empty and self.ledger is None and not self._trial.is_alone
 
     @property
     def waiting(self) -> int:

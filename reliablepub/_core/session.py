@@ -96,6 +96,8 @@ class Session(Generic[K]):
 
     Attributes:
         window: the current limit of messages in flight.
+        is_connected: whether there is a connection that has not been given up.
+        violations: the broker's violations, over all epochs.
         blocked_reason: the broker's reason for blocking this connection; None if it does not.
         stale: number of ignored events of epochs that are over.
     """
@@ -113,13 +115,14 @@ class Session(Generic[K]):
         self._window_bytes_max = window_bytes_max
         self._confirm_timeout_s = confirm_timeout_s
         self._patience = 1
-        self._is_connected = False
+        self.is_connected = False
         self._is_draining = False
         self._is_sharing = False  # both lanes use one channel
         self._may_open_at: float | None = None  # earliest time to reopen the shared channel
         self._last_epoch = 0
-        self._main: Lane[K] = Lane()
-        self._quarantine: Quarantine[K] = Quarantine()
+        self.violations: Counter[Violation] = Counter()
+        self._main: Lane[K] = Lane(self.violations)
+        self._quarantine: Quarantine[K] = Quarantine(self.violations)
         self._aftermath = Aftermath(self._main, self._quarantine, is_named)
         self.blocked_reason: str | None = None
         self._clock = StoppableClock()
@@ -129,11 +132,6 @@ class Session(Generic[K]):
     # ------------------------------------------------------------------ getters
 
     @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection that has not been given up."""
-        return self._is_connected
-
-    @property
     def is_ready(self) -> bool:
         """Whether fresh messages can be written now, if the window has room."""
         return self._can_write and self._main.state is ChannelState.OPEN
@@ -141,7 +139,8 @@ class Session(Generic[K]):
     @property
     def buffered(self) -> int:
         """Number of messages waiting to be written, including suspects."""
-        return len(self._main.buffer) + self._quarantine.waiting
+        suspects = 0 if self._quarantine.is_unused else self._quarantine.waiting
+        return len(self._main.buffer) + suspects
 
     def waiting(self) -> Iterator[K]:
         """Keys of the messages waiting to be written, including suspects."""
@@ -162,11 +161,6 @@ class Session(Generic[K]):
     def aside(self) -> int:
         """Number of messages set aside because connections may have been lost over them."""
         return self._quarantine.aside
-
-    @property
-    def violations(self) -> Counter[Violation]:
-        """The broker's violations, over all epochs."""
-        return self._aftermath.all_violations()
 
     # ------------------------------------------------------------------ inputs
 
@@ -205,7 +199,7 @@ class Session(Generic[K]):
                 self._retire(lane, f"no confirm {within}", now)
 
     def _connected(self, event: Connected, now: float) -> None:
-        self._is_connected = True
+        self.is_connected = True
         self._may_open_at = None
         self.window.reset()
         self._aftermath.connected()
@@ -217,7 +211,7 @@ class Session(Generic[K]):
         if event.close is not None and event.close.reply_code == _NOT_ALLOWED:
             is_second = ChannelState.OPENING in states and ChannelState.CLOSED not in states
             self._is_sharing = self._is_sharing or is_second
-        self._is_connected = False
+        self.is_connected = False
         self._commands.clear()  # they were meant for the lost connection
         self._unblocked(event, now)
         self._aftermath.connection_lost(event, self._clock.reading(now))
@@ -247,7 +241,8 @@ class Session(Generic[K]):
 
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, now: float) -> None:
         verdict = CONFIRMED if isinstance(event, Acked) else NACKED
-        self._be_less_patient(lane, now)
+        if self._patience > 1:
+            self._be_less_patient(lane, now)
         self._aftermath.heard()
         for one in lane.confirm(event.tag, verdict, multiple=event.multiple):
             self._aftermath.ended(one)
@@ -256,7 +251,8 @@ class Session(Generic[K]):
             self._next_suspects()
 
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
-        self._be_less_patient(lane, now)
+        if self._patience > 1:
+            self._be_less_patient(lane, now)
         run = lane.confirm_each(event.tags) if lane is self._main else None
         if run is not None:
             self._aftermath.heard()
@@ -361,18 +357,13 @@ class Session(Generic[K]):
         if not self._can_write or self._is_draining:
             self.window.forget_round()
             return []
-        lanes: tuple[Lane[K], ...] = (self._quarantine, self._main)
+        if self._quarantine.is_unused and not self._main.buffer and self.window.round is None:
+            return []  # as in most turns
         if self._is_sharing:
             self._open_lanes(now)
-            lanes = self._sharing[:1]
-            if self._quarantine in lanes:
-                self.window.forget_round()
+        lanes = self._lanes_to_write()
         now = self._clock.reading(now)
         self.window.heard(self._main.progress, now)
-        if self._quarantine.is_alone:
-            lanes = () if self._main.in_flight else (self._quarantine,)
-            if not self.in_flight:
-                self._aftermath.nothing_heard()
         batches: list[Batch[K]] = []
         for lane in lanes:
             if lane.state is ChannelState.OPEN and lane.buffer:
@@ -387,6 +378,19 @@ class Session(Generic[K]):
         is_held_up = bool(self._main.buffer) and not self._quarantine.in_flight
         self.window.sent(self._main.progress, now, is_held_up=is_held_up)
         return batches
+
+    def _lanes_to_write(self) -> Sequence[Lane[K]]:
+        """The lanes that may write now, suspects first."""
+        lanes: Sequence[Lane[K]] = (self._quarantine, self._main)
+        if self._is_sharing:
+            lanes = self._sharing[:1]
+            if self._quarantine in lanes:
+                self.window.forget_round()
+        if self._quarantine.is_alone:
+            lanes = () if self._main.in_flight else (self._quarantine,)
+            if not self.in_flight:
+                self._aftermath.nothing_heard()
+        return lanes
 
     def poll_commands(self) -> Iterable[Command]:
         """Take the commands for the transport, in order."""
@@ -405,9 +409,12 @@ class Session(Generic[K]):
 
     def poll_timeout(self) -> float | None:
         """When the caller must call `handle_timeout` (monotonic seconds); None if never."""
+        due = self._due(self._main)
+        if self._quarantine.is_unused and self._may_open_at is None:
+            return due
         dues = (
-            *(self._due(self._main), self._due(self._quarantine)),
-            *(self._due_aside(), self._may_open_at if self._is_connected else None),
+            *(due, self._due(self._quarantine)),
+            *(self._due_aside(), self._may_open_at if self.is_connected else None),
         )
         return min((due for due in dues if due is not None), default=None)
 
@@ -415,21 +422,21 @@ class Session(Generic[K]):
 
     @property
     def _can_write(self) -> bool:
-        return self._is_connected and self.blocked_reason is None
+        return self.is_connected and self.blocked_reason is None
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer is overdue, unless the broker blocks publishes before."""
-        since = lane.waiting_since if self._can_write else None
-        patience_s = self._confirm_timeout_s * self._patience
-        return None if since is None else self._clock.due_at(since + patience_s)
+        since = lane.waiting_since
+        if since is None or not self._can_write:
+            return None
+        return self._clock.due_at(since + self._confirm_timeout_s * self._patience)
 
     def _be_less_patient(self, lane: Lane[K], now: float) -> None:
         """Reset the patience if this confirm came within ``confirm_timeout_s``."""
-        if self._patience > 1:
-            since = lane.waiting_since
-            waited_s = 0.0 if since is None else self._clock.reading(now) - since
-            if waited_s < self._confirm_timeout_s:
-                self._patience = 1
+        since = lane.waiting_since
+        waited_s = 0.0 if since is None else self._clock.reading(now) - since
+        if waited_s < self._confirm_timeout_s:
+            self._patience = 1
 
     def _due_aside(self) -> float | None:
         """When the next message that was set aside is due; None if nothing can be sent."""
@@ -445,7 +452,7 @@ class Session(Generic[K]):
 
     def _open_lanes(self, now: float) -> None:
         """Open a channel for every lane that needs one."""
-        if not self._is_connected:
+        if not self.is_connected:
             return
         self._next_suspects()
         if self._is_sharing:
@@ -475,13 +482,13 @@ class Session(Generic[K]):
 
     def _order(self, command: Command) -> None:
         """Queue a command for the transport, unless the connection has been given up."""
-        if self._is_connected:
+        if self.is_connected:
             self._commands.append(command)
 
     def _disconnect(self, reason: str) -> None:
         """Give the connection up; a `ConnectionLost` follows."""
         self._order(Disconnect(reason))
-        self._is_connected = False
+        self.is_connected = False
 
     def _next_suspects(self) -> None:
         """Go on to the next group of suspects; close the quarantine channel after the last."""

@@ -169,6 +169,7 @@ class Window:
 
     Attributes:
         size: the current limit, in messages.
+        round: progress and time at the start of the current round; None if there is none.
     """
 
     __slots__ = (
@@ -179,9 +180,9 @@ class Window:
         "_most",
         "_rest",
         "_rest_left",
-        "_round",
         "_start",
         "_trial",
+        "round",
         "size",
     )
 
@@ -193,7 +194,7 @@ class Window:
     def reset(self) -> None:
         """Start at the lower bound, and discard all measurements."""
         self.size = self._least
-        self._round: tuple[Progress, float] | None = None  # progress and time at its start
+        self.round: tuple[Progress, float] | None = None
         self._look = (0, 0.0)  # messages settled in its rounds, and seconds they lasted
         self._start: SlowStart | None = SlowStart()
         self._trial: Trial | None = None
@@ -205,17 +206,17 @@ class Window:
 
     def forget_round(self) -> None:
         """Discard the current round: something else than the window limits the messages."""
-        self._round = None
+        self.round = None
 
     def heard(self, progress: Progress, now: float) -> None:
         """End the round if all messages that were in flight at its start are settled."""
-        if self._round is None:
+        if self.round is None:
             return
-        begin, since = self._round
+        begin, since = self.round
         if progress.epoch != begin.epoch:
             self.forget_round()
         elif progress.lowest_tag > begin.last_tag and now > since:
-            self._round = None
+            self.round = None
             settled, took_s = self._look
             self._look = settled + progress.settled - begin.settled, took_s + now - since
             if self._look[1] >= LOOK_S:
@@ -232,8 +233,8 @@ class Window:
         """
         if not is_held_up or progress.in_flight < self.size:
             self.forget_round()
-        elif self._round is None and progress.in_flight == self.size and self._least < self._most:
-            self._round = (progress, now)
+        elif self.round is None and progress.in_flight == self.size and self._least < self._most:
+            self.round = (progress, now)
 
     # ------------------------------------------------------------------ trials
 

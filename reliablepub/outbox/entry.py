@@ -174,13 +174,23 @@ class Attempt:
     at: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sent:
-    """Consecutive delivery tags of one epoch: entry ``entries[i]`` has tag ``first_tag + i``."""
+class Sent(Protocol):
+    """Entries written together on one channel, as far as a store records them.
 
-    epoch: str
+    Attributes:
+        epoch: number of the channel epoch in this run.
+        first_tag: delivery tag of the first entry; ``keys[i]`` has tag ``first_tag + i``.
+        keys: the entries.
+    """
+
+    epoch: int
     first_tag: int
-    entries: Sequence[Entry]
+    keys: Sequence[Entry]
+
+
+def epoch_name(run: int, epoch: int) -> str:
+    """The name of a channel epoch in the outbox, such as ``"7-3"``: run 7, its third channel."""
+    return f"{run}-{epoch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +313,8 @@ class Changes:
         discarded: last attempts of entries to be removed without being parked.
         rescheduled: entries whose counts and ``due_at`` changed.
         attempts: ended attempts to keep as history, those of parked entries included.
-        sent: delivery tags about to be written to the wire.
-        finished: earlier ``sent`` ranges without outstanding tags.
+        sent: entries that are about to be written to the wire, with their delivery tags.
+        finished: earlier ``sent`` without outstanding tags.
         released: `HELD` entries to make due.
         stepped: a change of the wall clock, or None. It moves the retry times and deadlines of
             entries that were stored before.
@@ -317,7 +327,7 @@ class Changes:
     discarded: list[Attempt] = field(default_factory=list)
     rescheduled: list[Entry] = field(default_factory=list)
     attempts: list[Attempt] = field(default_factory=list)
-    sent: list[Sent] = field(default_factory=list)
+    sent: Sequence[Sent] = ()
     finished: list[Sent] = field(default_factory=list)
     released: list[Release] = field(default_factory=list)
     stepped: Step | None = None
@@ -325,7 +335,11 @@ class Changes:
     @property
     def is_empty(self) -> bool:
         """Whether it changes nothing."""
-        return not any(getattr(self, name) for name in self.__dataclass_fields__)
+        return not (
+            (self.new or self.sources or self.confirmed or self.parked or self.discarded)
+            or (self.rescheduled or self.attempts or self.sent or self.finished)
+            or (self.released or self.stepped)
+        )
 
 
 @dataclass(frozen=True, slots=True)

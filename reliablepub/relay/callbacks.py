@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from reliablepub._core.events import Settlement
+from reliablepub._core.events import Batch, Settlement
 from reliablepub.errors import ConfigurationError
 from reliablepub.headers import FieldValue
 from reliablepub.hooks import (
@@ -26,7 +26,7 @@ from reliablepub.hooks import (
     MessageGivenUp,
     MessageStored,
 )
-from reliablepub.outbox.entry import Attempt, DamagedRow, Entry, Sent
+from reliablepub.outbox.entry import Attempt, DamagedRow, Entry
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.journal import write
@@ -146,13 +146,13 @@ class Notices:
         if events is not None:
             events += [MessageStored(*_facts(entry)) for entry in entries]
 
-    def sent(self, batch: Sent) -> None:
+    def sent(self, batch: Batch[Entry], epoch: str) -> None:
         """Note that a batch was passed to the transport."""
         events = self._events.get("sent")
         if events is not None:
             events += [
-                AttemptBegun(*_facts(entry), batch.epoch, tag, entry.attempts + 1)
-                for tag, entry in enumerate(batch.entries, batch.first_tag)
+                AttemptBegun(*_facts(entry), epoch, tag, entry.attempts + 1)
+                for tag, entry in enumerate(batch.keys, batch.first_tag)
             ]
 
     def ended(self, settlement: Settlement[Entry], epoch: str, latency_s: float) -> None:

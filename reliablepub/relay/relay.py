@@ -49,7 +49,6 @@ from reliablepub.outbox.entry import (
     Changes,
     Entry,
     Intervened,
-    Sent,
     Snapshot,
     Step,
     Store,
@@ -357,10 +356,7 @@ class Relay:
         changes = self._settling.changes
         if self._session.is_ready and not (self._is_draining or self._is_stepping):
             self._pauses.release(changes, now)
-        changes.sent = [
-            Sent(self._settling.epoch_name(batch.epoch), batch.first_tag, batch.keys)
-            for batch in batches
-        ]
+        changes.sent = batches
         if not self._must_commit(changes, now, is_flushing=is_flushing):
             return
         was_stepping = self._is_stepping
@@ -368,7 +364,7 @@ class Relay:
             self._snapshot = self._store.commit(changes)
         except Intervened:
             self._session.take_back(batches)
-            changes.sent = []
+            changes.sent = ()
             try:
                 unload_touched(self._store, self._session, self._loaded, self._settling)
             except UNREADABLE as error:
@@ -378,13 +374,13 @@ class Relay:
             return
         except _TRANSIENT as error:
             self._session.take_back(batches)
-            changes.sent = []
+            changes.sent = ()
             self._undo(taken_in, now, error)
             return
         self._committed(taken_in, wall)
         if was_stepping:
             self._loaded.stepped(wall)
-        self._send(batches, changes.sent, wall)
+        self._send(batches, wall)
         if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
             self._intake.confirms_flow(now)
 
@@ -448,24 +444,24 @@ class Relay:
             if attempt.entry.waiter is not None:
                 attempt.entry.waiter.given_up(attempt.entry, attempt.outcome)
 
-    def _send(self, batches: Sequence[Batch[Entry]], recorded: Sequence[Sent], wall: float) -> None:
-        for index, (batch, sent) in enumerate(zip(batches, recorded, strict=True)):
+    def _send(self, batches: Sequence[Batch[Entry]], wall: float) -> None:
+        for index, batch in enumerate(batches):
             messages = [entry.message for entry in batch.keys]
             try:
                 self._transport.send(batch.epoch, batch.first_tag, messages)
             except CannotEncode as error:
                 self._session.take_back(batches[index:])
-                self._settling.unwritten(recorded[index:])
+                self._settling.unwritten(batches[index:])
                 self._refuse(batch.keys[error.index], batch.epoch, error.problem, wall)
                 return
-            self._settling.written(batch.epoch, sent, self._clock.monotonic())
+            self._settling.written(batch, self._clock.monotonic())
 
     def _refuse(self, entry: Entry, epoch: int, problem: str, wall: float) -> None:
         """Refuse a message that cannot be encoded for this broker."""
         self._session.withdraw({entry})  # it has no tag, so no confirm will come
         outcome = Outcome(OutcomeKind.REFUSED, 0, problem)
         now = self._clock.monotonic()
-        self._settling.unwritable(Settlement(entry, epoch, 0, outcome), now, wall)
+        self._settling.unwritable(Settlement(entry, epoch, 0, outcome, None), now, wall)
         self._commit_by = now  # so that the next turn sends the messages after it
 
     # ------------------------------------------------------------------ status, next turn
@@ -516,8 +512,8 @@ class Relay:
         if self._loaded.next_late is not None and not is_held_up:
             deadlines.append(now + self._loaded.next_late - wall)
         due_at = min([at for at in deadlines if at is not None], default=inf)
-        is_settled = self._settling.changes.stepped is None and not self._pauses.count
-        if is_settled and not self._no_room and not self._is_draining:
+        is_settled = not (self._is_stepping or self._pauses.count or self._no_room)
+        if is_settled and not self._is_draining:
             self._idle_until = min(due_at, self._look_at)
         return max(0.0, min(self._poll_at, due_at) - now)
 

@@ -1,6 +1,6 @@
 """The changes that ended attempts make in the store: confirm, retry, park, discard or expire.
 
-Knows: settlements, the retry policy, recorded tag ranges, and the changes of the store. Must never
+Knows: settlements, the retry policy, batches in flight, and the changes of the store. Must never
 know: the transport.
 
 An outcome takes effect in two steps. It joins the changes of the next commit; once that commit has
@@ -10,120 +10,19 @@ at once: if the process dies before the row is deleted, the message is merely se
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import Final
 
 from reliablepub._core.decide import REFUSALS, Decision, Discard, Expire, Park, RetryAt, decide
-from reliablepub._core.events import ConfirmedEach, Ended, Settlement
-from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, Sent
+from reliablepub._core.events import Batch, ConfirmedEach, Ended, Settlement
+from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, epoch_name
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import GiveUp, Refusal, RetryIn, RetryPolicy, Verdict
 from reliablepub.relay.callbacks import Guard, Notices
 from reliablepub.relay.pauses import UNKNOWN, Pauses
 from reliablepub.relay.status import Latencies
-
-
-@dataclass(slots=True, eq=False)
-class _Range:
-    """The delivery tags of one batch, and how many of them are outstanding.
-
-    Attributes:
-        epoch: number of the channel epoch.
-        tags: the delivery tags.
-        sent: the batch as the store has recorded it.
-        at: when it was written, monotonic seconds.
-        left: tags without an outcome.
-    """
-
-    epoch: int
-    tags: range
-    sent: Sent
-    at: float
-    left: int
-
-
-@dataclass(slots=True)
-class _Epoch:
-    """The ranges of one epoch, by their first tags."""
-
-    firsts: list[int] = field(default_factory=list)
-    ranges: list[_Range] = field(default_factory=list)
-
-
-class Settled(NamedTuple):
-    """Tags of one range that were settled together.
-
-    Attributes:
-        tags: how many.
-        at: when they were written, monotonic seconds.
-        finished: the recorded batch, if none of its tags is outstanding any more; else None.
-    """
-
-    tags: int
-    at: float
-    finished: Sent | None
-
-
-_NONE: Final = _Range(0, range(0), Sent("", 0, ()), 0.0, 0)
-
-
-class InFlightRanges:
-    """Counts down the outstanding tags of each range.
-
-    The store records one row for each range, for operators to read. The row may be deleted when no
-    tag of its range is outstanding.
-    """
-
-    def __init__(self) -> None:
-        self._by_epoch: dict[int, _Epoch] = {}
-
-    def add(self, epoch: int, sent: Sent, at: float) -> None:
-        """Add a batch that was recorded by a commit and passed to the transport."""
-        tags = range(sent.first_tag, sent.first_tag + len(sent.entries))
-        known = self._by_epoch.setdefault(epoch, _Epoch())
-        known.firsts.append(sent.first_tag)
-        known.ranges.append(_Range(epoch, tags, sent, at, len(tags)))
-
-    def settle(self, epoch: int, tags: Iterable[int]) -> list[Settled]:
-        """Count down settled tags of an epoch.
-
-        Args:
-            epoch: number of the channel epoch.
-            tags: the settled tags; consecutive ones mostly share a range.
-
-        Returns:
-            one item for each run of tags within a range.
-        """
-        known = self._by_epoch[epoch]
-        settled: list[Settled] = []
-        found, inside, count = _NONE, _NONE.tags, 0
-        for tag in tags:
-            if tag not in inside:
-                self._count_down(found, count, settled)
-                found, count = known.ranges[bisect_right(known.firsts, tag) - 1], 0
-                inside = found.tags
-            count += 1
-        self._count_down(found, count, settled)
-        return settled
-
-    def _count_down(self, found: _Range, count: int, settled: list[Settled]) -> None:
-        if not count:
-            return
-        found.left -= count
-        settled.append(Settled(count, found.at, None if found.left else found.sent))
-        if not found.left:
-            self._remove(found)
-
-    def _remove(self, done: _Range) -> None:
-        known = self._by_epoch[done.epoch]
-        index = bisect_right(known.firsts, done.tags.start) - 1
-        del known.firsts[index], known.ranges[index]
-        if not known.ranges:
-            del self._by_epoch[done.epoch]
-
 
 _DEFAULT: Final = RetryPolicy()
 
@@ -214,7 +113,6 @@ class Settling:
         postponed: entries that leave memory with the next commit, until they are due.
         frees_a_key: whether a message with an ordering key was confirmed. The next message of the
             key can be sent once that is committed.
-        ranges: the tags in flight.
         latencies: counts confirm latencies.
     """
 
@@ -225,21 +123,17 @@ class Settling:
     changes: Changes = field(default_factory=Changes)
     postponed: list[Entry] = field(default_factory=list)
     frees_a_key: bool = False
-    ranges: InFlightRanges = field(default_factory=InFlightRanges)
     latencies: Latencies = field(default_factory=Latencies)
 
-    def epoch_name(self, epoch: int) -> str:
-        """The name of an epoch in the outbox, such as ``"7-3"``: run 7, epoch 3."""
-        return f"{self.run}-{epoch}"
+    def written(self, batch: Batch[Entry], now: float) -> None:
+        """Note that a batch was passed to the transport."""
+        batch.written_at = now
+        if self.notices:
+            self.notices.sent(batch, epoch_name(self.run, batch.epoch))
 
-    def written(self, epoch: int, sent: Sent, now: float) -> None:
-        """Note that a recorded batch was passed to the transport."""
-        self.ranges.add(epoch, sent, now)
-        self.notices.sent(sent)
-
-    def unwritten(self, recorded: Sequence[Sent]) -> None:
-        """Note that recorded batches were not written after all: their rows can be deleted."""
-        self.changes.finished += recorded
+    def unwritten(self, batches: Sequence[Batch[Entry]]) -> None:
+        """Note that batches were not written after all: their rows can be deleted."""
+        self.changes.finished += batches
 
     def committed(self) -> tuple[Changes, list[Entry]]:
         """Start collecting anew after a commit.
@@ -267,16 +161,16 @@ class Settling:
             if isinstance(one, ConfirmedEach):
                 self._confirmed(one, now, wall)
                 continue
-            [settled] = self._settle(one.epoch, (one.tag,))
+            self._count_down(one.batch, 1)
             if isinstance(self.decide(one, now, wall), Expire):
                 late.add(one.key)
-            self.notices.ended(one, self.epoch_name(one.epoch), now - settled.at)
+            self._tell_ended(one, now)
         return late
 
     def unwritable(self, settlement: Settlement[Entry], now: float, wall: float) -> None:
         """Settle an attempt whose message could not be written."""
         self.decide(settlement, now, wall)
-        self.notices.ended(settlement, self.epoch_name(settlement.epoch), 0.0)
+        self._tell_ended(settlement, now)
 
     def decide(self, settlement: Settlement[Entry], now: float, wall: float) -> Decision:
         """Decide what to do with an entry whose attempt ended without a confirm."""
@@ -373,28 +267,35 @@ class Settling:
             is_possible = entry.persistence is Persistence.POSSIBLY_PERSISTED
             text = "may have arrived" if is_possible else "did not arrive"
         outcome = Outcome(OutcomeKind.EXPIRED, 0, text, entry.persistence)
-        self.changes.parked.append(self._keep(Settlement(entry, 0, 0, outcome), wall))
+        self.changes.parked.append(self._keep(Settlement(entry, 0, 0, outcome, None), wall))
 
-    def _settle(self, epoch: int, tags: Sequence[int]) -> list[Settled]:
-        """Count down settled tags. Rows of ranges without outstanding tags are to be deleted."""
-        settled = self.ranges.settle(epoch, tags)
-        self.changes.finished += [part.finished for part in settled if part.finished is not None]
-        return settled
+    def _count_down(self, batch: Batch[Entry] | None, ended: int) -> None:
+        """Count ended attempts of a batch. The row of a batch without others is to be deleted."""
+        assert batch is not None
+        batch.outstanding -= ended
+        if not batch.outstanding:
+            self.changes.finished.append(batch)
+
+    def _tell_ended(self, one: Settlement[Entry], now: float) -> None:
+        """Tell hooks of an attempt that has ended."""
+        latency_s = now - one.batch.written_at if one.batch is not None else 0.0
+        self.notices.ended(one, epoch_name(self.run, one.epoch), latency_s)
 
     def _confirmed(self, run: ConfirmedEach[Entry], now: float, wall: float) -> None:
         """Settle confirmed entries, many at once: this is the path that most messages take."""
-        entries, settled = run.keys, self._settle(run.epoch, run.tags)
-        for part in settled:
-            self.latencies.took(now - part.at, part.tags)
-        self.pauses.confirmed(entries, now)
+        entries = run.keys
+        for batch, count in run.batches:
+            self._count_down(batch, count)
+            self.latencies.took(now - batch.written_at, count)
+        if self.pauses:
+            self.pauses.confirmed(entries, now)
         self.changes.confirmed += entries
         if not all(map(_is_plain, entries)):
             self._confirmed_not_plain(run, wall)
         _tell_confirmed(entries)
         if self.notices.hears_confirms:
-            taken_s = (now - part.at for part in settled for _ in range(part.tags))
-            for settlement, latency_s in zip(run.each(), taken_s, strict=True):
-                self.notices.ended(settlement, self.epoch_name(run.epoch), latency_s)
+            for settlement in run.each():
+                self._tell_ended(settlement, now)
 
     def _confirmed_not_plain(self, run: ConfirmedEach[Entry], wall: float) -> None:
         """Free ordering keys, and record the confirm of entries with earlier attempts."""
@@ -406,7 +307,7 @@ class Settling:
                 self._keep(settlement, wall)
 
     def _keep(self, settlement: Settlement[Entry], wall: float) -> Attempt:
-        epoch = self.epoch_name(settlement.epoch)
+        epoch = epoch_name(self.run, settlement.epoch)
         attempt = Attempt(settlement.key, epoch, settlement.tag, settlement.outcome, wall)
         self.changes.attempts.append(attempt)
         return attempt

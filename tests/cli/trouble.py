@@ -23,8 +23,9 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
+from reliablepub._core.events import Batch
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 
@@ -66,7 +67,7 @@ def make_trouble(path: Path) -> SqliteStore:
     store.commit(Changes(parked=[refused, returned[-1], late], attempts=[refused, *returned, late]))
     five.due_at = now + 3600
     nacked = Attempt(five, "1-2", 6, NACKED, now - 50)
-    store.commit(Changes(rescheduled=[five], attempts=[nacked], sent=[Sent("1-2", 7, [six])]))
+    store.commit(Changes(rescheduled=[five], attempts=[nacked], sent=[Batch(2, 7, [six])]))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE reliablepub_messages SET body = x'00' WHERE id = 9")
     return store

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 
 import pytest
@@ -83,9 +84,9 @@ class Client:
         return " ".join(f"{key}:{outcome.kind}" for key, outcome in ended)
 
 
-def connected() -> Client:
+def connected(window_max: int = 4) -> Client:
     """With its channel open, epoch 1."""
-    client = Client()
+    client = Client(Session(window_max=window_max, window_bytes_max=100, confirm_timeout_s=30))
     client.hears(Connected(), ChannelOpened(1))
     assert client.took() == [OpenChannel(1)]
     return client
@@ -131,14 +132,17 @@ def test_what_is_confirmed_in_a_row_is_told_at_once() -> None:
     session = client.session
     session.handle(AckedEach(1, [2, 1]), client.now)
     session.handle(Acked(1, 3, multiple=True), client.now)
-    assert session.poll_settlements() == [ConfirmedEach(1, [2, 1, 3], ["b", "a", "c"])]
+    [run] = session.poll_settlements()
+    assert isinstance(run, ConfirmedEach)
+    assert (run.epoch, run.tags, run.keys) == (1, [2, 1, 3], ["b", "a", "c"])
     client.writes()
     session.handle(Acked(1, 5, multiple=False), client.now)
     session.handle(Nacked(1, 6, multiple=True), client.now)
-    assert session.poll_settlements() == [
-        ConfirmedEach(1, [5], ["e"]),
-        Settlement("f", 1, 6, NACKED),
-    ]
+    run, nacked = session.poll_settlements()
+    assert isinstance(run, ConfirmedEach)
+    assert isinstance(nacked, Settlement)
+    assert (run.epoch, run.tags, run.keys) == (1, [5], ["e"])
+    assert nacked[:4] == ("f", 1, 6, NACKED)
 
 
 def test_a_multiple_nack_confirms_nothing() -> None:
@@ -147,6 +151,45 @@ def test_a_multiple_nack_confirms_nothing() -> None:
     client.writes()
     client.hears(Nacked(1, 2, multiple=True))
     assert client.kinds() == "a:nacked b:nacked"
+
+
+def test_confirms_name_the_batches_they_belong_to() -> None:
+    client = connected(window_max=99)
+    written = []
+    for keys in ("abc", "de", "fg"):
+        client.submits(keys)
+        written += client.session.poll_transmit(client.now)
+    first, second, third = written
+    client.session.handle(AckedEach(1, [2, 4, 5, 3, 6]), client.now)
+    [run] = client.session.poll_settlements()
+    assert isinstance(run, ConfirmedEach)
+    assert run.batches == [(first, 1), (second, 2), (first, 1), (third, 1)]
+    assert [one.batch for one in run.each()] == [first, second, second, first, third]
+    client.session.handle(Nacked(1, 7, multiple=True), client.now)
+    ended = [(one.key, one.batch) for one in singly(client.session.poll_settlements())]
+    assert ended == [("a", first), ("g", third)]
+    assert not client.session._main._batches, "all of their messages are settled"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_batch_is_over_with_its_last_message_in_whatever_order_confirms_come(seed: int) -> None:
+    chance = random.Random(seed)
+    client = connected(window_max=99)
+    left: dict[int, Batch[str]] = {}
+    for _ in range(5):
+        client.submits("x" * chance.randint(1, 6))
+        for batch in client.session.poll_transmit(client.now):
+            tags = range(batch.first_tag, batch.first_tag + len(batch.keys))
+            left |= dict.fromkeys(tags, batch)
+            assert batch.outstanding == len(tags)
+    while left:
+        some = chance.sample(sorted(left), chance.randint(1, min(3, len(left))))
+        client.session.handle(AckedEach(1, some), client.now)
+        for one in singly(client.session.poll_settlements()):
+            assert one.batch is left.pop(one.tag)
+        kept = list(dict.fromkeys(left[tag] for tag in sorted(left)))
+        assert [batch for batch in client.session._main._batches if batch in kept] == kept
+    assert not client.session._main._batches
 
 
 def test_confirms_of_two_channels_are_told_apart() -> None:
@@ -158,10 +201,10 @@ def test_confirms_of_two_channels_are_told_apart() -> None:
     assert client.writes() == "3.1:a 2.1:c"
     for epoch in (2, 3):
         client.session.handle(AckedEach(epoch, [1]), client.now)
-    assert client.session.poll_settlements() == [
-        ConfirmedEach(2, [1], ["c"]),
-        ConfirmedEach(3, [1], ["a"]),
-    ]
+    of_main, of_suspects = client.session.poll_settlements()
+    for run, epoch, key in ((of_main, 2, "c"), (of_suspects, 3, "a")):
+        assert isinstance(run, ConfirmedEach)
+        assert (run.epoch, run.tags, run.keys) == (epoch, [1], [key])
 
 
 def test_runs_of_acks_in_quarantine_bring_the_next_suspects() -> None:

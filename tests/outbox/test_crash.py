@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.location import WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -44,7 +45,7 @@ def fill(path: Path) -> tuple[SqliteStore, Changes]:
     """A store with a history, and a turn that does everything a turn can do."""
     store = SqliteStore(path)
     old = [new_entry(n) for n in range(1, 8)]
-    first = Sent("1-1", 1, old)
+    first = Batch(1, 1, old)
     store.commit(Changes(new=old, sources={"s": 7}, sent=[first]))
     refused = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
     parked = [Attempt(e, "1-1", e.id, refused, 2.0) for e in old[2:4]]
@@ -58,7 +59,7 @@ def fill(path: Path) -> tuple[SqliteStore, Changes]:
         parked=parked,
         attempts=[*parked, nacked],
         rescheduled=[old[4]],
-        sent=[Sent("1-2", 1, [old[5], *new])],
+        sent=[Batch(2, 1, [old[5], *new])],
         finished=[first],
     )
     return store, turn

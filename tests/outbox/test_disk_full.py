@@ -14,9 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxDiskFull, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry, Sent
+from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.ballast import (
     BALLAST_BYTES,
@@ -73,7 +74,7 @@ def drain(path: Path, count: int) -> None:
         assert store.snapshot().counters.open == count
         while store.snapshot().counters.open:
             entries, _ = store.read_ready(1, 1 << 40, limit=20, bytes_max=1 << 20)
-            tags = Sent("1-1", entries[0].id, entries)
+            tags = Batch(1, entries[0].id, entries)
             store.commit(Changes(sent=[tags]))
             store.commit(Changes(confirmed=entries, finished=[tags]))
     assert Outbox(path).status().confirmed >= count

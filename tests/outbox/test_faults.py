@@ -17,9 +17,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxDiskFailed, OutboxDiskFull, OutboxError, OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import ballast, lock
 from reliablepub.outbox.sqlite import database as database_module
@@ -91,7 +92,7 @@ def filled(memory: Path) -> Path:
     with closing(store):
         entries = [new_entry(n, size=100 + 150 * n) for n in range(1, 21)]
         store.commit(Changes(new=entries))
-        store.commit(Changes(sent=[Sent("1-1", 1, entries[:10])], confirmed=entries[16:]))
+        store.commit(Changes(sent=[Batch(1, 1, entries[:10])], confirmed=entries[16:]))
         crashed = folder.with_name("crashed")
         shutil.copytree(folder, crashed)  # with its log: a kill would leave it so
     return crashed
@@ -134,7 +135,7 @@ def turn(path: Path) -> tuple[Callable[[], object], Callable[[], object]]:
         parked=[parked],
         attempts=[parked],
         rescheduled=[old[5]],
-        sent=[Sent("2-2", 1, new)],
+        sent=[Batch(2, 1, new)],
     )
     return lambda: store.commit(whole), store.close
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.outbox.admin.inspection import (
     HeldKey,
     ParkedMessage,
@@ -19,7 +20,7 @@ from reliablepub.outbox.admin.inspection import (
     read_position,
     read_status,
 )
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
@@ -84,7 +85,7 @@ def test_a_held_key_is_told_with_what_waits(store: SqliteStore, path: Path, entr
 
 def test_tags_count_as_long_as_their_relay(store: SqliteStore, path: Path, entry: Make) -> None:
     store.commit(Changes(new=(new := [entry(), entry(), entry()])))
-    store.commit(Changes(sent=[Sent("1-1", 5, new)]))
+    store.commit(Changes(sent=[Batch(1, 5, new)]))
     found = read_in_flight(outbox_at(path), limit=9)
     assert [(row["epoch"], row["tag"], row["id"]) for row in found] == [
         ("1-1", tag, id_) for tag, id_ in ((5, 1), (6, 2), (7, 3))

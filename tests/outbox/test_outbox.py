@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -22,7 +23,7 @@ from reliablepub.errors import (
 )
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import OutboxStatus
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import enqueue
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
@@ -386,7 +387,7 @@ def test_a_forked_child_enqueues_on_a_connection_of_its_own(
 def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
     with closing(SqliteStore(path)) as store:
         new = [entry() for _ in range(6)]
-        store.commit(Changes(new=new, sent=[Sent("1-1", 1, new[:5])]))
+        store.commit(Changes(new=new, sent=[Batch(1, 1, new[:5])]))
         expired = Outcome(OutcomeKind.EXPIRED)
         given_up = [
             Attempt(new[1], "1-1", 2, RETURNED, 5.0),

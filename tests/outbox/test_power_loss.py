@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxUnsure
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import ballast, checkpoints
 from reliablepub.outbox.sqlite import database as database_module
@@ -172,7 +173,7 @@ class Life:
 
     def _accept(self, store: SqliteStore) -> None:
         new = [self._new() for _ in range(self._random.randrange(1, 5))]
-        turn = Changes(new=new, sent=[Sent("1-1", self._count, new)])
+        turn = Changes(new=new, sent=[Batch(1, self._count, new)])
         self._told([entry.message.message_id for entry in new], lambda: store.commit(turn))
         self._open += new
 

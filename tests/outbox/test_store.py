@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from sqlite_utils import Database
 
+from reliablepub._core.events import Batch
 from reliablepub.errors import OutboxError, OutboxInUse, PublisherForked
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
-from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Entry, Sent, Store
+from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Entry, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
@@ -173,7 +174,7 @@ def test_the_position_of_a_source_grows_with_its_entries(any_store: Store, entry
 def test_a_new_entry_may_be_sent_and_even_settled_at_once(any_store: Store, entry: Make) -> None:
     new = [entry(), entry()]
     parked = [Attempt(new[1], "1-1", 0, RETURNED, 5.0)]
-    snapshot = any_store.commit(Changes(new=new, sent=[Sent("1-1", 1, new[:1])], parked=parked))
+    snapshot = any_store.commit(Changes(new=new, sent=[Batch(1, 1, new[:1])], parked=parked))
     assert snapshot.counters.open == 1
     assert any_store.lowest_awaited(0, 1e12) == 1
 
@@ -223,7 +224,7 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
     new = [entry() for _ in range(6)]
     store.commit(Changes(new=new))
     order = [new[2], new[3], new[0], new[5]]
-    store.commit(Changes(sent=[Sent("1-1", 10, order), Sent("1-2", 1, [new[4]])]))
+    store.commit(Changes(sent=[Batch(1, 10, order), Batch(2, 1, [new[4]])]))
     nack = Attempt(new[3], "1-1", 11, NACKED, 5.0)
     store.commit(Changes(confirmed=[new[0]], attempts=[nack], rescheduled=[new[3]]))
     with closing(sqlite3.connect(path)) as connection:
@@ -240,7 +241,7 @@ def test_in_flight_tags_are_shown_by_message(store: SqliteStore, path: Path, ent
             "[[3,2],[1,1],[6,1]]",
             "[[5,1]]",
         ]
-    store.commit(Changes(finished=[Sent("1-1", 10, order)]))
+    store.commit(Changes(finished=[Batch(1, 10, order)]))
     with closing(sqlite3.connect(path)) as connection:
         left = connection.execute("SELECT epoch FROM reliablepub_in_flight")
         assert left.fetchall() == [("1-2",)]
@@ -286,7 +287,7 @@ def test_the_history_tells_how_each_attempt_ended(
 def test_the_next_run_says_what_the_last_left_in_flight(path: Path, entry: Make) -> None:
     first = SqliteStore(path)
     new = [entry() for _ in range(3)]
-    first.commit(Changes(new=new, sent=[Sent("1-1", 1, new)]))
+    first.commit(Changes(new=new, sent=[Batch(1, 1, new)]))
     nack = Attempt(new[1], "1-1", 2, NACKED, 5.0)
     first.commit(Changes(confirmed=[new[0]], attempts=[nack], rescheduled=[new[1]]))
     first.close()

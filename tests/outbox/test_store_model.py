@@ -11,8 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from reliablepub._core.events import Batch
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
@@ -50,7 +51,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self.open()
         self.rows: dict[int, Row] = {}
         self.entries: dict[int, Entry] = {}
-        self.in_flight: dict[int, Sent] = {}
+        self.in_flight: dict[int, Batch[Entry]] = {}
         self.holding: dict[int, str | None] = {}
         self.counts = dict.fromkeys(("stored", "confirmed", "parked", "expired", "discarded"), 0)
         self.position = self.last_id = self.tag = 0
@@ -99,7 +100,7 @@ class StoreMachine(RuleBasedStateMachine):
             entry.due_at = due_at
             entry.nacked += 1
         attempts = [Attempt(e, "e", self.tag, Outcome(kind, 312, "NO"), 2.0) for e in given_up]
-        ranges = [Sent("e", self.tag + 1, sent)] if sent else []
+        ranges = [Batch(9, self.tag + 1, sent)] if sent else []
         turn = Changes(
             new=stored,
             sources={"s": len(stored)} if stored else {},

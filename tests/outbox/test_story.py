@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from reliablepub._core.events import Batch
 from reliablepub.outbox.admin.interventions import Action, Intervention, change
 from reliablepub.outbox.admin.story import Next, Story, resolve, tell
-from reliablepub.outbox.entry import Attempt, Changes, Entry, Sent, Store
+from reliablepub.outbox.entry import Attempt, Changes, Entry, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outcome import CONFIRMED, NACKED, Outcome, OutcomeKind
 from tests.stores import DURABLE, Where, open_store, outbox_of
@@ -78,7 +79,7 @@ def test_of_a_message_that_was_never_tried_little_is_to_be_told(
 
 
 def test_what_was_sent_is_answered_next(store: Store, new: list[Entry], path: Where) -> None:
-    store.commit(Changes(sent=[Sent("1-1", 7, new[:2])]))
+    store.commit(Changes(sent=[Batch(1, 7, new[:2])]))
     story = tell(outbox_at(path), 2)
     assert story.in_flight is not None
     assert (story.in_flight["epoch"], story.in_flight["tag"]) == ("1-1", 8)
@@ -96,7 +97,7 @@ def test_what_was_sent_is_answered_next(store: Store, new: list[Entry], path: Wh
 def test_of_what_was_in_flight_and_is_parked_the_tag_says_nothing(
     store: Store, new: list[Entry], path: Where
 ) -> None:
-    store.commit(Changes(sent=[Sent("1-1", 1, new[:2])]))
+    store.commit(Changes(sent=[Batch(1, 1, new[:2])]))
     parked = [Attempt(new[0], "1-1", 1, RETURNED, 9.0)]
     store.commit(Changes(parked=parked, attempts=parked))
     story = tell(outbox_at(path), 1)

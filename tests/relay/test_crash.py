@@ -78,13 +78,14 @@ def test_the_budget_goes_on_where_it_was(crashing: Crashing) -> None:
 
 
 def test_attempts_of_two_runs_have_different_names(crashing: Crashing) -> None:
-    names = set()
+    names = set[tuple[str]]()
     for _ in range(2):
         w = World(crashing.store)
         w.connect()
         w.hand_over(f"m{crashing.store.run}")
         w.turn()
-        names.add(w.store.turns[-1].sent[0].epoch)
+        in_flight = "SELECT epoch FROM reliablepub_in_flight"
+        names |= {*crashing.store._writer.opened().execute(in_flight)}
         crashing.restart()
     assert len(names) == 2
 

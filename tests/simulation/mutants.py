@@ -146,7 +146,7 @@ def uncertain_is_treated_as_confirmed(patch: pytest.MonkeyPatch) -> None:
 
     def attempts_ended(self: Any, ended: Sequence[Ended[Entry]], *times: float) -> Any:
         told = [
-            ConfirmedEach(one.epoch, [one.tag], [one.key])
+            ConfirmedEach(one.epoch, [one.tag], [one.key], [(one.batch, 1)] if one.batch else [])
             if isinstance(one, Settlement) and one.outcome.kind is OutcomeKind.UNCERTAIN
             else one
             for one in ended
@@ -198,8 +198,8 @@ def resent_on_the_same_channel(patch: pytest.MonkeyPatch) -> None:
         again = list(lane.ledger._outstanding.values())
         lane.ledger._outstanding.clear()
         lane.ledger._returned.clear()
-        lane._sent.clear()
-        lane.in_flight_bytes = 0
+        lane._batches.clear()
+        lane.in_flight = lane.in_flight_bytes = 0
         lane.buffer.extendleft(reversed(again))
 
     patch.setattr(Session, "_retire", retire)
@@ -212,7 +212,7 @@ def no_confirm_deadline(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def sending_goes_on_while_blocked(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Session, "_can_write", property(lambda self: self._is_connected))
+    patch.setattr(Session, "_can_write", property(lambda self: self.is_connected))
 
 
 @mutant
@@ -287,7 +287,7 @@ def deleted_before_the_ack(patch: pytest.MonkeyPatch) -> None:
     real: Any = SqliteStore.commit
 
     def commit(self: Any, turn: Changes) -> Any:
-        turn.confirmed += [entry for sent in turn.sent for entry in sent.entries]
+        turn.confirmed += [entry for sent in turn.sent for entry in sent.keys]
         return real(self, turn)
 
     patch.setattr(SqliteStore, "commit", commit)

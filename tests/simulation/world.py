@@ -421,7 +421,8 @@ class World:
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded._waiters), loaded._due)
         require(left == (0, 0, 0, {}), f"left in memory: {left}")
-        require(not process.relay._settling.ranges._by_epoch, "ranges are left in memory")
+        for lane in (process.relay._session._main, process.relay._session._quarantine):
+            require(not lane._batches, "a batch is left in memory")
         for caller in process.callers:
             require(caller.is_answered, "a caller waits in vain to hear that it is stored")
             self.checker.must_all_be_told(caller.messages)

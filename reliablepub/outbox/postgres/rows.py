@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Attempt, Entry, Sent
+from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name
 from reliablepub.outbox.rows import (
     attempt_of,
     id_runs,
@@ -102,16 +102,18 @@ def _given_up(attempt: Attempt) -> tuple[Any, ...]:
     return entry.id, attempt.at, state, *reply, *counts
 
 
-def sent_arrays(ranges: Iterable[Sent]) -> Arrays:
+def sent_arrays(batches: Iterable[Sent], run: int) -> Arrays:
     """Return the values of ``insert_in_flight``."""
     names = ("epochs", "first_tags", "counts", "ids")
-    return _arrays(names, ((s.epoch, s.first_tag, len(s.entries), _runs(s)) for s in ranges))
+    rows = ((epoch_name(run, s.epoch), s.first_tag, len(s.keys), _runs(s)) for s in batches)
+    return _arrays(names, rows)
 
 
 def _runs(sent: Sent) -> str:
-    return json.dumps(id_runs([entry.id for entry in sent.entries]), separators=(",", ":"))
+    return json.dumps(id_runs([entry.id for entry in sent.keys]), separators=(",", ":"))
 
 
-def finished_arrays(ranges: Iterable[Sent]) -> Arrays:
+def finished_arrays(batches: Iterable[Sent], run: int) -> Arrays:
     """Return the values of ``delete_in_flight``."""
-    return _arrays(("epochs", "first_tags"), ((s.epoch, s.first_tag) for s in ranges))
+    rows = ((epoch_name(run, sent.epoch), sent.first_tag) for sent in batches)
+    return _arrays(("epochs", "first_tags"), rows)

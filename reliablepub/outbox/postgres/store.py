@@ -396,9 +396,9 @@ class PostgresStore:
         if changes.attempts:
             yield "insert_attempts", rows.attempt_arrays(changes.attempts)
         if changes.finished:
-            yield "delete_in_flight", rows.finished_arrays(changes.finished)
+            yield "delete_in_flight", rows.finished_arrays(changes.finished, self._run)
         if changes.sent:
-            sent = rows.sent_arrays(changes.sent)
+            sent = rows.sent_arrays(changes.sent, self._run)
             yield "insert_in_flight", sent | {"shard": self._shard, "now": now}
 
     def _of_turn(self, name: str, values: Mapping[str, object] | None = None) -> Step:

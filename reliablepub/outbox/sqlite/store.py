@@ -41,9 +41,9 @@ from reliablepub.outbox.entry import (
     HeldExchange,
     Intervened,
     Release,
-    Sent,
     Snapshot,
     Touched,
+    epoch_name,
 )
 from reliablepub.outbox.rows import (
     ID_MAX,
@@ -215,6 +215,7 @@ def write_changes(
     changes: Changes,
     now: float,
     *,
+    run: int,
     keep_confirmed: bool,
     keys: OutboxKeys | None,
 ) -> Snapshot:
@@ -237,10 +238,12 @@ def write_changes(
     if changes.attempts:
         connection.executemany(QUERIES["insert_attempt"], map(attempt_of, changes.attempts))
     if changes.finished:
-        tags = ((sent.epoch, sent.first_tag) for sent in changes.finished)
+        tags = [(epoch_name(run, sent.epoch), sent.first_tag) for sent in changes.finished]
         connection.executemany(QUERIES["delete_in_flight"], tags)
-    if changes.sent:
-        _write_in_flight(connection, changes.sent, now)
+    for sent in changes.sent:
+        ids = json.dumps(id_runs([entry.id for entry in sent.keys]), separators=(",", ":"))
+        in_flight = (epoch_name(run, sent.epoch), sent.first_tag, len(sent.keys), ids, now)
+        connection.execute(QUERIES["insert_in_flight"], in_flight)
     change = NO_CHANGE | {
         "stored": len(changes.new),
         "confirmed": confirmed,
@@ -270,16 +273,18 @@ def _insert(
 
 
 def _insert_rows(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
-    plain = [entry for entry in new if entry.is_plain and entry.due_at is None]
+    plain: list[Entry] = []
+    others: list[Entry] = []
+    for entry in new:
+        (plain if entry.is_plain and entry.due_at is None else others).append(entry)
     rows = [plain_row_of(entry, keys) for entry in plain]
     whole = len(rows) - len(rows) % ROWS_AT_ONCE
     for first in range(0, whole, ROWS_AT_ONCE):
         values = chain.from_iterable(rows[first : first + ROWS_AT_ONCE])
         connection.execute(_INSERT_MANY, tuple(values))
     connection.executemany(QUERIES["insert_plain_message"], rows[whole:])
-    if len(rows) < len(new):
-        others = (row_of(e, keys) for e in new if not (e.is_plain and e.due_at is None))
-        connection.executemany(QUERIES["insert_message"], others)
+    if others:
+        connection.executemany(QUERIES["insert_message"], [row_of(one, keys) for one in others])
 
 
 def park_damaged(
@@ -362,13 +367,6 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
     if release.is_counted:
         where = {"exchange": release.exchange, "routing_key": release.routing_key}
         (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
-
-
-def _write_in_flight(connection: sqlite3.Connection, ranges: list[Sent], now: float) -> None:
-    for sent in ranges:
-        ids = json.dumps(id_runs([entry.id for entry in sent.entries]), separators=(",", ":"))
-        row = (sent.epoch, sent.first_tag, len(sent.entries), ids, now)
-        connection.execute(QUERIES["insert_in_flight"], row)
 
 
 ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
@@ -704,7 +702,12 @@ class SqliteStore:
             self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
             keep_s = 0.0 if self._shortage.is_on else self._keep_confirmed_s
             snapshot = write_changes(
-                connection, changes, now, keep_confirmed=keep_s > 0, keys=self._keys
+                connection,
+                changes,
+                now,
+                run=self._run,
+                keep_confirmed=keep_s > 0,
+                keys=self._keys,
             )
             if self._has_kept:
                 before = now - keep_s if keep_s > 0 else math.inf
