@@ -132,6 +132,11 @@ class Notices:
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
 
     @property
+    def hears_sent(self) -> bool:
+        """Whether a hook listens to ``sent``."""
+        return "sent" in self._events
+
+    @property
     def hears_confirms(self) -> bool:
         """Whether a hook listens to ``confirmed``, the most frequent event to build."""
         return "confirmed" in self._events

@@ -367,8 +367,8 @@ class Inbox:
                 chunk.failed(error)
 
     def __bool__(self) -> bool:
-        """Whether a chunk waits to be taken. Called on the relay's thread."""
-        return self._head() is not None
+        """Whether a chunk waits to be taken, or to be dropped because it was withdrawn."""
+        return bool(self._chunks)
 
     def _head(self) -> Chunk[Any] | None:
         """The oldest chunk that was not withdrawn, or None."""

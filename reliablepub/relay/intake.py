@@ -89,6 +89,8 @@ class Intake:
         Returns:
             the chunks taken, with their entries.
         """
+        if not self._inbox:
+            return []
         taken_in = self._inbox.take(self._room(counters, now))
         is_loaded = not self._loaded.has_backlog
         for chunk in taken_in:
@@ -136,14 +138,14 @@ class Intake:
 
     def is_ready(self, counters: Counters, now: float) -> bool:
         """Whether `take` would take a chunk, or fail one."""
-        return self._inbox.is_ready(self._room(counters, now))
+        return bool(self._inbox) and self._inbox.is_ready(self._room(counters, now))
 
     def next_look(self, now: float) -> float | None:
         """When to try `take` again if nothing else happens (monotonic), or None."""
-        times = [self._refuse_until] if self._refusal is not None else []
-        if self._inbox and now < self._flowing_until:
-            times.append(self._flowing_until)
-        return min(times, default=None)
+        is_held_up = bool(self._inbox) and now < self._flowing_until
+        if self._refusal is None:
+            return self._flowing_until if is_held_up else None
+        return min(self._refuse_until, self._flowing_until) if is_held_up else self._refuse_until
 
     def _room(self, counters: Counters, now: float) -> Room:
         """Room for new chunks: that of the store; and while confirms flow, that of memory, too.

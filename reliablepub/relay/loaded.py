@@ -178,6 +178,13 @@ class Deadlines:
         next_at = min(self._next_watched, self._next_on_disk)
         return None if next_at == _NEVER else next_at
 
+    def is_due(self, wall: float) -> bool:
+        """Whether entries may have expired, in memory or on disk. Asked each turn."""
+        if wall < self._looked_at:  # the clock was set back: expired entries may be in time again
+            self._next_watched = wall
+        self._looked_at = wall
+        return self._next_watched <= wall or self._next_on_disk <= wall
+
     def is_due_on_disk(self, wall: float) -> bool:
         """Whether expired entries may be on disk."""
         return self._next_on_disk <= wall
@@ -212,10 +219,8 @@ class Deadlines:
 
     def late(self, wall: float) -> list[Entry]:
         """Entries in memory that have expired; earlier calls may have returned some of them."""
-        if self._next_watched > wall >= self._looked_at:
-            self._looked_at = wall
+        if self._next_watched > wall:
             return []
-        self._looked_at = wall  # after the clock is set back, expired entries may be in time again
         late = []
         self._next_watched = _NEVER
         for entry in self._watched.values():
@@ -265,12 +270,18 @@ class Loaded:
     @property
     def next_due(self) -> float | None:
         """When the next postponed entry is due (wall clock); None also while memory is full."""
-        return self._next_due if self._is_low else None
+        return self._next_due if self._next_due is not None and self._is_low else None
 
     @property
     def next_late(self) -> float | None:
         """When the next entry expires (wall clock), or None."""
         return self._deadlines.next_at
+
+    def is_due(self, wall: float) -> bool:
+        """Whether `read`, `late` or `read_late` may find an entry. Asked each turn."""
+        is_due = self._next_due is not None and self._next_due <= wall
+        is_late = self._deadlines.is_due(wall)
+        return is_due or is_late or bool(self._backlog or self._order.wanted)
 
     @property
     def wants_more(self) -> bool:
@@ -283,8 +294,9 @@ class Loaded:
 
         `room` leaves space for one entry of each such key.
         """
-        has_room = self._messages < self._messages_max and self._bytes < self._bytes_max
-        return bool(self._order.wanted) and has_room
+        if not self._order.wanted:
+            return False
+        return self._messages < self._messages_max and self._bytes < self._bytes_max
 
     @property
     def _is_low(self) -> bool:

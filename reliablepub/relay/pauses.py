@@ -80,6 +80,11 @@ class Pauses:
         return bool(self._breakers)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether no destination has refused messages lately, and no entry is to be released."""
+        return not (self._releasing or self._sweeping or self._breakers)
+
+    @property
     def exchanges_max(self) -> int:
         """Most exchanges for which to look for entries that an earlier run has left waiting."""
         return self._breaker.destinations_max

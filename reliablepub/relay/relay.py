@@ -178,15 +178,13 @@ class Relay:
             self._no_commit_until = None
         if self._no_commit_until is None:
             try:
-                self._give_up_late(wall)
                 taken_in = self._take_in(now, wall)
             except UNREADABLE as error:
                 self._cannot_read(now, error)
             else:
                 self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
         self.status = self._new_status()
-        if self._notices:
-            self._notices.deliver(self.status)
+        self._notices.deliver(self.status)
         return self._wait_s()
 
     def idle_s(self) -> float | None:
@@ -279,7 +277,8 @@ class Relay:
 
     def _settle_ended(self, now: float, wall: float) -> None:
         """Settle the attempts that have ended. The session sends no expired entry again."""
-        late = self._settling.attempts_ended(self._session.poll_settlements(), now, wall)
+        ended = self._session.poll_settlements()
+        late = self._settling.attempts_ended(ended, now, wall) if ended else None
         if late:
             self._session.withdraw(late)
         for entry in self._pauses.withdrawn_from(self._session):
@@ -322,9 +321,18 @@ class Relay:
         self._intake.reject_new(now)
 
     def _take_in(self, now: float, wall: float) -> list[Chunk[Any]]:
-        """Make entries of new chunks; submit them, and entries read from the store."""
+        """Give up late entries; submit entries of the store and of new chunks."""
+        is_due = self._loaded.is_due(wall)
+        if is_due:
+            self._give_up_late(wall)
         if self._is_draining:
             return []
+        if is_due:
+            self._submit_due(now, wall)
+        return self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
+
+    def _submit_due(self, now: float, wall: float) -> None:
+        """Submit entries read from the store."""
         read = [] if self._is_stepping else self._reading(self._loaded.read, wall)
         for entry in read:
             if entry.is_late(wall):
@@ -335,7 +343,6 @@ class Relay:
                 self._session.submit_alone(entry, entry.message.size, now)
             else:
                 self._session.submit(entry, entry.message.size)
-        return self._intake.take(self._settling.changes, self._snapshot.counters, now, wall)
 
     def _reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
         while True:
@@ -354,7 +361,8 @@ class Relay:
     ) -> None:
         batches = self._session.poll_transmit(now)
         changes = self._settling.changes
-        if self._session.is_ready and not (self._is_draining or self._is_stepping):
+        releases = not (self._pauses.is_idle or self._is_draining or self._is_stepping)
+        if releases and self._session.is_ready:
             self._pauses.release(changes, now)
         changes.sent = batches
         if not self._must_commit(changes, now, is_flushing=is_flushing):
@@ -433,11 +441,11 @@ class Relay:
         self._loaded.drop(*changes.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
-        if self._pauses.released(changes):
+        if changes.released and self._pauses.released(changes):
             self._loaded.due_now(wall)
         self._intake.committed(taken_in)
-        if self._notices:
-            self._notices.stored(changes.new)
+        self._notices.stored(changes.new)
+        if changes.parked or changes.discarded:
             self._notices.given_up(changes.parked, changes.discarded)
         for attempt in (*changes.parked, *changes.discarded):
             self._loaded.drop(attempt.entry)
@@ -470,6 +478,7 @@ class Relay:
         session = self._session
         link, reason = self._wire.link
         trouble = self._trouble or self._no_room
+        paused = self._pauses.count
         return Status(
             link=link,
             reason=reason or (trouble if link is Link.CONNECTED else ""),
@@ -486,8 +495,8 @@ class Relay:
             hooks_off=self._transport.hooks_off,
             callback_errors=self._guard.errors,
             turns=self.turns,
-            paused=self._pauses.shown(self._clock.monotonic()),
-            paused_destinations=self._pauses.count,
+            paused=self._pauses.shown(self._clock.monotonic()) if paused else (),
+            paused_destinations=paused,
         )
 
     def _wait_s(self) -> float | None:
@@ -496,23 +505,24 @@ class Relay:
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
         self._idle_until = -inf
-        if self._session.has_output or (self._is_stepping and not is_held_up):
+        deadlines = [self._wire.poll_timeout(), self._intake.next_look(now)]
+        is_stepping = self._is_stepping
+        if self._session.has_output or (is_stepping and not is_held_up):
             return 0.0
         if takes_in and (
             self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
-        deadlines = [self._session.poll_timeout(), self._wire.due_at]
-        deadlines += [self._no_commit_until if is_held_up else self._commit_by]
-        deadlines.append(self._intake.next_look(now))
-        if self._session.is_ready and takes_in:
+        deadlines.append(self._no_commit_until if is_held_up else self._commit_by)
+        if takes_in and not self._pauses.is_idle and self._session.is_ready:
             deadlines.append(self._pauses.poll_timeout())
-        if self._loaded.next_due is not None and takes_in:
-            deadlines.append(now + self._loaded.next_due - wall)
-        if self._loaded.next_late is not None and not is_held_up:
-            deadlines.append(now + self._loaded.next_late - wall)
+        next_due, next_late = self._loaded.next_due, self._loaded.next_late
+        if next_due is not None and takes_in:
+            deadlines.append(now + next_due - wall)
+        if next_late is not None and not is_held_up:
+            deadlines.append(now + next_late - wall)
         due_at = min([at for at in deadlines if at is not None], default=inf)
-        is_settled = not (self._is_stepping or self._pauses.count or self._no_room)
+        is_settled = not (is_stepping or self.status.paused_destinations or self._no_room)
         if is_settled and not self._is_draining:
             self._idle_until = min(due_at, self._look_at)
         return max(0.0, min(self._poll_at, due_at) - now)

@@ -128,7 +128,7 @@ class Settling:
     def written(self, batch: Batch[Entry], now: float) -> None:
         """Note that a batch was passed to the transport."""
         batch.written_at = now
-        if self.notices:
+        if self.notices.hears_sent:
             self.notices.sent(batch, epoch_name(self.run, batch.epoch))
 
     def unwritten(self, batches: Sequence[Batch[Entry]]) -> None:

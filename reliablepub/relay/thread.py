@@ -368,7 +368,8 @@ class RelayThread:
             wait_s = relay.turn(is_flushing=bool(self._flushes) or is_closing)
             journal.turned()
             beacon.turned(relay.status)
-            self._answer_flushes(relay)
+            if self._flushes:
+                self._answer_flushes(relay)
             self._observer.turned()
             if is_closing and self._is_done(relay):
                 break

@@ -101,20 +101,25 @@ class Wire:
         self._session = session
         self._reconnect = Reconnect(now)
         self._lost_reason = ""
+        self._due_at: float | None = now
         self.connects = 0
         self.is_refused = False
 
-    @property
-    def due_at(self) -> float | None:
-        """When to call `keep` to connect (monotonic); None while connected or connecting."""
-        return self._reconnect.due_at
+    def poll_timeout(self) -> float | None:
+        """When to call `keep` if nothing else happens (monotonic); None if never."""
+        due_at, connect_at = self._session.poll_timeout(), self._reconnect.due_at
+        if connect_at is not None:
+            due_at = connect_at if due_at is None else min(due_at, connect_at)
+        self._due_at = due_at
+        return due_at
 
     def keep(self, now: float) -> None:
-        """Connect, if it is time to; and carry out the session's commands."""
-        if self._reconnect.due_at is not None and now >= self._reconnect.due_at:
-            self._reconnect.started()
-            self._transport.connect()
-        self._session.handle_timeout(now)
+        """Connect, and handle timeouts, if it is time to; carry out the session's commands."""
+        if self._due_at is not None and now >= self._due_at:
+            if self._reconnect.due_at is not None and now >= self._reconnect.due_at:
+                self._reconnect.started()
+                self._transport.connect()
+            self._session.handle_timeout(now)
         for command in self._session.poll_commands():
             match command:
                 case OpenChannel(epoch):
@@ -133,6 +138,7 @@ class Wire:
         has_heard = False
         for event in events:
             has_heard = True
+            self._due_at = now
             match event:
                 case Connected():
                     self.connects += 1

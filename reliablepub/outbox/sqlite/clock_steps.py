@@ -88,15 +88,15 @@ class _Walk:
 
 
 class ClockSteps:
-    """The changes of the wall clock that stored times do not follow yet, the oldest first."""
+    """The changes of the wall clock that stored times do not follow yet.
+
+    Attributes:
+        walks: the changes, the oldest first; empty if stored times follow the clock.
+    """
 
     def __init__(self) -> None:
-        self._walks: list[_Walk] = []
+        self.walks: list[_Walk] = []
         self._written: list[_Walk] = []
-
-    def __bool__(self) -> bool:
-        """Whether stored times are still to be moved."""
-        return bool(self._walks)
 
     def write(
         self,
@@ -114,7 +114,7 @@ class ClockSteps:
             now: wall clock, seconds since 1970.
             is_disk_full: whether to move only a few rows.
         """
-        walks = list(self._walks)
+        walks = list(self.walks)
         if step is not None:
             (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
             walks.append(_Walk(step, now, last_id).from_the_start())
@@ -127,11 +127,12 @@ class ClockSteps:
 
     def committed(self, changes: Changes) -> None:
         """Note that a transaction with these changes was committed."""
-        self._walks = self._written
-        self._reschedule(entry.id for entry in changes.rescheduled)
+        self.walks = self._written
+        if self.walks:
+            self._reschedule(entry.id for entry in changes.rescheduled)
 
     def _reschedule(self, ids: Iterable[int]) -> None:
-        if self._walks:
+        if self.walks:
             written = set(ids)
-            for walk in self._walks:
+            for walk in self.walks:
                 walk.rescheduled.update(written)

@@ -441,7 +441,7 @@ class SqliteStore:
     @property
     def is_stepping(self) -> bool:
         """Whether stored times are still to follow a change of the wall clock."""
-        return bool(self._steps)
+        return bool(self._steps.walks)
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
@@ -467,7 +467,7 @@ class SqliteStore:
             OutboxMoved: the path leads to other files; the error names a copy of the open one.
             OutboxError: the store cannot be used any more.
         """
-        if changes.is_empty and not self._steps:
+        if changes.is_empty and not self._steps.walks:
             return self.snapshot()
         self._check_usable()
         with self._rescuing(), self._writer.use() as connection:
@@ -639,7 +639,7 @@ class SqliteStore:
             if not self._has_moved:
                 # A relay that is killed does neither: nothing that was stored depends on it.
                 with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
-                    while self._steps:
+                    while self._steps.walks:
                         self._commit(connection, Changes())
                     connection.execute(QUERIES["end_run"], (self._clock(), self._run))
             self._writer.close()
@@ -700,7 +700,7 @@ class SqliteStore:
             now = self._clock()
             is_full = self._shortage.is_on
             self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
-            keep_s = 0.0 if self._shortage.is_on else self._keep_confirmed_s
+            keep_s = 0.0 if is_full else self._keep_confirmed_s
             snapshot = write_changes(
                 connection,
                 changes,
@@ -716,7 +716,7 @@ class SqliteStore:
             if changes.new:
                 entry = changes.new[-1]
                 last = entry.id, entry.message.message_id, entry.stored_at
-            return snapshot, not self._shortage.is_on and has_space_to_give(connection)
+            return snapshot, not is_full and has_space_to_give(connection)
 
         def is_there() -> bool:
             """Whether the new entries are stored. Outcomes alone may be written twice."""
