@@ -71,7 +71,7 @@ class Lane(Generic[K]):
         self._opening_since: float | None = None
         self._batches: deque[Batch[K]] = deque()  # from that of the lowest unsettled tag on
         self._leaving: deque[tuple[int, float]] = deque()  # (first tag not gone, time of report)
-        self._lowest = 1  # unsettled tag
+        self._lowest = 1  # every lower tag is settled, as of the last call of `heard`
         self._lowest_since = -inf
 
     @property

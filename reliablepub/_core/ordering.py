@@ -16,16 +16,16 @@ from itertools import islice
 
 
 class KeyOrder:
-    """Admits one message of each key at a time."""
+    """Admits one message of each key at a time.
+
+    Attributes:
+        wanted: keys whose next message is to be looked up in the store, in the order in which they
+            became wanted.
+    """
 
     def __init__(self) -> None:
         self._admitted: dict[str, int] = {}
-        self._wanted: dict[str, None] = {}
-
-    @property
-    def wanted(self) -> int:
-        """Number of keys whose next message is to be looked up in the store."""
-        return len(self._wanted)
+        self.wanted: dict[str, None] = {}
 
     @property
     def admitted(self) -> int:
@@ -35,13 +35,13 @@ class KeyOrder:
     def want(self, key: str) -> None:
         """Have the key's next message looked up, unless one of its messages is admitted."""
         if key not in self._admitted:
-            self._wanted[key] = None
+            self.wanted[key] = None
 
     def next_wanted(self, limit: int) -> list[str]:
         """Take up to ``limit`` wanted keys, in the order in which they became wanted."""
-        keys = list(islice(self._wanted, limit))
+        keys = list(islice(self.wanted, limit))
         for key in keys:
-            del self._wanted[key]
+            del self.wanted[key]
         return keys
 
     def admit(self, key: str, number: int) -> bool:
@@ -49,7 +49,7 @@ class KeyOrder:
         if key in self._admitted:
             return False
         self._admitted[key] = number
-        self._wanted.pop(key, None)
+        self.wanted.pop(key, None)
         return True
 
     def leave(self, key: str, number: int, *, is_settled: bool) -> None:

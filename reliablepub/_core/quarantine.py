@@ -58,26 +58,30 @@ class _Group(Generic[K]):
 
 
 class Quarantine(Lane[K]):
-    """A lane whose buffer is the group under trial; the other groups wait behind it."""
+    """A lane whose buffer is the group under trial; the other groups wait behind it.
 
-    __slots__ = ("_aside", "_groups", "_trial")
+    Attributes:
+        aside: messages that are set aside: the time when each is due, and a group of it alone.
+    """
+
+    __slots__ = ("_groups", "_trial", "aside")
 
     def __init__(self, violations: Counter[Violation]) -> None:
         super().__init__(violations)
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
-        self._aside: list[tuple[float, _Group[K]]] = []  # (due time, group of one message)
+        self.aside: list[tuple[float, _Group[K]]] = []
 
     @property
     def is_unused(self) -> bool:
         """Whether there are no suspects, and no channel for any."""
-        is_empty = not (self.buffer or self._groups or self._aside)
+        is_empty = not (self.buffer or self._groups or self.aside)
         return is_empty and self.ledger is None and not self._trial.is_alone
 
     @property
     def waiting(self) -> int:
         """Number of suspects that are not in flight."""
-        return len(self.buffer) + sum(len(group.items) for group in self._groups) + self.aside
+        return len(self.buffer) + sum(len(group.items) for group in self._groups) + len(self.aside)
 
     @property
     def is_alone(self) -> bool:
@@ -90,14 +94,9 @@ class Quarantine(Lane[K]):
         return self._trial.losses
 
     @property
-    def aside(self) -> int:
-        """Number of messages that are set aside."""
-        return len(self._aside)
-
-    @property
     def due(self) -> float | None:
         """When the next message that is set aside is due; None if there is none."""
-        return min((at for at, _ in self._aside), default=None)
+        return min((at for at, _ in self.aside), default=None)
 
     def suspect(
         self, named: Sequence[Item[K]], others: Sequence[Item[K]], *, is_alone: bool
@@ -135,12 +134,12 @@ class Quarantine(Lane[K]):
             losses: connections lost in this way so far, this one included.
         """
         wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** (losses - 1))
-        self._aside.append((now + wait_s, _Group(deque([item]), is_alone=True, losses=losses)))
+        self.aside.append((now + wait_s, _Group(deque([item]), is_alone=True, losses=losses)))
 
     def recall(self, now: float) -> None:
         """Queue the messages whose time aside is over, behind the other groups."""
-        self._groups.extend(group for at, group in self._aside if at <= now)
-        self._aside = [(at, group) for at, group in self._aside if at > now]
+        self._groups.extend(group for at, group in self.aside if at <= now)
+        self.aside = [(at, group) for at, group in self.aside if at > now]
 
     def advance(self) -> bool:
         """Go on to the next group once the current group is settled.
@@ -157,17 +156,17 @@ class Quarantine(Lane[K]):
     def waiting_keys(self) -> Iterator[K]:
         """Keys of the suspects that are not in flight."""
         yield from super().waiting_keys()
-        for group in (*self._groups, *(group for _, group in self._aside)):
+        for group in (*self._groups, *(group for _, group in self.aside)):
             yield from (key for key, _ in group.items)
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
         """Remove suspects of these keys that are not in flight; return those that were removed."""
         withdrawn = super().withdraw(keys)
-        for group in (*self._groups, *(group for _, group in self._aside)):
+        for group in (*self._groups, *(group for _, group in self.aside)):
             withdrawn += [key for key, _ in group.items if key in keys]
             group.items = without(keys, group.items)
         self._groups = deque(group for group in self._groups if group.items)
-        self._aside = [(at, group) for at, group in self._aside if group.items]
+        self.aside = [(at, group) for at, group in self.aside if group.items]
         return withdrawn
 
 

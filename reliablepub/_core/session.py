@@ -160,7 +160,7 @@ class Session(Generic[K]):
     @property
     def aside(self) -> int:
         """Number of messages set aside because connections may have been lost over them."""
-        return self._quarantine.aside
+        return len(self._quarantine.aside)
 
     # ------------------------------------------------------------------ inputs
 

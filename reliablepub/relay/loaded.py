@@ -305,7 +305,7 @@ class Loaded:
     @property
     def room(self) -> int:
         """How many more messages memory has room for."""
-        return self._messages_max - self._messages - self._order.wanted
+        return self._messages_max - self._messages - len(self._order.wanted)
 
     @property
     def room_bytes(self) -> int:

@@ -180,8 +180,6 @@ class Pauses:
 
     def confirmed(self, entries: Iterable[Entry], now: float) -> None:
         """Note confirmed entries: their destinations accept messages."""
-        if not self._breakers:
-            return
         for entry in entries:
             self._is_well(exchange_of(entry))
             self._breakers.confirmed(address_of(entry), now)
@@ -242,8 +240,6 @@ class Pauses:
         Returns:
             whether any entry is due now.
         """
-        if not changes.released:
-            return False
         for release in (*self._rooms, *self._sweeps):
             destination = (release.exchange or "", release.routing_key)
             if self._breakers.is_paused(destination):

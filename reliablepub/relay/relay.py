@@ -365,9 +365,9 @@ class Relay:
         if releases and self._session.is_ready:
             self._pauses.release(changes, now)
         changes.sent = batches
-        if not self._must_commit(changes, now, is_flushing=is_flushing):
-            return
         was_stepping = self._is_stepping
+        if not (was_stepping or self._must_commit(changes, now, is_flushing=is_flushing)):
+            return
         try:
             self._snapshot = self._store.commit(changes)
         except Intervened:
@@ -411,7 +411,7 @@ class Relay:
             self._no_commit_until = now + COMMIT_RETRY_S
 
     def _must_commit(self, changes: Changes, now: float, *, is_flushing: bool) -> bool:
-        """Whether to commit in this turn.
+        """Whether to commit in this turn what was collected.
 
         A commit that holds only confirms may be delayed: losing one costs a duplicate, waiting
         costs nothing.
@@ -424,7 +424,7 @@ class Relay:
             or changes.rescheduled
         ):
             return True
-        if changes.released or self._is_stepping or self._settling.frees_a_key:
+        if changes.released or self._settling.frees_a_key:
             return True
         if not (changes.confirmed or changes.finished):
             self._commit_by = None

@@ -106,7 +106,10 @@ class Wire:
         self.is_refused = False
 
     def poll_timeout(self) -> float | None:
-        """When to call `keep` if nothing else happens (monotonic); None if never."""
+        """When to call `keep` if nothing else happens (monotonic); None if never.
+
+        Call it after each turn: `keep` goes by the time that was returned last.
+        """
         due_at, connect_at = self._session.poll_timeout(), self._reconnect.due_at
         if connect_at is not None:
             due_at = connect_at if due_at is None else min(due_at, connect_at)

@@ -4,7 +4,7 @@ import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,14 @@ def ids(entries: list[Entry]) -> list[int]:
 
 
 # ------------------------------------------------------------------------------------ both stores
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Changes)])
+def test_every_field_counts_as_a_change(name: str) -> None:
+    changes = Changes()
+    assert changes.is_empty
+    setattr(changes, name, [object()])
+    assert not changes.is_empty
 
 
 def test_ids_follow_each_other_in_order(any_store: Store, entry: Make) -> None:

@@ -417,7 +417,7 @@ class World:
         process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
         turns = loaded._order
-        require((turns.wanted, turns.admitted) == (0, 0), "a turn is left in memory")
+        require((len(turns.wanted), turns.admitted) == (0, 0), "a turn is left in memory")
         require(loaded._deadlines.watched == {}, "a deadline is left in memory")
         left = (loaded._messages, loaded._bytes, len(loaded._waiters), loaded._due)
         require(left == (0, 0, 0, {}), f"left in memory: {left}")

@@ -319,6 +319,8 @@ def settle_left_in_flight(connection: sqlite3.Connection, now: float) -> None:
 def remove(connection: sqlite3.Connection, ids: list[int]) -> tuple[int, int]:
     """Delete open rows; return how many rows were there, and their bytes."""
     count = size = 0
+    if not ids:
+        return count, size
     for first, length in id_runs(sorted(ids)):
         run = first, first + length - 1
         (size_of_run,) = connection.execute(QUERIES["size_of_run"], run).fetchone()
