@@ -1,13 +1,24 @@
 """Frameworks whose messages leave through an outbox: one module each, imported on demand.
 
-Knows: what a task queue needs of an outbox. Must never know: a framework.
+Knows: what a task queue needs of an outbox, and the names of AMQP properties. Must never know: a
+framework.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
 
 from reliablepub import Message
+
+OF_THE_RELAY: Final = ("rp-attempt",)
+"""Headers that the relay adds. A worker that retries a task may pass on what it received."""
+_AS_GIVEN: Final = (
+    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
+    *("message_id", "type", "user_id", "app_id"),
+)
+_PERSISTENT: Final = 2
 
 
 class Enqueues(Protocol):
@@ -21,3 +32,37 @@ class Enqueues(Protocol):
             key: deduplication key. A second message with this key is not stored.
         """
         ...
+
+
+def message_of(
+    body: bytes | str, exchange: str, routing_key: str, properties: Mapping[str, Any]
+) -> Message:
+    """Return the message that an AMQP client would publish with these properties.
+
+    Args:
+        body: the body; text is encoded as UTF-8.
+        exchange: name of the exchange.
+        routing_key: routing key.
+        properties: AMQP properties by name; other names are ignored, as by the clients.
+
+    Raises:
+        InvalidMessage: AMQP cannot carry it.
+    """
+    fields = {name: properties.get(name) for name in _AS_GIVEN}
+    expiration, headers = properties.get("expiration"), properties.get("headers")
+    return Message(
+        body.encode() if isinstance(body, str) else bytes(body),
+        exchange,
+        routing_key,
+        None if headers is None else {k: v for k, v in headers.items() if k not in OF_THE_RELAY},
+        expiration=None if expiration is None else int(expiration),
+        timestamp=_timestamp(properties.get("timestamp")),
+        persistent=properties.get("delivery_mode") == _PERSISTENT,
+        **fields,
+    )
+
+
+def _timestamp(value: datetime | float | None) -> datetime | None:
+    if not isinstance(value, datetime):
+        return None if value is None else datetime.fromtimestamp(value, UTC)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)  # as AMQP clients read it

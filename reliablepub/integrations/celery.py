@@ -10,7 +10,6 @@ it stores what py-amqp would have written.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, Final
 
@@ -22,19 +21,12 @@ from kombu.common import Broadcast
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.utils.imports import symbol_by_name
 
-from reliablepub import Binding, ConfigurationError, Exchange, Message, Queue, Topology
-from reliablepub.integrations import Enqueues
+from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
+from reliablepub.integrations import Enqueues, message_of
 
-_OF_THE_RELAY: Final = ("rp-attempt",)
-"""Headers that the relay adds. A worker that retries a task passes on what it received."""
-_AS_GIVEN: Final = (
-    *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
-    *("message_id", "type", "user_id", "app_id"),
-)
 _QUEUE_OPTIONS: Final = (
     *("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
 )
-_PERSISTENT: Final = 2
 
 
 def use_outbox(app: Celery, outbox: Enqueues) -> None:
@@ -162,31 +154,24 @@ class _OutboxChannel:
         content_encoding: str | None = None,
         headers: dict[str, Any] | None = None,
         properties: dict[str, Any] | None = None,
-    ) -> dict[str, Any]:
-        """Return the fields of a `Message`, as py-amqp would write them."""
+    ) -> tuple[bytes | str, dict[str, Any]]:
+        """Return the message, for `basic_publish`."""
         given = {
             **(properties or {}),
             "priority": priority,
             "content_type": content_type,
             "content_encoding": content_encoding,
+            "headers": headers or {},
         }
-        fields = {name: given.get(name) for name in _AS_GIVEN}
-        expiration = given.get("expiration")
-        fields["expiration"] = None if expiration is None else int(expiration)
-        fields["timestamp"] = _timestamp(given.get("timestamp"))
-        fields["persistent"] = given.get("delivery_mode") == _PERSISTENT
-        fields["headers"] = {k: v for k, v in (headers or {}).items() if k not in _OF_THE_RELAY}
-        fields["body"] = body.encode() if isinstance(body, str) else bytes(body)
-        return fields
+        return body, given
 
     def basic_publish(
-        self, message: dict[str, Any], exchange: str = "", routing_key: str = "", **_: object
+        self,
+        message: tuple[bytes | str, dict[str, Any]],
+        exchange: str = "",
+        routing_key: str = "",
+        **_: object,
     ) -> None:
         """Store the message. It is always mandatory, and confirmed to the relay."""
-        self._outbox.enqueue(Message(exchange=exchange, routing_key=routing_key, **message))
-
-
-def _timestamp(value: datetime | float | None) -> datetime | None:
-    if not isinstance(value, datetime):
-        return None if value is None else datetime.fromtimestamp(value, UTC)
-    return value if value.tzinfo else value.replace(tzinfo=UTC)  # as py-amqp reads it
+        body, properties = message
+        self._outbox.enqueue(message_of(body, exchange, routing_key, properties))

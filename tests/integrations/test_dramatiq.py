@@ -1,0 +1,116 @@
+"""What dramatiq sends through an outbox is what its own broker sends, and its workers run it."""
+
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import dramatiq
+import pytest
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
+
+from reliablepub import Outbox, Publisher
+from reliablepub.integrations.dramatiq import OutboxBroker
+from reliablepub.integrations.sqlalchemy import SessionOutbox
+from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
+from tests.integrations.conftest import until
+
+CHANCE = re.compile(rb"[0-9a-f]{8}-[0-9a-f-]{27}|\d{13}")
+"""Ids, and times in milliseconds."""
+GROUP: Any = dramatiq.group
+PIPELINE: Any = dramatiq.pipeline
+NOWHERE = "amqp://127.0.0.1:9"
+SENT: dict[str, Callable[[Any], object]] = {
+    "send": lambda actor: actor.send(1, y=2),
+    "delay": lambda actor: actor.send_with_options(args=(1,), delay=60_000),
+    "priority": lambda actor: actor.send_with_options(args=(1,), broker_priority=7),
+    "pipeline": lambda actor: PIPELINE(
+        [actor.message(1), actor.message(2)], broker=actor.broker
+    ).run(),
+    "group": lambda actor: GROUP([actor.message(n) for n in range(3)], broker=actor.broker).run(),
+}
+
+
+def actor_of(broker: RabbitmqBroker) -> Any:
+    def add(x: int, y: int = 0) -> int:
+        return x + y
+
+    return dramatiq.actor(broker=broker, queue_name="sums")(add)
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_it_is_what_dramatiq_sends(case: str, fake_broker: FakeBroker, path: Path) -> None:
+    theirs = RabbitmqBroker(url=fake_broker.url, confirm_delivery=True, max_priority=9)
+    SENT[case](actor_of(theirs))
+    theirs.close()
+    expected = seen(fake_broker)
+
+    ours = OutboxBroker(Outbox(path), url=NOWHERE, max_priority=9)
+    SENT[case](actor_of(ours))
+    with Publisher(fake_broker.url, outbox=path, topology=ours.topology()) as publisher:
+        assert publisher.flush(timeout=60).open == 0
+    ours.close()
+    assert seen(fake_broker)[len(expected) :] == expected
+    assert Outbox(path).parked() == []
+
+
+def seen(broker: FakeBroker) -> list[tuple[object, ...]]:
+    """What came, without what the relay adds: ``message_id`` and its one header."""
+    return [
+        (
+            p.exchange,
+            p.routing_key,
+            CHANCE.sub(b"", p.body),
+            p.properties.delivery_mode,
+            p.properties.priority,
+        )
+        for p in broker.published
+        if set(p.properties.headers or {}) <= {"rp-attempt"} and p.properties.content_type is None
+    ]
+
+
+def test_a_worker_runs_it_and_its_retries(
+    broker: AmqpProbe, path: Path, unique: Callable[[str], str]
+) -> None:
+    queue = unique("jobs")
+    ours = OutboxBroker(Outbox(path), url=broker.url)
+    ran: list[int] = []
+
+    def job(number: int) -> None:
+        ran.append(number)
+        if ran.count(number) < 2:
+            raise ValueError(number)
+
+    decorate = dramatiq.actor(broker=ours, queue_name=queue, min_backoff=1, max_backoff=2)
+    actor: Any = decorate(job)
+    for number in range(5):
+        actor.send(number)
+    worker = dramatiq.Worker(ours, worker_threads=2, worker_timeout=50)
+    with Publisher(broker.url, outbox=path, topology=ours.topology()):
+        worker.start()
+        try:
+            until(lambda: sorted(ran) == sorted([*range(5)] * 2))
+        finally:
+            worker.stop()
+    ours.close()
+    # The worker stores each again for the queue of delayed messages, and again when it is due.
+    assert Outbox(path).status().stored == 15
+    for name in (queue, f"{queue}.DQ", f"{queue}.XQ"):
+        broker.delete_queue(name)
+
+
+def test_it_belongs_to_the_transaction_while_the_broker_is_down(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    outbox = SessionOutbox(Outbox(path))
+    actor = actor_of(OutboxBroker(outbox, url=NOWHERE))
+    with Session(engine) as session, session.begin(), outbox.joined(session):
+        actor.send(1)
+    with suppress(KeyError), Session(engine) as session, session.begin(), outbox.joined(session):
+        actor.send(2)
+        raise KeyError
+    engine.dispose()
+    assert outbox.outbox.status().stored == 1

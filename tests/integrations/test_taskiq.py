@@ -1,0 +1,145 @@
+"""What taskiq sends through an outbox is what its own broker sends, and its workers run it."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from taskiq.api import run_receiver_task
+from taskiq_aio_pika import AioPikaBroker, Exchange, Queue, QueueType
+
+from reliablepub import Outbox, Publisher
+from reliablepub.integrations.sqlalchemy import SessionOutbox
+from reliablepub.integrations.taskiq import OutboxBroker
+from reliablepub.testing import FakeBroker
+from tests.amqp_probe import AmqpProbe
+
+NOWHERE = "amqp://127.0.0.1:9"
+
+
+async def send(broker: AioPikaBroker) -> None:
+    async def add(x: int, y: int = 0) -> int:
+        return x + y
+
+    task = broker.register_task(add, task_name="add")
+    await broker.startup()
+    await task.kiq(1, y=2)
+    await task.kicker().with_labels(priority=5, tenant="north").kiq(1)
+    await task.kicker().with_labels(delay=60).kiq(1)
+    await broker.shutdown()
+
+
+def test_it_is_what_taskiq_sends(fake_broker: FakeBroker, path: Path) -> None:
+    def same_ids(broker: AioPikaBroker) -> AioPikaBroker:
+        numbers = iter(range(100))
+        return broker.with_id_generator(lambda: f"id-{next(numbers)}")
+
+    queues = {
+        "task_queues": [Queue(name="tasks", type=QueueType.CLASSIC)],
+        "delay_queue": Queue(name="later", type=QueueType.CLASSIC),
+        "dead_letter_queue": Queue(name="dead", type=QueueType.CLASSIC),
+    }
+    asyncio.run(send(same_ids(AioPikaBroker(fake_broker.url, **queues))))  # type: ignore[arg-type]
+    expected = seen(fake_broker)
+    asyncio.run(send(same_ids(OutboxBroker(Outbox(path), url=NOWHERE, **queues))))
+    with Publisher(fake_broker.url, outbox=path) as publisher:
+        assert publisher.flush(timeout=60).open == 0
+    assert len(expected) == 3
+    assert seen(fake_broker)[3:] == expected
+    assert Outbox(path).parked() == []
+
+
+def seen(broker: FakeBroker) -> list[tuple[object, ...]]:
+    """What came, without what the relay adds: ``message_id`` and one header."""
+    return [
+        (
+            p.exchange,
+            p.routing_key,
+            p.body,
+            {k: v for k, v in (p.properties.headers or {}).items() if k != "rp-attempt"},
+            *(p.properties.delivery_mode, p.properties.priority, p.properties.expiration),
+            *(p.properties.content_type, p.properties.correlation_id, p.properties.reply_to),
+        )
+        for p in broker.published
+    ]
+
+
+def test_a_worker_runs_it(broker: AmqpProbe, path: Path, unique: Callable[[str], str]) -> None:
+    name, ran, are_done = unique("tasks"), [], asyncio.Event()
+
+    def make() -> OutboxBroker:
+        return OutboxBroker(
+            Outbox(path),
+            url=broker.url,
+            exchange=Exchange(name=name),
+            task_queues=[Queue(name=name, type=QueueType.CLASSIC)],
+            dead_letter_queue=Queue(name=f"{name}.dead", type=QueueType.CLASSIC),
+        )
+
+    async def main() -> None:
+        client, worker = make(), make()
+
+        async def note(number: int) -> None:
+            ran.append(number)
+            if number < 10:
+                await worker.find_task("note").kicker().kiq(number + 10)  # type: ignore[union-attr]
+            elif len(ran) == 10:
+                are_done.set()
+
+        task = client.register_task(note, task_name="note")
+        worker.register_task(note, task_name="note")
+        worker.is_worker_process = True
+        await client.startup()
+        receiver = asyncio.create_task(run_receiver_task(worker, run_startup=True))
+        for number in range(5):
+            await task.kiq(number)
+        try:
+            with Publisher(broker.url, outbox=path):
+                await asyncio.wait_for(are_done.wait(), 60)
+        finally:
+            receiver.cancel()
+            with suppress(asyncio.CancelledError):
+                await receiver
+            await worker.shutdown()
+            await client.shutdown()
+
+    asyncio.run(main())
+    assert sorted(ran) == [*range(5), *range(10, 15)]
+    assert Outbox(path).status().stored == 10
+    for queue in (name, f"{name}.dead"):
+        broker.delete_queue(queue)
+    broker.delete_exchange(name)
+
+
+def test_it_belongs_to_the_transaction_while_the_broker_is_down(path: Path) -> None:
+    outbox = SessionOutbox(Outbox(path))
+
+    async def main() -> None:
+        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        client = OutboxBroker(outbox, url=NOWHERE)
+
+        async def add(x: int) -> int:
+            return x
+
+        task = client.register_task(add, task_name="add")
+        await client.startup()
+        async with AsyncSession(engine) as session:
+            with outbox.joined(session):
+                await task.kiq(1)
+                await session.commit()
+                await task.kiq(2)
+                await session.rollback()
+        await client.shutdown()
+        await engine.dispose()
+
+    asyncio.run(main())
+    assert outbox.outbox.status().stored == 1
+
+
+def test_a_client_starts_without_a_broker(path: Path) -> None:
+    asyncio.run(send(OutboxBroker(Outbox(path), url=NOWHERE, delay_queue=Queue(name="later"))))
+    assert Outbox(path).status().stored == 3
+    with pytest.raises(OSError, match="9"):
+        asyncio.run(asyncio.wait_for(AioPikaBroker(NOWHERE).startup(), 20))
