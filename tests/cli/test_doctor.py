@@ -18,13 +18,14 @@ from yarl import URL
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.doctor.diagnosis import FREE_MIN, Level, of_broker, of_outbox
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import probe as probe_module
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.probe import Probe
 from tests.chaos.proxy import Proxy
-from tests.cli.conftest import NOBODY
+from tests.cli.conftest import NOBODY, eventually
 from tests.cli.test_app import section
 
 Run = Callable[..., Result]
@@ -82,7 +83,8 @@ def test_names_that_the_broker_does_not_have_are_found(
     with Publisher(NOBODY, outbox=path, close_timeout_s=0):
         result = run("--url", fake.url, "--json")
     assert result.exit_code == 2
-    problems = [row["found"] for row in json.loads(result.stdout) if row["level"] == "problem"]
+    rows = json.loads(result.stdout)
+    problems = [row["found"] for row in rows if row["check"] in ("exchange", "queue")]
     assert [problem.split(",")[0] for problem in problems] == [
         *("exchange 'nowhere'", "queue 'no queue'"),
     ]
@@ -93,7 +95,7 @@ def test_names_that_the_broker_does_not_have_are_found(
 def test_a_broker_with_everything_is_fine(run: Run, path: Path, fake: FakeBroker) -> None:
     fake.declare_exchange("nowhere", "direct")
     fake.declare_queue("no queue")
-    with Publisher(NOBODY, outbox=path, close_timeout_s=0):
+    with Publisher(fake.url, outbox=path, close_timeout_s=0):
         result = run("--url", fake.url)
     assert result.exit_code == 0
     assert "ok  broker  connection" in result.stdout
@@ -270,3 +272,62 @@ def test_a_relay_that_has_failed_is_a_problem_with_its_reason(path: Path) -> Non
     )
     assert (row.level, row.found) == (Level.PROBLEM, f"none: {said}")
     assert "reliablepub relay" in row.remedy
+
+
+def link_found(run: Run, path: Path, link: str) -> dict[str, str]:
+    """The finding about the running relay's connection, once the relay says so of it."""
+
+    def is_shown() -> bool:
+        shown = outbox_at(path).status() or {}
+        return shown.get("link") == link and (link == "connected" or bool(shown["reason"]))
+
+    eventually(is_shown)
+    result = run("--json")
+    rows = json.loads(result.stdout)
+    (row,) = (row for row in rows if (row["about"], row["check"]) == ("broker", "relay"))
+    assert (result.exit_code == 0) == (row["level"] == "ok")
+    return dict(row)
+
+
+def test_a_password_that_only_the_relay_has_wrong_is_a_problem(
+    run: Run, path: Path, fake: FakeBroker
+) -> None:
+    url = fake.url.replace("guest:guest", "guest:hush")
+    with Publisher(url, outbox=path, close_timeout_s=0):
+        row = link_found(run, path, "disconnected")
+    assert (row["about"], row["check"], row["level"]) == ("broker", "relay", "problem")
+    assert row["found"].startswith("the relay is not connected since")
+    assert "credentials" in row["found"]
+    assert "its own URL, user, password" in row["remedy"]
+
+
+def test_a_relay_that_an_alarm_blocks_is_a_problem(run: Run, path: Path, fake: FakeBroker) -> None:
+    with Publisher(fake.url, outbox=path, close_timeout_s=0) as publisher:
+        row = link_found(run, path, "connected")
+        assert (row["about"], row["check"], row["remedy"]) == ("broker", "relay", "")
+        fake.block("low on memory")
+        publisher.publish(routing_key="all", body=b"1")
+        row = link_found(run, path, "blocked")
+        fake.unblock()
+    assert (row["about"], row["check"], row["level"]) == ("broker", "relay", "problem")
+    assert row["found"].endswith("low on memory")
+    assert "rabbitmq-diagnostics alarms" in row["remedy"]
+
+
+def test_a_connected_relay_that_can_record_nothing_is_a_problem(path: Path) -> None:
+    shown = {"link": "connected", "reason": "disk full: no space", "since": 0.0, "at": 0.0}
+    status = replace(Outbox(path).status(), relay=17)
+    found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
+    assert found[-1].level is Level.PROBLEM
+    assert found[-1].found == "the relay is connected, but disk full: no space, since 1 min 0 s"
+    assert found[-1].remedy
+
+
+def test_a_relay_that_has_just_started_is_a_warning(path: Path) -> None:
+    shown = {"link": "disconnected", "reason": "", "since": 59.0, "at": 59.0}
+    status = replace(Outbox(path).status(), relay=17)
+    found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
+    assert (found[-1].level, found[-1].found) == (
+        Level.WARNING,
+        "the relay is not connected yet, since 1 s",
+    )

@@ -18,6 +18,7 @@ from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.sqlite.checkup import Checkup
 from reliablepub.outbox.sqlite.environment import Surroundings
 from reliablepub.printable import one_line
+from reliablepub.relay.status import Link
 from reliablepub.transport.address import Address
 from reliablepub.transport.probe import Probe
 
@@ -81,6 +82,8 @@ def of_outbox(
         failed: why the last relay failed; empty if it did not.
     """
     yield _relay(status, failed)
+    if status.relay is not None and relay_status.get("link"):
+        yield _link(relay_status, now)
     yield _backlog(status, now)
     yield _paused(relay_status, now)
     parked = status.parked + status.expired
@@ -271,6 +274,33 @@ def _relay(status: OutboxStatus, failed: str) -> Finding:
     level = Level.PROBLEM if status.open else Level.OK
     found = f"none, and {count_of(status.open, 'message')} open"
     return Finding("outbox", "relay", level, found, "start `reliablepub relay`")
+
+
+def _link(relay_status: Mapping[str, Any], now: float) -> Finding:
+    """The finding about the connection that the running relay itself has, or lacks."""
+    link, reason = relay_status["link"], one_line(relay_status["reason"])
+    since = f"since {age(max(0.0, now - relay_status['since']))}"
+    if link == Link.CONNECTED and not reason:
+        return Finding("broker", "relay", Level.OK, f"the relay is connected {since}")
+    if link == Link.CONNECTED:
+        found = f"the relay is connected, but {reason}, {since}"
+        return Finding("outbox", "relay", Level.PROBLEM, found, "remove the cause; messages wait")
+    if link == Link.BLOCKED:
+        found = f"the broker has blocked the relay {since}: {reason or 'it gave no reason'}"
+        remedy = (
+            "run `rabbitmq-diagnostics alarms` on the broker, and free its memory or disk: the "
+            "messages wait, and are then published"
+        )
+        return Finding("broker", "relay", Level.PROBLEM, found, remedy)
+    if not reason:
+        found = f"the relay is not connected yet, {since}"
+        return Finding("broker", "relay", Level.WARNING, found, "run this again in a few seconds")
+    remedy = (
+        "the relay keeps trying; compare its own URL, user, password and TLS files, which may "
+        "differ from those given here, with the broker's, and read the broker's log"
+    )
+    found = f"the relay is not connected {since}: {reason}"
+    return Finding("broker", "relay", Level.PROBLEM, found, remedy)
 
 
 def _backlog(status: OutboxStatus, now: float) -> Finding:
