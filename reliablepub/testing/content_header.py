@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pamqp import commands, encode
 
 from reliablepub.testing.decoding import PROPERTIES, Reader
+from reliablepub.testing.field_encoding import encode_entry
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -34,7 +35,8 @@ def rewritten(
     Args:
         payload: A well-formed content header: the caller has decoded it before.
         drop: Names of headers to remove.
-        add: Headers to set.
+        add: Headers to set. Then all headers are sorted by name, as rabbit_misc:set_table_value
+            does.
         keep_expiration: Whether the `expiration` property stays.
         reply_to: The new value of the `reply_to` property, if it has one; None leaves it.
     """
@@ -61,13 +63,15 @@ def rewritten(
 def _table(data: bytes, drop: Collection[str], add: Mapping[str, Any]) -> bytes:
     """The new field table with its length prefix; `data` is empty if there was no table."""
     reader = Reader(data, min(4, len(data)))
-    entries: list[bytes] = []
+    entries: list[tuple[str, bytes]] = []
     while reader.at < reader.end:
         start = reader.at
         name = reader.shortstr()
         reader.value(0)
         if name not in drop and name not in add:
-            entries.append(data[start : reader.at])
-    entries.append(encode.field_table(dict(add))[4:])
-    table = b"".join(entries)
+            entries.append((name, data[start : reader.at]))
+    if add:
+        entries += [(name, encode_entry(name, value)) for name, value in add.items()]
+        entries.sort(key=lambda entry: entry[0])
+    table = b"".join(encoded for _, encoded in entries)
     return len(table).to_bytes(4, "big") + table

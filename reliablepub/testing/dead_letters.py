@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing import decoding
 from reliablepub.testing.content_header import rewritten
+from reliablepub.testing.field_types import Long
 
 if TYPE_CHECKING:
     from reliablepub.testing.history import Publish
@@ -30,7 +31,7 @@ def died(buried: Buried, time_s: int) -> Publish:
     key = queue.arguments.get("x-dead-letter-routing-key")
     headers = dict(publish.properties.headers or {})
     add: dict[str, Any] = {"x-death": _deaths(publish, buried, time_s)}
-    if "x-first-death-queue" not in headers:
+    if "x-death" not in headers:
         add |= {
             "x-first-death-exchange": publish.exchange,
             "x-first-death-queue": queue.name,
@@ -59,16 +60,20 @@ def destinations(vhost: VirtualHost, publish: Publish, reason: str) -> list[Queu
 
 
 def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any]]:
-    """The `x-death` table: one entry per queue and reason, with a count, the latest first."""
+    """The `x-death` table: one entry per queue and reason, with a count, the latest first.
+
+    RabbitMQ sorts the fields of an entry that it adds to others or counts up, not of the first.
+    """
     deaths = _known_deaths(publish)
     same = [one for one in deaths if _place(one) == (buried.queue.name, buried.reason)]
     others = [one for one in deaths if _place(one) != (buried.queue.name, buried.reason)]
     if same:
         count = same[0].get("count")
-        return [{**same[0], "count": count + 1 if isinstance(count, int) else 1}, *others]
+        counted = Long(count + 1 if isinstance(count, int) else 1)
+        return [dict(sorted({**same[0], "count": counted}.items())), *others]
     copies = (publish.properties.headers or {}).get("CC")
-    death = {
-        "count": 1,
+    death: dict[str, Any] = {
+        "count": Long(1),
         "reason": buried.reason,
         "queue": buried.queue.name,
         "time": datetime.fromtimestamp(time_s, UTC),
@@ -77,7 +82,7 @@ def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any
     }
     if publish.properties.expiration is not None:
         death["original-expiration"] = publish.properties.expiration
-    return [death, *others]
+    return [dict(sorted(death.items())) if others else death, *others]
 
 
 def _known_deaths(publish: Publish) -> list[dict[str, Any]]:

@@ -83,7 +83,7 @@ class Reader:
         try:
             return datetime.fromtimestamp(seconds, tz=UTC)
         except (ValueError, OverflowError, OSError):
-            return seconds  # after the year 9999: legal on the wire, too late for a datetime
+            return field_types.LateTimestamp(seconds)
 
     def real(self, form: struct.Struct) -> float:
         """A float or a double; Erlang has neither infinity nor NaN."""

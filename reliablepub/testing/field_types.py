@@ -61,6 +61,12 @@ class Long(WireInt):
     field = "long"
 
 
+class LateTimestamp(WireInt):
+    """A timestamp after the year 9999, in seconds: too late for a `datetime`."""
+
+    field = "timestamp"
+
+
 class WireFloat(float):
     """A float of 32 bits; a plain `float` has 64."""
 

@@ -90,21 +90,6 @@ def test_transactions(site: Site, connect: Connect, queue: str) -> None:
     assert client.drained(queue) == ([b"x"] if site.is_fake else [])
 
 
-def test_deaths(site: Site, client: RawClient, queue: str) -> None:
-    """The order within an `x-death` entry."""
-    arguments = {
-        "x-dead-letter-exchange": "",
-        "x-dead-letter-routing-key": queue,
-        "x-max-length": 0,
-    }
-    client.publish(client.declare(unique("source"), arguments=arguments))
-    client.verdicts(1)
-    client.call(commands.Basic.Consume(queue=queue, consumer_tag="me"), commands.Basic.ConsumeOk)
-    client.hear_only(commands.Basic.Deliver)
-    (death,) = client.hear()[1].properties.headers["x-death"]
-    assert (list(death) == sorted(death)) == site.is_fake
-
-
 def test_large_bodies(site: Site, client: RawClient, queue: str) -> None:
     """A body that is too large."""
     client.send(commands.Basic.Publish(routing_key=queue))
