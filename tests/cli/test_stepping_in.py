@@ -96,7 +96,29 @@ def test_what_does_not_fit_is_an_error_and_the_others_are_changed(
     damaged = run("reroute", 9, "--to-exchange", "x")
     assert damaged.exit_code == 2
     assert "message 9 left alone: damaged" in damaged.stderr
-    assert "knows no message 'nix'" in run("retry", "nix").stderr
+
+
+@pytest.mark.parametrize("order", [(3, "nix"), ("nix", 3)])
+def test_an_unknown_id_changes_nothing_and_the_help_says_so(
+    run: Run, relay: SqliteStore, order: tuple[object, ...]
+) -> None:
+    result = run("retry", *order)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Error: nothing was changed: " in result.stderr
+    assert "knows no message 'nix'" in result.stderr
+    assert state_of(run, 3) == "parked"
+    for command in ("retry", "park", "discard", "reroute"):
+        said = " ".join(run(command, "--help").stdout.split())
+        assert "an unknown ID, or the question was not answered with yes: nothing was changed" in (
+            said
+        )
+
+
+def test_the_question_of_reroute_names_the_new_address(run: Run, relay: SqliteStore) -> None:
+    to = ("--to-exchange", "orders", "--to-routing-key", "new")
+    asked = run("reroute", "--reason", "404", *to)
+    assert asked.exit_code == 2
+    assert "to exchange 'orders', routing key 'new'?" in asked.stderr
 
 
 def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import ask, rows_named, selection_options
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
@@ -84,8 +84,8 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
     \b
     Exit codes:
       0  done
-      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
-         alone because of its state or damage; the others were changed
+      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
+         or a message was left alone because of its state or damage: the others were changed
       3  some messages are in flight and were left alone, or interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
@@ -108,8 +108,8 @@ def park(**common: Any) -> int:  # noqa: ANN401
     \b
     Exit codes:
       0  done
-      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
-         alone because of its state or damage; the others were changed
+      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
+         or a message was left alone because of its state or damage: the others were changed
       3  some messages are in flight and were left alone, or interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
@@ -133,8 +133,8 @@ def discard(**common: Any) -> int:  # noqa: ANN401
     \b
     Exit codes:
       0  done
-      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
-         alone because of its state or damage; the others were changed
+      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
+         or a message was left alone because of its state or damage: the others were changed
       3  some messages are in flight and were left alone, or interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
@@ -166,8 +166,8 @@ def reroute(
     \b
     Exit codes:
       0  done
-      2  bad usage, an unknown ID, the question was not answered with yes, or a message was left
-         alone because of its state or damage; the others were changed
+      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
+         or a message was left alone because of its state or damage: the others were changed
       3  some messages are in flight and were left alone, or interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
@@ -209,22 +209,33 @@ def _step_in(
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
     with patiently("looking through the outbox"):
-        ids = rows_named(database, names) if names else find_ids(database, chosen)
+        ids = _named_rows(database, names) if names else find_ids(database, chosen)
     effect = Effect()
     if dry_run and not as_json and not names:
         rows = find(database, chosen, limit=_PREVIEW)
         print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message", lesser=LESSER)
     if not dry_run:
         if ids and not yes and (not names or action is Action.DISCARD):
-            ask(_question(action, len(ids)))
+            ask(_question(what, len(ids)))
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, keys=keys, progress=progress)
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 
-def _question(action: Action, count: int) -> str:
-    for_good = " for good" if action is Action.DISCARD else ""
-    return f"{action.value} {count_of(count, 'message')}{for_good}?"
+def _named_rows(database: Database, names: tuple[str, ...]) -> list[int]:
+    """The row ids; an unknown ID may be a typing error, so the command changes nothing then."""
+    try:
+        return rows_named(database, names)
+    except Failure as error:
+        raise Failure(f"nothing was changed: {error.message}", error.code) from error
+
+
+def _question(what: Intervention, count: int) -> str:
+    for_good = " for good" if what.action is Action.DISCARD else ""
+    to = [f"exchange {what.exchange!r}"] if what.exchange is not None else []
+    to += [f"routing key {what.routing_key!r}"] if what.routing_key is not None else []
+    where = f" to {', '.join(to)}" if to else ""
+    return f"{what.action.value} {count_of(count, 'message')}{where}{for_good}?"
 
 
 def _report(
