@@ -49,6 +49,8 @@ class NodeOptions:
         flush_delay_s: Seconds for which persistent messages are collected, then written together.
         history_max: Most publishes kept in the history.
         history_bytes_max: Limit of the bytes of their bodies; the last publish is always kept.
+        connections_max: Limit of connections; one more is closed at once, with a warning in the log
+            of `reliablepub.testing`.
         seed: Seed of all random choices.
     """
 
@@ -63,6 +65,7 @@ class NodeOptions:
     flush_delay_s: float = 0.002
     history_max: int = 100_000
     history_bytes_max: int = 256 * 1024 * 1024
+    connections_max: int = 1024
     seed: int = 0
 
     def permissions_of(self, user: str, virtual_host: str) -> Permissions | None:

@@ -105,6 +105,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
 """Checks by argument, in RabbitMQ's order."""
 
 _OF_OTHER_TYPES = (
+    "x-dead-letter-strategy",
     "x-delivery-limit",
     "x-initial-cluster-size",
     "x-max-age",

@@ -9,6 +9,7 @@ It must never know AMQP; the node and its connections tell it their deadlines.
 from __future__ import annotations
 
 import contextlib
+import logging
 import selectors
 import socket
 import threading
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from reliablepub.testing.node import Node
 
-CONNECTIONS_MAX = 1024
+LOGGER = logging.getLogger("reliablepub.testing")
 
 _WAIT_MAX_S = 3600.0
 
@@ -52,6 +53,7 @@ class Server:
         self._resumes_at: float | None = None
         """When a crash or a freeze with a duration ends; None without one."""
         self._is_stopping = False
+        self._is_full = False
         self._links: dict[int, Link] = {}
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -196,14 +198,25 @@ class Server:
             sock, _address = self._listener.accept()
         except OSError:
             return
-        if len(self._links) >= CONNECTIONS_MAX:
-            sock.close()
+        if len(self._links) >= self._node.options.connections_max:
+            self._refuse(sock)
             return
+        self._is_full = False
         sock.setblocking(False)  # noqa: FBT003
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         fired = self._node.script.on_connection()
         connection = Connection(self._node, self._node.next_connection_number(), fired)
         self._links[sock.fileno()] = Link(sock, connection, fired, self._tls)
+
+    def _refuse(self, sock: socket.socket) -> None:
+        """Close a connection above the limit; only the first of a row is logged."""
+        sock.close()
+        if not self._is_full:
+            self._is_full = True
+            LOGGER.warning(
+                "refusing connections: %d are open, which is NodeOptions.connections_max",
+                len(self._links),
+            )
 
     def _watch(self, sock: socket.socket, interest: int, handle: Callable[[int], None]) -> None:
         watched = self._selector.get_map().get(sock)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pamqp import commands, frame, header
 
-from reliablepub.testing import FakeBroker
+from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.testing.connection import OUTPUT_MAX_BYTES
 from reliablepub.testing.replies import AmqpError
 from reliablepub.testing.wire import FrameBuffer
@@ -188,9 +188,14 @@ def test_many_openings_at_once(fake_broker: FakeBroker) -> None:
     fake_broker.wait_for(lambda: fake_broker.connections == 0)
 
 
-def test_connections_are_counted(fake_broker: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reliablepub.testing.server.CONNECTIONS_MAX", 2)
-    with opened(fake_broker), opened(fake_broker):
-        with connected(fake_broker) as third:
-            assert third.recv(1) == b""
-        assert fake_broker.connections == 2
+def test_connections_above_the_limit_are_closed_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with FakeBroker(options=NodeOptions(connections_max=2)) as broker:
+        with opened(broker), opened(broker):
+            for _ in range(2):
+                with connected(broker) as third:
+                    assert third.recv(1) == b""
+            assert broker.connections == 2
+        expected = "refusing connections: 2 are open, which is NodeOptions.connections_max"
+        assert caplog.messages == [expected]  # once for a row of refusals

@@ -146,7 +146,10 @@ def test_of_several_wrong_arguments_one_is_named(client: RawClient) -> None:
     assert "invalid arg 'x-queue-type'" in line
 
 
-@pytest.mark.parametrize("name", ["x-delivery-limit", "x-max-age", "x-initial-cluster-size"])
+@pytest.mark.parametrize(
+    "name",
+    ["x-dead-letter-strategy", "x-delivery-limit", "x-max-age", "x-initial-cluster-size"],
+)
 def test_arguments_of_other_queue_types(client: RawClient, name: str) -> None:
     place = f"invalid arg '{name}' for queue 'wrong' in vhost '/'"
     assert declare(client, "wrong", {name: 5}) == refused(
