@@ -125,7 +125,7 @@ def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
     return click.option(
         "--outbox",
         "database",
-        metavar="FILE",
+        metavar="FILE|URL",
         type=click.Path(),
         callback=_database,
         required=required,
@@ -181,12 +181,13 @@ def inspected_option(function: _F) -> _F:
     return click.option(
         "--outbox",
         "database",
-        metavar="FILE",
+        metavar="FILE|URL",
         type=click.Path(),
         callback=_inspected,
         required=True,
         envvar=OUTBOX_VARIABLE,
-        help=f"The outbox. Also from {OUTBOX_VARIABLE}.",
+        help=f"The outbox: a file, or postgresql://user@host/database. Also from "
+        f"{OUTBOX_VARIABLE}.",
     )(function)
 
 

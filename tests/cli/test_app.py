@@ -291,6 +291,7 @@ def test_the_documented_line_makes_a_script_for_bash() -> None:
 NO_JSON = (
     *("reliablepub outbox", "reliablepub topology"),  # groups
     "reliablepub outbox export",  # what it prints is JSON
+    "reliablepub outbox create",  # prints SQL
     "reliablepub shipped",  # prints a file
 )
 

@@ -12,6 +12,7 @@ import click
 
 from reliablepub.cli.doctor.diagnosis import of_broker, of_client, of_outbox
 from reliablepub.cli.doctor.findings import exit_of, print_findings
+from reliablepub.cli.doctor.server import of_server
 from reliablepub.cli.options import (
     URL_VARIABLE,
     as_form,
@@ -22,9 +23,11 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.tls import tls_context, tls_options
-from reliablepub.outbox.database import Database, file_of
+from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
-from reliablepub.outbox.sqlite.environment import look_around
+from reliablepub.outbox.postgres.environment import ServerSurroundings
+from reliablepub.outbox.postgres.environment import look_around as ask_server
+from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
 from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
@@ -47,7 +50,7 @@ from reliablepub.transport.probe import probe
 @inspected_option
 @form_option
 def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
-    """Check the outbox, the disk, the clock and the broker; each problem comes with a remedy.
+    """Check the outbox, its disk or server, and the broker; each problem comes with a remedy.
 
     Nothing is changed, neither in the outbox nor at the broker: passive declarations check the
     exchanges and queues that messages name.
@@ -66,11 +69,16 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     context = tls_context(click.get_current_context())
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
-        around = look_around(file_of(database))
         relay = database.status() or {}
         failed = relay["reason"] if relay.get("link") == Link.FAILED else ""
         status = Outbox(database).status()
-        found = list(of_outbox(status, around, time.time(), relay, failed))
+        around: Surroundings | ServerSurroundings
+        if database.file is None:
+            around = ask_server(database)
+            found = list(of_server(status, around, time.time(), relay, failed))
+        else:
+            around = look_around(database.file)
+            found = list(of_outbox(status, around, time.time(), relay, failed))
     found.append(of_client(relay.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS))
     for address in addresses:
         with patiently(f"asking {address}"):

@@ -82,6 +82,24 @@ def of_outbox(
         failed: why the last relay failed; empty if it did not.
     """
     yield _relay(status, failed)
+    yield from of_messages(status, now, relay_status)
+    yield _sqlite(around)
+    yield _sync(around.sync_ms)
+    yield _disk(status, around)
+    yield _log(status)
+    yield of_clock(around.ahead_s)
+
+
+def of_messages(
+    status: OutboxStatus, now: float, relay_status: Mapping[str, Any]
+) -> Iterator[Finding]:
+    """Findings about messages and their way to the broker, for a file or a server.
+
+    Args:
+        status: its figures.
+        now: wall clock, seconds since 1970.
+        relay_status: what the relay shows; empty without one.
+    """
     if status.relay is not None and relay_status.get("link"):
         yield _link(relay_status, now)
     yield _backlog(status, now)
@@ -94,16 +112,20 @@ def of_outbox(
         f"{count_of(parked, 'message')} parked or expired",
         "reliablepub outbox list --state parked --state expired" if parked else "",
     )
-    yield _sqlite(around)
-    yield _sync(around.sync_ms)
-    yield _disk(status, around)
-    yield _log(status)
-    yield _of_outbox(
+
+
+def of_clock(ahead_s: float) -> Finding:
+    """The finding about the time of the newest message.
+
+    Args:
+        ahead_s: how far in the future it was stored, in seconds.
+    """
+    return _of_outbox(
         "clock",
-        around.ahead_s < AHEAD_S,
+        ahead_s < AHEAD_S,
         "no message was stored in the future"
-        if around.ahead_s < AHEAD_S
-        else f"the newest message was stored {age(around.ahead_s)} from now",
+        if ahead_s < AHEAD_S
+        else f"the newest message was stored {age(ahead_s)} from now",
         "the clock was set back, and delays and deadlines depend on it: check NTP",
     )
 

@@ -16,6 +16,7 @@ from reliablepub.cli.exits import ask_for_command
 _COMMANDS: Final = {
     "audit": "reliablepub.cli.outbox.audit:audit",
     "check": "reliablepub.cli.outbox.check:check",
+    "create": "reliablepub.cli.outbox.create:create",
     "discard": "reliablepub.cli.outbox.stepping_in:discard",
     "duplicates": "reliablepub.cli.outbox.duplicates:duplicates",
     "explain": "reliablepub.cli.outbox.explain:explain",

@@ -18,6 +18,11 @@ def creation(schema: str, *, shards: int = 1, allows_loss: bool = False) -> str:
     return script("schema.sql", schema, **values)
 
 
+def roles(schema: str) -> str:
+    """Return the SQL that creates roles with the least privileges for an outbox."""
+    return script("roles.sql", schema).replace("role_", f"{schema}_")
+
+
 def create(
     server: Server,
     *,

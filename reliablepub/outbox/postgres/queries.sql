@@ -694,3 +694,53 @@ INSERT INTO reliablepub_parked (
     :parked_at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
     :size, :checksum, :body, :expires_at, :ordering_key
 );
+
+-- What the outbox stands on, as far as any reader may ask. Of other users' sessions only a member of
+-- pg_monitor sees how long they have lasted, so that is null for others.
+-- name: surroundings
+SELECT
+    current_setting('server_version') AS version,
+    pg_is_in_recovery() AS is_replica,
+    current_setting('fsync') AS fsync,
+    current_setting('full_page_writes') AS full_page_writes,
+    current_setting('synchronous_commit') AS synchronous_commit,
+    current_setting('synchronous_standby_names') AS synchronous_standbys,
+    current_setting('autovacuum') AS autovacuum,
+    current_setting('max_connections')::integer AS connections_max,
+    (SELECT allows_loss FROM reliablepub_outbox) AS allows_loss,
+    (SELECT count(*) FROM pg_stat_replication) AS replicas,
+    a.connections, a.oldest_age, a.oldest_s,
+    (
+        SELECT max(extract(epoch FROM clock_timestamp() - prepared))::double precision
+        FROM pg_prepared_xacts
+    ) AS prepared_s,
+    (SELECT max(greatest(age(xmin), age(catalog_xmin))) FROM pg_replication_slots) AS slot_age,
+    t.dead, t.live,
+    extract(epoch FROM clock_timestamp())::double precision AS now
+FROM (
+    SELECT
+        count(*) FILTER (WHERE backend_type = 'client backend') AS connections,
+        max(greatest(age(backend_xmin), age(backend_xid))) FILTER (WHERE holds) AS oldest_age,
+        max(extract(epoch FROM clock_timestamp() - xact_start)) FILTER (WHERE holds)
+            ::double precision AS oldest_s
+    FROM (
+        SELECT *, pid <> pg_backend_pid() AND backend_type <> 'autovacuum worker'
+            AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AS holds
+        FROM pg_stat_activity
+    ) AS s
+) AS a,
+(
+    SELECT coalesce(sum(n_dead_tup), 0)::bigint AS dead, coalesce(sum(n_live_tup), 0)::bigint AS live
+    FROM pg_stat_user_tables WHERE schemaname = 'reliablepub_'
+) AS t;
+
+-- name: owners
+SELECT
+    t.shard, r.pid, r.host, t.is_free OR r.id IS NULL AS is_free,
+    extract(epoch FROM clock_timestamp() - t.at)::double precision AS silent_s
+FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+CROSS JOIN LATERAL (
+    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+) AS t
+LEFT JOIN reliablepub_runs AS r ON r.id = t.run
+ORDER BY t.shard;

@@ -1,0 +1,171 @@
+"""The findings of ``doctor`` about an outbox in PostgreSQL.
+
+Knows: facts about the server, and what they mean for delivery. Must never know: how facts are
+gathered, or how findings are printed. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from reliablepub.cli.doctor.diagnosis import Finding, Level, of_clock, of_messages
+from reliablepub.cli.output import age, count_of
+from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
+from reliablepub.printable import one_line
+
+SILENT_S: Final = 3.0
+"""Seconds without a turn after which another relay may take over."""
+CLOCK_OFF_S: Final = 5.0
+LONG_S: Final = 600.0
+OLD_TRANSACTIONS: Final = 1_000_000
+DEAD_MANY: Final = 200_000
+"""Ten times the dead rows after which autovacuum is to clean a table of the outbox."""
+_FULL: Final = 0.9
+
+
+def of_server(
+    status: OutboxStatus,
+    around: ServerSurroundings,
+    now: float,
+    relay_status: Mapping[str, Any],
+    failed: str = "",
+) -> Iterator[Finding]:
+    """Findings about an outbox in PostgreSQL.
+
+    Args:
+        status: its figures.
+        around: facts about the server.
+        now: wall clock, seconds since 1970.
+        relay_status: what the relay shows; empty without one.
+        failed: why the last relay failed; empty if it did not.
+    """
+    yield _relay(status, around.owners, failed)
+    yield from of_messages(status, now, relay_status)
+    server = around.server
+    yield _server(server)
+    yield _durability(server)
+    yield _replicas(server)
+    yield _horizon(server)
+    yield _dead(server)
+    share = server["connections"] / server["connections_max"]
+    yield _finding(
+        "connections",
+        Level.OK if share < _FULL else Level.WARNING,
+        f"{server['connections']} of {server['connections_max']} in use",
+        "a relay that is started, and an enqueuer, may find none: raise max_connections, or put "
+        "PgBouncer in between",
+    )
+    yield of_clock(around.ahead_s)
+    off_s = around.clock_off_s
+    yield _finding(
+        "server clock",
+        Level.OK if abs(off_s) < CLOCK_OFF_S else Level.WARNING,
+        f"{abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} the clock of this host",
+        "delays and deadlines of messages depend on the clocks of the hosts: check NTP",
+    )
+
+
+def _finding(check: str, level: Level, found: str, remedy: str) -> Finding:
+    return Finding("outbox", check, level, found, "" if level is Level.OK else remedy)
+
+
+def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Finding:
+    words, missing = [], 0
+    for owner in owners:
+        where = f"shard {owner.shard}: " if len(owners) > 1 else ""
+        is_there = not owner.is_free and owner.silent_s < SILENT_S
+        missing += not is_there
+        if owner.pid is None:
+            words.append(f"{where}none yet")
+            continue
+        said = f"process {owner.pid} on {one_line(owner.host)}"
+        last = f"none, the last was {said}, {age(max(0.0, owner.silent_s))} ago"
+        words.append(f"{where}{said if is_there else last}")
+    reason = f"; it has failed: {one_line(failed)}" if failed and missing else ""
+    opened = f"; {count_of(status.open, 'message')} open" if missing else ""
+    level = Level.PROBLEM if missing and (status.open or failed) else Level.OK
+    return _finding(
+        "relay",
+        level,
+        "; ".join(words) + reason + opened,
+        "start `reliablepub relay`, one for each shard",
+    )
+
+
+def _server(server: Mapping[str, Any]) -> Finding:
+    found = f"PostgreSQL {server['version']}"
+    if server["is_replica"]:
+        remedy = "name the primary: libpq takes several hosts and target_session_attrs=read-write"
+        return _finding("server", Level.PROBLEM, f"{found}, a read-only replica", remedy)
+    if server["autovacuum"] != "on":
+        remedy = "the tables grow without end: set autovacuum = on"
+        return _finding("server", Level.WARNING, f"{found}, autovacuum is off", remedy)
+    return _finding("server", Level.OK, found, "")
+
+
+def _durability(server: Mapping[str, Any]) -> Finding:
+    commit = server["synchronous_commit"]
+    found = f"fsync {server['fsync']}, synchronous_commit {commit}"
+    if server["fsync"] != "on" or server["full_page_writes"] != "on":
+        found = f"{found}, full_page_writes {server['full_page_writes']}"
+        remedy = "a crash of the server's host loses or damages messages: set both to on"
+        return _finding("durability", Level.PROBLEM, found, remedy)
+    if commit != "off":
+        return _finding("durability", Level.OK, found, "")
+    if server["allows_loss"]:
+        found += ", as the outbox allows"
+        remedy = "a crash of the server loses messages that were accepted in its last 0.6 s or so"
+        return _finding("durability", Level.WARNING, found, remedy)
+    remedy = (
+        "reliablepub turns it on in its own transactions; messages that are enqueued in the "
+        "application's transactions may be lost by a crash: set it to on there"
+    )
+    return _finding("durability", Level.WARNING, found, remedy)
+
+
+def _replicas(server: Mapping[str, Any]) -> Finding:
+    count = server["replicas"]
+    if not count:
+        return _finding("replicas", Level.OK, "none is connected", "")
+    found = count_of(count, "replica") + " connected"
+    is_named = bool(server["synchronous_standbys"])
+    if is_named and server["synchronous_commit"] not in ("off", "local"):
+        return _finding("replicas", Level.OK, f"{found}, a commit waits for synchronous ones", "")
+    remedy = (
+        "a fail-over to a replica loses messages that were accepted and had not reached it: set "
+        "synchronous_standby_names, and synchronous_commit to on"
+    )
+    return _finding("replicas", Level.WARNING, f"{found}, no commit waits for one", remedy)
+
+
+def _horizon(server: Mapping[str, Any]) -> Finding:
+    held = []
+    seconds, transactions = server["oldest_s"], server["oldest_age"]
+    if seconds is not None and seconds > LONG_S:
+        held.append(f"a transaction that began {age(seconds)} ago")
+    elif transactions is not None and transactions > OLD_TRANSACTIONS:
+        held.append(f"a transaction that is {transactions} transactions old")
+    if server["prepared_s"] is not None and server["prepared_s"] > LONG_S:
+        held.append(f"a transaction that was prepared {age(server['prepared_s'])} ago")
+    if server["slot_age"] is not None and server["slot_age"] > OLD_TRANSACTIONS:
+        held.append(f"a replication slot that is {server['slot_age']} transactions behind")
+    return _finding(
+        "vacuum horizon",
+        Level.WARNING if held else Level.OK,
+        f"held by {', '.join(held)}" if held else "no long transaction holds it",
+        "vacuum cannot remove what was deleted since, so the outbox grows: end it "
+        "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)",
+    )
+
+
+def _dead(server: Mapping[str, Any]) -> Finding:
+    dead, live = server["dead"], server["live"]
+    return _finding(
+        "dead rows",
+        Level.WARNING if dead > DEAD_MANY and dead > live else Level.OK,
+        f"{dead} dead rows beside {live} live ones",
+        "autovacuum does not keep up, or is held up: see the vacuum horizon and "
+        "autovacuum_max_workers",
+    )

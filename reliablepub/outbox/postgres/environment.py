@@ -1,0 +1,78 @@
+"""What an outbox in PostgreSQL stands on: settings, replicas, vacuum, owners of the shards.
+
+Knows: how to ask for each, with the privileges of a reader. Must never know: which values are good
+or bad, the broker.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from reliablepub.outbox.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The newest turn of a shard.
+
+    Attributes:
+        shard: number of the shard.
+        pid: process id of the relay that owns it; None if no relay ever has.
+        host: name of that relay's host.
+        is_free: whether the relay has ended in order.
+        silent_s: seconds since the relay's newest turn.
+    """
+
+    shard: int
+    pid: int | None
+    host: str
+    is_free: bool
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSurroundings:
+    """Facts about the server of an outbox.
+
+    Attributes:
+        server: settings and figures by name; see the statement ``surroundings``.
+        owners: the owner of each shard.
+        clock_off_s: the server's clock, minus the clock of this host, in seconds.
+        ahead_s: how far in the future the newest open message was stored; 0 if it was not.
+        exchanges: exchanges, other than the default one, that open or parked messages name; at most
+            100.
+        queues: queues that open or parked messages name through the default exchange; at most 100.
+    """
+
+    server: dict[str, Any]
+    owners: list[Owner]
+    clock_off_s: float
+    ahead_s: float
+    exchanges: list[str]
+    queues: list[str]
+
+
+def look_around(database: Database) -> ServerSurroundings:
+    """Ask the server of an outbox; read-only.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+        OutboxError: the server cannot be reached, or the user may not read the outbox.
+    """
+    with database.reading() as session:
+        (server,) = session.rows("surroundings")
+        now = time.time()
+        owners = [Owner(**row) for row in session.rows("owners")]
+        newest = next(iter(session.rows("newest_stored_at")), {"stored_at": 0.0})
+        exchanges = sorted(row["exchange"] for row in session.rows("exchanges_named"))
+        queues = sorted(row["routing_key"] for row in session.rows("queues_named"))
+    return ServerSurroundings(
+        server=server,
+        owners=owners,
+        clock_off_s=server["now"] - now,
+        ahead_s=max(0.0, newest["stored_at"] - now),
+        exchanges=exchanges,
+        queues=queues,
+    )

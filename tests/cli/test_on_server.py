@@ -1,0 +1,343 @@
+"""An outbox in PostgreSQL from the command line: created, granted, looked at, and diagnosed."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psycopg
+import pytest
+from click.testing import CliRunner, Result
+
+from reliablepub import Message, Outbox, Publisher
+from reliablepub.cli import main
+from reliablepub.cli.doctor import server as server_findings
+from reliablepub.cli.doctor.server import of_server
+from reliablepub.errors import OutboxError
+from reliablepub.outbox.postgres.creating import roles
+from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
+from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA
+from reliablepub.testing import FakeBroker
+from tests.cli.conftest import eventually
+from tests.postgres import PostgresServer
+
+pytestmark = pytest.mark.postgres
+
+Run = Callable[..., Result]
+SECRET = "canary"
+"""A password, which no output may show."""
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.delenv("RELIABLEPUB_URL", raising=False)
+
+    def invoke(*arguments: str, code: int = 0) -> Result:
+        result = CliRunner().invoke(main, arguments)
+        assert SECRET not in result.output
+        assert result.exit_code == code, result.output
+        return result
+
+    return invoke
+
+
+def with_password(url: str, user: str = "postgres") -> str:
+    return url.replace("postgres@", f"{user}:{SECRET}@")
+
+
+def execute(url: str, text: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(text.encode())
+
+
+@pytest.fixture
+def as_role(postgres_server: PostgresServer, postgres_outbox: str) -> Callable[[str], str]:
+    """The URL of an outbox for a user who has just one of the roles."""
+    execute(postgres_outbox, roles(DEFAULT_SCHEMA))
+
+    def url_of(role: str) -> str:
+        user = f"only_{role}"
+        if not postgres_server.execute(f"SELECT 1 FROM pg_roles WHERE rolname = '{user}'"):
+            postgres_server.execute("CREATE ROLE {} LOGIN", user)
+        execute(postgres_outbox, f"GRANT {DEFAULT_SCHEMA}_{role} TO {user}")
+        return postgres_outbox.replace("postgres@", f"{user}@")
+
+    return url_of
+
+
+# --------------------------------------------------------------------- create
+
+
+def test_an_outbox_is_created_once(run: Run, postgres_url: str) -> None:
+    url = with_password(postgres_url) + "?schema=mail"
+    assert "is created" in run("outbox", "create", "--outbox", url, "--shards", "2").stderr
+    assert "nothing was changed" in run("outbox", "create", "--outbox", url).stderr
+    assert json.loads(run("outbox", "status", "--json", "--outbox", url).stdout)["stored"] == 0
+
+
+def test_its_sql_makes_the_same_outbox(run: Run, postgres_url: str) -> None:
+    url = with_password(postgres_url)
+    printed = run("outbox", "create", "--sql", "--outbox", url).stdout
+    assert not Outbox(url)._database.exists(), "nothing is connected to"
+    execute(url, printed)
+    assert "nothing was changed" in run("outbox", "create", "--outbox", url).stderr
+    assert Outbox(url).enqueue(Message(b"x", message_id="m")) == "m"
+
+
+def test_a_file_has_no_such_options(run: Run, tmp_path: Any) -> None:
+    path = str(tmp_path / "o.db")
+    for option in (["--sql"], ["--roles"], ["--shards", "2"], ["--allow-loss"]):
+        run("outbox", "create", *option, "--outbox", path, code=2)
+    run("outbox", "create", "--outbox", path)
+    assert Outbox(path).status().stored == 0
+
+
+# ---------------------------------------------------------------------- roles
+
+
+def test_roles_can_be_made_again(run: Run, postgres_outbox: str) -> None:
+    printed = run("outbox", "create", "--roles", "--outbox", postgres_outbox).stdout
+    execute(postgres_outbox, printed)
+    execute(postgres_outbox, printed)
+
+
+def test_an_enqueuer_stores_and_reads_nothing(as_role: Callable[[str], str]) -> None:
+    url = as_role("enqueuer")
+    with Outbox(url, open_messages_max=10) as outbox:
+        outbox.enqueue(Message(b"x", "e", "k", ordering_key="o"))
+        first = outbox.enqueue(Message(b"x", "e", "k"), key="once")
+        assert outbox.enqueue(Message(b"x", "e", "k"), key="once") == first
+    execute(url, "SELECT reliablepub.enqueue('e', 'k', 'x'::bytea)")
+    for text in (
+        "SELECT body FROM reliablepub.messages",
+        "SELECT message_id FROM reliablepub.messages",
+        "UPDATE reliablepub.messages SET due_at = 0",
+        "DELETE FROM reliablepub.messages",
+        "INSERT INTO reliablepub.turns SELECT * FROM reliablepub.turns",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            execute(url, text)
+    with pytest.raises(OutboxError, match="outbox create --roles"):
+        Publisher("amqp://guest:guest@127.0.0.1:1/", outbox=url)
+
+
+def test_a_relay_relays_and_an_operator_steps_in(
+    as_role: Callable[[str], str], fake: FakeBroker, run: Run
+) -> None:
+    url = as_role("relay")
+    with Outbox(url) as outbox:
+        outbox.enqueue(Message(b"x", "flights", "flight.1"))
+        last = outbox.enqueue(Message(b"x", "flights", "flight.1", ordering_key="o"))
+    run("outbox", "park", last, "--note", "wait", "--outbox", url)
+    run("outbox", "retry", last, "--outbox", url)
+    run("relay", "--drain", "--url", fake.url, "--outbox", url)
+    assert len(fake.messages("all")) == 2
+    run("outbox", "audit", "--outbox", url)
+    run("outbox", "prune", "--confirmed", "0s", "--yes", "--outbox", url)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        execute(url, "UPDATE reliablepub.outbox SET allows_loss = true")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        execute(url, "DROP TABLE reliablepub.messages")
+
+
+def test_a_reader_sees_neither_bodies_nor_properties(
+    as_role: Callable[[str], str], run: Run, postgres_outbox: str
+) -> None:
+    url = as_role("reader")
+    with Outbox(postgres_outbox) as outbox:
+        message_id = outbox.enqueue(Message(b"secret", "e", "k"))
+    assert json.loads(run("outbox", "status", "--json", "--outbox", url).stdout)["open"] == 1
+    for command in ("list", "stats", "keys", "in-flight"):
+        run("outbox", command, "--outbox", url)
+    for view in ("open", "parked", "confirmed", "history", "interventions", "audit"):
+        list(Outbox(url).rows(view))
+    for column in ("body", "properties"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            execute(url, f"SELECT {column} FROM reliablepub.messages")
+    run("outbox", "retry", message_id, "--outbox", url, code=4)
+
+
+# --------------------------------------------------------------------- doctor
+
+
+def findings(run: Run, url: str, code: int = 0) -> dict[str, dict[str, str]]:
+    found = json.loads(run("doctor", "--json", "--outbox", with_password(url), code=code).stdout)
+    assert all(row["remedy"] for row in found if row["level"] != "ok")
+    return {row["check"]: row for row in found if row["about"] == "outbox"}
+
+
+def test_a_fine_outbox_is_fine(run: Run, postgres_outbox: str, fake: FakeBroker) -> None:
+    with Publisher(fake.url, outbox=postgres_outbox):
+        found = findings(run, postgres_outbox)
+    assert {row["level"] for row in found.values()} == {"ok"}
+    assert f"process {os.getpid()} on {socket.gethostname()}" in found["relay"]["found"]
+    assert "fsync on, synchronous_commit on" in found["durability"]["found"]
+
+
+def test_a_missing_relay_is_a_problem_once_messages_wait(
+    run: Run, postgres_outbox: str, fake: FakeBroker
+) -> None:
+    assert findings(run, postgres_outbox)["relay"]["found"] == "none yet; 0 messages open"
+    with Publisher(fake.url, outbox=postgres_outbox):
+        pass
+    with Outbox(postgres_outbox) as outbox:
+        outbox.enqueue(Message(b"x", "e", "k"))
+    row = findings(run, postgres_outbox, code=4)["relay"]
+    assert row["level"] == "problem"
+    assert re.match(
+        rf"none, the last was process {os.getpid()} on .*; 1 message open", row["found"]
+    )
+
+
+def test_what_loses_accepted_messages_is_found(
+    run: Run, postgres_server: PostgresServer, postgres_database: str, postgres_outbox: str
+) -> None:
+    name = postgres_outbox.rpartition("/")[2]
+    postgres_server.execute("ALTER DATABASE {} SET synchronous_commit = off", name)
+    row = findings(run, postgres_outbox)["durability"]
+    assert row["level"] == "warning"
+    assert "application's transactions" in row["remedy"]
+
+
+@contextmanager
+def a_replica(server: PostgresServer) -> Iterator[None]:
+    """Receive the server's log as an asynchronous replica does."""
+    program = next(Path("/usr/lib/postgresql").glob("*/bin/pg_receivewal"))
+    with TemporaryDirectory() as folder:
+        command: list[str | Path] = [
+            program,
+            "-D",
+            folder,
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(server.port),
+            "-U",
+            "postgres",
+        ]
+        process = subprocess.Popen(command)
+        try:
+            eventually(lambda: bool(server.execute("SELECT 1 FROM pg_stat_replication")))
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def test_an_asynchronous_replica_is_found_by_a_reader(
+    run: Run, postgres_server: PostgresServer, as_role: Callable[[str], str]
+) -> None:
+    url = as_role("reader")
+    with a_replica(postgres_server):
+        row = json.loads(run("doctor", "--json", "--outbox", url).stdout)
+    (row,) = (each for each in row if each["check"] == "replicas")
+    assert row["level"] == "warning"
+    assert row["found"] == "1 replica connected, no commit waits for one"
+
+
+def test_a_transaction_that_holds_the_horizon_is_found(
+    run: Run, postgres_outbox: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_findings, "LONG_S", 0.0)
+    with psycopg.connect(postgres_outbox) as connection:
+        connection.execute("SELECT pg_current_xact_id()")
+        row = findings(run, postgres_outbox)["vacuum horizon"]
+    assert row["level"] == "warning"
+    assert row["found"].startswith("held by a transaction that began ")
+    with psycopg.connect(postgres_outbox) as connection:
+        connection.execute("SELECT pg_current_xact_id()")
+        connection.execute("PREPARE TRANSACTION 'forgotten'")
+    try:
+        assert "was prepared" in findings(run, postgres_outbox)["vacuum horizon"]["found"]
+    finally:
+        execute(postgres_outbox, "ROLLBACK PREPARED 'forgotten'")
+
+
+SERVER: dict[str, Any] = {
+    "version": "15.18",
+    "is_replica": False,
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "synchronous_standbys": "",
+    "autovacuum": "on",
+    "connections_max": 100,
+    "allows_loss": False,
+    "replicas": 0,
+    "connections": 1,
+    "oldest_age": None,
+    "oldest_s": None,
+    "prepared_s": None,
+    "slot_age": None,
+    "dead": 0,
+    "live": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "level"),
+    [
+        ({}, "server", "ok"),
+        ({"is_replica": True}, "server", "problem"),
+        ({"autovacuum": "off"}, "server", "warning"),
+        ({"fsync": "off"}, "durability", "problem"),
+        ({"full_page_writes": "off"}, "durability", "problem"),
+        ({"synchronous_commit": "off", "allows_loss": True}, "durability", "warning"),
+        ({"synchronous_commit": "local"}, "durability", "ok"),
+        ({"replicas": 1, "synchronous_standbys": "*"}, "replicas", "ok"),
+        (
+            {"replicas": 1, "synchronous_standbys": "*", "synchronous_commit": "local"},
+            "replicas",
+            "warning",
+        ),
+        ({"oldest_age": 2_000_000}, "vacuum horizon", "warning"),
+        ({"oldest_s": 5.0, "oldest_age": 2}, "vacuum horizon", "ok"),
+        ({"slot_age": 2_000_000}, "vacuum horizon", "warning"),
+        ({"dead": 300_000, "live": 10}, "dead rows", "warning"),
+        ({"dead": 300_000, "live": 5_000_000}, "dead rows", "ok"),
+        ({"connections": 95}, "connections", "warning"),
+    ],
+)
+def test_a_server_is_judged(
+    postgres_outbox: str, change: dict[str, Any], check: str, level: str
+) -> None:
+    owner = Owner(shard=0, pid=1, host="h", is_free=False, silent_s=0.1)
+    around = ServerSurroundings(SERVER | change, [owner], 0.0, 0.0, [], [])
+    found = {row.check: row for row in of_server(Outbox(postgres_outbox).status(), around, 0.0, {})}
+    assert found[check].level == level
+    assert (found[check].remedy == "") == (level == "ok")
+    assert [row.check for row in found.values() if row.level != "ok"] == [check] * (level != "ok")
+
+
+def test_shards_and_clocks_are_judged(postgres_outbox: str) -> None:
+    owners = [
+        Owner(shard=0, pid=1, host="h", is_free=False, silent_s=0.1),
+        Owner(shard=1, pid=2, host="i", is_free=False, silent_s=60.0),
+        Owner(shard=2, pid=None, host="", is_free=True, silent_s=9.0),
+    ]
+    around = ServerSurroundings(SERVER, owners, -60.0, 60.0, [], [])
+    status = Outbox(postgres_outbox).status()
+    found = {row.check: row for row in of_server(status, around, 0.0, {}, "a bug")}
+    assert found["relay"].found == (
+        "shard 0: process 1 on h; shard 1: none, the last was process 2 on i, 1 min 0 s ago; "
+        "shard 2: none yet; it has failed: a bug; 0 messages open"
+    )
+    assert found["relay"].level == "problem"
+    assert found["server clock"].found == "60.0 s behind the clock of this host"
+    assert (found["server clock"].level, found["clock"].level) == ("warning", "warning")
+
+
+def test_a_password_is_in_no_error(run: Run) -> None:
+    url = f"postgresql://app:{SECRET}@127.0.0.1:1/shop"
+    for command in (["outbox", "status"], ["outbox", "create"], ["doctor"], ["outbox", "check"]):
+        run(*command, "--outbox", url, code=2 if "check" in command else 4)
+    run("outbox", "status", "--outbox", f"postgresql://app:{SECRET}@[x/shop", code=2)
+    with pytest.raises(OutboxError) as caught:
+        Outbox(url).enqueue(Message(b"x"))
+    assert SECRET not in f"{caught.value!r} {caught.value} {Outbox(url)!r}"
