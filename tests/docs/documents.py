@@ -3,7 +3,8 @@
 Knows: fences, hidden set-up comments, inline code and links. Must never know: what is said.
 
 How a document is run: every ```` ```python ```` block, in order, in one namespace, in an empty
-folder. The address ``amqp://guest:guest@localhost/`` becomes that of a fake broker. What the reader
+folder. The address ``amqp://guest:guest@localhost/`` becomes that of a fake broker, and the URL
+``postgresql://app@localhost/shop`` that of an empty database. What the reader
 is expected to have (queues, tables) is made by a comment that only the source shows::
 
     <!-- setup
@@ -29,6 +30,7 @@ ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 PLACEHOLDER = "amqp://guest:guest@localhost/"
+DATABASE = "postgresql://app@localhost/shop"
 
 _PART = re.compile(
     r"^```(?P<language>\w+)\n(?P<block>.*?)^```$|^<!-- setup\n(?P<setup>.*?)^-->$",
@@ -59,7 +61,11 @@ def blocks(document: Path) -> Iterator[Block]:
             yield Block(found["language"], found["block"], line)
 
 
-def run(document: Path, folder: Path) -> None:
+def needs_postgres(document: Path) -> bool:
+    return any(DATABASE in b.text for b in blocks(document) if b.language in ("python", "setup"))
+
+
+def run(document: Path, folder: Path, database: str = DATABASE) -> None:
     """Run the Python of a document; the working folder is an empty one already."""
     with FakeBroker() as broker:
         namespace: dict[str, Any] = {"__name__": "__document__", "broker": broker}
@@ -68,7 +74,8 @@ def run(document: Path, folder: Path) -> None:
                 continue
             before = set(namespace)
             # Line numbers as in the document, so that a traceback points into it.
-            source = "\n" * block.line + block.text.replace(PLACEHOLDER, broker.url)
+            text = block.text.replace(PLACEHOLDER, broker.url).replace(DATABASE, database)
+            source = "\n" * block.line + text
             exec(compile(source, str(document), "exec", dont_inherit=True), namespace)
             for name in sorted(set(namespace) - before):
                 if name.startswith("test_"):

@@ -13,20 +13,39 @@ import pytest
 
 import reliablepub
 from reliablepub.cli import main
-from tests.docs.documents import DOCUMENTS, ROOT, anchors, blocks, commands, links, run
+from tests.docs.documents import (
+    DOCUMENTS,
+    ROOT,
+    anchors,
+    blocks,
+    commands,
+    links,
+    needs_postgres,
+    run,
+)
 
 NAMES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS]
-RUN_HERE = [name for name in NAMES if name.id != "docs/spark.md"]  # that one in tests/spark
+RUN_HERE = [
+    pytest.param(path, id=name.id, marks=[pytest.mark.postgres] if needs_postgres(path) else [])
+    for path, name in zip(DOCUMENTS, NAMES, strict=True)
+    if name.id != "docs/spark.md"  # that one in tests/spark
+]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
 
 
 @pytest.mark.parametrize("document", RUN_HERE)
 def test_the_python_of_a_document_runs(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run(document, tmp_path)
+    if needs_postgres(document):
+        run(document, tmp_path, request.getfixturevalue("postgres_url"))
+    else:
+        run(document, tmp_path)
 
 
 def test_the_collector_finds_blocks_and_lets_them_fail(
