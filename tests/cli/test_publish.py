@@ -368,7 +368,7 @@ def test_a_signal_ends_the_wait_for_confirms(
 ) -> None:
     fake.inject(faults.HoldConfirms())
     process = cli.begin("publish", flights(count), *TO_ALL, *options, "--json")
-    fake.wait_for(min(count, 32))
+    fake.wait_for(min(count, 32), timeout_s=60)
     process.send_signal(signal.SIGTERM)
     ended = cli.ended(process)
     assert ended.code == 3

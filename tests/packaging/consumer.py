@@ -193,6 +193,7 @@ def enqueue(path: Path) -> None:
         assert_type(message_id, str)
     db.close()
     outbox = Outbox(path, open_messages_max=10)
+    assert outbox.path == path
     outbox.create()
     assert outbox.enqueue(order(12), key="order 12") == message_id
     assert_type(outbox.position("nothing"), int)
