@@ -101,6 +101,11 @@ class _Relay(ConfigurableCommand):
 )
 @tracing_option
 @click.option("--drain", is_flag=True, help="End once no message is open.")
+@click.option(
+    "--standby",
+    is_flag=True,
+    help="Wait while another relay owns the outbox, and take over when it ends.",
+)
 @json_option
 @click.pass_context
 def relay(  # noqa: PLR0917 - one argument for each option
@@ -115,6 +120,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     health_host: str,
     tracing: bool,  # noqa: FBT001 - click passes flags as arguments
     drain: bool,  # noqa: FBT001
+    standby: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> int:
     """Publish the messages in an outbox, and all that are put into it later.
@@ -164,6 +170,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
             stop=stop,
             notifier=Notifier(os.environ),
             hooks=hooks,
+            is_standby=standby,
         )
         health = (
             nullcontext()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -21,7 +22,12 @@ from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
 from reliablepub.cli.relay.notify import Notifier
 from reliablepub.cli.signals import Stop
-from reliablepub.errors import ConfigurationError, ReliablePubError
+from reliablepub.errors import (
+    ConfigurationError,
+    OutboxInUse,
+    PublisherFailed,
+    ReliablePubError,
+)
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -32,6 +38,8 @@ from reliablepub.transport.address import parse_addresses
 
 _LOOK_S: Final = 0.05
 _ALIVE_S: Final = 1.0
+_STANDBY_S: Final = 0.5
+"""Interval at which a standby tries to own the outbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,7 @@ class Service:
         stop: set by the signals.
         notifier: sends notifications to the service manager.
         hooks: hooks for the publisher.
+        is_standby: whether to wait while another relay owns the outbox.
 
     Attributes:
         status: status of the relay now, or at its end.
@@ -98,24 +107,26 @@ class Service:
         stop: Stop,
         notifier: Notifier,
         hooks: Sequence[object],
+        is_standby: bool = False,
     ) -> None:
         self._settings = settings
         self._reread = reread
         self._stop = stop
         self._notifier = notifier
         self._hooks = hooks
+        self._is_standby = is_standby
         self._notes = LinkNotes(print_note, is_eager=True)
         self._alive_at = 0.0
         self._feed_at = 0.0
         self._fed_turns = -1
         self._told = ""
         self._publisher: Publisher | None = None
-        self.last = Status()
+        self.last = self.before = Status()
 
     def __enter__(self) -> Self:
-        """Open the publisher, which starts relaying."""
-        self._publisher = self._settings.open(self._hooks)
-        self.before = self._publisher.status
+        """Open the publisher, which starts relaying; a standby may have to wait."""
+        if not self._take_over():
+            print_note("standing by: another relay owns the outbox")
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
 
@@ -137,19 +148,62 @@ class Service:
         Raises:
             PublisherClosed: the relay has failed.
         """
-        publisher = self._publisher
-        assert publisher is not None
         while not self._stop.is_set:
-            status = publisher.status
-            self._notes.look(status)
-            if is_draining and (not status.open or publisher.flush(timeout=_LOOK_S).is_flushed):
-                return
-            self._look_after(publisher, status, time.monotonic())
-            if self._stop.is_reopen_due:
-                self._stop.is_reopen_due = False
-                publisher = self._reopened(publisher)
+            publisher = self._publisher
+            if publisher is None:
+                self._stand_by()
+                continue
+            try:
+                if self._is_done(publisher, is_draining=is_draining):
+                    return
+            except (PublisherFailed, OutboxInUse) as error:
+                lost = error if isinstance(error, OutboxInUse) else error.__cause__
+                if not (self._is_standby and isinstance(lost, OutboxInUse)):
+                    raise
+                print_note(f"standing by: {lost}")
+                self._publisher = None
+                with suppress(PublisherFailed):
+                    publisher.close()
             self._stop.wait(_LOOK_S)
         self._notes.look(self.status)  # a signal may have ended the loop before it looked
+
+    def _is_done(self, publisher: Publisher, *, is_draining: bool) -> bool:
+        """Look after the publisher; return whether it is drained."""
+        status = publisher.status
+        self._notes.look(status)
+        if is_draining and (not status.open or publisher.flush(timeout=_LOOK_S).is_flushed):
+            return True
+        self._look_after(publisher, status, time.monotonic())
+        if self._stop.is_reopen_due:
+            self._stop.is_reopen_due = False
+            self._reopened(publisher)
+        return False
+
+    def _take_over(self) -> bool:
+        """Open the publisher; return whether the outbox is relayed here.
+
+        Raises:
+            OutboxInUse: another relay owns the outbox, and this one is no standby.
+        """
+        try:
+            self._publisher = self._settings.open(self._hooks)
+        except OutboxInUse:
+            if not self._is_standby:
+                raise
+            return False
+        self.before = self._publisher.status
+        return True
+
+    def _stand_by(self) -> None:
+        if self._take_over():
+            self._notes = LinkNotes(print_note, is_eager=True)
+            print_note("this relay has taken over the outbox")
+            return
+        if self._stop.is_reopen_due:
+            self._stop.is_reopen_due = False
+            self._settings = self._reread()
+        self._notifier.tell(STATUS="standing by", WATCHDOG=1)
+        self._stop.wait(_STANDBY_S)
 
     def _look_after(self, publisher: Publisher, status: Status, now: float) -> None:
         """Send the status (at most once a second) and the watchdog message when they are due."""

@@ -1,0 +1,91 @@
+"""`reliablepub relay --standby`: one relay owns the outbox, the others wait for its end."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Cli
+
+TAKEN_OVER_S = 5.0
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def where(request: pytest.FixtureRequest, cli: Cli) -> str:
+    """A path, and a URL."""
+    if request.param == "sqlite":
+        return str(cli.folder / "o.db")
+    url: str = request.getfixturevalue("postgres_url")
+    Outbox(url).create()
+    return url
+
+
+def line_of(relay: subprocess.Popen[str]) -> str:
+    assert relay.stderr is not None
+    return relay.stderr.readline()
+
+
+def until(relay: subprocess.Popen[str], words: str) -> None:
+    """Read lines until one begins with these words; the relay may also tell of its connection."""
+    while line := line_of(relay):
+        if line.startswith(words):
+            return
+    pytest.fail(f"it ended, and never said {words!r}")
+
+
+def test_a_standby_takes_over_from_a_relay_that_was_killed(
+    cli: Cli, fake: FakeBroker, where: str
+) -> None:
+    with Outbox(where) as outbox:
+        outbox.enqueue(Message(b"", routing_key="all"))
+        owner = cli.begin("relay", "--outbox", where, "--standby")
+        assert line_of(owner) == "connected to the broker\n"
+        fake.wait_for(1, timeout_s=60)
+        standby = cli.begin("relay", "--outbox", where, "--standby", "--json")
+        assert line_of(standby) == "standing by: another relay owns the outbox\n"
+        outbox.enqueue(Message(b"", routing_key="all"))
+        fake.wait_for(2, timeout_s=60)
+        owner.send_signal(signal.SIGKILL)
+        killed_at = time.monotonic()
+        outbox.enqueue(Message(b"", routing_key="all"))
+        assert line_of(standby) == "this relay has taken over the outbox\n"
+        took_s = time.monotonic() - killed_at
+        fake.wait_for(3, timeout_s=60)
+    standby.send_signal(signal.SIGTERM)
+    assert cli.ended(standby).json["open"] == 0
+    assert took_s < TAKEN_OVER_S
+
+
+def test_a_relay_that_was_paused_for_too_long_stands_by(
+    cli: Cli, fake: FakeBroker, postgres_url: str
+) -> None:
+    Outbox(postgres_url).create()
+    first = cli.begin("relay", "--outbox", postgres_url, "--standby")
+    assert line_of(first) == "connected to the broker\n"
+    second = cli.begin("relay", "--outbox", postgres_url, "--standby")
+    assert line_of(second) == "standing by: another relay owns the outbox\n"
+    first.send_signal(signal.SIGSTOP)
+    assert line_of(second) == "this relay has taken over the outbox\n"
+    first.send_signal(signal.SIGCONT)
+    until(first, "standing by: outbox ")
+    with Outbox(postgres_url) as outbox:
+        outbox.enqueue(Message(b"", routing_key="all"))
+    fake.wait_for(1, timeout_s=60)
+    second.send_signal(signal.SIGTERM)
+    assert cli.ended(second).code == 0
+    until(first, "this relay has taken over the outbox")
+    first.send_signal(signal.SIGTERM)
+    assert cli.ended(first).code == 0
+
+
+def test_without_it_a_second_relay_ends(cli: Cli, where: str) -> None:
+    owner = cli.begin("relay", "--outbox", where)
+    assert line_of(owner) == "connected to the broker\n"
+    second = cli("relay", "--outbox", where)
+    assert second.code == 4
+    assert "relayed by" in second.err or "another process" in second.err
+    owner.send_signal(signal.SIGTERM)
+    assert cli.ended(owner).code == 0
