@@ -167,6 +167,7 @@ def be_refused(broker: FakeBroker, outbox: Path) -> None:
 
 def look_and_step_in(path: Path, rescued: Path) -> None:
     with Outbox(path) as outbox:
+        assert outbox.path.name == path.name
         (first, second) = outbox.parked(limit=10)
         assert_type(first.id, int)
         assert {first.outcome, second.outcome} == {"nacked", "returned"}
