@@ -1,17 +1,14 @@
 """The account: what callers were told, against what the broker has and the outbox keeps.
 
-It knows nothing of how it came about, and asks nobody but the broker, the outbox file and the
-callers.
+It knows nothing of how it came about, and asks nobody but the broker, the outbox and the callers.
 """
 
-import sqlite3
 from collections.abc import Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from reliablepub import Message
+from reliablepub import Message, Outbox
 
 
 @dataclass
@@ -56,7 +53,7 @@ class Account:
 def close_account(
     told: Told,
     arrivals: Iterable[tuple[bytes, str]],
-    outbox: Path,
+    outbox: Path | str,
     expected: Callable[[int], Message],
     *,
     duplicates_max: int,
@@ -66,7 +63,7 @@ def close_account(
     Args:
         told: by the publisher.
         arrivals: body and ``message_id`` of every message the broker delivered.
-        outbox: the file.
+        outbox: the file, or the URL of the database.
         expected: what the message of a number was.
         duplicates_max: how many may have arrived again.
     """
@@ -99,18 +96,18 @@ def close_account(
     return Account(len(told.stored), len(arrived), len(parked), duplicates, wrong)
 
 
-def _look(outbox: Path) -> tuple[set[int], set[int], set[int], list[int]]:
+def _look(where: Path | str) -> tuple[set[int], set[int], set[int], list[object]]:
     """Parked, parked without a reason, open, and differences of the ledger."""
-    with closing(sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)) as db:
-        rows = db.execute("SELECT message_id, reply_text FROM reliablepub_parked").fetchall()
-        open_ = db.execute("SELECT message_id FROM reliablepub_messages").fetchall()
-        audit = db.execute(
-            "SELECT open_difference, parked_difference, expired_difference, bytes_difference"
-            " FROM reliablepub_audit"
-        ).fetchone()
+    outbox = Outbox(where)
+    parked = list(outbox.rows("parked"))
+    [audit] = outbox.rows("audit")
     return (
-        {int(id_.removeprefix("n")) for id_, _ in rows},
-        {int(id_.removeprefix("n")) for id_, text in rows if not text},
-        {int(id_.removeprefix("n")) for (id_,) in open_},
-        [difference for difference in audit if difference],
+        {_number(row) for row in parked},
+        {_number(row) for row in parked if not row["reply_text"]},
+        {_number(row) for row in outbox.rows("open")},
+        [count for name, count in audit.items() if name.endswith("_difference") and count],
     )
+
+
+def _number(row: dict[str, object]) -> int:
+    return int(str(row["message_id"]).removeprefix("n"))

@@ -172,6 +172,50 @@ def test_a_silent_owner_is_replaced_and_settles_nothing(
     assert counted(url) == (0, 0, 0, 0)
 
 
+def test_a_relay_whose_first_turn_takes_long_is_not_replaced(
+    url: str, entry: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "EXPIRY_S", 0.3)
+    take, slowly = PostgresStore._take_turn, threading.Event()
+
+    def take_slowly(store: PostgresStore, steps: Any, *ids: Any) -> Any:
+        slowly.set()
+        return take(store, [("SELECT pg_sleep(1.5)", {}), *steps], *ids)
+
+    monkeypatch.setattr(PostgresStore, "_take_turn", take_slowly)
+    opened: list[PostgresStore] = []
+    first = threading.Thread(target=lambda: opened.append(PostgresStore(Server.of(url))))
+    first.start()
+    slowly.wait()
+    monkeypatch.setattr(PostgresStore, "_take_turn", take)
+    time.sleep(0.5)
+    with pytest.raises(OutboxInUse, match="only one relay may own a shard"):
+        PostgresStore(Server.of(url)).close()
+    first.join()
+    with closing(opened[0]) as own:
+        assert own.commit(Changes(new=[entry()])).counters.stored == 1
+
+
+def test_the_first_turn_of_a_run_is_as_old_as_its_commit(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = PostgresStore._take_turn
+
+    def take_slowly(store: PostgresStore, steps: Any, *ids: Any) -> Any:
+        return take(store, [("SELECT pg_sleep(2)", {}), *steps], *ids)
+
+    monkeypatch.setattr(PostgresStore, "_take_turn", take_slowly)
+    with closing(PostgresStore(Server.of(url))) as own:
+        [(_, _, _, _, _, age_s)] = own._link.rows("newest_turns")
+        monkeypatch.setattr(PostgresStore, "_take_turn", take)
+    assert age_s < 1.9
+
+
+def test_no_statement_of_a_turn_is_compiled(own: PostgresStore) -> None:
+    jit = "SELECT current_setting('jit')"
+    assert own._link.transact([own._link.settings(), (jit, {})])[1] == [(b"off",)]
+
+
 def test_an_owner_whose_last_turn_was_forgotten_settles_nothing(
     url: str, own: PostgresStore, entry: Make
 ) -> None:
@@ -181,6 +225,23 @@ def test_an_owner_whose_last_turn_was_forgotten_settles_nothing(
         other.execute(query)
     with pytest.raises(OutboxInUse):
         own.commit(Changes(new=[entry()]))
+
+
+def test_a_lost_turn_is_an_error_and_no_log_record_of_psycopg(
+    url: str, own: PostgresStore, entry: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute("UPDATE reliablepub.turns SET turn = turn + 5000, run = 99")
+    with pytest.raises(OutboxInUse):
+        own.commit(Changes(new=[entry()]))
+    with psycopg.connect(url, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE pid <> pg_backend_pid() AND datname = current_database()"
+        )
+    with pytest.raises(psycopg.OperationalError):
+        own._link.batch([("outbox", {})])
+    assert caplog.records == []
 
 
 # ---------------------------------------------------------------------------- cut off

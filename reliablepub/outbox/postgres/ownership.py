@@ -8,7 +8,9 @@ lost its shard, for instance while it was paused, changes nothing.
 
 The owner takes a turn at least every `BEAT_S` seconds. A shard is free when its last turn says so,
 or is older than `EXPIRY_S` by the clock of the database, or when a process has seen no new turn for
-as long by its own: the clock of the database may have been set back.
+as long by its own: the clock of the database may have been set back. A shard whose newest turn
+changes while a process looks has an owner that lives, however old that turn is: its transaction may
+have taken long.
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
         for shard, turn, _, is_free, at, age_s in newest:
             has_moved = first_seen.setdefault(shard, at) != at
             is_silent = not has_moved and time.monotonic() - begun > EXPIRY_S
-            if is_free or age_s > EXPIRY_S or is_silent:
+            is_old = not has_moved and age_s > EXPIRY_S
+            if is_free or is_old or is_silent:
                 owned = _take(link, shard, turn, token, now)
                 if owned is not None:
                     return owned
@@ -85,14 +88,14 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
 
 
 def _take(link: Link, shard: int, turn: int, token: str, now: float) -> Ownership | None:
-    """Take the turn after another one; return None if another process was faster."""
+    """Take the turn after another one; return None if another process was faster, or may be."""
     names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
     [(run,)] = link.rows("begin_run", names)
     values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
     try:
         link.transact([link.settings(), ("take_over", values)])
     except psycopg.Error as error:
-        if is_lost_turn(error):
+        if is_lost_turn(error) or isinstance(error, psycopg.errors.LockNotAvailable):
             return None
         raise outbox_error(link.server, error) from error
     return Ownership(shard, run, turn + 1)

@@ -63,9 +63,11 @@ SELECT turn, run, token, intervention, stored, confirmed, parked, expired, disca
 FROM reliablepub_turns WHERE shard = :shard AND turn >= :turn ORDER BY turn;
 
 -- Only settings of the transaction: behind PgBouncer, a session belongs to nobody. A transaction whose
--- client was cut off must not keep its locks.
+-- client was cut off must not keep its locks. To compile a statement of a turn takes longer than to run
+-- it, up to seconds, in which the next owner would take over.
 -- name: settle_in
 SELECT
+    set_config('jit', 'off', true),
     set_config('idle_in_transaction_session_timeout', '5000', true),
     set_config('lock_timeout', '5000', true),
     CASE WHEN current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
@@ -88,6 +90,10 @@ SELECT
     false, t.stored, t.confirmed, t.parked, t.expired, t.discarded, t.open_bytes, t.intervention, t.seen
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
+
+-- The first turn of a run may take long; it is as old as its commit.
+-- name: beat
+UPDATE reliablepub_turns SET at = clock_timestamp() WHERE shard = :shard AND turn = :turn;
 
 -- name: free_turn
 UPDATE reliablepub_turns SET is_free = true WHERE shard = :shard AND turn = :turn;

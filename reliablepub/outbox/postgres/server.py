@@ -194,17 +194,23 @@ class Link:
         """
         connection = self.open()
         cursors = []
+        failure: psycopg.Error | None = None
         try:
             with connection.pipeline() as pipeline:
-                for name, values in steps:
-                    cursor = connection.cursor(binary=True)
-                    cursor.execute(self.queries.get(name, name), values or None)
-                    cursors.append(cursor)
-                pipeline.sync()
+                try:
+                    for name, values in steps:
+                        cursor = connection.cursor(binary=True)
+                        cursor.execute(self.queries.get(name, name), values or None)
+                        cursors.append(cursor)
+                    pipeline.sync()
+                except psycopg.Error as error:  # or psycopg would log what the block's end raises
+                    failure = error
+            if failure is not None:
+                raise failure
             return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
-        except psycopg.Error:
+        except psycopg.Error as error:
             self._drop_if_lost()
-            raise
+            raise failure or error from None
 
     def transact(self, steps: Sequence[Step]) -> list[list[Row]]:
         """Run statements in one transaction and one round trip; return the rows of each.

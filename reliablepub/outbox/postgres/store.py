@@ -198,6 +198,7 @@ class PostgresStore:
                 ("forget_old_attempts", before),
                 ("forget_old_interventions", before),
                 ("rebase_retries", at | {"now": now}),
+                self._of_turn("beat"),
             ]
         )
         self._touched = self._seen.intervention
