@@ -78,6 +78,26 @@ def test_a_row_of_a_slow_transaction_is_told_when_it_commits(url: str, own: Post
     assert message_ids(entries) == ["slow"]
 
 
+def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url: str) -> None:
+    """A dump that was restored on another server; the numbers below have not begun there."""
+    outbox = Outbox(url)
+    for number in range(3):
+        outbox.enqueue(Message(b"", message_id=str(number)))
+    with closing(PostgresStore(Server.of(url))) as before:
+        counted_before = before.snapshot().counters
+    with psycopg.connect(url) as other:
+        other.execute("UPDATE reliablepub.messages SET xid = '4000000000'")
+    outbox.enqueue(Message(b"", message_id="new"))
+    with closing(PostgresStore(Server.of(url))) as restored:
+        seen = restored.snapshot()
+        entries, _ = restored.read_ready(1, seen.last_id, **ALL)
+        assert message_ids(entries) == ["0", "1", "2", "new"]
+        assert (counted_before.stored, seen.counters.stored, seen.counters.open) == (3, 4, 4)
+        restored.commit(Changes(confirmed=entries))
+        assert restored.snapshot().counters.open == 0
+    assert not outbox.audit().differences
+
+
 def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
     outbox = Outbox(url)
     with psycopg.connect(url) as slow:

@@ -114,9 +114,13 @@ UPDATE reliablepub_turns AS u SET
     stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = pg_current_snapshot()
 FROM new WHERE u.shard = :shard AND u.turn = :turn;
 
--- After a restore from a dump, numbers of transactions are those of another cluster.
+-- After a restore from a dump, numbers of transactions are those of another cluster: some have not
+-- begun in this one, though their rows are visible.
 -- name: is_restored
-SELECT pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot())
+SELECT pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) OR EXISTS (
+    SELECT 1 FROM reliablepub_messages AS m
+    WHERE m.shard = :shard AND m.run IS NULL AND m.xid >= pg_snapshot_xmax(pg_current_snapshot())
+)
 FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
 
 -- name: forget_foreign_xids
