@@ -1,6 +1,6 @@
 """A file for the outbox and the application, and a relay that drains it to the brokers of a test.
 
-The outbox is a SQLite file; PostgreSQL's cells belong beside it: a second value of `path`.
+The outbox is a SQLite file; test_postgres_joined.py has PostgreSQL's cells.
 """
 
 import time

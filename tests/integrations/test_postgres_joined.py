@@ -1,0 +1,125 @@
+"""Messages that join transactions on PostgreSQL: of each library that passes its connection."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from reliablepub import Message, Outbox
+from reliablepub.integrations.sqlalchemy import SessionOutbox
+
+pytestmark = pytest.mark.postgres
+
+DJANGO = """
+import sys
+import django
+from django.conf import settings
+from psycopg.conninfo import conninfo_to_dict
+
+url = sys.argv[1]
+found = conninfo_to_dict(url)
+names = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
+database = {name: found.get(theirs, "") for name, theirs in names.items()}
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.postgresql"} | database})
+django.setup()
+from django.db import connection, transaction
+from reliablepub import Message, Outbox
+
+outbox = Outbox(url)
+with transaction.atomic():
+    outbox.enqueue(Message(b"", message_id="kept"), connection=connection)
+    sid = transaction.savepoint()
+    outbox.enqueue(Message(b"", message_id="savepoint"), connection=connection)
+    transaction.savepoint_rollback(sid)
+try:
+    with transaction.atomic():
+        outbox.enqueue(Message(b"", message_id="rolled back"), connection=connection)
+        raise KeyError
+except KeyError:
+    pass
+"""
+
+
+@pytest.fixture
+def outbox(postgres_outbox: str) -> Iterator[Outbox]:
+    with Outbox(postgres_outbox) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine(postgres_outbox: str) -> Iterator[Engine]:
+    made = create_engine(dialect(postgres_outbox))
+    yield made
+    made.dispose()
+
+
+def dialect(url: str) -> str:
+    return url.replace("postgresql://", "postgresql+psycopg://")
+
+
+def message(message_id: str) -> Message:
+    return Message(b"", message_id=message_id)
+
+
+def stored(outbox: Outbox) -> list[object]:
+    return [row["message_id"] for row in outbox.rows("open")]
+
+
+def test_a_message_goes_with_psycopgs_transaction(outbox: Outbox, postgres_outbox: str) -> None:
+    with psycopg.connect(postgres_outbox) as connection:
+        outbox.enqueue(message("kept"), connection=connection)
+        assert stored(outbox) == []
+        connection.commit()
+        outbox.enqueue(message("rolled back"), connection=connection)
+        connection.rollback()
+    assert stored(outbox) == ["kept"]
+
+
+def test_a_message_goes_with_sqlalchemys_transaction_and_savepoint(
+    outbox: Outbox, engine: Engine
+) -> None:
+    with Session(engine) as session:
+        session.execute(text("SELECT 1"))
+        outbox.enqueue(message("session"), connection=session)
+        session.commit()
+        outbox.enqueue(message("rolled back"), connection=session)
+        session.rollback()
+        savepoint = session.begin_nested()
+        outbox.enqueue(message("savepoint"), connection=session)
+        savepoint.rollback()
+        outbox.enqueue(message("after it"), connection=session)
+        session.commit()
+    with engine.begin() as connection:
+        outbox.enqueue(message("connection"), connection=connection)
+    with Session(engine) as session, session.begin():
+        SessionOutbox(outbox).enqueue(message("session outbox"), within=session)
+    assert stored(outbox) == ["session", "after it", "connection", "session outbox"]
+
+
+def test_a_message_goes_with_an_asynchronous_session(outbox: Outbox, postgres_outbox: str) -> None:
+    async def enqueue() -> None:
+        engine = create_async_engine(dialect(postgres_outbox))
+        async with AsyncSession(engine) as session:
+            async with session.begin():
+                await SessionOutbox(outbox).enqueue_async(message("kept"), within=session)
+            await SessionOutbox(outbox).enqueue_async(message("rolled back"), within=session)
+            await session.rollback()
+        await engine.dispose()
+
+    asyncio.run(enqueue())
+    assert stored(outbox) == ["kept"]
+
+
+def test_a_message_goes_with_djangos_transaction_and_savepoint(
+    outbox: Outbox, postgres_outbox: str
+) -> None:
+    subprocess.run([sys.executable, "-c", DJANGO, postgres_outbox], check=True, timeout=60)
+    assert stored(outbox) == ["kept"]
