@@ -40,5 +40,7 @@ def check(settings: Settings, columns: Columns) -> None:
         provision(urls(settings), topology, timeout=_TIMEOUT_S, ssl_context=ssl_context(settings))
     except TopologyError as error:
         problems = [problem for problem in error.problems if _IS_OTHERWISE not in problem]
+        if len(problems) == len(error.problems):
+            raise
         if problems:
             raise TopologyError(problems) from None

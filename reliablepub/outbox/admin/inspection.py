@@ -352,7 +352,10 @@ def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
         # One long read transaction would keep the relay from resetting its log until it ends.
         with database.reading() as session:
             values = {"after": after, "limit": PIECE_ROWS}
-            rows = list(session.rows(f"view_{view}", values))
+            # Without `Session.rows`, so that the Spark reader on a cluster needs no sqlite-utils.
+            cursor = session.run(f"view_{view}", values)
+            names = [column[0] for column in cursor.description]
+            rows = [dict(zip(names, row, strict=True)) for row in cursor]
         yield from rows
         if len(rows) < PIECE_ROWS:
             return
