@@ -23,14 +23,15 @@ CORE := tests/core tests/relay
 TROUBLE := $(patsubst %,tests/conformance/test_%.py,one_channel slow_links states_of_the_world survival)
 BROKERS := tests/chaos tests/clients tests/conformance tests/facts tests/rabbit tests/surroundings
 TOOLS := tests/cli tests/demo tests/docs tests/observe tests/packaging
+OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres pythons python-sid lowest spark-versions client-table java clean
 
 # Four at once: much of it waits for a broker or for Spark. The longest come first.
 test: .venv/.installed rabbitmq postgres java lint typecheck
-	$(MAKE) -j4 test-trouble test-brokers test-others test-spark test-tools test-simulation test-core
+	$(MAKE) -j4 test-trouble test-outbox test-brokers test-others test-tools test-spark test-simulation test-core
 
 # What is quick, and needs no server, no Java and not root: for each small step while you work.
 check: .venv/.installed
@@ -54,8 +55,11 @@ test-brokers: .venv/.installed
 test-tools: .venv/.installed
 	$(BIN)/pytest $(TOOLS)
 
+test-outbox: .venv/.installed
+	$(BIN)/pytest $(OUTBOX)
+
 test-others: .venv/.installed
-	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(TOOLS) tests/simulation tests/spark)
+	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(TOOLS) $(OUTBOX) tests/simulation tests/spark)
 
 test-simulation: .venv/.installed
 	$(BIN)/pytest tests/simulation

@@ -85,6 +85,7 @@ class RealSite:
         return "nobody"
 
     def add_reader(self) -> str:
-        self.node.ctl("add_user", "reader", "reader")
+        if "reader" not in self.node.ctl("list_users"):
+            self.node.ctl("add_user", "reader", "reader")
         self.node.ctl("set_permissions", "reader", ".*", "^$", ".*")
         return "reader"

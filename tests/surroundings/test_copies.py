@@ -15,7 +15,9 @@ from tests.writers import writer_of
 
 COPIES = {
     "the file": "import shutil; shutil.copy({0!r}, {0!r} + '.copy')",
-    "the folder": "import shutil, os; shutil.copytree(os.path.dirname({0!r}), {0!r} + '-copies')",
+    # The status file is written under another name first, which may be gone when it is to be copied.
+    "the folder": "import shutil, os; shutil.copytree(os.path.dirname({0!r}), {0!r} + '-copies', "
+    "ignore=shutil.ignore_patterns('*.new'))",
 }
 
 
