@@ -307,7 +307,7 @@ def test_bookkeeping_that_cannot_be_right_is_not_brought_in(
         ("reply_text", "\ud800"),
         ("reply_text", 7),
         ("outcome", []),
-        ("checksum", -1),
+        ("checksum", -2),
         ("checksum", 2**32),
         ("nacked", True),
         ("nacked", 1.0),

@@ -18,11 +18,12 @@ from reliablepub import (
     OutboxUnsure,
     Publisher,
 )
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Attempt, Changes, Entry
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.postgres import ownership
 from reliablepub.outbox.postgres.server import Link, Server
 from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 from tests.postgres import PostgresServer
 
@@ -96,6 +97,17 @@ def test_rows_with_transactions_of_another_cluster_are_sent_and_counted_once(url
         restored.commit(Changes(confirmed=entries))
         assert restored.snapshot().counters.open == 0
     assert not outbox.audit().differences
+
+
+def test_the_ledger_follows_an_operator(url: str, own: PostgresStore, entry: Make) -> None:
+    parked = entry()
+    own.commit(Changes(new=[parked]))
+    own.commit(Changes(parked=[Attempt(parked, "1-1", 1, Outcome(OutcomeKind.RETURNED), 1.0)]))
+    assert own.snapshot().counters.parked == 1
+    with Outbox(url) as outbox:
+        assert outbox.retry([parked.id]) == 1
+    counters = own.snapshot().counters
+    assert (counters.stored, counters.parked, counters.open) == (1, 0, 1)
 
 
 def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
@@ -404,7 +416,7 @@ def test_a_pgbouncer_may_lend_its_connections_by_transaction(
         later = Message(b"", routing_key="orders", not_before=datetime(2100, 1, 1, tzinfo=UTC))
         outbox.enqueue(later)
         assert outbox.retry([row["id"] for row in outbox.rows("open")]) == 1  # type: ignore[misc]
+        broker.wait_for(lambda: len(sent_ids(broker)) == 31, timeout_s=20)
         assert publisher.flush(20)
-        assert len(sent_ids(broker)) == 31
         assert [n for n in sent_ids(broker) if n[0] == "p"] == [f"p-{n}" for n in range(10)]
     assert counted(url) == (0, 0, 0, 0)

@@ -275,6 +275,7 @@ class PostgresMachine(FileMachine):
         return super().open()
 
 
+@pytest.mark.timeout(600)  # a machine with other work to do
 @pytest.mark.parametrize(
     "machine",
     [StoreMachine, FileMachine, pytest.param(PostgresMachine, marks=pytest.mark.postgres)],
