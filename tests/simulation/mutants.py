@@ -483,7 +483,8 @@ def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
         if self._what.action is Action.SKIP:
             self._session.select(
                 "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
-                " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = :id)",
+                " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = :id)"
+                " RETURNING id",
                 {"id": id_},
             )
 
