@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from reliablepub.errors import ConfigurationError
+from reliablepub.headers import utf8
 from reliablepub.hooks import Stamps
 from reliablepub.message import Message
 from reliablepub.outbox.database import file_of
@@ -117,6 +118,8 @@ class Outbox:
             NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
             OutboxError: the message was not stored.
         """
+        if key is not None:
+            utf8("key", key)
         for stamp in self._stamps:
             message = stamp(message)
         if message.message_id is None:

@@ -1,4 +1,4 @@
--- Statements of operators that every database runs, by name: standard SQL with named values, for the
+-- Statements that every database runs, by name: standard SQL with named values, for the
 -- tables and views of each `schema.sql`. Those that differ are in the `queries.sql` of each database,
 -- under one name and with the same values and columns.
 
@@ -311,3 +311,29 @@ SELECT stored_at FROM reliablepub_messages ORDER BY id DESC LIMIT 1;
 SELECT message_id, stored_at, checksum FROM reliablepub_messages
 UNION ALL
 SELECT message_id, stored_at, checksum FROM reliablepub_parked;
+
+-- Of the relay.
+
+-- name: advance_source
+INSERT INTO reliablepub_sources AS s (name, position) VALUES (:name, :count)
+ON CONFLICT (name) DO UPDATE SET position = s.position + excluded.position;
+
+-- name: end_run
+UPDATE reliablepub_runs SET ended_at = :now WHERE id = :run;
+
+-- name: forget_old_attempts
+DELETE FROM reliablepub_attempts AS a WHERE a.at < :before
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
+
+-- name: forget_old_interventions
+DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
+AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
+
+-- name: touched
+SELECT
+    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;

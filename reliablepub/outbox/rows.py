@@ -16,20 +16,21 @@ as ``{"$table": {...}}``, so that no value is ambiguous.
 
 from __future__ import annotations
 
+import json
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import partial
-from json import JSONDecodeError, JSONEncoder, loads
+from json import JSONDecodeError, JSONEncoder
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from reliablepub.headers import FieldValue
 from reliablepub.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, Message
 from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
-from reliablepub.outbox.entry import Attempt, Entry
+from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name
 from reliablepub.outcome import OutcomeKind
 
 TIME_MAX: Final = 3e11
@@ -174,7 +175,7 @@ def from_text(text: str) -> dict[str, Any]:
     if text == "{}":
         return {}
     try:
-        found = loads(text)
+        found = json.loads(text)
     except (JSONDecodeError, RecursionError) as error:
         raise ValueError(f"the properties are not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -298,6 +299,15 @@ class MessageRow(NamedTuple):
 
 class Unreadable(Exception):
     """The row is damaged; the text says how."""
+
+
+def divided(entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+    """Return the entries for ``insert_plain_message``, and those for ``insert_message``."""
+    plain: list[Entry] = []
+    others: list[Entry] = []
+    for entry in entries:
+        (plain if entry.is_plain and entry.due_at is None else others).append(entry)
+    return plain, others
 
 
 def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
@@ -464,7 +474,52 @@ def rewritten(
     }
 
 
-def id_runs(ids: list[int]) -> list[list[int]]:
+PASSED_MAX: Final = 5_000
+"""Rows that one page skips because they are not next of their ordering key; 20 ms in SQLite."""
+
+
+class Page:
+    """Entries read at one time, limited in number and bytes; at least one, if there is any.
+
+    Args:
+        limit: maximum number of entries.
+        bytes_max: maximum sum of `Message.size`.
+        keys: keys of an encrypted outbox, or None.
+
+    Attributes:
+        limit: maximum number of entries.
+        bytes_max: maximum sum of `Message.size`.
+        entries: the entries.
+        damaged: what is wrong with each damaged row, by its id.
+        not_next: ids of rows that are due, and are not next of their ordering key.
+    """
+
+    def __init__(self, limit: int, bytes_max: int, keys: OutboxKeys | None) -> None:
+        self.limit = limit
+        self.bytes_max = bytes_max
+        self._keys = keys
+        self._bytes = 0
+        self.entries: list[Entry] = []
+        self.damaged: dict[int, str] = {}
+        self.not_next: list[int] = []
+
+    def take(self, row: MessageRow) -> bool:
+        """Add the entry of a row; return False if it does not fit."""
+        if len(self.entries) >= self.limit:
+            return False
+        try:
+            entry = entry_of(row, self._keys)
+        except Unreadable as error:
+            self.damaged[row.id] = str(error)
+            return True
+        self._bytes += entry.message.size
+        if self.entries and self._bytes > self.bytes_max:
+            return False
+        self.entries.append(entry)
+        return True
+
+
+def id_runs(ids: Sequence[int]) -> list[list[int]]:
     """Return ids as ``[first, count]``, one for each run of consecutive ids."""
     runs: list[list[int]] = []
     next_id = None
@@ -481,6 +536,32 @@ def schedule_of(entry: Entry) -> tuple[float | None, int, int, int, int, float |
     """Return the parameters of ``reschedule``."""
     counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
     return entry.due_at, *counts, entry.refused_at, entry.id
+
+
+def given_up_of(attempt: Attempt) -> tuple[Any, ...]:
+    """Return the parameters of ``park``: time, state, outcome, counts and id."""
+    entry, outcome = attempt.entry, attempt.outcome
+    state = "expired" if outcome.kind is OutcomeKind.EXPIRED else "parked"
+    reply = (outcome.kind.value, outcome.reply_code, outcome.reply_text)
+    counts = (entry.nacked, entry.returned, entry.refused, entry.uncertain)
+    return attempt.at, state, *reply, *counts, entry.id
+
+
+def tags_of(sent: Sent, run: int) -> tuple[str, int]:
+    """Return the parameters of ``delete_in_flight``: the epoch and the first tag of a batch."""
+    return epoch_name(run, sent.epoch), sent.first_tag
+
+
+def in_flight_of(sent: Sent, run: int) -> tuple[str, int, int, str]:
+    """Return the parameters of ``insert_in_flight``, without the time."""
+    ids = json.dumps(id_runs([entry.id for entry in sent.keys]), separators=(",", ":"))
+    return *tags_of(sent, run), len(sent.keys), ids
+
+
+LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
+"""Reply text of an attempt that an ended relay has left in flight."""
+ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
+"""Retention of the attempts of a message that has left the outbox: 7 days."""
 
 
 def attempt_of(attempt: Attempt) -> tuple[int, str | None, float, str, int, str, int, str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.entry import Changes, Entry
-from reliablepub.outbox.sqlite.store import Page, SqliteStore
+from reliablepub.outbox.sqlite.store import SqlitePage as Page
+from reliablepub.outbox.sqlite.store import SqliteStore
 
 Make = Callable[..., Entry]
 ROOMY = 10**9

@@ -22,7 +22,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import salvage as salvage_module
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
-from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
+from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 
@@ -192,7 +192,6 @@ def test_a_flipped_bit_is_listed_and_not_copied(path: Path) -> None:
 def test_rows_from_before_a_column_was_added_are_known(path: Path) -> None:
     """They have fewer columns: `ALTER TABLE ... ADD COLUMN` does not rewrite the rows."""
     with closing(sqlite3.connect(path)) as connection:
-        tables = script("schema.sql")
         added = (
             ("messages", "expires_at REAL"),
             ("messages", "ordering_key TEXT"),
@@ -202,7 +201,7 @@ def test_rows_from_before_a_column_was_added_are_known(path: Path) -> None:
             ("parked", "is_skipped INTEGER NOT NULL DEFAULT 0"),
         )
         for table in ("messages", "parked"):
-            (whole,) = (s for s in statements(tables) if f"TABLE reliablepub_{table} (" in s)
+            (whole,) = (s for s in schema() if f"TABLE reliablepub_{table} (" in s)
             for _, column in added:
                 whole = whole.replace(f",\n    {column}", "")
             connection.execute(whole)

@@ -14,7 +14,8 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import database
 from reliablepub.outbox.sqlite.checkup import check_up
 from reliablepub.outbox.sqlite.database import VERSION, add_outbox, holds_outbox
-from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
+from reliablepub.outbox.sqlite.sql import QUERIES, statements
+from reliablepub.outbox.sqlite.sql import schema as statements_of_schema
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import transaction
 
@@ -87,8 +88,8 @@ def test_every_name_is_ours(empty: sqlite3.Connection) -> None:
 def test_a_schema_that_fails_leaves_nothing(
     empty: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = script("schema.sql")
-    monkeypatch.setattr(database, "script", lambda _: whole + "\nSELECT no_such_thing;")
+    whole = list(statements_of_schema())
+    monkeypatch.setattr(database, "schema", lambda: [*whole, "SELECT no_such_thing;"])
     with pytest.raises(Exception, match="no_such_thing"), transaction(empty, PATH):
         add_outbox(empty.cursor(), PATH)
     assert schema(empty) == set()

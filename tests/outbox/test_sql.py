@@ -2,7 +2,8 @@
 
 import pytest
 
-from reliablepub.outbox.sqlite.sql import QUERIES, _named, script, statements
+from reliablepub.outbox.queries import named
+from reliablepub.outbox.sqlite.sql import statements
 
 TRIGGER = "CREATE TRIGGER t AFTER INSERT ON a BEGIN\n    DELETE FROM b;\n\n    -- within\nEND;"
 
@@ -22,19 +23,18 @@ def test_a_script_that_ends_within_a_statement_is_refused() -> None:
 
 def test_statements_are_known_by_the_names_above_them() -> None:
     text = "-- about all\n\n-- name: one\n-- about it\nSELECT 1;\n\n-- name: two\nSELECT\n    2;\n"
-    assert _named(text) == {"one": "SELECT 1;", "two": "SELECT\n    2;"}
-    of_all, of_sqlite = script("queries.sql", "reliablepub.outbox"), script("queries.sql")
-    assert _named(of_all) | _named(of_sqlite) == QUERIES
+    assert named(text) == {"one": "SELECT 1", "two": "SELECT\n    2"}
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("-- name: a\nSELECT 1;\n-- name: a\nSELECT 2;", r"^two statements are named a$"),
-        ("-- name: a\nSELECT 1;\nSELECT 2;", "too many values"),
-        ("-- name: a\n-- name: b\nSELECT 1;", "not enough values"),
+        ("-- name: a\nSELECT 1;\nSELECT 2;", r"^below the name a is not one whole statement$"),
+        ("-- name: a\n-- name: b\nSELECT 1;", r"^below the name a is not one whole statement$"),
+        ("-- name: a\nSELECT 1;\n-- name: b\nSELECT 2", r"^below the name b is not one whole"),
     ],
 )
 def test_a_name_belongs_to_one_statement(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        _named(text)
+        named(text)

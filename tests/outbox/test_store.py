@@ -20,9 +20,10 @@ from reliablepub.outbox.admin.interventions import Action, Intervention, interve
 from reliablepub.outbox.entry import Attempt, Changes, Counters, DamagedRow, Entry, Store
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 from reliablepub.outbox.sqlite.database import PAGE_BYTES
 from reliablepub.outbox.sqlite.lock import lock_path
-from reliablepub.outbox.sqlite.store import LEFT_IN_FLIGHT, SqliteStore
+from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind, Persistence
 from tests.outbox.shim import shim
 

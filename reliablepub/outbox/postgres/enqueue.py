@@ -24,7 +24,6 @@ from reliablepub.errors import (
     OutboxUnreachable,
     OutboxUnsure,
 )
-from reliablepub.headers import utf8
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
@@ -164,7 +163,6 @@ def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | Non
     }
     if key is None:
         return "enqueue", values
-    utf8("key", key)
     kept_until = entry.stored_at + KEYS_KEPT_S
     return "enqueue_once", values | {"key": key, "kept_until": kept_until}
 

@@ -1,4 +1,5 @@
--- Every statement on an outbox in PostgreSQL, by name (see sql.py). Those of a relay's turn come first.
+-- Statements on an outbox in PostgreSQL, by name (see sql.py); those of any database are in
+-- `../queries.sql`. Those of a relay's turn come first.
 
 -- An enqueuer's message. Its connection may be the application's, so this is all that it needs.
 -- name: enqueue
@@ -297,10 +298,6 @@ FROM unnest(:epochs::text[], :first_tags::bigint[], :counts::integer[], :ids::te
 ON CONFLICT (epoch, first_tag) DO UPDATE
 SET count = excluded.count, ids = excluded.ids, sent_at = excluded.sent_at;
 
--- name: advance_source
-INSERT INTO reliablepub_sources AS s (name, position) VALUES (:name, :count)
-ON CONFLICT (name) DO UPDATE SET position = s.position + excluded.position;
-
 -- name: step_retries
 UPDATE reliablepub_messages
 SET due_at = CASE WHEN due_at > 0 THEN greatest(0.0, due_at + :by) ELSE 0 END, refused_at = greatest(0.0, refused_at + :by)
@@ -436,12 +433,6 @@ FROM (
 ) AS h
 JOIN reliablepub_messages AS m ON m.id = h.first;
 
--- name: touched
-SELECT
-    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
-    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;
-
 -- name: show
 INSERT INTO reliablepub_status AS s (shard, run, at, content) VALUES (:shard, :run, clock_timestamp(), :content)
 ON CONFLICT (shard) DO UPDATE SET run = excluded.run, at = excluded.at, content = excluded.content
@@ -454,9 +445,6 @@ DELETE FROM reliablepub_status WHERE shard = :shard AND run = :run;
 
 -- name: begin_run
 INSERT INTO reliablepub_runs (shard, pid, host, started_at) VALUES (:shard, :pid, :host, :now) RETURNING id;
-
--- name: end_run
-UPDATE reliablepub_runs SET ended_at = :now WHERE id = :run;
 
 -- name: owner
 SELECT r.id, r.pid, r.host FROM reliablepub_runs AS r WHERE r.id = :run;
@@ -478,17 +466,6 @@ ON CONFLICT (id, epoch, tag, at) DO NOTHING;
 
 -- name: clear_in_flight
 DELETE FROM reliablepub_in_flight WHERE shard = :shard;
-
--- name: forget_old_attempts
-DELETE FROM reliablepub_attempts AS a WHERE a.at < :before
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = a.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = a.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_interventions AS i WHERE i.id = a.id);
-
--- name: forget_old_interventions
-DELETE FROM reliablepub_interventions AS i WHERE i.at < :before
-AND NOT EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
 
 -- Operators. Statements with the same name and values are in the `queries.sql` of SQLite's outbox.
 

@@ -7,21 +7,21 @@ One statement takes any number of rows, as one array for each column.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name
+from reliablepub.outbox.entry import Attempt, Entry, Sent
 from reliablepub.outbox.rows import (
     attempt_of,
-    id_runs,
+    given_up_of,
+    in_flight_of,
     plain_row_of,
     row_of,
     schedule_of,
+    tags_of,
 )
-from reliablepub.outcome import OutcomeKind
 
 Arrays = dict[str, list[Any]]
 
@@ -50,9 +50,8 @@ _ATTEMPT: Final = (
     "persistences",
 )
 _SCHEDULE: Final = ("due_ats", *_COUNTS, "refused_ats", "ids")
-_GIVEN_UP: Final = ("ids", "ats", "states", "outcomes", "reply_codes", "reply_texts", *_COUNTS)
-
-
+_GIVEN_UP: Final = ("ats", "states", "outcomes", "reply_codes", "reply_texts", *_COUNTS, "ids")
+_TAGS: Final = ("epochs", "first_tags")
 _TIMES: Final = {"stored_ats", "due_ats", "expires_ats", "refused_ats", "ats"}
 
 
@@ -91,29 +90,14 @@ def schedule_arrays(entries: Iterable[Entry]) -> Arrays:
 
 def given_up_arrays(attempts: Iterable[Attempt]) -> Arrays:
     """Return the values of ``park_messages``."""
-    return _arrays(_GIVEN_UP, map(_given_up, attempts))
-
-
-def _given_up(attempt: Attempt) -> tuple[Any, ...]:
-    entry, outcome = attempt.entry, attempt.outcome
-    state = "expired" if outcome.kind is OutcomeKind.EXPIRED else "parked"
-    reply = outcome.kind.value, outcome.reply_code, outcome.reply_text
-    counts = entry.nacked, entry.returned, entry.refused, entry.uncertain
-    return entry.id, attempt.at, state, *reply, *counts
+    return _arrays(_GIVEN_UP, map(given_up_of, attempts))
 
 
 def sent_arrays(batches: Iterable[Sent], run: int) -> Arrays:
     """Return the values of ``insert_in_flight``."""
-    names = ("epochs", "first_tags", "counts", "ids")
-    rows = ((epoch_name(run, s.epoch), s.first_tag, len(s.keys), _runs(s)) for s in batches)
-    return _arrays(names, rows)
-
-
-def _runs(sent: Sent) -> str:
-    return json.dumps(id_runs([entry.id for entry in sent.keys]), separators=(",", ":"))
+    return _arrays((*_TAGS, "counts", "ids"), (in_flight_of(sent, run) for sent in batches))
 
 
 def finished_arrays(batches: Iterable[Sent], run: int) -> Arrays:
     """Return the values of ``delete_in_flight``."""
-    rows = ((epoch_name(run, sent.epoch), sent.first_tag) for sent in batches)
-    return _arrays(("epochs", "first_tags"), rows)
+    return _arrays(_TAGS, (tags_of(sent, run) for sent in batches))

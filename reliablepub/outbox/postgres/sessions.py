@@ -30,7 +30,8 @@ from reliablepub.outbox.postgres.enqueue import Enqueuing
 from reliablepub.outbox.postgres.ownership import EXPIRY_S, is_lost_turn
 from reliablepub.outbox.postgres.server import AGAIN, Pool, Row, Server, outbox_error
 from reliablepub.outbox.postgres.sql import for_dbapi, named, within
-from reliablepub.outbox.postgres.store import LEFT_IN_FLIGHT, PostgresStore
+from reliablepub.outbox.postgres.store import PostgresStore
+from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
 T = TypeVar("T")
 

@@ -56,13 +56,17 @@ from reliablepub.outbox.postgres.ownership import (
 )
 from reliablepub.outbox.postgres.rows import texts_of
 from reliablepub.outbox.postgres.server import AGAIN, Link, Row, Server, Step, outbox_error
-from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, entry_of, id_runs
+from reliablepub.outbox.rows import (
+    ATTEMPTS_RETENTION_S,
+    ID_MAX,
+    LEFT_IN_FLIGHT,
+    PASSED_MAX,
+    MessageRow,
+    Page,
+    divided,
+    id_runs,
+)
 
-ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
-"""Retention of the attempts of a message that has left the outbox: 7 days."""
-LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
-PASSED_MAX: Final = 5_000
-"""Rows that one page skips because they are not next of their ordering key."""
 PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
 _INDEX_ROWS: Final = 1_000
@@ -70,44 +74,9 @@ _TRIES: Final = 5
 _OWN_COLUMNS: Final = len(MessageRow._fields)
 
 
-class Page:
-    """Entries read at one time, limited in number and bytes; at least one, if there is any.
-
-    Args:
-        limit: maximum number of entries.
-        bytes_max: maximum sum of `Message.size`.
-        keys: keys of an encrypted outbox, or None.
-
-    Attributes:
-        entries: the entries.
-        damaged: what is wrong with each damaged row, by its id.
-        not_next: ids of rows that are due, and are not next of their ordering key.
-    """
-
-    def __init__(self, limit: int, bytes_max: int, keys: OutboxKeys | None) -> None:
-        self._keys = keys
-        self._limit = limit
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self.entries: list[Entry] = []
-        self.damaged: dict[int, str] = {}
-        self.not_next: list[int] = []
-
-    def take(self, row: Row) -> bool:
-        """Add the entry of a row; return False if it does not fit."""
-        if len(self.entries) >= self._limit:
-            return False
-        message_row = MessageRow._make(row[:_OWN_COLUMNS])
-        try:
-            entry = entry_of(message_row, self._keys)
-        except Unreadable as error:
-            self.damaged[message_row.id] = str(error)
-            return True
-        self._bytes += entry.message.size
-        if self.entries and self._bytes > self._bytes_max:
-            return False
-        self.entries.append(entry)
-        return True
+def _message_of(row: Row) -> MessageRow:
+    """Return the message of a row that has more columns."""
+    return MessageRow._make(row[:_OWN_COLUMNS])
 
 
 @dataclass(slots=True)
@@ -380,8 +349,7 @@ class PostgresStore:
             by = {"by": step.by, "since": step.since, "last_id": step.last_id, "now": now, **mine}
             yield "step_retries", by
             yield "step_deadlines", by
-        plain = [entry for entry in changes.new if entry.is_plain and entry.due_at is None]
-        others = [entry for entry in changes.new if not (entry.is_plain and entry.due_at is None)]
+        plain, others = divided(changes.new)
         if plain:
             values = rows.plain_arrays(plain, self._keys)
             yield self._of_turn("insert_plain_messages", mine | values)
@@ -549,7 +517,7 @@ class PostgresStore:
                 *_, row_size, is_first = row
                 if is_first:
                     size += row_size
-                    if not page.take(row):
+                    if not page.take(_message_of(row)):
                         return self._readable(page), first_id - 1
                 first_id = row[0] + 1
             if len(found) < limit and size <= bytes_max:
@@ -567,7 +535,7 @@ class PostgresStore:
             Intervened: an operator changed messages since the last `touched`.
         """
         page = Page(limit, bytes_max, self._keys)
-        return self._read_timed(page, "waiting", now, (limit, bytes_max), loaded)
+        return self._read_timed(page, "waiting", now, loaded)
 
     def read_expired(
         self, now: float, *, limit: int, bytes_max: int, loaded: Container[int]
@@ -578,18 +546,13 @@ class PostgresStore:
             Intervened: an operator changed messages since the last `touched`.
         """
         page = Page(limit, bytes_max, self._keys)
-        return self._read_timed(page, "expiring", now, (limit, bytes_max), loaded)
+        return self._read_timed(page, "expiring", now, loaded)
 
     def _read_timed(
-        self,
-        page: Page,
-        query: str,
-        now: float,
-        limits: tuple[int, int],
-        loaded: Container[int],
+        self, page: Page, query: str, now: float, loaded: Container[int]
     ) -> tuple[list[Entry], float | None]:
         self._check_usable()
-        found, next_at = self._timed(query, now, limits, loaded)
+        found, next_at = self._timed(page, query, now, loaded)
         if found:
             read = self._link.rows("messages", {"ids": list(found)})
             by_id = {row[0]: row for row in read}
@@ -599,7 +562,7 @@ class PostgresStore:
                     continue  # an operator removed it since the index was read
                 if query == "waiting" and not row[-1]:
                     page.not_next.append(id_)
-                elif not page.take(row):
+                elif not page.take(_message_of(row)):
                     next_at = at
                     break
         [(turn, run, _, intervention, *_)] = self._link.rows("newest_turn", {"shard": self._shard})
@@ -609,25 +572,24 @@ class PostgresStore:
         return self._readable(page), next_at
 
     def _timed(
-        self, query: str, now: float, limits: tuple[int, int], loaded: Container[int]
+        self, page: Page, query: str, now: float, loaded: Container[int]
     ) -> tuple[dict[int, float], float | None]:
         """Return ids with their times from the index alone, and the time after them."""
-        limit, bytes_max = limits
         found: dict[int, float] = {}
         after, size = (-inf, 0), 0
         while True:
             values = {"shard": self._shard, "after_at": after[0], "after_id": after[1]}
-            page = self._link.rows(query, values | {"limit": _INDEX_ROWS})
-            for id_, at, row_size in page:
+            read = self._link.rows(query, values | {"limit": _INDEX_ROWS})
+            for id_, at, row_size in read:
                 if id_ in loaded:
                     continue
-                if at > now or len(found) >= limit or size > bytes_max:
+                if at > now or len(found) >= page.limit or size > page.bytes_max:
                     return found, at
                 found[id_] = at
                 size += row_size
-            if len(page) < _INDEX_ROWS:
+            if len(read) < _INDEX_ROWS:
                 return found, None
-            id_, at, _ = page[-1]
+            id_, at, _ = read[-1]
             after = at, id_
 
     def read_first(
@@ -639,7 +601,7 @@ class PostgresStore:
         looked_at = len(keys)
         values = {"keys": list(keys), "now": now, "limit": len(keys)}
         for row in self._link.rows("firsts_of_keys", values) if keys else ():
-            if not page.take(row):
+            if not page.take(_message_of(row)):
                 looked_at = row[-1]
                 break
         return self._readable(page), looked_at

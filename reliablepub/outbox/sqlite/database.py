@@ -48,7 +48,7 @@ from reliablepub.outbox.sqlite.location import (
     takes_over,
     warn_of_folder,
 )
-from reliablepub.outbox.sqlite.sql import QUERIES, script, statements
+from reliablepub.outbox.sqlite.sql import QUERIES, schema
 from reliablepub.outbox.sqlite.transactions import transaction
 
 VERSION: Final = 8
@@ -113,7 +113,7 @@ def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
     """
     refuse_utf16(cursor, path)
     if not holds_outbox(cursor, path):
-        for statement in statements(script("schema.sql")):
+        for statement in schema():
             cursor.execute(statement)
         cursor.execute(QUERIES["record_version"], (VERSION, time.time()))
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxMoved
-from reliablepub.headers import utf8
 from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
@@ -116,7 +115,6 @@ class Enqueuing:
         message_id = entry.message.message_id
         assert message_id is not None
         if key is not None:
-            utf8("key", key)
             first = first_with_key(cursor, key, entry.stored_at)
             if first is not None:
                 return first

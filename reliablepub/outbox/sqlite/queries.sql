@@ -119,9 +119,9 @@ INSERT INTO reliablepub_parked (
 )
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at,
-    :at, :state, :outcome, :reply_code, :reply_text, :nacked, :returned, :refused, :uncertain,
+    ?, ?, ?, ?, ?, ?, ?, ?, ?,
     size, checksum, body, expires_at, ordering_key
-FROM reliablepub_messages WHERE id = :id;
+FROM reliablepub_messages WHERE id = ?;
 
 -- Messages whose destination is paused have an infinite due time, and are indexed by exchange,
 -- routing key and id. A page of them begins after the last row of the preceding page.
@@ -175,10 +175,6 @@ VALUES (?, ?, ?, ?, ?);
 
 -- name: delete_in_flight
 DELETE FROM reliablepub_in_flight WHERE epoch = ? AND first_tag = ?;
-
--- name: advance_source
-INSERT INTO reliablepub_sources (name, position) VALUES (:name, :count)
-ON CONFLICT (name) DO UPDATE SET position = position + excluded.position;
 
 -- The bytes stay at least 0 even if a size was edited in the file, which an audit reports.
 -- name: change_ledger
@@ -310,9 +306,6 @@ SET open_bytes = (SELECT CAST(max(0, total(size)) AS INTEGER) FROM reliablepub_m
 -- name: begin_run
 INSERT INTO reliablepub_runs (pid, host, started_at) VALUES (?, ?, ?) RETURNING id;
 
--- name: end_run
-UPDATE reliablepub_runs SET ended_at = ? WHERE id = ?;
-
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
 WHERE id IN (SELECT id FROM reliablepub_in_flight_tags);
@@ -327,24 +320,7 @@ FROM reliablepub_in_flight_tags ORDER BY epoch, tag;
 -- name: clear_in_flight
 DELETE FROM reliablepub_in_flight;
 
--- name: forget_old_attempts
-DELETE FROM reliablepub_attempts WHERE at < ?
-AND id NOT IN (SELECT id FROM reliablepub_messages)
-AND id NOT IN (SELECT id FROM reliablepub_parked)
-AND id NOT IN (SELECT id FROM reliablepub_interventions);
-
--- name: forget_old_interventions
-DELETE FROM reliablepub_interventions WHERE at < ?
-AND id NOT IN (SELECT id FROM reliablepub_messages)
-AND id NOT IN (SELECT id FROM reliablepub_parked);
-
 -- Interventions of operators.
-
--- name: touched
-SELECT
-    i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
-    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
-FROM reliablepub_interventions AS i WHERE i.intervention > ? ORDER BY i.intervention;
 
 -- name: any_message
 SELECT

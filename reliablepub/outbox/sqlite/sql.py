@@ -1,7 +1,7 @@
 """The named statements of both ``queries.sql``, and how a script is cut into statements.
 
-Knows: where the ``.sql`` files are, their convention (``-- name: xyz``), how an insert of one row
-becomes one of many, and how rows become dictionaries. Must never know: what any statement means.
+Knows: how an insert of one row becomes one of many, and how rows become dictionaries. Must never
+know: what any statement means.
 
 SQL is put together from strings in two places, from constants only: `of_rows` repeats the
 parameters of a row, and ``outbox/admin/selection.py`` joins the conditions that an operator asks
@@ -10,21 +10,16 @@ for. Values are always bound. Pragmas, ``BEGIN`` and ``COMMIT`` stand where they
 
 from __future__ import annotations
 
-import pkgutil
-import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+from reliablepub.outbox.queries import named, text_of, text_of_queries
 
 
-def script(name: str, package: str = "reliablepub.outbox.sqlite") -> str:
-    """Return the text of a ``.sql`` file, by default of one of this package's."""
-    # It works from a zip too, and spares the imports of `importlib.resources`, which take 10 ms.
-    data = pkgutil.get_data(package, name)
-    assert data is not None, "every loader of packages has data"
-    return data.decode()
+def schema() -> Iterator[str]:
+    """Return the statements of ``schema.sql``."""
+    return statements(text_of(__package__, "schema.sql"))
 
 
 def statements(text: str) -> Iterator[str]:
@@ -45,24 +40,12 @@ def statements(text: str) -> Iterator[str]:
         raise ValueError(f"the script ends within a statement: {lines[0]!r}")
 
 
-def _named(text: str) -> dict[str, str]:
-    """Return the statements by the name in the comment above each."""
-    queries: dict[str, str] = {}
-    parts = _NAME.split(text)[1:]
-    for name, part in zip(parts[::2], parts[1::2], strict=True):
-        (statement,) = statements(part)
-        if name in queries:
-            raise ValueError(f"two statements are named {name}")
-        queries[name] = statement
-    return queries
-
-
-QUERIES: Final = _named(script("queries.sql", "reliablepub.outbox") + script("queries.sql"))
+QUERIES: Final = named(text_of_queries(__package__))
 
 
 def of_rows(name: str, count: int) -> str:
     """Return a statement that inserts one row, made to insert as many rows at once."""
-    statement = QUERIES[name].rstrip(";")
+    statement = QUERIES[name]
     row = statement[statement.rindex("(") :]
     return statement + f", {row}" * (count - 1)
 

@@ -11,7 +11,6 @@ stays open between two calls, because an open cursor keeps the write-ahead log f
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import socket
@@ -43,19 +42,24 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
-    epoch_name,
 )
 from reliablepub.outbox.rows import (
+    ATTEMPTS_RETENTION_S,
     ID_MAX,
+    LEFT_IN_FLIGHT,
+    PASSED_MAX,
     TIME_MAX,
     MessageRow,
-    Unreadable,
+    Page,
     attempt_of,
-    entry_of,
+    divided,
+    given_up_of,
     id_runs,
+    in_flight_of,
     plain_row_of,
     row_of,
     schedule_of,
+    tags_of,
 )
 from reliablepub.outbox.sqlite.ballast import Ballast
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
@@ -74,34 +78,10 @@ from reliablepub.outbox.sqlite.space import (
 from reliablepub.outbox.sqlite.sql import QUERIES, of_rows
 from reliablepub.outbox.sqlite.status_file import remove_status_file, write_status_file
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
-from reliablepub.outcome import OutcomeKind
-
-PASSED_MAX: Final = 5_000
-"""Rows that one page skips because they are not next of their ordering key: about 20 ms."""
 
 
-class Page:
-    """Entries read at one time, limited in number and bytes; at least one, if there is any.
-
-    Args:
-        limit: maximum number of entries.
-        bytes_max: maximum sum of `Message.size`.
-        keys: keys of an encrypted outbox, or None.
-
-    Attributes:
-        entries: the entries.
-        damaged: what is wrong with each damaged row, by its id.
-        not_next: ids of rows that are due, and are not next of their ordering key.
-    """
-
-    def __init__(self, limit: int, bytes_max: int, keys: OutboxKeys | None) -> None:
-        self._keys = keys
-        self._limit = limit
-        self._bytes_max = bytes_max
-        self._bytes = 0
-        self.entries: list[Entry] = []
-        self.damaged: dict[int, str] = {}
-        self.not_next: list[int] = []
+class SqlitePage(Page):
+    """A page of entries, and how it is read."""
 
     def read_ready(self, connection: sqlite3.Connection, first_id: int, last_id: int) -> int:
         """Read rows that are due now, lowest ids first.
@@ -116,10 +96,10 @@ class Page:
                 row = MessageRow._make(columns)
                 if not is_first:  # and its body was not read
                     passed, passed_bytes = passed + 1, passed_bytes + row.size
-                elif not self._take(row):
+                elif not self.take(row):
                     return looked_at
                 looked_at = row.id
-                if passed >= PASSED_MAX or passed_bytes > self._bytes_max:
+                if passed >= PASSED_MAX or passed_bytes > self.bytes_max:
                     return looked_at
         return last_id
 
@@ -153,7 +133,7 @@ class Page:
             is_keyed = row.ordering_key is not None
             if next_only and is_keyed and not _is_first(connection, id_):
                 self.not_next.append(id_)
-            elif not self._take(row):
+            elif not self.take(row):
                 return at
         return next_at
 
@@ -164,7 +144,7 @@ class Page:
             return True
         row = MessageRow._make(columns)
         is_due = row.due_at is None or row.due_at <= now
-        return not is_due or self._take(row)
+        return not is_due or self.take(row)
 
     def _timed(
         self, connection: sqlite3.Connection, query: str, now: float, loaded: Container[int]
@@ -175,25 +155,10 @@ class Page:
             for id_, at in cursor:
                 if id_ in loaded:
                     continue
-                if at > now or len(found) >= self._limit:
+                if at > now or len(found) >= self.limit:
                     return found, at
                 found.append((at, id_))
         return found, None
-
-    def _take(self, row: MessageRow) -> bool:
-        """Add the entry of a row; return False if it does not fit."""
-        if len(self.entries) >= self._limit:
-            return False
-        try:
-            entry = entry_of(row, self._keys)
-        except Unreadable as error:
-            self.damaged[row.id] = str(error)
-            return True
-        self._bytes += entry.message.size
-        if self.entries and self._bytes > self._bytes_max:
-            return False
-        self.entries.append(entry)
-        return True
 
 
 def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
@@ -201,7 +166,6 @@ def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
     return connection.execute(QUERIES["is_first_of_key"], (id_,)).fetchone() is not None
 
 
-LEFT_IN_FLIGHT: Final = "the publisher ended before the broker answered"
 ROWS_AT_ONCE: Final = 50
 """Rows stored by one statement, at half the cost of one statement a row."""
 _INSERT_MANY: Final = of_rows("insert_plain_message", ROWS_AT_ONCE)
@@ -238,12 +202,10 @@ def write_changes(
     if changes.attempts:
         connection.executemany(QUERIES["insert_attempt"], map(attempt_of, changes.attempts))
     if changes.finished:
-        tags = [(epoch_name(run, sent.epoch), sent.first_tag) for sent in changes.finished]
+        tags = (tags_of(sent, run) for sent in changes.finished)
         connection.executemany(QUERIES["delete_in_flight"], tags)
     for sent in changes.sent:
-        ids = json.dumps(id_runs([entry.id for entry in sent.keys]), separators=(",", ":"))
-        in_flight = (epoch_name(run, sent.epoch), sent.first_tag, len(sent.keys), ids, now)
-        connection.execute(QUERIES["insert_in_flight"], in_flight)
+        connection.execute(QUERIES["insert_in_flight"], (*in_flight_of(sent, run), now))
     change = NO_CHANGE | {
         "stored": len(changes.new),
         "confirmed": confirmed,
@@ -273,10 +235,7 @@ def _insert(
 
 
 def _insert_rows(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
-    plain: list[Entry] = []
-    others: list[Entry] = []
-    for entry in new:
-        (plain if entry.is_plain and entry.due_at is None else others).append(entry)
+    plain, others = divided(new)
     rows = [plain_row_of(entry, keys) for entry in plain]
     whole = len(rows) - len(rows) % ROWS_AT_ONCE
     for first in range(0, whole, ROWS_AT_ONCE):
@@ -334,22 +293,9 @@ def _park(connection: sqlite3.Connection, attempts: list[Attempt]) -> tuple[int,
     count = {"parked": 0, "expired": 0}
     size = 0
     for attempt in attempts:
-        entry, outcome = attempt.entry, attempt.outcome
-        state = "expired" if outcome.kind is OutcomeKind.EXPIRED else "parked"
-        row = {
-            "id": entry.id,
-            "at": attempt.at,
-            "state": state,
-            "outcome": outcome.kind.value,
-            "reply_code": outcome.reply_code,
-            "reply_text": outcome.reply_text,
-            "nacked": entry.nacked,
-            "returned": entry.returned,
-            "refused": entry.refused,
-            "uncertain": entry.uncertain,
-        }
+        _, state, *_ = row = given_up_of(attempt)
         connection.execute(QUERIES["park"], row)
-        moved, moved_bytes = remove(connection, [entry.id])
+        moved, moved_bytes = remove(connection, [attempt.entry.id])
         count[state] += moved
         size += moved_bytes
     return count["parked"], count["expired"], size
@@ -371,8 +317,6 @@ def _release(connection: sqlite3.Connection, release: Release) -> None:
         (release.left,) = connection.execute(QUERIES["count_" + scope], where).fetchone()
 
 
-ATTEMPTS_RETENTION_S: Final = 7 * 86_400.0
-"""Retention of the attempts of a message that has left the outbox: 7 days."""
 NEVER_READ: Final = (
     "its id or one of its times is not a value that this library writes; the file was damaged or "
     "edited"
@@ -492,7 +436,7 @@ class SqliteStore:
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int
     ) -> tuple[list[Entry], int]:
         """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
-        page = Page(limit, bytes_max, self._keys)
+        page = SqlitePage(limit, bytes_max, self._keys)
         with self._reading() as connection:
             looked_at = page.read_ready(connection, first_id, last_id)
         return self._readable(page), looked_at
@@ -508,7 +452,7 @@ class SqliteStore:
             Intervened: an operator changed messages since the last `touched`: one of the entries
                 may be in memory already, with its former address.
         """
-        page = Page(limit, bytes_max, self._keys)
+        page = SqlitePage(limit, bytes_max, self._keys)
         return self._read_timed(page, "waiting", now, loaded, next_only=True)
 
     def read_expired(
@@ -520,11 +464,11 @@ class SqliteStore:
             Intervened: an operator changed messages since the last `touched`: one of the entries
                 may be in memory already, with its former address.
         """
-        page = Page(limit, bytes_max, self._keys)
+        page = SqlitePage(limit, bytes_max, self._keys)
         return self._read_timed(page, "expiring", now, loaded, next_only=False)
 
     def _read_timed(
-        self, page: Page, query: str, now: float, loaded: Container[int], *, next_only: bool
+        self, page: SqlitePage, query: str, now: float, loaded: Container[int], *, next_only: bool
     ) -> tuple[list[Entry], float | None]:
         """Read entries whose time in an index has come, unless an operator changed messages."""
         with self._reading() as connection:
@@ -537,7 +481,7 @@ class SqliteStore:
         self, keys: Sequence[str], now: float, *, bytes_max: int
     ) -> tuple[list[Entry], int]:
         """Read the first open entry of each ordering key, if it is due and its key is not held."""
-        page = Page(len(keys), bytes_max, self._keys)
+        page = SqlitePage(len(keys), bytes_max, self._keys)
         looked_at = 0
         with self._reading() as connection:
             for key in keys:
@@ -546,7 +490,7 @@ class SqliteStore:
                 looked_at += 1
         return self._readable(page), looked_at
 
-    def _readable(self, page: Page) -> list[Entry]:
+    def _readable(self, page: SqlitePage) -> list[Entry]:
         """Return the entries of a page, and keep its other rows from being read again and again.
 
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
@@ -615,7 +559,7 @@ class SqliteStore:
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
         with self._reading() as connection:
-            rows = connection.execute(QUERIES["touched"], (self._seen,)).fetchall()
+            rows = connection.execute(QUERIES["touched"], {"seen": self._seen}).fetchall()
         if rows:
             self._seen, *_ = rows[-1]
         return [Touched(*touched) for _, *touched in rows]
@@ -643,7 +587,7 @@ class SqliteStore:
                 with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
                     while self._steps.walks:
                         self._commit(connection, Changes())
-                    connection.execute(QUERIES["end_run"], (self._clock(), self._run))
+                    connection.execute(QUERIES["end_run"], {"now": self._clock(), "run": self._run})
             self._writer.close()
             remove_status_file(self.path, last)
         finally:
@@ -666,7 +610,7 @@ class SqliteStore:
                 self._damaged += park_damaged(connection, reasons, now)
             settle_left_in_flight(connection, now)
             for kind in ("forget_old_attempts", "forget_old_interventions"):
-                connection.execute(QUERIES[kind], (now - ATTEMPTS_RETENTION_S,))
+                connection.execute(QUERIES[kind], {"before": now - ATTEMPTS_RETENTION_S})
             connection.execute(QUERIES["rebase_retries"], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
