@@ -1,7 +1,7 @@
-"""One channel: dispatches methods, assembles content, and closes.
+"""One channel: dispatches methods and assembles content.
 
-This module knows which method belongs to which side of the channel, how a publish is assembled
-from its method, header and body frames (rabbit_command_assembler), and channel.close.
+This module knows which method belongs to which side of the channel, and how a publish is assembled
+from its method, header and body frames (rabbit_command_assembler).
 It must never know sockets or other channels.
 """
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp import commands
 
-from reliablepub.testing import declaring, decoding, encoding, wire
+from reliablepub.testing import declaring, decoding, wire
+from reliablepub.testing.channel_base import ChannelBase
 from reliablepub.testing.consuming import Consuming
 from reliablepub.testing.history import Publish
-from reliablepub.testing.options import EVERYTHING
-from reliablepub.testing.publishing import Publishing, oversize
+from reliablepub.testing.publishing import PUBLISH_IDS, Publishing, oversize
 from reliablepub.testing.replies import AmqpError
 from reliablepub.testing.transactions import Transaction
 
@@ -24,24 +24,14 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
-    from reliablepub.testing.connection import Connection
-    from reliablepub.testing.queues import Queue
-    from reliablepub.testing.routing import Exchange
-
-_PUBLISH_IDS = (60, 40)
+    from reliablepub.testing.channel_base import Peer, Transacting
 
 
-class Channel:
+class Channel(ChannelBase):
     """The server's side of a channel: open, or closed by the server and waiting for close-ok."""
 
-    def __init__(self, connection: Connection, number: int) -> None:
-        self.connection = connection
-        self.number = number
-        self.is_open = True
-        self.is_awaiting_close_ok = False
-        self.last_queue = ""
-        """The queue that an empty name stands for: the last one declared on this channel."""
-        self.transaction: Transaction | None = None
+    def __init__(self, connection: Peer, number: int) -> None:
+        super().__init__(connection, number)
         self.publishing = Publishing(self)
         self.consuming = Consuming(self)
         self._method: tuple[str, str, bool, bool] | None = None
@@ -68,7 +58,7 @@ class Channel:
                 self._handle_body(payload)
         except AmqpError as error:
             if error.ids is None:
-                error.ids = decoding.ids_of(payload) if kind == wire.METHOD else _PUBLISH_IDS
+                error.ids = decoding.ids_of(payload) if kind == wire.METHOD else PUBLISH_IDS
             if error.is_hard:
                 raise
             self.close(error.code, error.reply_text, error.ids)
@@ -123,7 +113,7 @@ class Channel:
             expected, got = "content header for class 60", "content header"
         else:
             expected, got = "content body", "content body"
-        return AmqpError(505, f"expected {expected}, got non {got} frame instead", _PUBLISH_IDS)
+        return AmqpError(505, f"expected {expected}, got non {got} frame instead", PUBLISH_IDS)
 
     def _complete(self) -> None:
         assert self._method is not None
@@ -149,40 +139,7 @@ class Channel:
         )
         self.publishing.publish(publish)
 
-    def resume(self, publish: Publish) -> None:
-        """Process a publish that was withheld."""
-        try:
-            self.publishing.process(publish)
-        except AmqpError as error:  # the checks of a publish raise soft errors only
-            self.close(error.code, error.reply_text, _PUBLISH_IDS)
-
-    # ------------------------------------------------------------------------------ frames out
-
-    def reply(self, method: Frame, *, nowait: bool = False) -> None:
-        """Answer with a method, unless the client asked for no answer."""
-        if not nowait:
-            self.connection.send(encoding.encode_method(self.number, method))
-
-    def send_method(self, payload: bytes) -> None:
-        """Send a method that is encoded already."""
-        self.connection.send(wire.encode_frame(wire.METHOD, self.number, payload))
-
-    def send_content(self, method: bytes, publish: Publish) -> None:
-        """Send a method with the content of a publish."""
-        frame_max = self.connection.frame_max
-        self.connection.send(
-            encoding.encode_content(self.number, method, publish.header, publish.body, frame_max)
-        )
-
     # ------------------------------------------------------------------------------ the end
-
-    def close(self, code: int, text: str, ids: tuple[int, int]) -> None:
-        """Send channel.close; publishes in flight get no confirm, and later input is ignored."""
-        if not self.is_open:
-            return
-        self.release()
-        self.is_awaiting_close_ok = True
-        self.send_method(encoding.encode_close(commands.Channel.Close, code, text, ids))
 
     def release(self) -> None:
         """Stop: open delivery tags are dropped, deliveries go back to their queues."""
@@ -193,59 +150,6 @@ class Channel:
                 self.transaction.release()
             self.consuming.close()
 
-    # ------------------------------------------------------------------------------ look-ups
-
-    def check_access(self, right: str, what: str, name: str) -> None:
-        """Raise 403 unless the user has the right to `configure`, `write` or `read` the name."""
-        if not self.connection.permissions.allow(right, name or "amq.default"):
-            place, user = self.place(what, name or "amq.default"), self.connection.user
-            raise AmqpError(403, f"access to {place} refused for user '{user}'")
-
-    def name_or_last(self, name: str) -> str:
-        """The name; an empty one stands for the last queue declared on this channel."""
-        if not name and not self.last_queue:
-            raise AmqpError(404, "no previously declared queue")
-        return name or self.last_queue
-
-    def queue_or_last(self, name: str, right: str) -> Queue:
-        """The queue; an empty name stands for the last one declared on this channel."""
-        name = self.name_or_last(name)
-        self.check_access(right, "queue", name)
-        return self.queue(name)
-
-    def exchange(self, name: str, right: str | None) -> Exchange:
-        """The exchange; raises 403 without the right (None needs none), or 404."""
-        if right is not None and self.connection.permissions is not EVERYTHING:
-            self.check_access(right, "exchange", name)
-        exchange = self.connection.vhost.exchanges.get(name)
-        if exchange is None:
-            explanation = f"no {self.place('exchange', name)}"
-            raise AmqpError(404, explanation)
-        return exchange
-
-    def queue(self, name: str) -> Queue:
-        """The queue; raises 404, or 405 if the queue is exclusive to another connection."""
-        queue = self.connection.vhost.queues.get(name)
-        if queue is None:
-            explanation = f"no {self.place('queue', name)}"
-            raise AmqpError(404, explanation)
-        if queue.owner not in (None, self.connection.number):
-            raise self.locked(name)
-        return queue
-
-    def locked(self, name: str) -> AmqpError:
-        """405: exclusive to another connection, or declared with a different exclusive flag."""
-        return AmqpError(
-            405,
-            f"cannot obtain exclusive access to locked {self.place('queue', name)}. "
-            "It could be originally declared on another connection or the exclusive property "
-            "value does not match that of the original declaration.",
-        )
-
-    def place(self, what: str, name: str) -> str:
-        """`queue 'q' in vhost '/'`, as in RabbitMQ's texts (rabbit_misc:rs)."""
-        return f"{what} '{name}' in vhost '{self.connection.vhost.name}'"
-
 
 def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
     channel.publishing.confirm_select()
@@ -255,11 +159,12 @@ def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
 def _tx_select(channel: Channel, _: commands.Tx.Select) -> None:
     if channel.publishing.ledger is not None:
         raise AmqpError(406, "cannot switch from confirm to tx mode")
-    channel.transaction = channel.transaction or Transaction(channel)
+    transaction = Transaction(channel, channel.publishing, channel.consuming)
+    channel.transaction = channel.transaction or transaction
     channel.reply(commands.Tx.SelectOk())
 
 
-def _transaction(channel: Channel) -> Transaction:
+def _transaction(channel: Channel) -> Transacting:
     if channel.transaction is None:
         raise AmqpError(406, "channel is not transactional")
     return channel.transaction

@@ -27,6 +27,8 @@ from reliablepub.testing.replies import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pamqp.base import Frame
 
     from reliablepub.testing.history import Publish
@@ -60,7 +62,7 @@ class Connection:
         self._output = Output()
         self._left_to_hear: int | None = None
         self._is_cut_by_reset = False
-        self._withheld: tuple[Channel, Publish] | None = None
+        self._withheld: tuple[Publish, Callable[[Publish], None]] | None = None
         self._was_told_blocked = False
         self._began_at = self._heard_at = self._spoke_at = node.now
         self._closing_at = 0.0
@@ -197,9 +199,9 @@ class Connection:
             self._spoke_at = self.node.now
         return data
 
-    def withhold(self, channel: Channel, publish: Publish) -> None:
+    def withhold(self, publish: Publish, resume: Callable[[Publish], None]) -> None:
         """Keep a publish, and process nothing behind it, until `handle_unblocked`."""
-        self._withheld = (channel, publish)
+        self._withheld = (publish, resume)
         if self.node.alarm is not None:
             self._tell_blocked()
 
@@ -258,10 +260,10 @@ class Connection:
     def _resume(self) -> None:
         if self._withheld is None:
             return
-        channel, publish = self._withheld
+        publish, resume = self._withheld
         self._withheld = None
         self._heard_at = self.node.now
-        channel.resume(publish)
+        resume(publish)
         self._run()
 
     def _tell_blocked(self) -> None:
@@ -391,6 +393,6 @@ class Connection:
             channel.release()
         self._channels.clear()
         if self._withheld is not None:
-            self._withheld[1].mark_lost()
+            self._withheld[0].mark_lost()
             self._withheld = None
         self.node.delete_exclusive_queues(self.vhost, self.number)

@@ -1,89 +1,32 @@
 """basic.consume, get, ack, nack, reject, qos and cancel on one channel.
 
-This module knows which consumer gets the next message of a queue, and which deliveries a channel
-has not acknowledged. It must never know how messages come into a queue.
+This module knows which deliveries a channel has not acknowledged. It must never know how messages
+come into a queue, or which consumer gets the next one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pamqp.commands import Basic
 
 from reliablepub.testing import encoding
+from reliablepub.testing.consumers import Consumer, Delivery, deliver, is_single
+from reliablepub.testing.consumers import requeue as put_back
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
 from reliablepub.testing.field_types import field_type, is_integer
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from reliablepub.testing.channel import Channel
+    from reliablepub.testing.channel_base import ChannelBase
     from reliablepub.testing.history import Publish
     from reliablepub.testing.queues import Entry, Queue
-
-
-@dataclass(slots=True, eq=False)
-class Consumer:
-    """One basic.consume; `prefetch` 0 means no limit."""
-
-    consuming: Consuming
-    tag: str
-    queue: Queue
-    no_ack: bool
-    exclusive: bool
-    prefetch: int
-    priority: int = 0
-    unacked: int = 0
-
-    def has_credit(self) -> bool:
-        """Whether the consumer may get another message now."""
-        if self.consuming.is_congested:
-            return False
-        if self.no_ack:
-            return True
-        return self.consuming.has_credit() and not 0 < self.prefetch <= self.unacked
-
-
-@dataclass(slots=True)
-class Delivery:
-    """A message that the channel got and has not acknowledged."""
-
-    entry: Entry
-    queue: Queue
-    consumer: Consumer | None
-
-
-def deliver(queue: Queue, now: float) -> None:
-    """Deliver ready messages to consumers, round robin, those of the highest priority first."""
-    if not queue.consumers:
-        return
-    if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 allows delivery at once
-        queue.expire(now)
-    is_single = _is_single(queue)
-    while queue.ready:
-        active = queue.consumers[:1] if is_single else queue.consumers
-        free = (one for one in active if one.has_credit())
-        consumer = max(free, key=lambda one: one.priority, default=None)  # max() keeps the first
-        if consumer is None:
-            return
-        if not is_single:
-            queue.consumers.remove(consumer)
-            queue.consumers.append(consumer)
-        entry = queue.take()
-        queue.expire(now)
-        consumer.consuming.send(consumer, entry)
-
-
-def _is_single(queue: Queue) -> bool:
-    return queue.arguments.get("x-single-active-consumer") is True
 
 
 class Consuming:
     """The consuming side of a channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ChannelBase) -> None:
         self.consumers: dict[str, Consumer] = {}
         self._channel = channel
         self._node = channel.connection.node
@@ -91,7 +34,6 @@ class Consuming:
         self._prefetch_channel = 0
         self._last_tag = 0
         self._unacked: dict[int, Delivery] = {}
-        self._reply_consumer: ReplyConsumer | None = None
 
     @property
     def is_congested(self) -> bool:
@@ -123,7 +65,7 @@ class Consuming:
         queue = self._channel.queue_or_last(method.queue, "read")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
         is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
-        if is_taken or (method.exclusive and _is_single(queue)):
+        if is_taken or (method.exclusive and is_single(queue)):
             explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
             raise AmqpError(403, explanation)
         priority = (method.arguments or {}).get("x-priority", 0)
@@ -143,24 +85,18 @@ class Consuming:
         """basic.consume of the pseudo-queue, which needs no permission."""
         if not method.no_ack:
             raise AmqpError(406, "reply consumer cannot acknowledge")
-        if self._reply_consumer is not None:
+        if self._channel.reply_consumer is not None:
             raise AmqpError(406, "reply consumer already set")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
-        self._reply_consumer = ReplyConsumer(tag, generated_reply_name(self._node.random))
-        self._node.reply_consumers[self._reply_consumer.name] = self
+        self._channel.reply_consumer = ReplyConsumer(tag, generated_reply_name(self._node.random))
+        self._node.reply_consumers[self._channel.reply_consumer.name] = self
         self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
-
-    def reply_name(self) -> str:
-        """The name that replaces the pseudo-queue in `reply_to`; raises 406 without a consumer."""
-        if self._reply_consumer is None:
-            raise AmqpError(406, "fast reply consumer does not exist")
-        return self._reply_consumer.name
 
     def send_reply(self, publish: Publish) -> None:
         """basic.deliver of a direct reply; it has the next delivery tag and does not use it up."""
-        assert self._reply_consumer is not None
+        assert self._channel.reply_consumer is not None
         payload = encoding.encode_deliver(
-            self._reply_consumer.tag,
+            self._channel.reply_consumer.tag,
             self._last_tag + 1,
             redelivered=False,
             exchange=publish.exchange,
@@ -169,14 +105,14 @@ class Consuming:
         self._channel.send_content(payload, publish)
 
     def _cancel_replies(self) -> None:
-        if self._reply_consumer is not None:
-            del self._node.reply_consumers[self._reply_consumer.name]
-            self._reply_consumer = None
+        if self._channel.reply_consumer is not None:
+            del self._node.reply_consumers[self._channel.reply_consumer.name]
+            self._channel.reply_consumer = None
 
     def cancel(self, method: Basic.Cancel) -> None:
         """basic.cancel; an unknown consumer is not an error."""
         tag = method.consumer_tag or ""
-        if self._reply_consumer is not None and tag == self._reply_consumer.tag:
+        if self._channel.reply_consumer is not None and tag == self._channel.reply_consumer.tag:
             self._cancel_replies()
             self._channel.reply(Basic.CancelOk(tag), nowait=method.nowait)
             return
@@ -248,7 +184,7 @@ class Consuming:
             if requeue is False:
                 delivery.queue.bury(delivery.entry.publish, "rejected")
         if requeue:
-            _requeue(deliveries.values(), self._node.now)
+            put_back(deliveries.values(), self._node.now)
         for queue in {delivery.queue for delivery in deliveries.values()} | self._queues():
             deliver(queue, self._node.now)
 
@@ -274,7 +210,7 @@ class Consuming:
             consumer.queue.consumers.remove(consumer)
         gone, self.consumers = self.consumers, {}
         deliveries, self._unacked = self._unacked, {}
-        _requeue(deliveries.values(), self._node.now)
+        put_back(deliveries.values(), self._node.now)
         for consumer in gone.values():
             self._hand_over(consumer.queue)
 
@@ -308,12 +244,3 @@ class Consuming:
         else:
             tags = [one for one in self._unacked if one <= tag] if multiple else [tag]
         return {one: self._unacked.pop(one) for one in tags}
-
-
-def _requeue(deliveries: Iterable[Delivery], now: float) -> None:
-    entries: dict[Queue, list[Entry]] = {}
-    for delivery in deliveries:
-        entries.setdefault(delivery.queue, []).append(delivery.entry)
-    for queue, returned in entries.items():
-        queue.requeue(returned)
-        deliver(queue, now)

@@ -20,14 +20,14 @@ from reliablepub.testing.replies import AmqpError, erlang_binary
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
 
 if TYPE_CHECKING:
-    from reliablepub.testing.channel import Channel
+    from reliablepub.testing.channel_base import ChannelBase
 
 
 _CLASSIC = frozenset({None, "classic"})
 """Values of `x-queue-type` that mean a classic queue; None: the argument is absent."""
 
 
-def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
+def declare_exchange(channel: ChannelBase, method: ExchangeMethods.Declare) -> None:
     """exchange.declare."""
     vhost = channel.connection.vhost
     name, arguments = _stripped(method.exchange), dict(method.arguments or {})
@@ -63,7 +63,7 @@ def declare_exchange(channel: Channel, method: ExchangeMethods.Declare) -> None:
     channel.reply(ExchangeMethods.DeclareOk(), nowait=method.nowait)
 
 
-def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
+def delete_exchange(channel: ChannelBase, method: ExchangeMethods.Delete) -> None:
     """exchange.delete; deleting an exchange that does not exist is not an error."""
     vhost = channel.connection.vhost
     name = _stripped(method.exchange)
@@ -80,21 +80,21 @@ def delete_exchange(channel: Channel, method: ExchangeMethods.Delete) -> None:
     channel.reply(ExchangeMethods.DeleteOk(), nowait=method.nowait)
 
 
-def bind_exchange(channel: Channel, method: ExchangeMethods.Bind) -> None:
+def bind_exchange(channel: ChannelBase, method: ExchangeMethods.Bind) -> None:
     """exchange.bind, from `source` to `destination`."""
     source, binding = _exchange_binding(channel, method)
     _bind(channel, source, binding)
     channel.reply(ExchangeMethods.BindOk(), nowait=method.nowait)
 
 
-def unbind_exchange(channel: Channel, method: ExchangeMethods.Unbind) -> None:
+def unbind_exchange(channel: ChannelBase, method: ExchangeMethods.Unbind) -> None:
     """exchange.unbind; a binding that does not exist is not an error."""
     source, binding = _exchange_binding(channel, method)
     channel.connection.vhost.unbind(source, binding)
     channel.reply(ExchangeMethods.UnbindOk(), nowait=method.nowait)
 
 
-def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
+def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
     """queue.declare; for an empty name the server generates one."""
     connection = channel.connection
     node, vhost = connection.node, connection.vhost
@@ -132,7 +132,7 @@ def declare_queue(channel: Channel, method: QueueMethods.Declare) -> None:
         channel.send_method(encoding.encode_declare_ok(queue.name, *counts))
 
 
-def _declare_pseudo_queue(channel: Channel, name: str, *, nowait: bool) -> None:
+def _declare_pseudo_queue(channel: ChannelBase, name: str, *, nowait: bool) -> None:
     """queue.declare of a name of direct reply-to, which is always passive."""
     check_reply_name(name)
     if name != PSEUDO_QUEUE and name not in channel.connection.node.reply_consumers:
@@ -143,7 +143,7 @@ def _declare_pseudo_queue(channel: Channel, name: str, *, nowait: bool) -> None:
         channel.send_method(encoding.encode_declare_ok(name, 0, 1))
 
 
-def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
+def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
     """queue.delete: publishes waiting for the queue are acked; an unknown queue is not an error."""
     vhost = channel.connection.vhost
     name = channel.name_or_last(_stripped(method.queue))
@@ -165,20 +165,20 @@ def delete_queue(channel: Channel, method: QueueMethods.Delete) -> None:
         channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
 
 
-def purge_queue(channel: Channel, method: QueueMethods.Purge) -> None:
+def purge_queue(channel: ChannelBase, method: QueueMethods.Purge) -> None:
     """queue.purge."""
     count = channel.queue_or_last(method.queue, "read").purge()
     channel.reply(QueueMethods.PurgeOk(count), nowait=method.nowait)
 
 
-def bind_queue(channel: Channel, method: QueueMethods.Bind) -> None:
+def bind_queue(channel: ChannelBase, method: QueueMethods.Bind) -> None:
     """queue.bind."""
     source, binding = _queue_binding(channel, method)
     _bind(channel, source, binding)
     channel.reply(QueueMethods.BindOk(), nowait=method.nowait)
 
 
-def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
+def unbind_queue(channel: ChannelBase, method: QueueMethods.Unbind) -> None:
     """queue.unbind; a binding that does not exist is not an error. The method has no nowait."""
     vhost = channel.connection.vhost
     source, binding = _queue_binding(channel, method)
@@ -189,7 +189,7 @@ def unbind_queue(channel: Channel, method: QueueMethods.Unbind) -> None:
 
 
 def _queue_binding(
-    channel: Channel, method: QueueMethods.Bind | QueueMethods.Unbind
+    channel: ChannelBase, method: QueueMethods.Bind | QueueMethods.Unbind
 ) -> tuple[str, Binding]:
     said, source = _stripped(method.queue), _stripped(method.exchange)
     name = channel.name_or_last(said)
@@ -201,7 +201,7 @@ def _queue_binding(
 
 
 def _exchange_binding(
-    channel: Channel, method: ExchangeMethods.Bind | ExchangeMethods.Unbind
+    channel: ChannelBase, method: ExchangeMethods.Bind | ExchangeMethods.Unbind
 ) -> tuple[str, Binding]:
     destination, source = _stripped(method.destination), _stripped(method.source)
     channel.check_access("write", "exchange", destination)
@@ -212,7 +212,7 @@ def _exchange_binding(
     return source, Binding(destination, True, method.routing_key or "", arguments)  # noqa: FBT003
 
 
-def _bind(channel: Channel, source: str, binding: Binding) -> None:
+def _bind(channel: ChannelBase, source: str, binding: Binding) -> None:
     """Add a binding; if both ends are missing, the 404 names the source."""
     exchange = channel.exchange(source, None)
     if binding.to_exchange:
@@ -248,7 +248,7 @@ def _check_name(name: str, what: str) -> None:
         raise AmqpError(403, explanation)
 
 
-def _check_onward(channel: Channel, what: str, name: str, onward: object) -> None:
+def _check_onward(channel: ChannelBase, what: str, name: str, onward: object) -> None:
     """Forwarding needs the right to read here and to write to the exchange it forwards to."""
     if isinstance(onward, str):
         channel.check_access("read", what, name)
@@ -263,7 +263,7 @@ def _check_match(mode: object) -> None:
 
 
 def _check_same_queue(
-    channel: Channel, queue: Queue, method: QueueMethods.Declare, arguments: dict[str, Any]
+    channel: ChannelBase, queue: Queue, method: QueueMethods.Declare, arguments: dict[str, Any]
 ) -> None:
     where = channel.place("queue", queue.name)
     if method.exclusive != (queue.owner is not None):

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from time import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from reliablepub.testing.consuming import deliver
+from reliablepub.testing.consumers import deliver
 from reliablepub.testing.dead_letters import destinations, died
 from reliablepub.testing.direct_reply import check_reply_name
 from reliablepub.testing.faults import Block, Crash, FaultScript, Freeze, HoldConfirms
@@ -25,12 +25,54 @@ from reliablepub.testing.routing import VirtualHost, routing_keys
 from reliablepub.testing.timers import Timers
 
 if TYPE_CHECKING:
-    from reliablepub.testing.connection import Connection
-    from reliablepub.testing.consuming import Consuming
+    from reliablepub.testing.consumers import Receiver
     from reliablepub.testing.history import Publish
     from reliablepub.testing.options import NodeOptions, Permissions
-    from reliablepub.testing.publishing import Publishing
     from reliablepub.testing.queues import Buried, Entry, Queue
+
+
+class Client(Protocol):
+    """A connection, as the broker sees it."""
+
+    vhost: VirtualHost
+    permissions: Permissions
+
+    @property
+    def user(self) -> str:
+        """The user that logged in."""
+
+    @property
+    def channels(self) -> int:
+        """Number of open channels."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done and the connection is not closed."""
+
+    def handle_unblocked(self) -> None:
+        """The alarm is over."""
+
+    def handle_thawed(self) -> None:
+        """The freeze is over."""
+
+    def handle_lost(self) -> None:
+        """The socket is gone."""
+
+    def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
+        """Send connection.close."""
+
+    def drop(self, *, reset: bool) -> None:
+        """End the TCP connection without connection.close."""
+
+
+class Publisher(Protocol):
+    """The publishing side of a channel, as the broker sees it."""
+
+    def settle(self, publish: Publish) -> None:
+        """The publish is acked or nacked."""
+
+    def send_confirms(self) -> None:
+        """Send the confirms that are due."""
 
 
 class Node:
@@ -43,16 +85,16 @@ class Node:
         self.script = FaultScript(options.seed)
         self.history = History(options.history_max, options.history_bytes_max)
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
-        self.connections: dict[int, Connection] = {}
-        self.reply_consumers: dict[str, Consuming] = {}
+        self.connections: dict[int, Client] = {}
+        self.reply_consumers: dict[str, Receiver] = {}
         """Channels that consume direct replies, by the name that was generated for each."""
         self.alarm: str | None = None
         self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
         self._alarms = 0
-        self._unwritten: list[tuple[Entry, Publish, Publishing | None]] = []
-        self._held: list[tuple[Publish, Publishing]] = []
-        self._settled: dict[Publishing, None] = {}
+        self._unwritten: list[tuple[Entry, Publish, Publisher | None]] = []
+        self._held: list[tuple[Publish, Publisher]] = []
+        self._settled: dict[Publisher, None] = {}
         self._names = 0
         self._connections_seen = 0
 
@@ -83,7 +125,7 @@ class Node:
 
     # ------------------------------------------------------------------ messages
 
-    def enqueue(self, queue: Queue, publish: Publish, publishing: Publishing | None) -> bool:
+    def enqueue(self, queue: Queue, publish: Publish, publishing: Publisher | None) -> bool:
         """Put a publish into a queue and deliver it to waiting consumers; False if refused.
 
         A persistent publish to a durable queue is confirmed only once it is written; then
@@ -158,11 +200,11 @@ class Node:
 
     # ------------------------------------------------------------------ confirms
 
-    def settled(self, publishing: Publishing) -> None:
+    def settled(self, publishing: Publisher) -> None:
         """A channel has confirms to send with the next `flush`."""
         self._settled[publishing] = None
 
-    def hold(self, publish: Publish, publishing: Publishing) -> None:
+    def hold(self, publish: Publish, publishing: Publisher) -> None:
         """Hold back a confirm until `release_confirms`."""
         self._held.append((publish, publishing))
 
@@ -233,7 +275,7 @@ class Node:
     def remove_queue(self, vhost: VirtualHost, name: str) -> None:
         """Delete a queue and tell its consumers."""
         for consumer in vhost.remove_queue(name).consumers:
-            consumer.consuming.handle_queue_deleted(consumer)
+            consumer.receiver.handle_queue_deleted(consumer)
 
     def delete_exclusive_queues(self, vhost: VirtualHost, owner: int) -> None:
         """Delete the exclusive queues of a connection that is gone."""

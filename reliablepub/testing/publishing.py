@@ -21,11 +21,12 @@ from reliablepub.testing.replies import AmqpError, reply_text
 from reliablepub.testing.routing import routing_keys
 
 if TYPE_CHECKING:
-    from reliablepub.testing.channel import Channel
+    from reliablepub.testing.channel_base import ChannelBase
     from reliablepub.testing.history import Publish
     from reliablepub.testing.queues import Queue
 
-_PUBLISH_IDS = (60, 40)
+PUBLISH_IDS = (60, 40)
+"""Class and method of basic.publish, which an error names."""
 _RAISED_BY_METHODS = frozenset({503, 504, 506, 530, 540})  # other codes name no class and method
 _EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 
@@ -33,7 +34,7 @@ _EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 class Publishing:
     """The publishing side of a channel."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ChannelBase) -> None:
         self.ledger: ConfirmLedger | None = None
         self._channel = channel
         self._node = channel.connection.node
@@ -53,9 +54,16 @@ class Publishing:
             if isinstance(fault, faults.Block | faults.Freeze):
                 self._node.trigger(fault)
         if self._node.alarm is not None or self._node.triggered:
-            self._channel.connection.withhold(self._channel, publish)
+            self._channel.connection.withhold(publish, self.resume)
         else:
             self.process(publish)
+
+    def resume(self, publish: Publish) -> None:
+        """Process a publish that was withheld."""
+        try:
+            self.process(publish)
+        except AmqpError as error:  # the checks of a publish raise soft errors only
+            self._channel.close(error.code, error.reply_text, PUBLISH_IDS)
 
     def process(self, publish: Publish) -> None:
         """Process a publish that is not, or no longer, withheld."""
@@ -92,7 +100,7 @@ class Publishing:
     def _check_properties(self, publish: Publish) -> None:
         properties, user = publish.properties, self._channel.connection.user
         if properties.reply_to == PSEUDO_QUEUE:
-            properties.reply_to = self._channel.consuming.reply_name()
+            properties.reply_to = self._channel.reply_name()
             publish.header = rewritten(publish.header, reply_to=properties.reply_to)
         if properties.user_id is not None and properties.user_id != user:
             explanation = (
@@ -241,9 +249,9 @@ class Publishing:
     def _end(self, fault: faults.EndingFault) -> None:
         connection = self._channel.connection
         if isinstance(fault, faults.CloseChannel):
-            self._channel.close(fault.code, reply_text(fault.code, fault.text), _PUBLISH_IDS)
+            self._channel.close(fault.code, reply_text(fault.code, fault.text), PUBLISH_IDS)
         elif isinstance(fault, faults.CloseConnection):
-            ids = _PUBLISH_IDS if fault.code in _RAISED_BY_METHODS else (0, 0)
+            ids = PUBLISH_IDS if fault.code in _RAISED_BY_METHODS else (0, 0)
             connection.close(fault.code, reply_text(fault.code, fault.text), ids)
         elif isinstance(fault, faults.DropConnection):
             if fault.after_bytes:

@@ -14,16 +14,20 @@ from pamqp import commands
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
-    from reliablepub.testing.channel import Channel
-    from reliablepub.testing.consuming import Delivery
+    from reliablepub.testing.channel_base import ChannelBase
+    from reliablepub.testing.consumers import Delivery
+    from reliablepub.testing.consuming import Consuming
     from reliablepub.testing.history import Publish
+    from reliablepub.testing.publishing import Publishing
 
 
 class Transaction:
     """The open transaction of a channel; a commit or rollback begins the next one."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: ChannelBase, publishing: Publishing, consuming: Consuming) -> None:
         self._channel = channel
+        self._publishing = publishing
+        self._consuming = consuming
         self._publishes: list[Publish] = []
         self._settlements: list[tuple[dict[int, Delivery], bool | None]] = []
         self._committing: set[Publish] = set()
@@ -49,9 +53,9 @@ class Transaction:
         self._has_failed = False
         self._committing = set(publishes)
         for publish in publishes:
-            self._channel.publishing.take(publish)
+            self._publishing.take(publish)
         for deliveries, requeue in settlements:
-            self._channel.consuming.settle(deliveries, requeue)
+            self._consuming.settle(deliveries, requeue)
         if not publishes:
             self._complete()
 
@@ -62,7 +66,7 @@ class Transaction:
         self._publishes = []
         settlements, self._settlements = self._settlements, []
         for deliveries, _ in settlements:
-            self._channel.consuming.reopen(deliveries)
+            self._consuming.reopen(deliveries)
         self._channel.reply(commands.Tx.RollbackOk())
 
     def release(self) -> None:
@@ -70,7 +74,7 @@ class Transaction:
         for publish in self._publishes:
             publish.mark_lost()
         for deliveries, _ in self._settlements:
-            self._channel.consuming.reopen(deliveries)
+            self._consuming.reopen(deliveries)
         self._publishes, self._settlements = [], []
 
     def handle_settled(self, publish: Publish) -> None:
