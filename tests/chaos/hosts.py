@@ -1,6 +1,6 @@
 """Relays and enqueuers of one outbox in PostgreSQL, each in a process of its own, to be killed.
 
-`Hosts` talks to one process that has everything imported and only forks. Each life writes down what
+`Hosts` begins and kills them. Each life writes down what
 it knows, at once and outside of the process. It knows the public interface; it must never know what
 is checked.
 
@@ -16,19 +16,14 @@ An enqueuer:  tried 17         it begins to store message 17 by itself
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import random
 import signal
-import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 import psycopg
 from tenacity import stop_never, wait_fixed
@@ -47,6 +42,7 @@ from reliablepub import (
 )
 from reliablepub.outbox.postgres.sql import queries
 from reliablepub.outbox.postgres.store import PostgresStore
+from tests.chaos.nursery import Nursery, main
 
 QUEUE: Final = "orders"
 NUMBERS: Final = 100_000
@@ -256,37 +252,19 @@ MUTANTS: Final = {"": lambda: None, "without fence": without_fence, "last id": w
 # ---------------------------------------------------------------------------- processes
 
 
-class Hosts:
-    """One process with everything imported; each life is a fork of it, and ends with it."""
+class Hosts(Nursery):
+    """Relays and enqueuers, each with a process; they end with this one."""
 
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.hosts"],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
+    def __init__(self) -> None:
+        super().__init__(__name__)
 
     def begin(self, life: Life) -> int:
         """Begin a life; its process id."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(asdict(life)), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
+        return self.fork(life)
 
     def kill(self, pid: int) -> None:
         """SIGKILL to one life."""
         os.kill(pid, signal.SIGKILL)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.communicate()
 
 
 def _fork(life: Life) -> int:
@@ -307,13 +285,6 @@ def _fork(life: Life) -> int:
     os._exit(1)
 
 
-def main() -> None:
-    """Fork a life for every line; nobody waits for their ends."""
-    assert threading.active_count() == 1, "a process with threads must not fork"
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        print(_fork(Life(**json.loads(line))), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for their ends
+    main(lambda **fields: _fork(Life(**fields)))

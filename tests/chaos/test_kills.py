@@ -22,7 +22,8 @@ from reliablepub.testing import FakeBroker
 from reliablepub.testing.faults import Nack
 from tests.chaos.account import Account, Told, close_account
 from tests.chaos.failpoints import NAMES
-from tests.chaos.victim import OPTIONS, WINDOW_MAX, Life, Nursery, message
+from tests.chaos.nursery import Nursery
+from tests.chaos.victim import OPTIONS, WINDOW_MAX, Life, message
 
 LIFE_S = 0.3
 """Within which a life is killed at random; it takes about that long to publish its messages."""
@@ -32,7 +33,7 @@ QUIET_S = 0.1
 
 @pytest.fixture(scope="module")
 def nursery() -> Iterator[Nursery]:
-    with Nursery() as nursery:
+    with Nursery("tests.chaos.victim") as nursery:
         yield nursery
 
 
@@ -67,7 +68,7 @@ class Story:
             **death,  # type: ignore[arg-type]
         )
         self._next += COUNT
-        status = self._nursery.run(life)
+        status = self._nursery.fork(life)
         assert status in (0, -signal.SIGKILL)
         self.kills += status != 0
         return status

@@ -1,8 +1,7 @@
 """Lives of a publisher, each in a process of its own, to be killed.
 
-`Nursery` talks to one process that has everything imported and only forks, so that a life costs
-milliseconds to begin. A life publishes numbered messages and writes down what it is told, at once
-and outside of the process. It knows both front doors; it must never know what is checked.
+A life publishes numbered messages and writes down what it is told, at once and outside of the
+process. It knows both front doors; it must never know what is checked.
 
     stored 17      publish() has returned
     confirmed 17   its receipt says so
@@ -12,23 +11,18 @@ and outside of the process. It knows both front doors; it must never know what i
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from dataclasses import dataclass
+from typing import Final
 
 from tenacity import stop_after_attempt, stop_never, wait_none
 
 from reliablepub import AsyncPublisher, Message, Publisher, PublishError, Retries, RetryPolicy
 from tests.chaos.failpoints import arm
+from tests.chaos.nursery import main
 
 WINDOW_MAX: Final = 50
 PIECE: Final = 5
@@ -149,36 +143,8 @@ async def _live_async(life: Life, pieces: list[range], told: int) -> None:
 # ---------------------------------------------------------------------- the process that forks
 
 
-class Nursery:
-    """One process with everything imported; each life is a fork of it."""
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.victim"],
-            cwd=Path(__file__).parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        return self
-
-    def run(self, life: Life) -> int:
-        """Let it live; how it ended: 0, or -SIGKILL."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(asdict(life)), file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.communicate()
-
-
 def _fork(life: Life) -> int:
+    """Let it live; how it ended: 0, or -SIGKILL."""
     pid = os.fork()
     if pid == 0:
         random.seed(life.seed)
@@ -190,12 +156,5 @@ def _fork(life: Life) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def main() -> None:
-    """Fork a life for every line."""
-    assert threading.active_count() == 1, "a process with threads must not fork"
-    for line in sys.stdin:
-        print(_fork(Life(**json.loads(line))), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(lambda **fields: _fork(Life(**fields)))
