@@ -9,10 +9,12 @@ on that channel loses its confirm. So the constructor rejects it, at the caller'
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final, TypedDict
+from typing import Final, TypedDict, Unpack
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import (
@@ -204,6 +206,22 @@ class Message:
             fields["ordering_key"] = ordering_key
         fields["size"] = size
 
+    @classmethod
+    def json(cls, value: object, **fields: Unpack[MessageFields]) -> Message:
+        """Return a message whose body is JSON in UTF-8, and whose ``content_type`` says so.
+
+        Args:
+            value: what JSON can express: dictionaries with text keys, lists, tuples, texts, finite
+                numbers, booleans, None; and dataclasses, as objects of their fields.
+            fields: the other fields of the message; ``content_type`` is ``application/json`` unless
+                it is given.
+
+        Raises:
+            InvalidMessage: JSON cannot express the value, or another field is invalid.
+        """
+        fields.setdefault("content_type", "application/json")
+        return cls(_json_bytes(value), **fields)
+
     def with_message_id(self, message_id: str) -> Message:
         """Return a copy of this message with the given ``message_id``."""
         given = self.__dict__
@@ -225,12 +243,56 @@ class Message:
         )
 
 
+def message_of(given: bytes | Message, fields: MessageFields) -> Message:
+    """Return the message that a caller gave whole, or as a body and fields.
+
+    Raises:
+        InvalidMessage: the broker would refuse the message; or fields were given beside a whole
+            one.
+    """
+    if not isinstance(given, Message):
+        return Message(given, **fields)
+    if fields:
+        problem = "was given beside a Message, which has its own; use dataclasses.replace"
+        raise InvalidMessage(next(iter(fields)), problem)
+    return given
+
+
 def _invalid_body(body: object) -> InvalidMessage:
     if type(body) is bytes:
         problem = f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}"
         return InvalidMessage("body", problem)
-    hint = "; encode it, for example body.encode()" if isinstance(body, str) else ""
+    hint = ""
+    if isinstance(body, str):
+        hint = "; encode it, for example body.encode()"
+    elif isinstance(body, bytearray | memoryview):
+        hint = "; copy it: bytes(body)"
+    elif isinstance(body, dict | list | tuple) or dataclasses.is_dataclass(body):
+        hint = "; Message.json(value, routing_key=...) makes a message of it"
     return InvalidMessage("body", f"is {type(body).__name__}, not bytes{hint}")
+
+
+def _json_bytes(value: object) -> bytes:
+    try:
+        text = json.dumps(
+            value,
+            default=_fields_of,
+            ensure_ascii=False,
+            allow_nan=False,
+            separators=(",", ":"),
+        )
+        return text.encode()
+    except (TypeError, ValueError, RecursionError) as error:  # nan, a cycle, a lone surrogate
+        problem = f"cannot be written as JSON: {error}"
+        if isinstance(error, UnicodeEncodeError):  # its text would quote the body
+            problem = "cannot be written as JSON: a text in it is not valid Unicode"
+        raise InvalidMessage("body", problem) from None
+
+
+def _fields_of(value: object) -> dict[str, object]:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    raise TypeError(f"{type(value).__name__} is not a type that JSON has")
 
 
 def _address_bytes(exchange: object, routing_key: object) -> int:

@@ -95,8 +95,8 @@ def _names_files(write_id: str) -> bool:
 
 
 def split_urls(urls: str) -> list[str]:
-    """The URLs of a comma-separated list."""
-    return [url.strip() for url in urls.split(",")]
+    """The URLs of a comma-separated list; a URL may itself name several hosts."""
+    return [url.strip() for url in re.split(r",(?=\s*\w+://)", urls)]
 
 
 def _all_amqp(urls: str) -> bool:

@@ -8,6 +8,7 @@ Starting one command does not import the others, and a new command is one line i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -32,6 +33,21 @@ class LazyGroup(click.Group):
         del ctx
         return sorted(self._table)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the arguments begin with; if there is none, name the nearest.
+
+        Raises:
+            click.UsageError: no command has this name.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := get_close_matches(args[0], self.list_commands(ctx), n=1):
+                error.message = f"{error.message.rstrip('.')} (did you mean {near[0]!r}?)"
+            raise
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if no command has this name."""
         del ctx
@@ -41,3 +57,15 @@ class LazyGroup(click.Group):
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, each with its whole first sentence; click would cut it at the edge."""
+        loaded = [self.get_command(ctx, name) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (command.name or "", command.get_short_help_str(limit=1_000))
+                    for command in loaded
+                    if command is not None and not command.hidden
+                ]
+            )

@@ -13,6 +13,14 @@ from typing import Any, Final, TypeVar
 import click
 
 from reliablepub.cli.output import Form, print_note
+from reliablepub.errors import ConfigurationError
+from reliablepub.front.environment import (
+    KEYS_VARIABLE,
+    OUTBOX_VARIABLE,
+    PASSWORD_VARIABLE,
+    URL_VARIABLE,
+    read_password,
+)
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, exposure
 from reliablepub.outbox.opening import outbox_at
@@ -21,10 +29,6 @@ from reliablepub.transport.address import parse_addresses, with_password, words_
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-OUTBOX_VARIABLE: Final = "RELIABLEPUB_OUTBOX"
-KEYS_VARIABLE: Final = "RELIABLEPUB_OUTBOX_KEYS"
-URL_VARIABLE: Final = "RELIABLEPUB_URL"
-PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
 _READ: Final = "reliablepub.password-file"
 """Key of `click.Context.meta` for the password file's content, while options are parsed."""
 _AS_GIVEN: Final = "reliablepub.urls"
@@ -68,12 +72,9 @@ def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -
         return
     try:
         note_exposure(path)
-        password = path.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise click.UsageError(f"cannot read the password file {path}: {reason}") from None
-    if not password:
-        raise click.UsageError(f"the password file {path} is empty")
+        password = read_password(path)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
     ctx.meta[_READ] = password
 
 

@@ -21,10 +21,15 @@ from typing import Final, Self, Unpack
 from reliablepub.errors import PublisherClosed, PublisherFailed, RelayHeldUp, WrongEventLoop
 from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt, Issued, IssuedBatch
 from reliablepub.front.bridge import Bridge, Signal
+from reliablepub.front.environment import (
+    options_of_environment,
+    outbox_of_environment,
+    urls_of_environment,
+)
 from reliablepub.front.options import PublisherOptions, new_client
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
 from reliablepub.message import Message, MessageFields
-from reliablepub.outbox.entry import new_id
+from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
 from reliablepub.relay.handover import Chunk, Cutter, Stream
 from reliablepub.relay.status import Status
@@ -102,12 +107,36 @@ class AsyncPublisher:
         self._client.wait_started()
         return self
 
+    @classmethod
+    def from_env(cls, **options: Unpack[PublisherOptions]) -> Self:
+        """Make a publisher from the variables that the command line reads too.
+
+        ``RELIABLEPUB_URL`` (several are separated by spaces) and ``RELIABLEPUB_OUTBOX`` must be
+        set; ``RELIABLEPUB_PASSWORD_FILE`` and ``RELIABLEPUB_OUTBOX_KEYS`` may be.
+
+        Args:
+            options: all further options are given here.
+
+        Raises:
+            ConfigurationError: a variable is missing, or its value cannot be used.
+            ReliablePubError: as of the constructor.
+        """
+        return cls(
+            urls_of_environment(),
+            outbox=outbox_of_environment(),
+            **options_of_environment(options),
+        )
+
     # ------------------------------------------------------------------ publishing
 
-    async def publish(self, body: bytes, **fields: Unpack[MessageFields]) -> AsyncReceipt:
+    async def publish(
+        self, message: bytes | Message, **fields: Unpack[MessageFields]
+    ) -> AsyncReceipt:
         """Store a message to be published. It is on disk when this returns.
 
-        The fields are those of `Message`.
+        Args:
+            message: the body, or a whole message.
+            fields: with a body, the other fields of the `Message`.
 
         Returns:
             a receipt; ``await`` it for the broker's confirm. That includes the time until
@@ -126,9 +155,7 @@ class AsyncPublisher:
         """
         bridge = self._check()
         await bridge.admission()
-        if fields.get("message_id") is None:
-            fields["message_id"] = new_id()
-        message = Message(body, **fields)
+        message = identified(message, fields)
         assert message.message_id is not None
         receipt = Issued(message.message_id, bridge)
         await self._until_stored(self._client.hand_over_one(message, receipt, Signal(bridge)))

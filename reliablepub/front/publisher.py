@@ -15,11 +15,16 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from reliablepub.errors import PublisherFailed
+from reliablepub.front.environment import (
+    options_of_environment,
+    outbox_of_environment,
+    urls_of_environment,
+)
 from reliablepub.front.options import PublisherOptions, new_client
 from reliablepub.front.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
 from reliablepub.message import Message, MessageFields
-from reliablepub.outbox.entry import new_id
+from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
 from reliablepub.relay.handover import Chunk, Latch, Stream, cut
 from reliablepub.relay.status import Status
@@ -59,12 +64,34 @@ class Publisher:
         self._client.open()
         self._client.wait_started()
 
+    @classmethod
+    def from_env(cls, **options: Unpack[PublisherOptions]) -> Self:
+        """Make a publisher from the variables that the command line reads too.
+
+        ``RELIABLEPUB_URL`` (several are separated by spaces) and ``RELIABLEPUB_OUTBOX`` must be
+        set; ``RELIABLEPUB_PASSWORD_FILE`` and ``RELIABLEPUB_OUTBOX_KEYS`` may be.
+
+        Args:
+            options: all further options are given here.
+
+        Raises:
+            ConfigurationError: a variable is missing, or its value cannot be used.
+            ReliablePubError: as of the constructor.
+        """
+        return cls(
+            urls_of_environment(),
+            outbox=outbox_of_environment(),
+            **options_of_environment(options),
+        )
+
     # ------------------------------------------------------------------ publishing
 
-    def publish(self, body: bytes, **fields: Unpack[MessageFields]) -> Receipt:
+    def publish(self, message: bytes | Message, **fields: Unpack[MessageFields]) -> Receipt:
         """Store a message to be published. It is on disk when this returns.
 
-        The fields are those of `Message`.
+        Args:
+            message: the body, or a whole message.
+            fields: with a body, the other fields of the `Message`.
 
         Returns:
             a receipt, whose ``result`` waits for the broker's confirm. That includes the time until
@@ -81,9 +108,7 @@ class Publisher:
             RelayHeldUp: a callback of the application does not return. The message was not
                 accepted.
         """
-        if fields.get("message_id") is None:
-            fields["message_id"] = new_id()
-        message = Message(body, **fields)
+        message = identified(message, fields)
         assert message.message_id is not None
         receipt = Issued(message.message_id, self._client.relay)
         self._wait_stored(self._client.hand_over_one(message, receipt, Latch()))

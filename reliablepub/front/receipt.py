@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from typing import ClassVar, Final, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
 
 from reliablepub.errors import (
     Damaged,
@@ -62,6 +63,9 @@ class _Relay(Protocol):
 
     def check_held_up(self) -> None:
         """Raise `RelayHeldUp` while the relay waits for a callback that does not return."""
+
+    def call(self, callback: Callable[[Any], object], receipt: object) -> None:
+        """Call back with a settled receipt."""
 
 
 def publish_error(entry: Entry, outcome: Outcome) -> PublishError:
@@ -121,15 +125,37 @@ class Waiting(Protocol):
 class _Waiting:
     """A latch that is made by the first wait: most receipts are settled without one."""
 
-    __slots__ = ("_latch", "_relay")
+    __slots__ = ("_calls", "_latch", "_relay")
 
     def __init__(self, relay: _Relay) -> None:
         self._relay = relay
         self._latch: Latch | None = None
+        self._calls: list[Callable[[], None]] | None = None
 
     def ring(self) -> None:
         if self._latch is not None:
             self._latch.set()
+        if self._calls is not None:
+            self._call_back(self._calls)
+
+    def then_call(self, callback: Callable[[Any], object], receipt: SingleOutcome) -> None:
+        """Call back once the receipt is settled; at once, on this thread, if it is."""
+        with _first_to_wait:
+            if self._calls is None:
+                self._calls = []
+        self._calls.append(partial(self._relay.call, callback, receipt))
+        if receipt.is_settled:  # the relay may have rung before the call was in the list
+            self._call_back(self._calls)
+
+    @staticmethod
+    def _call_back(calls: list[Callable[[], None]]) -> None:
+        """Make each call once: by the thread that takes it from the list."""
+        while calls:
+            try:
+                call = calls.pop(0)
+            except IndexError:  # another thread was quicker
+                return
+            call()
 
     def until_settled(
         self, receipt: SingleOutcome | Counts, what: str, timeout_s: float | None
@@ -309,6 +335,18 @@ class Receipt(SingleOutcome):
         """
         self._waiting.until_settled(self, f"message {self.message_id}", timeout)
         return self._known()
+
+    def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
+        """Call back with this receipt once the outcome is known, so that `result` does not wait.
+
+        The callback runs on the relay's thread, which publishes nothing until it returns; on this
+        thread, before this call returns, if the outcome is known already. An exception that it
+        raises is logged. It is never called if the publisher ends before the outcome is known.
+
+        Args:
+            callback: takes the receipt.
+        """
+        self._waiting.then_call(callback, self)
 
 
 class Issued(SettledOne, Receipt):

@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from reliablepub.errors import ConfigurationError, Damaged, OutboxFull, Withdrawn
-from reliablepub.message import Message
+from reliablepub.message import Message, MessageFields, message_of
 from reliablepub.outcome import Outcome, Persistence
 
 
@@ -45,6 +45,20 @@ class Mint:
 _mint: Final = Mint()
 new_id: Final = _mint.new_id
 os.register_at_fork(after_in_child=_mint.begin)
+
+
+def identified(given: bytes | Message, fields: MessageFields) -> Message:
+    """Return the message that a caller gave whole, or as a body and fields; always with an id.
+
+    Raises:
+        InvalidMessage: as `message_of`.
+    """
+    if isinstance(given, Message):
+        message = message_of(given, fields)
+        return message if message.message_id is not None else message.with_message_id(new_id())
+    if fields.get("message_id") is None:
+        fields["message_id"] = new_id()  # before the message is made, which spares a copy
+    return Message(given, **fields)
 
 
 HELD: Final = float("inf")

@@ -23,12 +23,13 @@ def outbox_at(where: Where) -> Database:
         where: path of a SQLite file, URL of a database, or a database, which is returned.
 
     Raises:
-        ConfigurationError: there is no support for such a URL.
+        ConfigurationError: there is no support for such a URL, or it is no path of a file.
     """
     if not isinstance(where, str | os.PathLike):
         return where
-    scheme, separator, _ = str(where).partition("://")
+    scheme, separator, rest = str(where).partition("://")
     if not separator:
+        _check_path(str(where))
         # Here, because a program loads only the database that it uses.
         from reliablepub.outbox.sqlite.sessions import SqliteDatabase  # noqa: PLC0415
 
@@ -44,4 +45,19 @@ def outbox_at(where: Where) -> Database:
 
         return PostgresDatabase(str(where))
     msg = f"an outbox is in a file or at postgresql://; {scheme}:// is neither"
+    if scheme.startswith("sqlite") and rest.removeprefix("/"):
+        msg += f"; write its path alone: {rest.removeprefix('/')}"
     raise ConfigurationError(msg)
+
+
+def _check_path(path: str) -> None:
+    """Refuse names that mean something else to SQLite, where they would be names of new files.
+
+    Raises:
+        ConfigurationError: it is such a name.
+    """
+    if path.startswith((":memory:", "file:")) or not path:
+        msg = f"an outbox needs the path of a file, and {path!r} is none"
+        if path.startswith(":memory:"):
+            msg += "; for messages in memory only, Publisher(url, outbox=None)"
+        raise ConfigurationError(msg)

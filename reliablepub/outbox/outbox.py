@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.headers import utf8
 from reliablepub.hooks import Stamps
-from reliablepub.message import Message
+from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.database import file_of
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, OpenLimits, new_id
+from reliablepub.outbox.entry import Entry, OpenLimits, identified, new_id
 from reliablepub.outbox.opening import Where, outbox_at
 
 if TYPE_CHECKING:
@@ -85,15 +85,16 @@ class Outbox:
 
     def enqueue(
         self,
-        message: Message,
+        message: bytes | Message,
         *,
         key: str | None = None,
         connection: Any = None,  # noqa: ANN401 - of the library that the application uses
+        **fields: Unpack[MessageFields],
     ) -> str:
         """Store one message; the relay publishes it.
 
         Args:
-            message: the message. It gets a ``message_id`` if it has none.
+            message: the body, or a whole message. It gets a ``message_id`` if it has none.
             key: deduplication key, such as ``"order 17 created"``. A second message with this key
                 is not stored, whichever process enqueues it. Keys are kept for 7 days, and as long
                 as their message is open or parked.
@@ -101,12 +102,14 @@ class Outbox:
                 part of its open transaction, or of a new one that the application commits. In
                 autocommit mode the message is stored at once. The first message adds the outbox
                 to the database.
+            fields: with a body, the other fields of the `Message`.
 
         Returns:
             The ``message_id``, or that of the first message with this key. If no ``connection`` is
             given, the message is on disk.
 
         Raises:
+            InvalidMessage: the broker would refuse the message; nothing was stored.
             OutboxFull: a limit of this outbox is reached; the message was not stored. An open
                 transaction of the application stays open, and blocks the relay until it ends.
             OutboxDiskFull: the disk is full; the message was not stored.
@@ -120,12 +123,12 @@ class Outbox:
         """
         if key is not None:
             utf8("key", key)
+        stored = identified(message, fields)
         for stamp in self._stamps:
-            message = stamp(message)
-        if message.message_id is None:
-            message = message.with_message_id(new_id())
-        assert message.message_id is not None
-        entry = Entry.accepted(message, time.time())
+            stored = stamp(stored)
+        if stored.message_id is None:  # a hook has made another message
+            stored = stored.with_message_id(new_id())
+        entry = Entry.accepted(stored, time.time())
         return self._enqueue(entry, key, connection=connection)
 
     def create(self, *, connection: Any = None) -> None:  # noqa: ANN401 - of any library

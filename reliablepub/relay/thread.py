@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from reliablepub._core.session import Session
 from reliablepub.errors import (
@@ -224,6 +224,13 @@ class RelayThread:
                 f"{running.name} has not returned for {time.monotonic() - running.since:.0f} s, "
                 "and the relay waits for it: does it wait for a lock that this thread holds?"
             )
+
+    def call(self, callback: Callable[[Any], object], receipt: object) -> None:
+        """Call back with a settled receipt. An exception is logged, and ends nothing."""
+        is_ours = threading.get_ident() == self._thread.ident
+        guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
+        with guard.calling("a callback of a receipt"):
+            callback(receipt)
 
     def flush(self, timeout_s: float | None) -> bool:
         """Wait until every message that the store holds now is settled.

@@ -69,7 +69,8 @@ def parse_addresses(
     """Parse one URL, or several for failover.
 
     Args:
-        url: URLs that all begin with ``amqp://``, or all with ``amqps://``.
+        url: URLs that all begin with ``amqp://``, or all with ``amqps://``. A URL may name several
+            hosts, separated by commas: ``amqp://user:password@first,second:5673/vhost``.
         ssl_context: the TLS context that the caller gave, if any; it requires ``amqps://``.
 
     Raises:
@@ -80,7 +81,7 @@ def parse_addresses(
     if not urls:
         msg = "no URL given; for example amqp://guest:guest@localhost:5672/%2F"
         raise ConfigurationError(msg)
-    addresses = tuple(_parse(one) for one in urls)
+    addresses = tuple(_parse(one) for several in urls for one in _each_host(several))
     are_tls = {address.is_tls for address in addresses}
     if len(are_tls) > 1:
         raise ConfigurationError(
@@ -122,7 +123,7 @@ def with_password(url: str, password: str) -> str:
     Raises:
         ConfigurationError: the URL has a password already, or is invalid.
     """
-    parts, _ = _split(url)
+    parts = _split(url)
     if parts.password is not None:
         raise ConfigurationError(
             "the URL has a password, and a password file was given too; remove it from the URL"
@@ -132,17 +133,32 @@ def with_password(url: str, password: str) -> str:
     return urlunsplit(parts._replace(netloc=netloc))
 
 
-def _split(url: str) -> tuple[SplitResult, int | None]:
+def _each_host(url: str) -> list[str]:
+    """Return a URL for each of the hosts that one URL names."""
+    scheme, separator, rest = url.partition("://")
+    netloc, slash, path = rest.partition("/")
+    user, at, hosts = netloc.rpartition("@")
+    if "," not in hosts:
+        return [url]
+    return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
+
+
+def _split(url: str) -> SplitResult:
     try:
-        parts = urlsplit(url)
-        port = parts.port
+        return urlsplit(url)
     except ValueError:
         raise ConfigurationError(_explain("the URL cannot be read")) from None
-    return parts, port
 
 
 def _parse(url: str) -> Address:
-    parts, port = _split(url)
+    parts = _split(url)
+    try:
+        port = parts.port
+    except ValueError:
+        problem = (
+            "the URL cannot be read: its port is no number up to 65535; a / in a password is %2F"
+        )
+        raise ConfigurationError(_explain(problem)) from None
     if parts.scheme not in _DEFAULT_PORT:
         raise ConfigurationError(_explain(f"the URL's scheme is {parts.scheme[:20]!r}"))
     if not parts.hostname:

@@ -54,6 +54,22 @@ def test_other_urls_are_refused() -> None:
         outbox_at("mysql://u:secret@host/db")
 
 
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("sqlite:///app.db", "sqlite:// is neither; write its path alone: app.db"),
+        ("sqlite+pysqlite:////srv/app.db", "is neither; write its path alone: /srv/app.db"),
+        ("sqlite://", "sqlite:// is neither$"),
+        (":memory:", r"':memory:' is none; for messages in memory only, Publisher\(url, outbox="),
+        ("file:app.db?mode=ro", "needs the path of a file, and 'file:app.db"),
+        ("", "needs the path of a file, and '' is none"),
+    ],
+)
+def test_names_that_mean_something_else_to_sqlite_are_refused(where: str, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        outbox_at(where)
+
+
 def test_what_is_done_to_files_asks_for_one(path: Path) -> None:
     assert file_of(outbox_at(path)) == path
 

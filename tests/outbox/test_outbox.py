@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
 
 from reliablepub._core.events import Batch
 from reliablepub.errors import (
@@ -140,6 +141,26 @@ def test_a_key_that_cannot_be_stored_is_refused(
     app.rollback()
     Outbox(path).enqueue(Message(b"x"), key="k")
     assert Outbox(path).status().open == 1
+
+
+def test_a_body_and_fields_are_stored_as_a_message(path: Path) -> None:
+    id_ = Outbox(path).enqueue(b"x", exchange="orders", routing_key="new", key="order 1")
+    (row,) = Outbox(path).rows("open")
+    assert (row["message_id"], row["exchange"], row["routing_key"]) == (id_, "orders", "new")
+    for given, fields in ((Message(b"x"), {"exchange": "orders"}), ({"order": 1}, {})):
+        with pytest.raises(InvalidMessage):
+            Outbox(path).enqueue(given, **fields)  # type: ignore[arg-type]
+    assert Outbox(path).status().open == 1
+
+
+def test_the_connection_of_a_framework_is_refused_with_what_to_use(path: Path) -> None:
+    engine = create_engine(f"sqlite:///{path}")
+    with (
+        engine.connect() as connection,
+        pytest.raises(ConfigurationError, match=r"reliablepub\.integrations joins"),
+    ):
+        Outbox(path).enqueue(b"x", connection=connection)
+    engine.dispose()
 
 
 def test_the_callers_row_factory_does_not_matter(path: Path, app: sqlite3.Connection) -> None:

@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -43,6 +45,7 @@ from reliablepub.testing import FakeBroker, faults
 
 _ONCE = Retries(stop_after_attempt(1), wait_none())
 ONCE = RetryPolicy(_ONCE, _ONCE, _ONCE)
+NEVER = datetime(2100, 1, 1, tzinfo=UTC)
 AWAY = "amqp://127.0.0.1:1/"
 
 
@@ -67,6 +70,41 @@ def publisher(broker: FakeBroker, path: Path) -> Iterator[Publisher]:
 
 def messages(count: int) -> list[Message]:
     return [Message(b"x", routing_key="q") for _ in range(count)]
+
+
+# -------------------------------------------------------------------- what is published
+
+
+def test_a_whole_message_is_published_as_it_is(publisher: Publisher, broker: FakeBroker) -> None:
+    named = Message(b"x", routing_key="q", message_id="order-17", type="order")
+    assert publisher.publish(named).result(60).message_id == "order-17"
+    assert publisher.publish(Message(b"y", routing_key="q")).message_id
+    with pytest.raises(InvalidMessage, match="routing_key: was given beside a Message"):
+        publisher.publish(named, routing_key="other")
+    publisher.flush(60)
+    assert [one.body for one in broker.messages("q")] == [b"x", b"y"]
+
+
+def test_a_publisher_is_made_from_the_environment(
+    broker: FakeBroker, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigurationError, match="RELIABLEPUB_URL is not set; it takes amqp://"):
+        Publisher.from_env()
+    monkeypatch.setenv("RELIABLEPUB_URL", f"{AWAY} {broker.url.replace(':guest@', '@')}")
+    with pytest.raises(ConfigurationError, match="RELIABLEPUB_OUTBOX is not set; it takes a path"):
+        Publisher.from_env()
+    monkeypatch.setenv("RELIABLEPUB_OUTBOX", str(path))
+    for file, name, content in (
+        (path.with_name("password"), "RELIABLEPUB_PASSWORD_FILE", "guest\n"),
+        (path.with_name("keys"), "RELIABLEPUB_OUTBOX_KEYS", f"first {'0f' * 32}\n"),
+    ):
+        file.write_text(content)
+        file.chmod(0o600)
+        monkeypatch.setenv(name, str(file))
+    with Publisher.from_env(close_timeout_s=0) as publisher:
+        publisher.publish(b"secret", routing_key="q").result(60)
+        publisher.publish(b"secret", routing_key="q", not_before=NEVER)
+    assert b"secret" not in path.read_bytes(), "it is encrypted"
 
 
 # -------------------------------------------------------------------- receipts
@@ -102,6 +140,50 @@ def test_a_wait_that_ends_first_says_that_it_is_still_open(
         receipt.result(0.05)
     broker.release_confirms()
     receipt.result(60)
+
+
+def test_a_receipt_calls_back_on_the_relays_thread(
+    publisher: Publisher, broker: FakeBroker
+) -> None:
+    broker.inject(faults.HoldConfirms())
+    receipt = publisher.publish(b"x", routing_key="q")
+    threads: SimpleQueue[str] = SimpleQueue()
+    receipt.add_done_callback(lambda _: 1 / 0)  # logged, and the next one is called
+    receipt.add_done_callback(lambda done: threads.put(threading.current_thread().name))
+    receipt.add_done_callback(lambda done: threads.put(done.result(0).message_id))
+    assert threads.empty()
+    broker.release_confirms()
+    assert threads.get(timeout=60) == "reliablepub-relay"
+    assert threads.get(timeout=60) == receipt.message_id
+    assert publisher.publish(b"x", routing_key="q").result(60)
+
+
+def test_a_settled_receipt_calls_back_at_once(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    receipt = publisher.publish(b"x", exchange="missing")
+    with pytest.raises(Refused):
+        receipt.result(60)
+    called: list[object] = []
+    receipt.add_done_callback(called.append)
+    assert called == [receipt]
+    receipt.add_done_callback(lambda _: 1 / 0)
+    assert "a callback of a receipt has raised" in caplog.text
+    with pytest.raises(Refused):
+        receipt.result(0)
+
+
+def test_callbacks_of_a_race_are_each_called_once(publisher: Publisher) -> None:
+    called: SimpleQueue[str] = SimpleQueue()
+    receipts = []
+    for _ in range(200):
+        receipt = publisher.publish(b"x", routing_key="q")
+        receipt.add_done_callback(lambda done: called.put(done.message_id))
+        receipts.append(receipt)
+    publisher.flush(60)
+    ids = [called.get(timeout=60) for _ in receipts]
+    assert sorted(ids) == sorted(receipt.message_id for receipt in receipts)
+    assert called.empty()
 
 
 def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> None:

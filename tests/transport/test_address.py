@@ -1,11 +1,12 @@
 """URLs: what they mean, and that a password never comes out again."""
 
 import pickle
+from urllib.parse import unquote
 
 import pytest
 
 from reliablepub.errors import ConfigurationError
-from reliablepub.transport.address import Address, parse_addresses
+from reliablepub.transport.address import Address, parse_addresses, with_password
 
 SECRET = "s3cr3t"
 
@@ -46,7 +47,8 @@ def test_a_url_names_a_broker(url: str, expected: Address) -> None:
         (f"amqps://u:{SECRET}@h?no_verify_ssl=1", "query"),
         (f"amqp://u:{SECRET}@h#x", "fragment"),
         (f"amqp://u:{SECRET}@h/{'v' * 256}", "255"),
-        (f"amqp://u:{SECRET}/@h", "cannot be read"),
+        (f"amqp://u:{SECRET}/@h", "a / in a password is %2F"),
+        (f"amqp://u:{SECRET}@a,,b", "names no host"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url: str, problem: str) -> None:
@@ -59,6 +61,17 @@ def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url: str, pro
 def test_several_urls_are_several_brokers() -> None:
     addresses = parse_addresses(["amqps://a", "amqps://b"])
     assert [(one.host, one.is_tls) for one in addresses] == [("a", True), ("b", True)]
+
+
+@pytest.mark.parametrize("password", ["p", "p,w", "%2C%40"])
+def test_one_url_may_name_several_hosts(password: str) -> None:
+    addresses = parse_addresses(f"amqp://u:{password}@a,b:5673,[::1]:99/v")
+    assert [(one.host, one.port) for one in addresses] == [("a", 5672), ("b", 5673), ("::1", 99)]
+    assert {(one.user, one.password, one.vhost) for one in addresses} == {
+        ("u", unquote(password), "v")
+    }
+    with_its_password = with_password("amqp://u@a,b:5673/v", "s,@/")
+    assert [one.password for one in parse_addresses(with_its_password)] == ["s,@/"] * 2
 
 
 def test_no_url_at_all_is_refused() -> None:

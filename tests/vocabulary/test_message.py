@@ -6,6 +6,7 @@ import copy
 import enum
 import pickle
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from decimal import Decimal
 from typing import Any
@@ -81,6 +82,16 @@ def test_a_message_needs_only_a_body() -> None:
     assert message.persistent
 
 
+@dataclass
+class Order:
+    number: int
+    to: str
+
+
+CYCLE: list[object] = []
+CYCLE.append(CYCLE)
+
+
 # ------------------------------------------------------------------------------------------ body
 
 
@@ -89,8 +100,47 @@ def test_a_body_is_bytes(body: object) -> None:
     assert f"body: is {type(body).__name__}, not bytes" in problem_with(body=body)
 
 
-def test_a_str_body_is_told_how_to_become_bytes() -> None:
-    assert "body.encode()" in problem_with(body="text")
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("text", "body.encode()"),
+        (bytearray(b"x"), "bytes(body)"),
+        ({"order": 17}, "Message.json(value, routing_key=...)"),
+        ([17], "Message.json(value, routing_key=...)"),
+        (Order(17, "é"), "Message.json(value, routing_key=...)"),
+    ],
+)
+def test_a_body_of_another_type_is_told_how_to_become_bytes(body: object, hint: str) -> None:
+    assert hint in problem_with(body=body)
+
+
+# ------------------------------------------------------------------------------------------ JSON
+
+
+def test_json_is_written_as_utf8_and_named() -> None:
+    message = Message.json({"orders": [Order(17, "é")], "paid": None}, routing_key="orders")
+    assert message.body == '{"orders":[{"number":17,"to":"é"}],"paid":null}'.encode()
+    assert (message.content_type, message.routing_key) == ("application/json", "orders")
+    typed = Message.json(1.5, content_type="application/vnd.price+json", type="price")
+    assert (typed.body, typed.content_type) == (b"1.5", "application/vnd.price+json")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"at": datetime(2026, 1, 1, tzinfo=UTC)}, "datetime is not a type that JSON has"),
+        (Order, "type is not a type that JSON has"),
+        (float("nan"), "not JSON compliant"),
+        ({(1, 2): 3}, "keys must be str"),
+        ("secret \ud800", "a text in it is not valid Unicode"),
+        (CYCLE, "Circular"),
+    ],
+)
+def test_what_json_cannot_express_is_refused(value: object, problem: str) -> None:
+    with pytest.raises(InvalidMessage, match=problem) as raised:
+        Message.json(value)
+    assert raised.value.field == "body"
+    assert "secret" not in str(raised.value)
 
 
 def test_a_body_has_rabbitmqs_hard_limit() -> None:

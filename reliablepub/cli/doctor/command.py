@@ -14,7 +14,6 @@ from reliablepub.cli.doctor.diagnosis import of_broker, of_client, of_outbox
 from reliablepub.cli.doctor.findings import exit_of, print_findings
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.cli.options import (
-    URL_VARIABLE,
     as_form,
     form_option,
     inspected_option,
@@ -23,6 +22,7 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.tls import tls_context, tls_options
+from reliablepub.front.environment import URL_VARIABLE
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.postgres.environment import ServerSurroundings

@@ -23,6 +23,7 @@ from reliablepub.cli.output import (
     print_result,
     print_table,
     print_text,
+    size_of,
 )
 from reliablepub.outbox.admin.inspection import Contents, read_contents
 from reliablepub.outbox.database import Database
@@ -99,7 +100,7 @@ def show(
     elif body_out is None:
         _print_body(found)
     else:
-        print_note(f"{len(found.body)} bytes written to {body_out}")
+        print_note(f"{size_of(len(found.body))} written to {body_out}")
     return Exit.CONFIRMED
 
 
@@ -133,7 +134,8 @@ def _head(found: Contents) -> dict[str, object]:
         "expires": ago(columns["expires_at"]),
         **{name.replace("_", " "): one_line(str(v)) for name, v in found.properties.items()},
         **{f"header {name}": one_line(json.dumps(v)) for name, v in found.headers.items()},
-        "body": f"{len(found.body)} bytes" + ", encrypted" * found.is_sealed,
+        "size": size_of(columns["size"]),
+        "body": size_of(len(found.body)) + ", encrypted" * found.is_sealed,
     }
 
 

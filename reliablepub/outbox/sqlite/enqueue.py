@@ -60,7 +60,8 @@ class Enqueuing:
         if not isinstance(connection, sqlite3.Connection):
             raise ConfigurationError(
                 f"connection is a {type(connection).__name__}, and outbox {self.path} needs a "
-                "sqlite3.Connection to its file: a framework's connection holds one"
+                "sqlite3.Connection to its file; reliablepub.integrations joins transactions of "
+                "SQLAlchemy and Django"
             )
         with (
             GATE.use(),
