@@ -44,9 +44,11 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if near := get_close_matches(args[0], self.list_commands(ctx), n=1):
-                error.message = f"{error.message.rstrip('.')} (did you mean {near[0]!r}?)"
-            raise
+            near = get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not near:
+                raise
+            said = f"{error.message.rstrip('.')} (did you mean {near[0]!r}?)"
+            raise click.UsageError(said, ctx) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command; None if no command has this name."""

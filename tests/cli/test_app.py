@@ -300,3 +300,18 @@ NO_JSON = (
 def test_every_command_speaks_json(name: str, command: click.Command) -> None:
     has_it = any("--json" in option.opts for option in command.params)
     assert has_it is (name not in NO_JSON)
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
+    for args, near in ((["publsh"], "publish"), (["outbox", "lst"], "list")):
+        result = CliRunner().invoke(main, args)
+        assert result.exit_code == Exit.BAD_INPUT
+        assert f"(did you mean {near!r}?); see main" in result.stderr
+    assert "did you mean" not in CliRunner().invoke(main, ["xyzzy"]).stderr
+
+
+def test_no_line_of_a_list_of_commands_is_cut() -> None:
+    for args in ([], ["outbox"], ["topology"]):
+        listed = CliRunner().invoke(main, [*args, "--help"]).stdout.partition("Commands:")[2]
+        assert listed.strip()
+        assert "..." not in listed

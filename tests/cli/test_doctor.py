@@ -306,7 +306,7 @@ def test_a_relay_that_an_alarm_blocks_is_a_problem(run: Run, path: Path, fake: F
         row = link_found(run, path, "connected")
         assert (row["about"], row["check"], row["remedy"]) == ("broker", "relay", "")
         fake.block("low on memory")
-        publisher.publish(routing_key="all", body=b"1")
+        publisher.publish(b"1", routing_key="all")
         row = link_found(run, path, "blocked")
         fake.unblock()
     assert (row["about"], row["check"], row["level"]) == ("broker", "relay", "problem")

@@ -1,9 +1,9 @@
 """A run against a publisher that fails in ways a real one seldom does."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -33,6 +33,9 @@ class Scripted:
 
     def check_held_up(self) -> None:
         pass
+
+    def call(self, callback: Callable[[Any], object], receipt: object) -> None:
+        callback(receipt)
 
     def __init__(self, *script: OutcomeKind | Exception | None, closed: bool = False) -> None:
         self.script = list(script)

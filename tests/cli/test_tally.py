@@ -1,5 +1,8 @@
 """Counting receipts: complete, bounded, and safe beside the thread that settles."""
 
+from collections.abc import Callable
+from typing import Any
+
 from reliablepub import Message
 from reliablepub.cli.publish.run import FAILURES_SHOWN, Tally
 from reliablepub.front.receipt import IssuedBatch
@@ -23,6 +26,9 @@ class Running:
 
     def check_held_up(self) -> None:
         pass
+
+    def call(self, callback: Callable[[Any], object], receipt: object) -> None:
+        callback(receipt)
 
 
 def receipt(messages: int) -> IssuedBatch:
