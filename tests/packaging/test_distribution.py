@@ -21,6 +21,7 @@ FILES = {
         "LICENSE",
         "Makefile",
         "README.md",
+        "CONTRIBUTING.md",
         "SECURITY.md",
         "mkdocs.yml",
         "pyproject.toml",
@@ -59,6 +60,8 @@ def test_the_wheel_of_the_source_distribution_is_the_wheel(built: Built, tmp_pat
     (unpacked,) = tmp_path.iterdir()
     (wheel,) = WheelBuilder(str(unpacked)).build(directory=str(tmp_path), versions=["standard"])
     assert Built(Path(wheel), built.sdist).in_wheel == built.in_wheel
+    # Another folder, other modification times: what anybody builds is what was released, bit by bit.
+    assert Path(wheel).read_bytes() == built.wheel.read_bytes()
 
 
 def test_the_version_stands_in_one_place(built: Built) -> None:
