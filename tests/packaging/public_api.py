@@ -70,7 +70,8 @@ def _annotations(of: Any) -> dict[str, str]:
 
 def _signature(of: Any) -> str:
     try:
-        return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(of)))
+        text = re.sub(r" at 0x\w+", "", str(inspect.signature(of)))
+        return re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
     except ValueError:  # a builtin's, such as that of an exception without one of its own
         return "(...)"
 
