@@ -230,8 +230,14 @@ class Relay:
 
     @property
     def last_id(self) -> int:
-        """The highest id that the store has assigned."""
+        """The highest id that the store has assigned, as far as the relay has looked."""
         return self._snapshot.last_id
+
+    def look(self) -> int:
+        """Look now for what other processes have stored; return the highest id."""
+        self._look_at = self._clock.monotonic()
+        self._look_elsewhere(self._look_at, self._clock.wall())
+        return self.last_id
 
     def latency(self) -> Percentiles | None:
         """Percentiles of recent confirm latencies; None if there were no confirms."""

@@ -61,7 +61,7 @@ class Flush:
         now = relay.wall()
         self._at = now if self._at is None else min(self._at, now)  # the clock may be set back
         if self.upto is None:
-            self.upto = relay.last_id
+            self.upto = relay.look()
         lowest = relay.lowest_awaited(self._since, self._at)
         if lowest is not None and lowest <= self.upto:
             self._since = lowest

@@ -195,6 +195,16 @@ def test_a_receipt_of_a_closed_publisher_does_not_wait_for_ever(path: Path) -> N
     assert Outbox(path).status().open == 1
 
 
+def test_a_flush_waits_for_what_another_process_has_just_stored(
+    path: Path, publisher: Publisher, broker: FakeBroker
+) -> None:
+    with Outbox(path) as outbox:
+        for n in range(1, 11):
+            outbox.enqueue(Message(b"", routing_key="q"))
+            assert publisher.flush(20)
+            assert len(broker.published) == n
+
+
 def test_a_batch_counts_its_outcomes(publisher: Publisher, broker: FakeBroker) -> None:
     broker.inject(faults.Nack(times=3))
     receipt = publisher.publish_many(messages(1200)).wait(60)
