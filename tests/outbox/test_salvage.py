@@ -109,10 +109,12 @@ def test_the_log_counts_too(path: Path, entry: Make) -> None:
         assert rows == (count,), "SQLite sees the same"
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, bytes]]:
+@pytest.fixture(scope="module", params=[200, pytest.param(600, marks=pytest.mark.soak)])
+def whole(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[int, bytes]]:
     path = tmp_path_factory.mktemp("whole") / "outbox.db"
-    return path, fill(path, 600)
+    return path, fill(path, request.param)
 
 
 def pages_of(path: Path) -> dict[int, set[int]]:
@@ -166,7 +168,7 @@ def test_one_damaged_page_costs_its_own_rows_only(
             for suffix in ("", "-wal", "-shm", ".lock"):
                 file.with_name(file.name + suffix).unlink(missing_ok=True)
     assert hidden > 5
-    assert len(lost) > 100
+    assert len(lost) > 25
 
 
 def test_a_flipped_bit_is_listed_and_not_copied(path: Path) -> None:

@@ -72,8 +72,12 @@ def run(seed: int) -> Report:
     """
     with _folder() as folder, _virtual(seed):
         world = World(seed, folder)
+
+        def wall() -> float:
+            return world.agenda.wall
+
         with (
-            mock.patch("time.time", side_effect=lambda: world.agenda.wall),
+            mock.patch("time.time", wall),
             mock.patch("reliablepub.outbox.sqlite.clock_steps.PART", world.part),
         ):
             try:

@@ -180,16 +180,17 @@ def write_changes(
     now: float,
     *,
     run: int,
+    new_bytes: int,
     keep_confirmed: bool,
     keys: OutboxKeys | None,
 ) -> Snapshot:
-    """Write the changes of a turn, and set the ids of its new entries."""
+    """Write the changes of a turn, and set the ids of its new entries, of ``new_bytes`` in all."""
     if keep_confirmed:
         for first, length in id_runs(sorted(entry.id for entry in changes.confirmed)):
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
     # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in changes.confirmed])
-    last_id, stored_bytes = _insert(connection, changes.new, keys)
+    last_id = _insert(connection, changes.new, keys)
     if changes.sources:
         sources = ({"name": name, "count": count} for name, count in changes.sources.items())
         connection.executemany(QUERIES["advance_source"], sources)
@@ -212,26 +213,22 @@ def write_changes(
         "parked": parked,
         "expired": expired,
         "discarded": discarded,
-        "open_bytes": stored_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
+        "open_bytes": new_bytes - confirmed_bytes - parked_bytes - discarded_bytes,
     }
     row = connection.execute(QUERIES["change_ledger"], change).fetchone()
     return Snapshot(last_id, Counters(*row))
 
 
-def _insert(
-    connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None
-) -> tuple[int, int]:
-    """Store entries and set their ids; return the highest id, and the bytes of the entries."""
+def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> int:
+    """Store entries and set their ids; return the highest id."""
     (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
-    size = 0
     for entry in new:
         assert entry.id == 0, f"{entry.message!r} is stored already"
         last_id += 1
         entry.id = last_id
-        size += entry.message.size
     if new:
         _insert_rows(connection, new, keys)
-    return last_id, size
+    return int(last_id)
 
 
 def _insert_rows(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> None:
@@ -635,6 +632,7 @@ class SqliteStore:
 
     def _commit(self, connection: WritingConnection, changes: Changes) -> Snapshot:
         last: tuple[int, str | None, float] | None = None
+        new_bytes = sum([entry.message.size for entry in changes.new])
 
         def write() -> tuple[Snapshot, bool]:
             nonlocal last
@@ -642,7 +640,7 @@ class SqliteStore:
                 raise Intervened
             _forget_ids(changes)
             if changes.new:
-                self._ballast.check(connection, sum([entry.message.size for entry in changes.new]))
+                self._ballast.check(connection, new_bytes)
             now = self._clock()
             is_full = self._shortage.is_on
             self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
@@ -652,6 +650,7 @@ class SqliteStore:
                 changes,
                 now,
                 run=self._run,
+                new_bytes=new_bytes,
                 keep_confirmed=keep_s > 0,
                 keys=self._keys,
             )
