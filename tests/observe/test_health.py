@@ -75,7 +75,7 @@ def ends(connection: socket.socket) -> bytes:
 def test_clients_that_trickle_hold_few_threads_and_keep_nobody_out(
     server: HealthServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = [connect(server) for _ in range(150)]
+    slow = [connect(server) for _ in range(3 * CONNECTIONS_MAX)]
     for connection in slow:
         connection.send(b"GET /live HTTP/1.1\r\nX-")
     status, _ = ask(server, "/live")
