@@ -13,7 +13,7 @@ from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.transport.pika_hooks import hooks
 from tests.conformance.driven import DrivenPublisher, GuestPublisher, LoopThread
 from tests.conformance.rig import FakeRig, RealRig, Rig
-from tests.stores import STORES, outbox_of
+from tests.stores import DURABLE, STORES, Where, outbox_of
 
 MAX_MESSAGE_SIZE = 1024 * 1024
 
@@ -50,7 +50,8 @@ SHORT_FORM = {"threads", LENT}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The other publishers meet RabbitMQ in the long form only; the bundled broker meets all.
 
-    So with PostgreSQL, which is behind the relay, where all publishers are alike.
+    So with PostgreSQL, which is behind the relay, where all publishers are alike; and an outbox
+    there meets RabbitMQ in the long form only.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
@@ -60,7 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_long = item.path.stem in LONG and params.get("rig") == "real"
         if is_long and params["front_door"] not in SHORT_FORM:
             item.add_marker(pytest.mark.soak)
-        if params.get("open_publisher") == "postgres" and params["front_door"] != "threads":
+        if "postgres" not in (params.get("open_publisher"), params.get("outbox")):
+            continue
+        is_real = "outbox" in params and "real" in (params.get("rig"), params.get("broker"))
+        if params["front_door"] != "threads" or is_real:
             item.add_marker(pytest.mark.soak)
 
 
@@ -89,10 +93,12 @@ def is_guest(front_door: FrontDoor) -> bool:
     return isinstance(front_door, partial) and front_door.func is GuestPublisher
 
 
-@pytest.fixture
-def outbox(tmp_path: Path) -> Path:
-    """Where the outbox of the test is."""
-    return tmp_path / "outbox.db"
+@pytest.fixture(params=DURABLE)
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Where:
+    """Where the outbox of the test is: a file, then a database."""
+    where = outbox_of(request.param, request, tmp_path)
+    assert where is not None
+    return where
 
 
 @pytest.fixture(params=STORES)

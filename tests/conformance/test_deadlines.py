@@ -8,7 +8,6 @@ that the application lends us has a heartbeat of its own.
 import inspect
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 from tenacity import stop_after_attempt
@@ -21,6 +20,7 @@ from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.test_survival import numbered, wait_until
 from tests.rabbitmq import RabbitMQNode
+from tests.stores import Where
 
 
 def test_both_deadlines_are_on_by_default() -> None:
@@ -31,7 +31,7 @@ def test_both_deadlines_are_on_by_default() -> None:
 
 @pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
 def test_a_frozen_broker_is_noticed_by_its_silence(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor
 ) -> None:
     fake.declare_queue("q")
     with front_door(fake.url, outbox=outbox, heartbeat_s=1) as publisher:
@@ -51,7 +51,7 @@ def test_a_frozen_broker_is_noticed_by_its_silence(
 
 
 def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor
 ) -> None:
     fake.declare_queue("q")
     fake.inject(HoldConfirms(times=10))
@@ -78,7 +78,7 @@ def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
 @pytest.mark.rabbit
 @pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
 def test_a_frozen_rabbitmq_is_noticed_within_twenty_seconds(
-    rabbitmq_node: RabbitMQNode, outbox: Path, front_door: FrontDoor
+    rabbitmq_node: RabbitMQNode, outbox: Where, front_door: FrontDoor
 ) -> None:
     """Frozen a second after there was news, which is the worst moment for whoever looks seldom."""
     probe = AmqpProbe(rabbitmq_node.url)

@@ -3,13 +3,13 @@
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Message, Retries, RetryPolicy, hooks
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
+from tests.stores import Where
 
 
 class Journal:
@@ -45,7 +45,7 @@ class Journal:
 
 
 def test_everything_that_happens_is_told_once(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue, journal = broker.declare_queue(), Journal()
     once = Retries(stop_after_attempt(1), wait_none())

@@ -1,7 +1,6 @@
 """A broker that says what no broker says: the connection ends with a reason, nothing is kept."""
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from pamqp import body, commands, frame, header
@@ -12,6 +11,7 @@ from tests.chaos.proxy import Proxy
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
 from tests.conformance.test_survival import wait_until
+from tests.stores import Where
 
 PART = frame.marshal(body.ContentBody(bytes(100_000)), 1)
 
@@ -51,7 +51,7 @@ def proxied() -> Iterator[Callable[[str], Proxy]]:
 )
 def test_it_ends_the_connection_with_a_reason(
     rig: Rig,
-    outbox: Path,
+    outbox: Where,
     front_door: FrontDoor,
     proxied: Callable[[str], Proxy],
     lie: tuple[bytes, str],

@@ -1,7 +1,6 @@
 """A user, or a connection, that may have one channel: the quarantine shares it with the others."""
 
 from collections import Counter
-from pathlib import Path
 
 from tenacity import wait_fixed
 
@@ -11,6 +10,7 @@ from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
 from tests.conformance.test_states_of_the_world import until
+from tests.stores import Where
 
 CONNECTS_MAX = 6
 """RabbitMQ counts a channel for a moment longer than there is one."""
@@ -31,7 +31,7 @@ def assert_all_good_arrived(probe: AmqpProbe, queue: str, count: int) -> None:
 
 
 def test_a_message_that_is_refused_among_good_ones(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     with front_door(rig.url_of_other_user(channel_max=1), outbox=outbox) as publisher:
@@ -43,7 +43,7 @@ def test_a_message_that_is_refused_among_good_ones(
     assert_all_good_arrived(rig.probe, queue, 201)
 
 
-def test_a_missing_exchange_among_good_ones(rig: Rig, outbox: Path, front_door: FrontDoor) -> None:
+def test_a_missing_exchange_among_good_ones(rig: Rig, outbox: Where, front_door: FrontDoor) -> None:
     """The quarantine, and then probes, by turns with fresh messages."""
     queue, exchange = rig.probe.declare_queue(), unique("late")
     retry = RetryPolicy(breaker=Breaker(pause=wait_fixed(0.1)))
@@ -73,7 +73,7 @@ def test_a_missing_exchange_among_good_ones(rig: Rig, outbox: Path, front_door: 
 
 
 def test_a_connection_that_has_a_number_for_one_channel(
-    outbox: Path, front_door: FrontDoor
+    outbox: Where, front_door: FrontDoor
 ) -> None:
     """channel_max 1, as the broker proposes it; nothing is lost for finding that out."""
     with FakeBroker(options=NodeOptions(channel_max=1)) as broker:

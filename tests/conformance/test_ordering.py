@@ -4,10 +4,7 @@ Tried at both brokers and from both sides, threads and asyncio. What ends a conn
 the publisher is in `test_survival`, where one message in ten has a key.
 """
 
-import sqlite3
 from collections.abc import Callable, Iterable
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +24,7 @@ from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
 from tests.conformance.test_survival import WINDOW, uncertain, wait_until
+from tests.stores import Where
 
 BOTH_DOORS = pytest.mark.parametrize("front_door", ["threads", "asyncio"], indirect=True)
 SOON = Retries(stop_never, wait_fixed(0.05))
@@ -43,12 +41,9 @@ def first_copies(broker: AmqpProbe, queue: str, expected: int) -> list[int]:
     return list(dict.fromkeys(int(body) for body, _ in broker.drain(queue, expected)))
 
 
-def attempts(outbox: Path, outcome: str) -> int:
+def attempts(outbox: Where, outcome: str) -> int:
     """How many have ended so."""
-    with closing(sqlite3.connect(outbox)) as db:
-        where = "SELECT count(*) FROM reliablepub_attempts WHERE outcome = ?"
-        (count,) = db.execute(where, (outcome,)).fetchone()
-    return int(count)
+    return sum(row["outcome"] == outcome for row in Outbox(outbox).rows("history"))
 
 
 # -------------------------------------------------------------------- tried again
@@ -56,7 +51,7 @@ def attempts(outbox: Path, outcome: str) -> int:
 
 @BOTH_DOORS
 def test_a_key_waits_for_what_is_refused_and_then_returned(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = unique("exchange"), broker.declare_queue()
     retry = RetryPolicy(returned=SOON, refused=SOON)
@@ -117,7 +112,7 @@ def test_keys_do_not_wait_for_each_other(
 
 @BOTH_DOORS
 def test_a_confirm_that_is_overdue_changes_no_order(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     with front_door(rig.url, outbox=outbox, confirm_timeout_s=1.0) as publisher:
@@ -137,7 +132,7 @@ def test_a_confirm_that_is_overdue_changes_no_order(
 
 
 def test_no_fault_of_the_broker_changes_the_order_of_a_key(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor
 ) -> None:
     fake.declare_queue("q", durable=True)
     fake.inject(
@@ -161,7 +156,7 @@ def test_no_fault_of_the_broker_changes_the_order_of_a_key(
 
 @BOTH_DOORS
 def test_what_expires_lets_its_key_go_on_in_order(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     full = broker.declare_queue(arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     queue = broker.declare_queue()
@@ -179,7 +174,7 @@ def test_what_expires_lets_its_key_go_on_in_order(
 
 @BOTH_DOORS
 def test_what_is_parked_holds_its_key_until_a_person_decides(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = unique("exchange"), broker.declare_queue()
     retry = RetryPolicy(returned=ONCE, refused=ONCE)

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
@@ -10,6 +9,7 @@ from tenacity import stop_after_attempt, stop_never, wait_fixed, wait_none
 from reliablepub import Breaker, Message, Retries, RetryPolicy, StillOpen
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
+from tests.stores import Where
 
 PATIENT = Retries(stop_never, wait_none())
 
@@ -27,7 +27,7 @@ def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def test_a_full_queue_is_paused_and_goes_on_when_there_is_room(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     full = broker.declare_queue(arguments={"x-max-length": 3, "x-overflow": "reject-publish"})
     other = broker.declare_queue()
@@ -53,7 +53,7 @@ def test_a_full_queue_is_paused_and_goes_on_when_there_is_room(
 
 
 def test_while_no_queue_is_bound_only_probes_are_sent_and_spend_their_budget(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = broker.declare_exchange(), broker.declare_queue()
     few = Retries(stop_after_attempt(4), wait_none())

@@ -4,10 +4,8 @@ No client would send most of these, so their bytes are bent on the way out, and 
 as they would to anybody.
 """
 
-import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pika
@@ -15,12 +13,13 @@ import pytest
 from pika import spec
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import Message, Refused, Retries, RetryPolicy, StillOpen
+from reliablepub import Message, Outbox, Refused, Retries, RetryPolicy, StillOpen
 from reliablepub.relay import wire
 from reliablepub.transport import frames
 from reliablepub.transport.frames import PublishFrames
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor, is_guest
+from tests.stores import Where
 
 ONCE = RetryPolicy(refused=Retries(stop_after_attempt(1), wait_none()))
 FORBIDDEN = "immediate"
@@ -68,20 +67,15 @@ def assert_all_good_arrived(probe: AmqpProbe, queue: str, count: int) -> Counter
     return arrived
 
 
-def closes_lived_through(outbox: Path) -> Counter[str]:
+def closes_lived_through(outbox: Where) -> Counter[str]:
     """How often each message was in flight when its channel or connection ended."""
-    with sqlite3.connect(outbox) as db:
-        rows = db.execute(
-            "SELECT message_id, count(*) FROM reliablepub_history"
-            " WHERE outcome = 'uncertain' GROUP BY 1"
-        ).fetchall()
-    db.close()
-    return Counter(dict(rows))
+    rows = Outbox(outbox).rows("history")
+    return Counter(str(row["message_id"]) for row in rows if row["outcome"] == "uncertain")
 
 
 @pytest.mark.usefixtures("immediate")
 def test_a_message_that_closes_the_connection_is_refused_and_the_others_pass(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     skip_guests(front_door)
     queue = broker.declare_queue()
@@ -115,7 +109,7 @@ def bend(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes | None], None]:
 
 
 def test_a_frame_that_the_broker_cannot_read_is_blamed_on_whom_it_was_alone_with(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor, bend: Callable[[bytes], None]
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor, bend: Callable[[bytes], None]
 ) -> None:
     """A header frame that is too large: 501, and no method, for it was never read."""
     skip_guests(front_door)
@@ -131,7 +125,7 @@ def test_a_frame_that_the_broker_cannot_read_is_blamed_on_whom_it_was_alone_with
 
 
 def test_a_message_that_breaks_connections_without_blame_is_set_aside_and_never_refused(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor, bend: Callable[[bytes | None], None]
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor, bend: Callable[[bytes | None], None]
 ) -> None:
     """Properties that cannot be decoded make a channel's process crash: 541, and no method."""
     bend(b"\x80\x00\x10abc")

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,11 +23,12 @@ from reliablepub import (
     RetryPolicy,
 )
 from reliablepub.observe.health import Health
-from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.driven import DrivenPublisher
+from tests.stores import Where
 
 AWAY = "amqp://guest:guest@127.0.0.1:1"
 ONCE = Retries(stop_after_attempt(1), wait_none())
@@ -70,7 +70,7 @@ def until(is_true: Callable[[], object]) -> None:
 )
 def test_whatever_a_callback_raises_is_counted_and_logged_and_ends_nothing(
     broker: FakeBroker,
-    outbox: Path,
+    outbox: Where,
     front_door: FrontDoor,
     kind: type[BaseException],
     caplog: pytest.LogCaptureFixture,
@@ -130,7 +130,7 @@ def root() -> Iterator[logging.Logger]:
 
 
 def test_a_log_handler_may_publish(
-    broker: FakeBroker, outbox: Path, front_door: FrontDoor, root: logging.Logger
+    broker: FakeBroker, outbox: Where, front_door: FrontDoor, root: logging.Logger
 ) -> None:
     """Our own lines as well, while the application's threads hold the lock of the handler."""
     with front_door(broker.url, outbox=outbox, close_timeout_s=5) as publisher:
@@ -162,7 +162,7 @@ def test_a_log_handler_may_publish(
 
 def test_a_relay_that_fails_is_loud(
     broker: FakeBroker,
-    outbox: Path,
+    outbox: Where,
     front_door: FrontDoor,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -203,10 +203,11 @@ def test_a_relay_that_fails_is_loud(
     assert line.levelno == logging.CRITICAL
     assert said in line.getMessage()
     assert line.exc_info is not None
-    picture = read_status_file(outbox)
+    database = outbox_at(outbox)
+    picture = database.status()
     assert picture is not None
     assert (picture["link"], picture["reason"]) == ("failed", said)
     with Publisher(AWAY, outbox=outbox, close_timeout_s=0) as successor:
         assert successor.status.open == 1
-        until(lambda: (read_status_file(outbox) or {}).get("link") == "disconnected")
-    assert read_status_file(outbox) is None
+        until(lambda: (database.status() or {}).get("link") == "disconnected")
+    assert database.status() is None

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from yarl import URL
@@ -14,6 +13,7 @@ from tests.chaos.proxy import Proxy
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.rig import Rig
 from tests.conformance.test_survival import uncertain, wait_until
+from tests.stores import Where
 
 BYTES_PER_S = 400_000
 TIMEOUT_S = 1.5
@@ -42,7 +42,7 @@ def slow() -> Iterator[Callable[[str], str]]:
 
 
 def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
-    rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
+    rig: Rig, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     queue = rig.probe.declare_queue()
     body = bytes(1_000_000)
@@ -56,7 +56,7 @@ def test_a_message_that_takes_longer_than_a_confirm_is_sent_once(
 
 
 def test_what_a_proxy_holds_unseen_is_sent_a_few_times_and_not_for_ever(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor
 ) -> None:
     """It takes in all of it at once: bytes that have left, as far as can be seen."""
     fake.declare_queue("q")
@@ -68,7 +68,7 @@ def test_what_a_proxy_holds_unseen_is_sent_a_few_times_and_not_for_ever(
 
 
 def test_a_batch_of_large_messages_is_sent_once(
-    rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
+    rig: Rig, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     queue = rig.probe.declare_queue()
     messages = [Message(bytes([n]) * 120_000, routing_key=queue) for n in range(8)]
@@ -81,7 +81,7 @@ def test_a_batch_of_large_messages_is_sent_once(
 
 
 def test_a_channel_opens_however_much_is_on_its_way_before_it(
-    rig: Rig, outbox: Path, front_door: FrontDoor, slow: Link
+    rig: Rig, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     """Nobody waits in vain for the channel after one that a message has cost."""
     queue = rig.probe.declare_queue()
@@ -97,7 +97,7 @@ def test_a_channel_opens_however_much_is_on_its_way_before_it(
 
 @pytest.mark.parametrize("size", [1_000, 16_000_000])
 def test_a_broker_that_takes_no_bytes_is_given_up_in_time(
-    rig: Rig, outbox: Path, front_door: FrontDoor, size: int
+    rig: Rig, outbox: Where, front_door: FrontDoor, size: int
 ) -> None:
     queue = rig.probe.declare_queue()
     with front_door(
@@ -116,7 +116,7 @@ def test_a_broker_that_takes_no_bytes_is_given_up_in_time(
 
 
 def test_a_broker_that_takes_bytes_and_confirms_nothing_is_given_up(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor, slow: Link
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     fake.declare_queue("q")
     fake.inject(HoldConfirms(times=3))
@@ -128,7 +128,7 @@ def test_a_broker_that_takes_bytes_and_confirms_nothing_is_given_up(
 
 
 def test_a_confirm_that_is_missing_is_noticed_while_bytes_leave_all_the_time(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor, slow: Link
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor, slow: Link
 ) -> None:
     fake.declare_queue("q")
     fake.inject(DropConfirm(nth=2))

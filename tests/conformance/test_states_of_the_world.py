@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from tenacity import stop_after_delay, wait_fixed
@@ -27,6 +26,7 @@ from reliablepub import (
 from tests.amqp_probe import AmqpProbe, unique
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
+from tests.stores import Where
 
 TROUBLE_S = float(os.environ.get("RELIABLEPUB_TROUBLE_S", "1.5"))
 IS_LONG = TROUBLE_S > 10
@@ -129,7 +129,7 @@ def assert_all_is_well(load: Load, publisher: Publisher) -> None:
     print(f"\n{counters.stored} messages, all confirmed")
 
 
-def test_a_revoked_permission(rig: Rig, well: str, outbox: Path, front_door: FrontDoor) -> None:
+def test_a_revoked_permission(rig: Rig, well: str, outbox: Where, front_door: FrontDoor) -> None:
     exchange = rig.probe.declare_exchange(unique("shut"), kind="fanout")
     queue = rig.probe.declare_queue()
     rig.probe.bind(queue, exchange)
@@ -151,7 +151,9 @@ def test_a_revoked_permission(rig: Rig, well: str, outbox: Path, front_door: Fro
     assert_all_arrived(rig.probe, well, "b", load.count)
 
 
-def test_every_permission_revoked(rig: Rig, well: str, outbox: Path, front_door: FrontDoor) -> None:
+def test_every_permission_revoked(
+    rig: Rig, well: str, outbox: Where, front_door: FrontDoor
+) -> None:
     queue = rig.probe.declare_queue()
     url = rig.url_of_other_user()
     with front_door(url, outbox=outbox, retry=POLICY, close_timeout_s=0.2) as publisher:
@@ -168,7 +170,7 @@ def test_every_permission_revoked(rig: Rig, well: str, outbox: Path, front_door:
 
 
 def test_an_exchange_that_is_missing_for_a_while(
-    rig: Rig, well: str, outbox: Path, front_door: FrontDoor
+    rig: Rig, well: str, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange = rig.probe.declare_exchange(kind="topic")
     queue = rig.probe.declare_queue()
@@ -191,7 +193,7 @@ def test_an_exchange_that_is_missing_for_a_while(
 
 
 def test_a_missing_exchange_costs_few_channels_however_many_wait(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     """Each with a routing key of its own: it is the exchange that is paused."""
     exchange, queue = unique("late"), broker.declare_queue()
@@ -222,7 +224,7 @@ class Channels:
         self.refused += len(events)
 
 
-def test_a_full_queue(rig: Rig, well: str, outbox: Path, front_door: FrontDoor) -> None:
+def test_a_full_queue(rig: Rig, well: str, outbox: Where, front_door: FrontDoor) -> None:
     limits = {"x-max-length": 200, "x-overflow": "reject-publish"}
     full = rig.probe.declare_queue(arguments=limits)
     arrived: Counter[str | None] = Counter()
@@ -257,7 +259,7 @@ class Nacks:
 
 
 def test_a_binding_that_is_missing_for_a_while(
-    rig: Rig, well: str, outbox: Path, front_door: FrontDoor
+    rig: Rig, well: str, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = rig.probe.declare_exchange(), rig.probe.declare_queue()
     rig.probe.bind(queue, exchange, "k")
@@ -274,7 +276,7 @@ def test_a_binding_that_is_missing_for_a_while(
 
 
 def test_after_its_time_a_message_is_parked_with_the_brokers_words(
-    rig: Rig, well: str, outbox: Path, front_door: FrontDoor
+    rig: Rig, well: str, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange = unique("never")
     patience = Retries(stop_after_delay(1.0), wait_fixed(0.1))
@@ -298,7 +300,7 @@ def test_after_its_time_a_message_is_parked_with_the_brokers_words(
 
 
 def test_a_restart_probes_again_and_the_time_of_a_message_goes_on(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange = unique("later")
     queue = broker.declare_queue()
@@ -323,7 +325,7 @@ def test_a_restart_probes_again_and_the_time_of_a_message_goes_on(
 
 
 def test_ordering_keys_stay_in_order(
-    broker: AmqpProbe, outbox: Path, front_door: FrontDoor
+    broker: AmqpProbe, outbox: Where, front_door: FrontDoor
 ) -> None:
     exchange, queue = broker.declare_exchange(kind="fanout"), broker.declare_queue()
     broker.bind(queue, exchange)
@@ -356,7 +358,7 @@ def test_ordering_keys_stay_in_order(
 
 
 def test_a_login_that_is_refused_is_an_outage_with_its_reason(
-    rig: Rig, well: str, outbox: Path, front_door: FrontDoor
+    rig: Rig, well: str, outbox: Where, front_door: FrontDoor
 ) -> None:
     url = rig.url_of_other_user()
     with front_door(url, outbox=outbox, retry=POLICY, close_timeout_s=0.2) as publisher:

@@ -7,7 +7,6 @@ copies of those arrive in their order.
 
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -15,8 +14,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -44,6 +41,7 @@ from reliablepub.testing.faults import (
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor, is_guest
 from tests.conformance.rig import Rig
+from tests.stores import Where
 
 WINDOW = 200
 
@@ -69,13 +67,9 @@ def assert_all_arrived(probe: AmqpProbe, queue: str, expected: int, *, duplicate
     assert first_copies == {key: sorted(numbers) for key, numbers in first_copies.items()}
 
 
-def uncertain(outbox: Path) -> int:
+def uncertain(outbox: Where) -> int:
     """Attempts that nobody knows the end of."""
-    with closing(sqlite3.connect(outbox)) as db:
-        where = "outcome = 'uncertain'"
-        (count,) = db.execute(f"SELECT count(*) FROM reliablepub_history WHERE {where}").fetchone()
-    assert isinstance(count, int)
-    return count
+    return sum(row["outcome"] == "uncertain" for row in Outbox(outbox).rows("history"))
 
 
 def key_of(number: int) -> str | None:
@@ -91,7 +85,7 @@ def numbered(count: int, queue: str, first: int = 0) -> list[Message]:
 
 
 def test_messages_accepted_while_the_broker_is_away_are_published_when_it_comes(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     rig.kill()
@@ -111,7 +105,7 @@ def test_messages_accepted_while_the_broker_is_away_are_published_when_it_comes(
 
 
 def test_a_connection_lost_in_flight_loses_nothing(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     count = 0
@@ -131,7 +125,7 @@ def test_a_connection_lost_in_flight_loses_nothing(
 
 
 def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     with front_door(rig.url, outbox=outbox, window_max=WINDOW) as publisher:
@@ -146,7 +140,7 @@ def test_a_broker_killed_in_flight_loses_nothing_that_it_confirmed(
 
 
 def test_a_blocked_broker_stops_sending_but_not_accepting(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     with front_door(rig.url, outbox=outbox, confirm_timeout_s=0.5) as publisher:
@@ -167,7 +161,7 @@ def test_a_blocked_broker_stops_sending_but_not_accepting(
 
 
 def test_what_is_open_at_close_is_published_by_the_next_publisher(
-    rig: Rig, outbox: Path, front_door: FrontDoor
+    rig: Rig, outbox: Where, front_door: FrontDoor
 ) -> None:
     queue = rig.probe.declare_queue()
     rig.kill()
@@ -223,7 +217,7 @@ AWAITS_UNTIL_KILLED = """
 
 @pytest.mark.parametrize("after", [50, 1_000, 3_000])
 def test_a_publisher_killed_at_any_time_loses_nothing_it_accepted(
-    rig: Rig, outbox: Path, front_door: FrontDoor, after: int
+    rig: Rig, outbox: Where, front_door: FrontDoor, after: int
 ) -> None:
     if is_guest(front_door):
         pytest.skip("what is killed is a process, and how it was connected dies with it")
@@ -244,7 +238,7 @@ def test_a_publisher_killed_at_any_time_loses_nothing_it_accepted(
 
 
 def test_what_a_confirm_never_comes_for_is_sent_again_on_a_new_channel(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor
 ) -> None:
     fake.declare_queue("q")
     fake.inject(HoldConfirms(times=10))
@@ -256,12 +250,8 @@ def test_what_a_confirm_never_comes_for_is_sent_again_on_a_new_channel(
     assert Counter(message.body for message in fake.messages("q")) == {
         b"%d" % n: 2 for n in range(10)
     }
-    with sqlite3.connect(outbox) as db:
-        told = db.execute(
-            "SELECT outcome, count(*) FROM reliablepub_attempts GROUP BY 1 ORDER BY 1"
-        ).fetchall()
-    db.close()
-    assert told == [("confirmed", 10), ("uncertain", 10)]
+    told = Counter(row["outcome"] for row in Outbox(outbox).rows("history"))
+    assert told == {"confirmed": 10, "uncertain": 10}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +276,7 @@ def test_what_a_confirm_never_comes_for_is_sent_again_on_a_new_channel(
     ids=lambda faults: "+".join(type(fault).kind for fault in faults),
 )
 def test_no_fault_of_the_broker_loses_a_message_or_confirms_one_falsely(
-    fake: FakeBroker, outbox: Path, front_door: FrontDoor, faults: list[Fault]
+    fake: FakeBroker, outbox: Where, front_door: FrontDoor, faults: list[Fault]
 ) -> None:
     fake.declare_queue("q", durable=True)
     fake.inject(*faults)
