@@ -6,10 +6,11 @@ the store's code.
 
 import sqlite3
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from reliablepub.outbox.entry import Changes, Snapshot
 from reliablepub.outbox.memory import MemoryStore
+from tests.stores import Where
 
 Words: TypeAlias = tuple[str, int, str]
 """Outcome, reply code and reply text."""
@@ -43,13 +44,21 @@ class Disk(Protocol):
         """Of a named source."""
 
 
-class FileOnDisk:
-    """An outbox file, seen from outside."""
+def _connected(where: Where) -> Any:
+    if isinstance(where, Path):
+        uri = f"{where.as_uri()}?mode=ro"
+        return sqlite3.connect(uri, uri=True, isolation_level=None)
+    from tests.simulation.database import Connection  # noqa: PLC0415 - it needs psycopg
 
-    def __init__(self, path: Path, run: int = 0) -> None:
+    return Connection(where)
+
+
+class Durable:
+    """An outbox in a file or a database, seen from outside."""
+
+    def __init__(self, where: Where, run: int = 0) -> None:
         self.run = run
-        self._connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-        self._connection.isolation_level = None
+        self._connection = _connected(where)
 
     def open_ids(self) -> list[str]:
         rows = self._connection.execute("SELECT message_id FROM reliablepub_messages")
@@ -83,7 +92,7 @@ class FileOnDisk:
         rows = self._connection.execute(
             "SELECT message_id FROM (SELECT id, message_id, ordering_key FROM reliablepub_messages"
             " UNION ALL SELECT id, message_id, ordering_key FROM reliablepub_parked"
-            " WHERE state = 'parked' AND NOT is_skipped) WHERE ordering_key = ?"
+            " WHERE state = 'parked' AND is_skipped = 0) AS kept WHERE ordering_key = ?"
             " AND id < (SELECT id FROM reliablepub_messages WHERE message_id = ?)",
             (key, message_id),
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import sqlite3
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -31,6 +30,7 @@ from tests.simulation.broker import SimBroker
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.disk import MemoryOfOne
 from tests.simulation.wire import LinkFaults, SimTransport
+from tests.stores import Where
 
 BUSY_TURNS_MAX = 500
 
@@ -172,7 +172,7 @@ class Process:
     """From opening the outbox to the end, by whatever means.
 
     Args:
-        path: of the outbox; None for a publisher without a disk.
+        path: path or URL of the outbox; None for a publisher without a disk.
         session: makes a new one.
         policy: of the relay.
         limits: likewise.
@@ -188,7 +188,7 @@ class Process:
     def __init__(
         self,
         *,
-        path: Path | None,
+        path: Where | None,
         session: Callable[[], Session[Entry]],
         policy: RetryPolicy,
         limits: Limits,
@@ -211,7 +211,7 @@ class Process:
         self.is_flushing = False
         self.oversleeps_s = 0.0
         self.callers: list[Caller] = []
-        self._connections: list[SteppingConnection] = []
+        self._connections: list[Any] = []
         self._store: Store | None = None
         self._turn_at: float | None = None
         self._turn_number = 0
@@ -258,6 +258,10 @@ class Process:
             store = MemoryStore()
             self._memory = MemoryOfOne(store)
             return store
+        if isinstance(self._path, str):
+            from tests.simulation.database import open_store  # noqa: PLC0415 - it needs psycopg
+
+            return open_store(self._path, self.fuse, self._connections, lambda: self._agenda.wall)
         names = {"fuse": self.fuse, "opened": self._connections}
         kind = type("Connection", (SteppingConnection,), names)
         connect = sqlite3.connect

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,19 +64,24 @@ class Failed(AssertionError):
         self.report = report
 
 
-def run(seed: int) -> Report:
+def run(seed: int, database: str | None = None) -> Report:
     """Run one schedule.
+
+    Args:
+        seed: any number.
+        database: URL of an empty outbox in PostgreSQL; None for a file.
 
     Raises:
         Failed: an invariant was broken; says which, and how to see it again.
     """
     with _folder() as folder, _virtual(seed):
-        world = World(seed, folder)
+        world = World(seed, database or folder / "outbox.db")
 
         def wall() -> float:
             return world.agenda.wall
 
         with (
+            _known_relay(world, database),
             mock.patch("time.time", wall),
             mock.patch("reliablepub.outbox.sqlite.clock_steps.PART", world.part),
         ):
@@ -100,6 +105,14 @@ def run_all(seeds: Iterable[int]) -> Counter[str]:
     for seed in seeds:
         happened += run(seed).happened
     return happened
+
+
+def _known_relay(world: World, database: str | None) -> AbstractContextManager[None]:
+    if database is None:
+        return nullcontext()
+    from tests.simulation.database import known_relay  # noqa: PLC0415 - it needs psycopg
+
+    return known_relay(lambda: world.process is not None)
 
 
 @contextmanager

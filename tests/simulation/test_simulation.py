@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
@@ -64,9 +65,16 @@ MUST_HAPPEN = """
 """
 
 
-def assert_it_all_happened(happened: Counter[str]) -> None:
+IN_POSTGRES = """
+    sent again / confirmed / killed before COMMIT / killed after COMMIT / killed between statements
+    retried by a person / key skipped by a person / a person does: reroute / enqueued elsewhere
+    expired: not sent / sent in its turn / wall clock set back
+"""
+
+
+def assert_it_all_happened(happened: Counter[str], wanted: str = MUST_HAPPEN) -> None:
     """What a simulation never reaches, it says nothing about."""
-    names = {name.strip() for line in MUST_HAPPEN.split("\n") for name in line.split(" / ")}
+    names = {name.strip() for line in wanted.split("\n") for name in line.split(" / ")}
     rare = {name: happened[name] for name in names - {""} if happened[name] < 3}
     assert rare == {}
 
@@ -86,6 +94,34 @@ def test_no_schedule_of_a_long_run_breaks_the_promise() -> None:
             happened += part
     assert_it_all_happened(happened)
     print(f"\n{len(SOAK)} schedules: {happened['started']} lives, {happened['sent']} messages sent")
+
+
+def run_in_postgres(seeds: range, new_outbox: Callable[[], str]) -> Counter[str]:
+    """No schedule may break the promise; the same faults befall both kinds of outboxes."""
+    happened: Counter[str] = Counter()
+    for seed in seeds:
+        happened += run(seed, new_outbox()).happened
+    lives, sent = happened["started"], happened["sent"]
+    print(f"\n{len(seeds)} schedules: {lives} lives, {sent} messages sent")
+    return happened
+
+
+@pytest.mark.postgres
+@pytest.mark.timeout(1200)
+def test_no_schedule_breaks_the_promise_in_postgres(new_postgres_outbox: Callable[[], str]) -> None:
+    happened = run_in_postgres(range(24), new_postgres_outbox)
+    assert happened["started"] > 24, "no process was killed"
+    assert happened["confirmed"] > 24
+
+
+@pytest.mark.postgres
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_no_schedule_of_a_long_run_breaks_the_promise_in_postgres(
+    new_postgres_outbox: Callable[[], str],
+) -> None:
+    happened = run_in_postgres(range(1_000, 2_000), new_postgres_outbox)
+    assert_it_all_happened(happened, IN_POSTGRES)
 
 
 def test_a_seed_is_replayed_to_the_last_event() -> None:

@@ -7,7 +7,6 @@ import random
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from pathlib import Path
 
 from tenacity import stop_after_attempt, stop_after_delay
 
@@ -25,9 +24,10 @@ from reliablepub.relay.handover import Limits, Stream
 from tests.simulation.agenda import Agenda
 from tests.simulation.broker import SimBroker
 from tests.simulation.checker import Checker, require
-from tests.simulation.disk import FileOnDisk
+from tests.simulation.disk import Durable
 from tests.simulation.process import Process
 from tests.simulation.wire import LinkFaults
+from tests.stores import Where
 
 DESTINATIONS = [
     *[("", "queue")] * 12,
@@ -48,17 +48,17 @@ class World:
 
     Args:
         seed: any number.
-        folder: where the outbox is; best in memory.
+        where: path of the outbox, best in memory; or URL of an empty one in PostgreSQL.
     """
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, where: Where) -> None:
         self.rng = rng = random.Random(seed)
         self.host = random.Random(f"{seed}: the host, and for how long people are patient")
         self.part = self.host.choice([2, 2_000])
         self.patient = self.host.choice([0.0, 0.0, 0.5, 1.0])
         self.history: list[tuple[float, str, object]] = []
         self.agenda = Agenda()
-        self.path = folder / "outbox.db" if rng.random() < 0.9 else None
+        self.path = where if rng.random() < 0.9 else None
         self.messages_left = rng.choice([4, 12, 25, 50])
         self.faults = LinkFaults(latency_s=rng.choice([0.0, 0.001, 0.02, 0.3]))
         self.broker = SimBroker(self.agenda, rng, self.note)
@@ -80,8 +80,8 @@ class World:
             note=self.note,
         )
         self.process: Process | None = None
-        self.disk: FileOnDisk | None = None
-        self.other = Outbox(folder / "outbox.db")
+        self.disk: Durable | None = None
+        self.other = Outbox(where)
         self.streams: list[tuple[str, list[Message]]] = []
         self.starts_badly = 0.0
         self.is_disk_full = False
@@ -162,7 +162,7 @@ class World:
         if self.path is None:
             self.checker.began(process._memory)
         else:
-            self.disk = self.disk or FileOnDisk(self.path)
+            self.disk = self.disk or Durable(self.path)
             self.disk.run = process.run
             self.checker.began(self.disk)
         self.note("started")

@@ -1,0 +1,82 @@
+"""An outbox in PostgreSQL for a schedule: a real server, and a process that may die at each step.
+
+It knows what belongs to the life of a process there: its connection, and its ownership. Time is the
+schedule's, except that a shard is taken over at once, because the server has a clock of its own. It
+must never know what is right or wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+from unittest import mock
+
+import psycopg
+
+from reliablepub.outbox.entry import Store
+from reliablepub.outbox.postgres.server import Link, Row, Server, Step, Values
+from reliablepub.outbox.postgres.sessions import PostgresSession
+from reliablepub.outbox.postgres.store import PostgresStore
+
+_OWNERSHIP = "reliablepub.outbox.postgres.ownership"
+
+
+class _Fuse(Protocol):
+    def step(self, where: str) -> None: ...
+
+
+class SteppingLink(Link):
+    """A connection with a step before every statement, and before and after every commit."""
+
+    fuse: _Fuse
+    opened: list[Any]
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.opened.append(self)
+
+    def rows(self, name: str, values: Values | None = None) -> list[Row]:
+        self.fuse.step("between statements")
+        return super().rows(name, values)
+
+    def transact(self, steps: Sequence[Step]) -> list[list[Row]]:
+        self.fuse.step("before COMMIT")
+        found = super().transact(steps)
+        self.fuse.step("after COMMIT")
+        return found
+
+
+def open_store(url: str, fuse: _Fuse, opened: list[Any], clock: Callable[[], float]) -> Store:
+    """Take the outbox over from a process that is gone."""
+    kind = type("SteppingLink", (SteppingLink,), {"fuse": fuse, "opened": opened})
+    with (
+        mock.patch("reliablepub.outbox.postgres.store.Link", kind),
+        mock.patch(f"{_OWNERSHIP}.EXPIRY_S", 0.0),
+    ):
+        return PostgresStore(Server.of(url), clock=clock)
+
+
+@contextmanager
+def known_relay(is_there: Callable[[], bool]) -> Iterator[None]:
+    """Let operators know at once whether a relay lives."""
+
+    def pid(_: PostgresSession) -> int | None:
+        return 1 if is_there() else None
+
+    with mock.patch.object(PostgresSession, "relay", pid):
+        yield
+
+
+class Connection:
+    """A connection to read with, which understands the SQL of a file."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True)
+
+    def execute(self, query: str, values: tuple[object, ...] = ()) -> psycopg.Cursor[Any]:
+        text = query.replace("reliablepub_", "reliablepub.").replace("?", "%s")
+        return self._connection.execute(text.encode(), values)
+
+    def close(self) -> None:
+        self._connection.close()
