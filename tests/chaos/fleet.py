@@ -24,6 +24,7 @@ import psycopg
 from reliablepub import Outbox
 from tests.chaos.account import Told, close_account
 from tests.chaos.hosts import DATA, QUEUE, Hosts, Life, message
+from tests.chaos.networks import Network
 from tests.chaos.proxy import Proxy
 from tests.postgres import PostgresServer
 from tests.rabbitmq import RabbitMQNode
@@ -116,6 +117,7 @@ class _Host:
     database: Proxy
     broker: Proxy
     log: Path
+    network: Network | None
     pid: int = 0
 
     def lines(self) -> list[list[str]]:
@@ -138,7 +140,8 @@ class Fleet:
         name: of the database.
         node: the broker.
         hosts: where processes come from.
-        links: to the database and to the broker, for each of the two relays.
+        links: to the database and to the broker, for each of the two relays, and its own network;
+            None where the test has no right to make networks.
         folder: for logs.
         seed: of the choices of faults.
     """
@@ -147,7 +150,7 @@ class Fleet:
     name: str
     node: RabbitMQNode
     hosts: Hosts
-    links: list[tuple[Proxy, Proxy]]
+    links: list[tuple[Proxy, Proxy, Network | None]]
     folder: Path
     seed: int
     mutant: str = ""
@@ -169,8 +172,8 @@ class Fleet:
             channel.queue_declare(QUEUE, durable=True)
         self.consumer = Consumer(self.node.url)
         self.relays = [
-            _Host(database, broker, self.folder / f"relay-{n}")
-            for n, (database, broker) in enumerate(self.links)
+            _Host(database, broker, self.folder / f"relay-{n}", network)
+            for n, (database, broker, network) in enumerate(self.links)
         ]
 
     # ------------------------------------------------------------------ lives
@@ -186,7 +189,8 @@ class Fleet:
 
     def _begin_relay(self, host: _Host) -> None:
         url = self.server.url_of(self.name, port=host.database.port)
-        life = Life(url, str(host.log), host.broker.url, mutant=self.mutant)
+        network = host.network.path if host.network is not None else ""
+        life = Life(url, str(host.log), host.broker.url, mutant=self.mutant, network=network)
         host.pid = self.hosts.begin(life)
 
     def _kill_relay(self, host: _Host) -> None:
@@ -323,6 +327,16 @@ class Fleet:
         link = self.owner().database
         self._silence(link, self.rng.choice([1.0, BEYOND_OWNERSHIP_S + 1.0]))
 
+    def cut_host_off(self) -> None:
+        """Its whole network is down, and neither end of a connection is told."""
+        host = self.owner()
+        if host.network is None:
+            self._silence(host.database, BEYOND_OWNERSHIP_S + 1.0)
+            return
+        host.network.cut()
+        time.sleep(self.rng.choice([1.0, BEYOND_OWNERSHIP_S + 2.0]))
+        host.network.mend()
+
     def cut_broker_link(self) -> None:
         self.owner().broker.cut()
 
@@ -443,6 +457,7 @@ FAULTS: Final[dict[str, Callable[[Fleet], None]]] = {
     "database frozen": Fleet.freeze_database,
     "database link cut": Fleet.cut_database_link,
     "database link silent": Fleet.silence_database_link,
+    "host cut off": Fleet.cut_host_off,
     "broker link cut": Fleet.cut_broker_link,
     "broker link silent": Fleet.silence_broker_link,
 }

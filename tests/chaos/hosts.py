@@ -42,6 +42,7 @@ from reliablepub import (
 )
 from reliablepub.outbox.postgres.sql import queries
 from reliablepub.outbox.postgres.store import PostgresStore
+from tests.chaos.networks import enter
 from tests.chaos.nursery import Nursery, main
 
 QUEUE: Final = "orders"
@@ -74,11 +75,13 @@ class Life:
         number: of the enqueuer's life, from 1.
         rate_per_s: how often an enqueuer stores something.
         mutant: what is broken in the code; empty for nothing.
+        network: the network that it lives in; empty for that of the test.
     """
 
     outbox: str
     log: str
     broker: str = ""
+    network: str = ""
     number: int = 0
     rate_per_s: float = 25.0
     mutant: str = ""
@@ -275,6 +278,8 @@ def _fork(life: Life) -> int:
     log = os.open(life.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         MUTANTS[life.mutant]()
+        if life.network:
+            enter(life.network)
         if life.broker:
             relay(life, log)
         else:

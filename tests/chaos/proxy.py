@@ -9,8 +9,11 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import TracebackType
 from typing import Any, Self, TypeAlias
+
+from tests.chaos.networks import Network
 
 CHUNK_BYTES = 16 * 1024
 LINE_PIECES = 1_000
@@ -26,6 +29,7 @@ class Proxy:
     Args:
         target_port: of the broker.
         held_bytes: what the kernel may hold here of what clients send; None for its own idea.
+        network: where it listens; None for the network of this process.
 
     Attributes:
         delay_s: how far away the broker is, each way; what is under way does not wait for another.
@@ -37,8 +41,15 @@ class Proxy:
         is_silent_down: what the broker sends is kept back.
     """
 
-    def __init__(self, target_port: int, *, held_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        target_port: int,
+        *,
+        held_bytes: int | None = None,
+        network: Network | None = None,
+    ) -> None:
         self._target_port = target_port
+        self._network = network
         self._held_bytes = held_bytes
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy")
@@ -69,7 +80,8 @@ class Proxy:
         return self
 
     def _bound(self) -> socket.socket:
-        sock = socket.create_server(("127.0.0.1", 0))
+        with self._network.within() if self._network is not None else nullcontext():
+            sock = socket.create_server(("127.0.0.1", 0))
         if self._held_bytes is not None:  # what it accepts inherits this
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._held_bytes)
         return sock

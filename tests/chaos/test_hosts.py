@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from reliablepub import Outbox
+from tests.chaos import networks
 from tests.chaos.fleet import FAULTS, Fleet, Result
 from tests.chaos.hosts import Hosts
+from tests.chaos.networks import Network
 from tests.chaos.proxy import Proxy
 from tests.postgres import PostgresServer
 from tests.rabbitmq import RabbitMQNode
@@ -34,6 +36,7 @@ SOAK: dict[str, int] = {
     "database frozen": 4,
     "database link cut": 16,
     "database link silent": 10,
+    "host cut off": 8,
     "broker link cut": 12,
     "broker link silent": 6,
 }
@@ -47,6 +50,7 @@ SHORT = [
     "database killed",
     "database link cut",
     "broker link cut",
+    "host cut off",
     "owner paused",
 ]
 
@@ -64,13 +68,12 @@ def new_fleet(
     Outbox(postgres_server.url_of(postgres_database)).create()
     with ExitStack() as stack:
         hosts = stack.enter_context(Hosts())
-        links = [
-            (
-                stack.enter_context(Proxy(postgres_server.port)),
-                stack.enter_context(Proxy(rabbitmq_node.amqp_port)),
-            )
-            for _ in range(2)
-        ]
+        links = []
+        for _ in range(2):
+            network = stack.enter_context(Network()) if networks.are_possible() else None
+            ports = postgres_server.port, rabbitmq_node.amqp_port
+            database, broker = (stack.enter_context(Proxy(port, network=network)) for port in ports)
+            links.append((database, broker, network))
 
         def make(seed: int, *, enqueuers: int = 3, mutant: str = "") -> Fleet:
             fleet = Fleet(

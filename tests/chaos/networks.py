@@ -1,0 +1,84 @@
+"""`Network`: a host's own network, as Linux has them (network namespaces); only root can make one.
+
+It knows namespaces. It must never know which servers or clients are in them. Everything listens on
+loopback here too: a socket stays in the network in which it was made, whoever has it. So a proxy
+can listen in one network, and pass on to another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+_CLONE_NEWNET: Final = 0x40000000
+_numbers = itertools.count(1)
+
+
+def are_possible() -> bool:
+    """Whether networks can be made here."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    return subprocess.run(["unshare", "--net", "true"], check=False).returncode == 0
+
+
+def enter(path: str) -> None:
+    """Move this thread, and the processes that it starts, into a network."""
+    with Path(path).open() as network:
+        _enter(network.fileno())
+
+
+def _enter(fd: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).setns(fd, _CLONE_NEWNET) != 0:
+        raise OSError(ctypes.get_errno(), "cannot enter the network")
+
+
+class Network:
+    """A network that has only a loopback, until it ends.
+
+    Attributes:
+        path: what `enter` takes.
+    """
+
+    def __enter__(self) -> Self:
+        self._name = f"reliablepub-{os.getpid()}-{next(_numbers)}"
+        self._ip("netns", "add", self._name)
+        self.path = f"/run/netns/{self._name}"
+        self.mend()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._ip("netns", "delete", self._name)
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """For the block, this thread makes its sockets there."""
+        with Path("/proc/thread-self/ns/net").open() as before:
+            enter(self.path)
+            try:
+                yield
+            finally:
+                _enter(before.fileno())
+
+    def cut(self) -> None:
+        """Let nothing pass any more. The ends of a connection are not told."""
+        self._ip("-n", self._name, "link", "set", "lo", "down")
+
+    def mend(self) -> None:
+        """Let everything pass."""
+        self._ip("-n", self._name, "link", "set", "lo", "up")
+
+    def _ip(self, *words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
