@@ -16,6 +16,7 @@ from copy import copy
 from typing import Final
 
 from reliablepub.errors import (
+    InvalidMessage,
     OutboxFull,
     PublisherClosed,
     PublisherFailed,
@@ -105,6 +106,7 @@ class RelayClient:
             done: set when the message is stored, or could not be.
 
         Raises:
+            InvalidMessage: the store cannot take the message.
             OutboxFull: the message is larger than the outbox may ever be.
             PublisherClosed: the publisher is closed or has failed.
             PublisherForked: this process is not the one that opened the publisher.
@@ -127,7 +129,7 @@ class RelayClient:
         """Put messages into the relay's inbox as a `Chunk`, whose arguments this takes.
 
         Raises:
-            InvalidMessage: the source name cannot be encoded as UTF-8.
+            InvalidMessage: the store cannot take a message, or the name of the source.
             OutboxFull: the messages are larger than the outbox may ever be.
             PublisherClosed: the publisher is closed or has failed.
             PublisherForked: this process is not the one that opened the publisher.
@@ -136,8 +138,12 @@ class RelayClient:
         self.check_process()
         self.relay.check_thread()
         self.check_alive()
-        if source is not None:
-            utf8("source", source)  # checked here, because the store would fail the whole turn
+        # Checked here, because the store would fail the whole turn.
+        if source is not None and b"\0" in utf8("source", source):
+            raise InvalidMessage("source", "has the character U+0000")
+        if (check := self.relay.check) is not None:
+            for message in messages:
+                check(message)
         chunk = Chunk(messages, done, waiter, source=source, stream=stream, on_stored=on_stored)
         if chunk.size > self.limits.bytes_max:
             chunk.refuse()

@@ -10,7 +10,7 @@ store in the transaction that records its final outcome.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
@@ -460,6 +460,15 @@ class Store(Protocol):
     @property
     def run(self) -> int:
         """Number of this relay's run on this store, higher than that of every earlier run."""
+
+    @property
+    def check(self) -> Callable[[Message], None] | None:
+        """Check of a new message, or None: any message can be stored.
+
+        Callers run it, on their threads, before they hand a message over. It raises
+        `InvalidMessage`, so that a message that cannot be stored does not fail the others of its
+        turn.
+        """
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""

@@ -76,6 +76,8 @@ class _Times:
 class MemoryStore:
     """Keeps open entries in a dict. Parked ones are only counted: their caller was told why."""
 
+    check: Final = None
+
     def __init__(self) -> None:
         self._open: dict[int, Entry] = {}
         self._waiting = _Times(self._due_at)

@@ -35,11 +35,12 @@ class Outbox:
     """A durable table of messages to publish, in its own file or in the application's database.
 
     Any number of processes and threads may enqueue; one relay (a `Publisher` with this outbox, or
-    ``reliablepub relay``) publishes. The file is opened when it is first used.
+    ``reliablepub relay``) publishes. The database is opened when it is first used.
 
     Args:
         path: path of the SQLite file, which may be the application's own database. The first
-            message creates the file, or adds the outbox to it.
+            message creates the file, or adds the outbox to it. Or the URL of a PostgreSQL database,
+            in which `create` has made the outbox.
         keys: keys to encrypt enqueued messages; the relay needs them too, inspection does not.
         open_messages_max: `enqueue` raises `OutboxFull` when so many messages are open, whichever
             process stored them. None: no limit but the disk.
@@ -98,10 +99,10 @@ class Outbox:
             key: deduplication key, such as ``"order 17 created"``. A second message with this key
                 is not stored, whichever process enqueues it. Keys are kept for 7 days, and as long
                 as their message is open or parked.
-            connection: the application's connection to the same database file. The message becomes
+            connection: the application's connection to the same database. The message becomes
                 part of its open transaction, or of a new one that the application commits. In
                 autocommit mode the message is stored at once. The first message adds the outbox
-                to the database.
+                to a SQLite database.
             fields: with a body, the other fields of the `Message`.
 
         Returns:
@@ -113,12 +114,16 @@ class Outbox:
             OutboxFull: a limit of this outbox is reached; the message was not stored. An open
                 transaction of the application stays open, and blocks the relay until it ends.
             OutboxDiskFull: the disk is full; the message was not stored.
-            OutboxUnsure: the disk failed during the commit; check whether the message was stored.
+            OutboxUnsure: the disk or the network failed during the commit; check whether the
+                message was stored.
+            OutboxUnreachable: the database server cannot be reached; the message was not stored.
+            InvalidMessage: the database cannot store a text of the message.
             OutboxMoved: the path no longer leads to the open files; the message was not stored.
             OutboxForked: the file was open when this process was forked; the message was not
                 stored.
-            ConfigurationError: the connection is to another file.
-            NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
+            ConfigurationError: the connection is to another database.
+            NotAnOutbox: there is no outbox, and the first message cannot make one; or it is of
+                another version.
             OutboxError: the message was not stored.
         """
         if key is not None:
@@ -135,13 +140,13 @@ class Outbox:
         """Add the outbox to the database, if it is not there yet, as the first message would.
 
         Args:
-            connection: the application's connection to the same database file, such as that of a
+            connection: the application's connection to the same database, such as that of a
                 migration. The tables become part of its open transaction, or of a new one that the
                 application commits.
 
         Raises:
-            ConfigurationError: the connection is to another file.
-            NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
+            ConfigurationError: the connection is to another database.
+            NotAnOutbox: the file is no SQLite database, or the outbox is of another version.
             OutboxError: the outbox was not added.
         """
         self._database.create(connection)
@@ -193,7 +198,7 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
-            OutboxError: the file cannot be read.
+            OutboxError: the outbox cannot be read.
         """
         from reliablepub.outbox.admin.integrity import audit
 
@@ -235,7 +240,7 @@ class Outbox:
         """Set the position of a named source to 0. Its messages stay.
 
         Raises:
-            OutboxError: the file cannot be written; the position is unchanged.
+            OutboxError: the outbox cannot be written; the position is unchanged.
         """
         if not self.position(source):
             return
@@ -307,7 +312,7 @@ class Outbox:
 
         Raises:
             NotAnOutbox: there is no outbox at this path.
-            OutboxError: the file cannot be written; the key is still held.
+            OutboxError: the outbox cannot be written; the key is still held.
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
 
@@ -329,7 +334,7 @@ class Outbox:
             ConfigurationError: this `Outbox` has no ``keys``.
             NotAnOutbox: there is no outbox at this path.
             OutboxSealed: a message is encrypted with a key that was not given.
-            OutboxError: the file cannot be written; messages encrypted until then stay so.
+            OutboxError: the outbox cannot be written; messages encrypted until then stay so.
         """
         if self._keys is None:
             raise ConfigurationError("rekey needs the keys of the outbox: Outbox(path, keys=...)")
@@ -338,7 +343,7 @@ class Outbox:
         return rekey(self._database, self._keys)
 
     def close(self) -> None:
-        """Close the file if it is open. The next use opens it again."""
+        """Close the database if it is open. The next use opens it again."""
         self._database.close()
 
     def __enter__(self) -> Self:

@@ -90,12 +90,6 @@ FROM reliablepub_parked WHERE id = :id;
 -- name: in_flight_ids
 SELECT DISTINCT id FROM reliablepub_in_flight_tags;
 
--- name: state
-SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT state FROM reliablepub_parked WHERE id = :id;
-
 -- name: reroute
 UPDATE reliablepub_messages SET
     exchange = :exchange, routing_key = :routing_key, properties = :properties, size = :size,

@@ -139,10 +139,15 @@ class RelayThread:
 
     Args:
         parts: the parts of the relay.
+
+    Attributes:
+        check: the store's check of a new message; None if any message can be stored.
+        inbox: chunks from callers.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self.check: Callable[[Message], None] | None = None
         self._started = Latch()
         self._gone = Latch()
         self._is_ended = False
@@ -311,6 +316,7 @@ class RelayThread:
                 self._log_writer.attend()
                 stack.callback(self._log_writer.close)
                 store = self._parts.open_store()
+                self.check = store.check
                 stack.callback(self._close_store, store)
                 transport = self._parts.open_transport(store.run)
                 stack.callback(transport.close)

@@ -1,6 +1,7 @@
 """Messages leave an outbox as lines, and come into another one unchanged."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -53,6 +54,17 @@ def lines(path: Path, tmp_path: Path) -> Path:
     assert (result.exit_code, result.stderr) == (0, f"8 messages written to {target}\n")
     assert target.stat().st_mode & 0o777 == 0o600
     return target
+
+
+def test_a_pipe_is_read_once(path: Path, lines: Path, tmp_path: Path) -> None:
+    """Such as /dev/stdin, which cannot be read from its beginning again."""
+    reading, writing = os.pipe()
+    os.write(writing, lines.read_bytes())
+    os.close(writing)
+    new = tmp_path / "new.db"
+    assert run("import", f"/dev/fd/{reading}", "--outbox", new).stdout == "8 messages stored\n"
+    os.close(reading)
+    assert len(rows(new)) == 8
 
 
 def test_a_round_trip_changes_nothing(path: Path, lines: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -121,6 +121,55 @@ def test_what_is_not_told_yet_is_not_read(url: str, own: PostgresStore) -> None:
     assert own.snapshot().late == ((1, 1),)
     entries, _ = own.read_ready(1, last_id, **ALL)
     assert message_ids(entries) == ["slow", "fast"]
+
+
+@pytest.mark.parametrize("kind", ["ordering key", "due", "expired"])
+def test_what_is_not_told_yet_is_found_by_no_other_way(
+    url: str, own: PostgresStore, kind: str
+) -> None:
+    """Or it would be confirmed before it is counted."""
+    fields: dict[str, dict[str, Any]] = {
+        "ordering key": {"ordering_key": "k"},
+        "due": {"not_before": datetime.now(UTC) + timedelta(seconds=30)},
+        "expired": {"expires_in_s": 30.0},
+    }
+    Outbox(url).enqueue(Message(b"", message_id="new", **fields[kind]))
+
+    def read() -> list[Entry]:
+        limits: dict[str, Any] = {"limit": 10, "bytes_max": 10**9, "loaded": ()}
+        now = time.time() + 60
+        if kind == "ordering key":
+            return own.read_first(["k"], now, bytes_max=10**9)[0]
+        return (own.read_due if kind == "due" else own.read_expired)(now, **limits)[0]
+
+    assert read() == []
+    assert own.changed_elsewhere()
+    found = read()
+    assert message_ids(found) == ["new"]
+    own.commit(Changes(confirmed=found))
+    assert own.snapshot().counters.confirmed == 1
+    assert counted(url) == (0, 0, 0, 0)
+
+
+def test_what_is_stored_while_a_relay_starts_is_counted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = PostgresStore._take_turn
+
+    def enqueue_after(store: PostgresStore, *arguments: Any) -> Any:
+        result = take(store, *arguments)
+        Outbox(url).enqueue(Message(b"", message_id="new"))
+        return result
+
+    monkeypatch.setattr(PostgresStore, "_take_turn", enqueue_after)
+    with closing(PostgresStore(Server.of(url))) as own:
+        monkeypatch.setattr(PostgresStore, "_take_turn", take)
+        last_id = own.snapshot().last_id
+        entries, _ = own.read_ready(1, last_id, **ALL)
+        assert message_ids(entries) == ["new"]
+        own.commit(Changes(confirmed=entries))
+        assert own.snapshot().counters.stored == 1
+    assert counted(url) == (0, 0, 0, 0)
 
 
 def test_what_is_rolled_back_is_never_told(url: str, own: PostgresStore) -> None:

@@ -35,7 +35,7 @@ def values_of(statement: str) -> list[str]:
 
 @cache
 def names_of_operators() -> set[str]:
-    """Every name in `session.run("name")`."""
+    """Every name in `session.run("name")` and `session.rows("name")`."""
     package = Path(reliablepub.__file__).parent
     return {
         node.args[0].value
@@ -45,7 +45,7 @@ def names_of_operators() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "run"
+        and node.func.attr in ("run", "rows")
         and node.args
         and isinstance(node.args[0], ast.Constant)
         and isinstance(node.args[0].value, str)

@@ -85,7 +85,9 @@ def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Findin
         words.append(f"{where}{said if is_there else last}")
     reason = f"; it has failed: {one_line(failed)}" if failed and missing else ""
     opened = f"; {count_of(status.open, 'message')} open" if missing else ""
-    level = Level.PROBLEM if missing and (status.open or failed) else Level.OK
+    level = Level.WARNING if 0 < missing < len(owners) else Level.OK
+    if missing and (status.open or failed):
+        level = Level.PROBLEM
     return _finding(
         "relay",
         level,

@@ -10,6 +10,7 @@ import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfileobj
 from tempfile import TemporaryFile
 from typing import IO, Final
 
@@ -91,10 +92,13 @@ def export_messages(
 def _end_export(encrypted: list[int], database: Database) -> Exit:
     if not encrypted:
         return Exit.CONFIRMED
+    remedy = "keep a physical backup of the server instead (pg_basebackup)"
+    if database.file is not None:
+        copying = f"sqlite3 {database.name} \".backup 'copy.db'\""
+        remedy = f"keep a copy of the whole file instead: {copying}"
     print_error(
         f"{count_of(len(encrypted), 'message')} left out: encrypted, and bound to this outbox, so "
-        f"no other outbox can import them; keep a copy of the whole file instead: "
-        f"sqlite3 {database.name} \".backup 'copy.db'\""
+        f"no other outbox can import them; {remedy}"
     )
     return Exit.BAD_INPUT
 
@@ -139,12 +143,19 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:  # n
 
 
 def _opened(source: str) -> IO[bytes]:
-    """The input as a seekable file; stdin is copied to a temporary file."""
-    if source != "-":
-        return Path(source).open("rb")
+    """The input as a seekable file; what cannot be read twice is copied to a temporary file."""
+    if source == "-":
+        return _copy_of(sys.stdin.buffer)
+    raw = Path(source).open("rb")  # noqa: SIM115 - the caller closes it
+    if raw.seekable():
+        return raw
+    with raw:
+        return _copy_of(raw)
+
+
+def _copy_of(raw: IO[bytes]) -> IO[bytes]:
     copy = TemporaryFile()  # noqa: SIM115 - the caller closes it
-    while block := sys.stdin.buffer.read(_BLOCK_BYTES):
-        copy.write(block)
+    copyfileobj(raw, copy, _BLOCK_BYTES)
     copy.seek(0)
     return copy
 

@@ -74,7 +74,7 @@ class Action(StrEnum):
     """Leave the message parked, and send the later messages of its ordering key."""
 
 
-EARLIER: Final = "an attempt before the message came to this file"
+EARLIER: Final = "an attempt before the message came to this outbox"
 
 FIT: Final[dict[Action, tuple[str, ...]]] = {
     Action.RETRY: ("waiting", *GIVEN_UP_STATES),
@@ -105,11 +105,15 @@ class Intervention:
     person: str = field(default_factory=lambda: f"{_user()}@{socket.gethostname()}")
 
     def __post_init__(self) -> None:
-        """Refuse an address that no message can have.
+        """Refuse an address that no message can have, and text that not every database can store.
 
         Raises:
-            InvalidMessage: the exchange or routing key is invalid; the text says why.
+            InvalidMessage: the exchange or routing key is invalid, or a text has the character
+                U+0000; the error names the field.
         """
+        for name in ("exchange", "routing_key", "note", "person"):
+            if "\0" in (getattr(self, name) or ""):
+                raise InvalidMessage(name, "has the character U+0000")
         Message(b"", self.exchange or "", self.routing_key or "")
 
 
@@ -228,6 +232,7 @@ class _Step:
         self._keys = keys
         rows = session.run("in_flight_ids") if is_relayed else ()
         self._in_flight = {id_ for (id_,) in rows}
+        self._ledgers: dict[int, dict[str, int]] = {}  # one for each shard
         self._ledger = dict(NO_CHANGE)
         self._effect = Effect()
 
@@ -236,19 +241,21 @@ class _Step:
         effect = self._effect
         for id_ in ids:
             found = self._session.run("state", {"id": id_}).fetchone()
-            (state,) = found or (None,)
+            state, shard = found or (None, 0)
             if state not in FIT[self._what.action]:
                 effect.unfit.append(id_)
             elif id_ in self._in_flight:
                 effect.in_flight.append(id_)
             else:
+                self._ledger = self._ledgers.setdefault(shard, dict(NO_CHANGE))
                 try:
                     self._apply(id_, state)
                 except (Unreadable, InvalidMessage, UnicodeDecodeError):
                     effect.damaged.append(id_)
                 else:
                     effect.changed += 1
-        self._session.run("change_ledger", self._ledger).fetchone()
+        for shard, ledger in self._ledgers.items():
+            self._session.run("change_ledger", ledger | {"shard": shard}).fetchone()
         return effect
 
     def _apply(self, id_: int, state: str) -> None:

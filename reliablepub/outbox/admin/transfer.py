@@ -150,19 +150,21 @@ def _store(
     ]
 
     def work(session: Session) -> None:
-        change = dict(NO_CHANGE)
+        changes: dict[int, dict[str, int]] = {}  # one for each shard
         session.check_room(sum(row["size"] for row in rows))
         for row in fresh:
             is_open = row["state"] in OPEN_STATES
             (row["id"],) = session.run("next_id").fetchone()
-            session.run("import_open", row)
+            (shard,) = session.run("import_open", row).fetchone()
+            change = changes.setdefault(shard, dict(NO_CHANGE))
             if not is_open:
                 session.run("import_given_up", row)
                 session.run("delete_open", row).fetchone()
                 change[row["state"]] += 1
             change["stored"] += 1
             change["open_bytes"] += row["size"] if is_open else 0
-        session.run("change_ledger", change).fetchone()
+        for shard, change in changes.items():
+            session.run("change_ledger", change | {"shard": shard}).fetchone()
         session.run("advance_source", {"name": source, "count": len(rows)})
 
     database.write(work)

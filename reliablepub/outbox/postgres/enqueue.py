@@ -19,7 +19,6 @@ import psycopg
 
 from reliablepub.errors import (
     ConfigurationError,
-    InvalidMessage,
     OutboxError,
     OutboxUnreachable,
     OutboxUnsure,
@@ -27,6 +26,7 @@ from reliablepub.errors import (
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
+from reliablepub.outbox.postgres.rows import texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
     Link,
@@ -35,6 +35,8 @@ from reliablepub.outbox.postgres.server import (
     Server,
     Step,
     Values,
+    check_texts,
+    is_cut_off,
     outbox_error,
 )
 from reliablepub.outbox.postgres.sql import for_dbapi, named
@@ -93,7 +95,7 @@ class Enqueuing:
                 told = outbox_error(self._server, error)
                 told.__cause__ = error
                 # If it was stored, it is stored again, under the same message id.
-                is_unsure = is_unsure or isinstance(told, OutboxUnreachable)
+                is_unsure = is_unsure or is_cut_off(error)
                 if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
         assert told is not None
@@ -148,10 +150,7 @@ def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | Non
     Raises:
         InvalidMessage: a text has a character that PostgreSQL cannot store.
     """
-    message = entry.message
-    for name in ("message_id", "exchange", "routing_key", "ordering_key"):
-        if "\0" in (getattr(message, name) or ""):
-            raise InvalidMessage(name, "has the character U+0000, which PostgreSQL cannot store")
+    check_texts(texts_of(entry.message) | {"key": key})
     if keys is not None:  # the encryption binds the id
         [(entry.id,)] = link.rows("draw_ids", {"count": 1})
     _, *columns = plain_row_of(entry, keys)
@@ -159,7 +158,7 @@ def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | Non
         "id": entry.id or None,
         "due_at": entry.due_at,
         "expires_at": entry.expires_at,
-        "ordering_key": message.ordering_key,
+        "ordering_key": entry.message.ordering_key,
     }
     if key is None:
         return "enqueue", values

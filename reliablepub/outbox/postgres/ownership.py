@@ -41,11 +41,13 @@ class Ownership:
         shard: number of the shard.
         run: number of this run of a relay.
         turn: the first turn of the run.
+        shards: how many shards the outbox has.
     """
 
     shard: int
     run: int
     turn: int
+    shards: int
 
 
 def is_lost_turn(error: psycopg.Error) -> bool:
@@ -78,17 +80,21 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
             is_silent = not has_moved and time.monotonic() - begun > EXPIRY_S
             is_old = not has_moved and age_s > EXPIRY_S
             if is_free or is_old or is_silent:
-                owned = _take(link, shard, turn, token, now)
-                if owned is not None:
-                    return owned
+                run = _take(link, shard, turn, token, now)
+                if run is not None:
+                    return Ownership(shard, run, turn + 1, len(newest))
             lived += has_moved
         if lived == len(newest):
             raise _in_use(link, newest)
         time.sleep(_LOOK_S)
 
 
-def _take(link: Link, shard: int, turn: int, token: str, now: float) -> Ownership | None:
-    """Take the turn after another one; return None if another process was faster, or may be."""
+def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | None:
+    """Take the turn after another one, and return the run that it begins.
+
+    Returns:
+        None if another process was faster, or may be.
+    """
     names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
     [(run,)] = link.rows("begin_run", names)
     values = {"shard": shard, "turn": turn + 1, "run": run, "token": token}
@@ -98,11 +104,13 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> Ownershi
         if is_lost_turn(error) or isinstance(error, psycopg.errors.LockNotAvailable):
             return None
         raise outbox_error(link.server, error) from error
-    return Ownership(shard, run, turn + 1)
+    return int(run)
 
 
 def _in_use(link: Link, newest: list[Row]) -> OutboxInUse:
     _, _, run, *_ = newest[0]
     [(_, pid, host)] = link.rows("owner", {"run": run}) or [(run, "?", b"?")]
     who = f"process {pid} on {host.decode()}"
+    if len(newest) > 1:
+        who = f"a relay in each of its {len(newest)} shards, {who} in the first"
     return OutboxInUse(f"outbox {link.server} is relayed by {who}; only one relay may own a shard")

@@ -43,6 +43,9 @@ SELECT message_id FROM reliablepub_keys WHERE key = :key;
 SELECT version, allows_loss, current_setting('synchronous_commit') = 'off' AND NOT allows_loss
 FROM reliablepub_outbox;
 
+-- name: alive
+SELECT 1;
+
 -- name: is_there
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
@@ -159,9 +162,8 @@ FROM told, (
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;
 
--- name: highest_id
-SELECT CASE WHEN is_called THEN last_value ELSE 0 END, pg_current_snapshot()::text
-FROM reliablepub_message_ids;
+-- name: counted
+SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
 
 -- name: draw_ids
 SELECT nextval('reliablepub_message_ids') FROM generate_series(1, :count);
@@ -376,14 +378,17 @@ SELECT
     )) AS is_first
 FROM reliablepub_messages AS m WHERE m.id = ANY (:ids::bigint[]);
 
+-- Only rows that the relay was told of, here and in the next two: others are not counted yet.
 -- name: waiting
 SELECT id, due_at, size FROM reliablepub_messages
 WHERE shard = :shard AND due_at IS NOT NULL AND (due_at, id) > (:after_at, :after_id)
+AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :seen::text::pg_snapshot))
 ORDER BY due_at, id LIMIT :limit;
 
 -- name: expiring
 SELECT id, expires_at, size FROM reliablepub_messages
 WHERE shard = :shard AND expires_at IS NOT NULL AND (expires_at, id) > (:after_at, :after_id)
+AND (run IS NOT NULL OR pg_visible_in_snapshot(xid, :seen::text::pg_snapshot))
 ORDER BY expires_at, id LIMIT :limit;
 
 -- name: firsts_of_keys
@@ -395,7 +400,9 @@ FROM unnest(:keys::text[]) WITH ORDINALITY AS k (key, n)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_messages AS f WHERE f.ordering_key = k.key ORDER BY f.id LIMIT 1
 ) AS m
-WHERE (m.due_at IS NULL OR m.due_at <= :now) AND NOT EXISTS (
+WHERE (m.due_at IS NULL OR m.due_at <= :now)
+AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, :seen::text::pg_snapshot))
+AND NOT EXISTS (
     SELECT 1 FROM reliablepub_parked AS p
     WHERE p.ordering_key = k.key AND p.state = 'parked' AND p.is_skipped = 0 AND p.id < m.id
 )
@@ -469,17 +476,25 @@ DELETE FROM reliablepub_in_flight WHERE shard = :shard;
 
 -- Operators. Statements with the same name and values are in the `queries.sql` of SQLite's outbox.
 
--- An operator's turn in each shard keeps out the relays until it ends.
--- name: take_operators_turns
+-- An operator's turn in a shard keeps out its relay until it ends.
+-- name: take_operators_turn
 INSERT INTO reliablepub_turns
 SELECT
-    s.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
+    t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
     t.discarded, t.open_bytes, t.intervention, t.seen
-FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
-CROSS JOIN LATERAL (
-    SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
-) AS t
-RETURNING shard, turn;
+FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
+RETURNING turn;
+
+-- The state of a message, and its shard. A message that has become visible after the operator's turn
+-- has counted is not there yet: it could not be taken off the counts.
+-- name: state
+SELECT CASE WHEN m.due_at > 0 THEN 'waiting' ELSE 'ready' END, m.shard
+FROM reliablepub_messages AS m WHERE m.id = :id
+AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
+    SELECT t.seen FROM reliablepub_turns AS t WHERE t.shard = m.shard ORDER BY t.turn DESC LIMIT 1
+)))
+UNION ALL
+SELECT p.state, p.shard FROM reliablepub_parked AS p WHERE p.id = :id;
 
 -- name: note_interventions
 UPDATE reliablepub_turns AS t SET intervention = greatest(t.intervention, i.newest)
@@ -668,7 +683,8 @@ INSERT INTO reliablepub_messages (
     :routing_key, :properties, :stored_at, :due_at,
     :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
     :refused_at
-);
+)
+RETURNING shard;
 
 -- name: import_given_up
 INSERT INTO reliablepub_parked (

@@ -59,13 +59,19 @@ def _arrays(names: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> Arrays:
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     for name in _TIMES & columns.keys():  # psycopg wants all numbers of an array to be of one type
         columns[name] = [None if at is None else float(at) for at in columns[name]]
+    if texts := columns.get("reply_texts"):  # the broker's words, which PostgreSQL has to store
+        columns["reply_texts"] = [text.replace("\0", "\ufffd") for text in texts]
     return columns
 
 
-def texts_of(message: Message) -> tuple[str, str, str, str]:
-    """Return the texts of a message that are columns of their own."""
-    key = message.ordering_key or ""
-    return message.message_id or "", message.exchange, message.routing_key, key
+def texts_of(message: Message) -> dict[str, object]:
+    """Return the texts of a message that are columns of their own, by column."""
+    return {
+        "message_id": message.message_id,
+        "exchange": message.exchange,
+        "routing_key": message.routing_key,
+        "ordering_key": message.ordering_key,
+    }
 
 
 def plain_arrays(entries: Iterable[Entry], keys: OutboxKeys | None) -> Arrays:

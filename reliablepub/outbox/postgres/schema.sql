@@ -164,9 +164,9 @@ CREATE TABLE reliablepub_in_flight (
 -- owns the shard (`run`), when it was last seen (`at`), and the ledger:
 --   stored = confirmed + parked + expired + discarded + (open messages that are counted).
 -- Counted are the messages of relays and operators, and those of enqueuers that are visible in the
--- snapshot `seen`. What operators change is counted in shard 0; the sum over the shards is right. The
--- turn of an operator leaves the owner and the time as they are. The primary key is the fence: of two transactions that follow the same turn, only
--- one can commit. `token` tells a transaction whose COMMIT was cut off from one of another process.
+-- snapshot `seen`. The turn of an operator leaves the owner and the time as they are. The primary key
+-- is the fence: of two transactions that follow the same turn, only one can commit. `token` tells a
+-- transaction whose COMMIT was cut off from one of another process.
 CREATE TABLE reliablepub_turns (
     shard integer NOT NULL,
     turn bigint NOT NULL,

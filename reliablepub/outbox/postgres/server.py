@@ -23,6 +23,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from reliablepub.errors import (
     ConfigurationError,
+    InvalidMessage,
     NotAnOutbox,
     OutboxDiskFull,
     OutboxError,
@@ -69,7 +70,10 @@ class Server:
                 parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
             )
             schema = check_schema(given.pop("schema", DEFAULT_SCHEMA))
-            query = urlencode(_PATIENCE | given, quote_via=quote)
+            patience = dict(_PATIENCE)
+            if "," in parts.netloc:
+                patience["target_session_attrs"] = "read-write"  # of several hosts, the primary
+            query = urlencode(patience | given, quote_via=quote)
             conninfo = f"{parts.scheme}://{parts.netloc}{parts.path}?{query}"
             psycopg.conninfo.conninfo_to_dict(conninfo)
         except (ValueError, psycopg.Error) as error:
@@ -102,10 +106,16 @@ IDLE_MAX: Final = 8
 """Connections that a `Pool` keeps."""
 _RECONNECT_S: Final = 0.2
 """After the server could not be reached, it is not tried again for so long."""
-_UNREACHABLE: Final = ("08", "57P", "53300", "25006", "28")
+_CUT: Final = ("08", "57P")
+"""The connection was lost, or the server ended it."""
+_REFUSED: Final = ("53300", "28")
+"""There is no connection: there are too many, or the user may not have one."""
+_READ_ONLY: Final = ("25006", "0A000")
+"""A write on a replica, and the beginning of a transaction that may write there."""
 AGAIN: Final = ("40001", "40P01")
 """Serialization failure and deadlock: the server has rolled back, and says to try again."""
-_LOCKED: Final = ("40", "55P03", "57014", "25P0")
+_LOCKED: Final = ("40", "53", "55P03", "57014", "25P0")
+"""Rolled back for a reason that may pass: a limit of memory or time, a lock."""
 
 
 @contextmanager
@@ -115,6 +125,13 @@ def reported(server: Server) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         raise outbox_error(server, error) from error
+
+
+def is_cut_off(error: psycopg.Error) -> bool:
+    """Whether the connection was lost, so that a commit may have been executed."""
+    state = error.sqlstate or ""
+    is_lost = not state and not isinstance(error, psycopg.DataError | psycopg.ProgrammingError)
+    return is_lost or state.startswith(_CUT)
 
 
 def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
@@ -133,15 +150,29 @@ def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
         )
     if isinstance(error, pg.InsufficientPrivilege):
         return OutboxError(f"outbox {server}: {said}; see `reliablepub outbox create --roles`")
+    if is_cut_off(error) or state.startswith((*_REFUSED, *_READ_ONLY)):
+        remedy = "; is it a replica? name the primary, or all hosts" if state in _READ_ONLY else ""
+        return OutboxUnreachable(f"outbox {server} cannot be reached: {said}{remedy}")
     if state.startswith(_LOCKED):
         return OutboxLocked(f"outbox {server}: nothing was changed, try again ({said})")
-    if not state or state.startswith(_UNREACHABLE):
-        return OutboxUnreachable(f"outbox {server} cannot be reached: {said}")
     return OutboxError(f"outbox {server}: nothing was changed ({said})")
 
 
 Row = tuple[Any, ...]
 Values = Mapping[str, object]
+
+
+def check_texts(values: Values) -> None:
+    """Check that PostgreSQL can store the texts among the values of a statement.
+
+    Raises:
+        InvalidMessage: one has the character U+0000; the error names the value.
+    """
+    for name, value in values.items():
+        if isinstance(value, str) and "\0" in value:
+            raise InvalidMessage(name, "has the character U+0000, which PostgreSQL cannot store")
+
+
 Step = tuple[str, Values]
 """A statement by its name, and its values."""
 
@@ -167,13 +198,21 @@ class Link:
         self._pid = os.getpid()
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:
-        """Run one statement in a transaction of its own; return its rows.
+        """Run a statement that may be run twice, in a transaction of its own; return its rows.
+
+        It is run again if a connection from before was lost: the server may have ended it since.
 
         Raises:
-            OutboxUnreachable: the connection cannot be opened, or was lost. Reading has no effect.
+            OutboxUnreachable: the connection cannot be opened, or was lost.
             OutboxError: the statement failed.
         """
         with reported(self.server):
+            was_open = self.is_open
+            try:
+                return self._run(name, values or {})
+            except psycopg.Error:
+                if not was_open or self.is_open:
+                    raise
             return self._run(name, values or {})
 
     def _run(self, name: str, values: Values) -> list[Row]:
@@ -182,8 +221,8 @@ class Link:
             cursor = connection.cursor(binary=True)
             cursor.execute(self.queries[name], values)
             return cursor.fetchall() if cursor.description else []
-        except psycopg.Error:
-            self._drop_if_lost()
+        except psycopg.Error as error:
+            self.drop_if_lost(error)
             raise
 
     def batch(self, steps: Sequence[Step]) -> list[list[Row]]:
@@ -209,7 +248,7 @@ class Link:
                 raise failure
             return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
         except psycopg.Error as error:
-            self._drop_if_lost()
+            self.drop_if_lost(failure or error)
             raise failure or error from None
 
     def transact(self, steps: Sequence[Step]) -> list[list[Row]]:
@@ -221,11 +260,11 @@ class Link:
         begin: Step = ("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {})
         try:
             return self.batch([begin, *steps, ("COMMIT", {})])[1:-1]
-        except psycopg.Error:
+        except psycopg.Error as error:
             with suppress(psycopg.Error):
                 if self._connection is not None:
                     self._connection.rollback()
-            self._drop_if_lost()
+            self.drop_if_lost(error)
             raise
 
     def store(self, step: Step) -> list[Row]:
@@ -279,10 +318,13 @@ class Link:
             self._connection.close()
         self._connection = None
 
-    def _drop_if_lost(self) -> None:
+    def drop_if_lost(self, error: psycopg.Error) -> None:
+        """Have the next use open a new connection, if this one cannot be used after an error."""
         connection = self._connection
         if connection is not None and (connection.closed or connection.broken):
             self._connection = None
+        elif error.sqlstate in _READ_ONLY:  # the primary may be another host by now
+            self.close()
 
 
 class Pool:

@@ -19,7 +19,6 @@ from reliablepub.errors import (
     NotAnOutbox,
     OutboxError,
     OutboxLocked,
-    OutboxUnreachable,
     OutboxUnsure,
 )
 from reliablepub.outbox.database import NO_VALUES, Cursor, Session, Space
@@ -28,13 +27,22 @@ from reliablepub.outbox.entry import Entry, OpenLimits, new_id
 from reliablepub.outbox.postgres.creating import create
 from reliablepub.outbox.postgres.enqueue import Enqueuing
 from reliablepub.outbox.postgres.ownership import EXPIRY_S, is_lost_turn
-from reliablepub.outbox.postgres.server import AGAIN, Pool, Row, Server, outbox_error
+from reliablepub.outbox.postgres.server import (
+    AGAIN,
+    Pool,
+    Server,
+    check_texts,
+    is_cut_off,
+    outbox_error,
+)
 from reliablepub.outbox.postgres.sql import for_dbapi, named, within
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
 T = TypeVar("T")
 
+_TAKING_S: Final = 1.0
+"""How long an operator's transaction keeps relays out while it waits for the turns of others."""
 _WRITE_S: Final = 10.0
 """How long an operator's transaction is tried again because relays took their turns first."""
 
@@ -50,7 +58,7 @@ class PostgresSession:
         self._connection = connection
         self._schema = server.schema
         self._allows_loss = allows_loss
-        self._turns: list[Row] = []
+        self._turns: dict[int, int] = {}  # by shard
 
     def run(self, name: str, values: Mapping[str, object] = NO_VALUES) -> Cursor:
         """Run the statement of this name."""
@@ -65,11 +73,33 @@ class PostgresSession:
         return iter(self._run(within(self._schema, query), values, dict_row))
 
     def take_turns(self) -> None:
-        """Keep out the relay of each shard until this transaction ends; count what is new."""
+        """Keep out the relay of each shard until this transaction ends; count what is new.
+
+        Raises:
+            psycopg.Error: the turn of a shard could not be taken in time; roll back.
+        """
         self.run("settle_in", {"allows_loss": self._allows_loss})
-        taken = self.run("take_operators_turns", {"token": new_id()})
-        self._turns = sorted(taken.fetchall())
+        token, until = new_id(), time.monotonic() + _TAKING_S
+        while (turn := self._take_turn(len(self._turns), token, until)) is not None:
+            self._turns[len(self._turns)] = turn
         self._each("count_new")
+
+    def _take_turn(self, shard: int, token: str, until: float) -> int | None:
+        """Take the next turn of a shard; None if there is no such shard.
+
+        The relay is often faster. To try again here, and not from the beginning, keeps the turns of
+        the shards before this one.
+        """
+        while True:
+            try:
+                with self._connection.transaction():
+                    taken = self.run("take_operators_turn", {"shard": shard, "token": token})
+                    found = taken.fetchone()
+            except psycopg.Error as error:
+                if not is_lost_turn(error) or time.monotonic() > until:
+                    raise
+            else:
+                return None if found is None else int(found[0])
 
     def end_turns(self) -> None:
         """Tell the relays which intervention is the newest."""
@@ -105,15 +135,17 @@ class PostgresSession:
         values: Mapping[str, object],
         row_factory: Any = tuple_row,  # noqa: ANN401
     ) -> Cursor:
-        shard, turn = self._turns[0] if self._turns else (0, 0)
         # It puts the values into the statement, so the server need not guess their types.
         cursor = psycopg.ClientCursor(self._connection, row_factory=row_factory)
-        values = {"shard": shard, "turn": turn, **values}
-        return cursor.execute(for_dbapi(statement).encode(), values)
+        shard = values.get("shard", 0)
+        assert isinstance(shard, int)
+        bound = {**values, "shard": shard, "turn": self._turns.get(shard)}
+        check_texts(bound)
+        return cursor.execute(for_dbapi(statement).encode(), bound)
 
     def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
-        for shard, turn in self._turns:
-            self.run(name, {**values, "shard": shard, "turn": turn})
+        for shard in self._turns:
+            self.run(name, {**values, "shard": shard})
 
 
 class PostgresDatabase:
@@ -194,6 +226,8 @@ class PostgresDatabase:
     def _transaction(self, mode: str) -> Iterator[PostgresSession]:
         is_committing = False
         with self._pool.link() as link:
+            if link.is_open:  # the server may have ended the connection since its last use
+                link.rows("alive")
             connection = link.open()
             try:
                 connection.execute(f"BEGIN ISOLATION LEVEL {mode}")
@@ -205,13 +239,13 @@ class PostgresDatabase:
                     connection.rollback()
                 if not isinstance(error, psycopg.Error):
                     raise
-                told = self._told(error)
-                if is_committing and isinstance(told, OutboxUnreachable):
+                link.drop_if_lost(error)
+                if is_committing and is_cut_off(error):
                     raise OutboxUnsure(
                         f"outbox {self.name}: the connection was lost during the commit, so it is "
                         f"unknown whether the changes were made; look at the messages ({error})"
                     ) from error
-                raise told from error
+                raise self._told(error) from error
 
     def _told(self, error: psycopg.Error) -> OutboxError:
         if is_lost_turn(error) or error.sqlstate in AGAIN:

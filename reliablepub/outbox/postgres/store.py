@@ -26,6 +26,7 @@ from typing import Final
 import psycopg
 
 from reliablepub.errors import (
+    InvalidMessage,
     OutboxDiskFull,
     OutboxError,
     OutboxInUse,
@@ -34,6 +35,7 @@ from reliablepub.errors import (
     OutboxUnsure,
     PublisherForked,
 )
+from reliablepub.message import Message
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import (
     Changes,
@@ -55,7 +57,16 @@ from reliablepub.outbox.postgres.ownership import (
     take_over,
 )
 from reliablepub.outbox.postgres.rows import texts_of
-from reliablepub.outbox.postgres.server import AGAIN, Link, Row, Server, Step, outbox_error
+from reliablepub.outbox.postgres.server import (
+    AGAIN,
+    Link,
+    Row,
+    Server,
+    Step,
+    check_texts,
+    is_cut_off,
+    outbox_error,
+)
 from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
     ID_MAX,
@@ -138,6 +149,7 @@ class PostgresStore:
         try:
             owned = take_over(self._link, self._token, clock())
             self._shard, self._run, self._turn = owned.shard, owned.run, owned.turn
+            self._shards = owned.shards
             self._begin()
         except BaseException:
             self._link.close()
@@ -171,8 +183,26 @@ class PostgresStore:
             ]
         )
         self._touched = self._seen.intervention
-        [(last_id, snapshot)] = self._link.rows("highest_id")
+        # Not what is visible now: this may be more than what the turn has counted.
+        [(snapshot,)] = self._link.rows("counted", at | {"turn": self._turn})
+        [(last_id,)] = self._link.rows("last_id")
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
+
+    def check(self, message: Message) -> None:
+        """Check a new message; any thread may ask.
+
+        Raises:
+            InvalidMessage: it has the character U+0000 in a text, or an ordering key, and there are
+                several shards: the key may be that of another relay's shard.
+        """
+        check_texts(texts_of(message))
+        if self._shards > 1 and message.ordering_key is not None:
+            raise InvalidMessage(
+                "ordering_key",
+                f"outbox {self._server} has {self._shards} shards, and a publisher stores only in "
+                "the shard that it relays, which would break the order of the key; store this "
+                "message with Outbox.enqueue, or create an outbox with one shard",
+            )
 
     @property
     def run(self) -> int:
@@ -232,7 +262,7 @@ class PostgresStore:
         self._follow(turn, run, intervention)
         seen.text, seen.count, seen.size = text.decode(), seen.count + count, seen.size + size
         if is_changed := self._has_followed:
-            [(last_id, _)] = self._link.rows("highest_id")  # operators import messages
+            [(last_id,)] = self._link.rows("last_id")  # operators import messages
             self._has_followed = False
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
@@ -307,13 +337,6 @@ class PostgresStore:
     def _draw_ids(self, new: Sequence[Entry]) -> None:
         """Set the ids of new entries: their encryption and their tags in flight need them."""
         assert not any(entry.id for entry in new), "an entry is stored already"
-        for entry in new:
-            if "\0" in "".join(texts_of(entry.message)):
-                raise OutboxLocked(
-                    f"message {entry.message.message_id} has the character U+0000 in its id, its "
-                    "address or its key, which PostgreSQL cannot store; nothing of this turn was "
-                    "stored: try the others again"
-                )
         if new:
             drawn = self._link.rows("draw_ids", {"count": len(new)})
             for entry, (id_,) in zip(new, drawn, strict=True):
@@ -403,14 +426,13 @@ class PostgresStore:
                         if self._has_committed(token):
                             return []
                         continue
-                except OutboxUnreachable as unreachable:
-                    told = unreachable
+                except (OutboxUnreachable, OutboxLocked) as unreadable:
+                    told = unreadable
                     break
                 told = outbox_error(self._server, error)
                 told.__cause__ = error
-                if isinstance(told, OutboxUnreachable):
-                    is_unsure = True
-                elif error.sqlstate not in AGAIN:
+                is_unsure = is_unsure or is_cut_off(error)
+                if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
             except OutboxUnreachable as unreachable:  # there is no new connection
                 told = unreachable
@@ -578,8 +600,9 @@ class PostgresStore:
         found: dict[int, float] = {}
         after, size = (-inf, 0), 0
         while True:
-            values = {"shard": self._shard, "after_at": after[0], "after_id": after[1]}
-            read = self._link.rows(query, values | {"limit": _INDEX_ROWS})
+            at_most = {"shard": self._shard, "seen": self._seen.text, "limit": _INDEX_ROWS}
+            values = {"after_at": after[0], "after_id": after[1]}
+            read = self._link.rows(query, at_most | values)
             for id_, at, row_size in read:
                 if id_ in loaded:
                     continue
@@ -599,7 +622,7 @@ class PostgresStore:
         self._check_usable()
         page = Page(len(keys), bytes_max, self._keys)
         looked_at = len(keys)
-        values = {"keys": list(keys), "now": now, "limit": len(keys)}
+        values = {"keys": list(keys), "now": now, "limit": len(keys), "seen": self._seen.text}
         for row in self._link.rows("firsts_of_keys", values) if keys else ():
             if not page.take(_message_of(row)):
                 looked_at = row[-1]
@@ -613,7 +636,8 @@ class PostgresStore:
         """
         steps: list[Step] = []
         if page.damaged:
-            reasons = {"ids": list(page.damaged), "reasons": list(page.damaged.values())}
+            words = [reason.replace("\0", "\ufffd") for reason in page.damaged.values()]
+            reasons = {"ids": list(page.damaged), "reasons": words}
             steps.append(self._of_turn("park_damaged", reasons | {"at": self._clock()}))
         if page.not_next:
             steps.append(("wait_for_key", {"ids": page.not_next}))
@@ -622,8 +646,8 @@ class PostgresStore:
             with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
                 parked = self._take_turn(steps)
                 for id_, *texts in parked[0] if page.damaged and parked else ():
-                    words = (text.decode(errors="replace") for text in texts)
-                    self._damaged.append(DamagedRow(id_, *words))
+                    told = (text.decode(errors="replace") for text in texts)
+                    self._damaged.append(DamagedRow(id_, *told))
         return page.entries
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:

@@ -502,6 +502,13 @@ FROM reliablepub_parked WHERE id = :id;
 -- name: next_id
 SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';
 
+-- The state of a message, and its shard: a file has one.
+-- name: state
+SELECT CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END, 0
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT state, 0 FROM reliablepub_parked WHERE id = :id;
+
 -- name: import_open
 INSERT INTO reliablepub_messages (
     id, message_id, exchange, routing_key, properties, stored_at, due_at,
@@ -510,7 +517,8 @@ INSERT INTO reliablepub_messages (
     :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :due_at,
     :nacked, :returned, :refused, :uncertain, :size, :checksum, :body, :expires_at, :ordering_key,
     :refused_at
-);
+)
+RETURNING 0;
 
 -- name: import_given_up
 INSERT INTO reliablepub_parked (

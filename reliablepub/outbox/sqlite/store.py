@@ -335,6 +335,8 @@ class SqliteStore:
         OutboxError: the file cannot be opened or written.
     """
 
+    check: Final = None
+
     def __init__(
         self,
         path: str | os.PathLike[str],

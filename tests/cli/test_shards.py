@@ -1,0 +1,129 @@
+"""Relays of an outbox with several shards, each a process: they share work, and cover a loss."""
+
+import json
+import signal
+import subprocess
+import time
+
+import psycopg
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.testing import FakeBroker
+from tests.cli.conftest import Cli
+from tests.cli.test_standby import line_of
+
+pytestmark = pytest.mark.postgres
+
+KEYS = 12
+TAKEN_OVER_S = 5.0
+
+
+@pytest.fixture
+def where(cli: Cli, postgres_url: str) -> str:
+    assert cli("outbox", "create", "--shards", "2", "--outbox", postgres_url).code == 0
+    return postgres_url
+
+
+def keyed(first: int, count: int) -> list[Message]:
+    return [
+        Message(b"%d" % n, routing_key="all", message_id=f"m-{n}", ordering_key=f"k-{n % KEYS}")
+        for n in range(first, first + count)
+    ]
+
+
+def assert_in_order(broker: FakeBroker, count: int) -> None:
+    first = list(dict.fromkeys(int(message.body) for message in broker.messages("all")))
+    assert sorted(first) == list(range(count))
+    for key in range(KEYS):
+        of_key = [n for n in first if n % KEYS == key]
+        assert of_key == sorted(of_key), key
+
+
+def finding(cli: Cli, where: str) -> tuple[str, str]:
+    """The level and the words of what doctor says of the relays."""
+    told = json.loads(cli("doctor", "--outbox", where, "--json").out)
+    [found] = [row for row in told if (row["about"], row["check"]) == ("outbox", "relay")]
+    return found["level"], found["found"]
+
+
+def test_a_relay_for_each_shard_and_one_that_stands_by(
+    cli: Cli, fake: FakeBroker, where: str
+) -> None:
+    outbox = Outbox(where)
+
+    def enqueue(first: int, count: int) -> None:
+        for message in keyed(first, count):
+            outbox.enqueue(message)
+
+    enqueue(0, 100)
+    owners = [cli.begin("relay", "--outbox", where, "--standby") for _ in range(2)]
+    for owner in owners:
+        assert line_of(owner) == "connected to the broker\n"
+    standby = cli.begin("relay", "--outbox", where, "--standby")
+    assert line_of(standby) == "standing by: another relay owns the outbox\n"
+    fake.wait_for(100, timeout_s=60)
+    level, words = finding(cli, where)
+    assert level == "ok"
+    assert all(f"process {owner.pid} on" in words for owner in owners)
+    assert "shard 0: " in words
+    assert "shard 1: " in words
+
+    enqueue(100, 100)
+    owners[0].send_signal(signal.SIGKILL)
+    killed_at = time.monotonic()
+    enqueue(200, 100)
+    assert line_of(standby) == "this relay has taken over the outbox\n"
+    assert time.monotonic() - killed_at < TAKEN_OVER_S
+    fake.wait_for(lambda: _arrived(fake) == 300, timeout_s=60)
+    assert finding(cli, where)[0] == "ok"
+
+    # None stands by any more: one shard goes on, and doctor names the one that does not.
+    standby.send_signal(signal.SIGKILL)
+    standby.wait()
+    time.sleep(3.1)
+    assert finding(cli, where)[0] == "warning"
+    enqueue(300, 100)
+    fake.wait_for(lambda: _arrived(fake) > 300, timeout_s=60)
+    level, words = finding(cli, where)
+    assert level == "problem"
+    assert f"none, the last was process {standby.pid} on" in words
+    assert f"process {owners[1].pid} on" in words
+    last = cli.begin("relay", "--outbox", where)
+    assert line_of(last) == "connected to the broker\n"
+    fake.wait_for(lambda: _arrived(fake) == 400, timeout_s=60)
+    assert_in_order(fake, 400)
+    for relay in (owners[1], last):
+        end(cli, relay)
+    assert not outbox.audit().differences
+    with psycopg.connect(where) as connection:
+        query = "SELECT max(confirmed) FROM reliablepub.turns GROUP BY shard"
+        assert min(confirmed for (confirmed,) in connection.execute(query)) > 0
+
+
+def test_all_shards_relayed_is_in_use(cli: Cli, where: str) -> None:
+    owners = [cli.begin("relay", "--outbox", where) for _ in range(2)]
+    for owner in owners:
+        assert line_of(owner) == "connected to the broker\n"
+    third = cli("relay", "--outbox", where)
+    assert third.code == 4
+    assert "each of its 2 shards" in third.err
+    for owner in owners:
+        end(cli, owner)
+
+
+def test_publish_refuses_an_ordering_key(cli: Cli, where: str) -> None:
+    command = ("publish", "-", "--outbox", where, "--routing-key", "all", "--ordering-key", "k")
+    told = cli(*command, input="text\n")
+    assert told.code != 0
+    assert "2 shards" in told.err
+    assert Outbox(where).status().stored == 0
+
+
+def _arrived(fake: FakeBroker) -> int:
+    return len({message.body for message in fake.messages("all")})
+
+
+def end(cli: Cli, relay: subprocess.Popen[str]) -> None:
+    relay.send_signal(signal.SIGTERM)
+    assert cli.ended(relay).code == 0
