@@ -30,7 +30,8 @@ RUN_HERE = [
     for path, name in zip(DOCUMENTS, NAMES, strict=True)
     if name.id != "docs/spark.md"  # that one in tests/spark
 ]
-SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+TESTED = sorted((ROOT / "examples").glob("test_*.py"))
+SCRIPTS = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTED))
 EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
 
 
@@ -174,6 +175,32 @@ def test_every_example_runs_on_a_url(rabbitmq_url: str, tmp_path: Path) -> None:
     running = [(start(each, tmp_path, rabbitmq_url), each) for each in SCRIPTS]
     for process, example in running:
         assert_prints(process, example)
+
+
+@pytest.mark.parametrize("tests", [pytest.param(path, id=path.name) for path in TESTED])
+def test_the_tests_of_an_example_pass(tests: Path, tmp_path: Path) -> None:
+    """As a reader runs them: with pytest's own settings."""
+    command = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        "-c",
+        "/dev/null",
+    ]
+    done = subprocess.run(
+        [sys.executable, *command, f"--basetemp={tmp_path}/pytest", str(tests)],
+        cwd=tests.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+    assert f"../examples/{tests.name})" in (ROOT / "docs" / "examples.md").read_text()
 
 
 def start(example: Path, folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -1,21 +1,36 @@
-"""A file for the outbox and the application, and a relay that drains it to the brokers of a test.
-
-The outbox is a SQLite file; test_postgres_joined.py has PostgreSQL's cells.
-"""
+"""A database for the outbox and the application, and a relay that drains it to a test's brokers."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine
 
 from reliablepub import Publisher, Status
 from tests.amqp_probe import AmqpProbe
+from tests.integrations.engines import engine_of
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "app.db"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def database(request: pytest.FixtureRequest, path: Path) -> str:
+    """The path of a file, then the URL of a PostgreSQL database: for what must hold on both."""
+    if request.param == "sqlite":
+        return str(path)
+    url: str = request.getfixturevalue("postgres_outbox")
+    return url
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    made = engine_of(database)
+    yield made
+    made.dispose()
 
 
 @pytest.fixture
@@ -29,8 +44,10 @@ def relayed(path: Path, broker: AmqpProbe) -> Callable[[], Status]:
     return relay
 
 
-def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def until(
+    condition: Callable[[], bool], timeout_s: float = 60.0, *, every_s: float = 0.005
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.005)
+        time.sleep(every_s)

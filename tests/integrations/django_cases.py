@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,18 @@ from django.contrib.auth.models import Group, User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections, transaction
-from django.test import TransactionTestCase
+from django.db.utils import ConnectionHandler
+from django.test import SimpleTestCase, TransactionTestCase
 from django.urls import reverse
+from psycopg.conninfo import conninfo_to_dict
 from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Message, Publisher, Retries, RetryPolicy
 from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.django import DjangoOutbox
+from reliablepub.integrations.django.databases import where_of
+from reliablepub.integrations.django.models import ParkedMessage
+from reliablepub.outbox.postgres.server import Server
 from reliablepub.testing import FakeBroker
 
 URL = os.environ["SHOP_URL"]
@@ -132,11 +138,55 @@ class Transactions(Case):
             DjangoOutbox("memory").enqueue(Message(b""))
 
 
+class Places(SimpleTestCase):
+    """Where the outbox is said to be is where Django connects to; nothing is opened."""
+
+    def test_the_url_has_what_django_gives_to_libpq(self) -> None:
+        for host, shown in (
+            ("", "postgresql:///shop"),
+            ("db.example", "postgresql://db.example:6432/shop"),
+            ("/run/postgresql", "postgresql:///shop"),
+            ("::1", "postgresql:///shop"),
+            ("a,b", "postgresql:///shop"),
+        ):
+            given = {"USER": "us er", "PASSWORD": "p&w/@%", "HOST": host, "PORT": "6432"}
+            options = {"sslmode": "require", "options": "-c search_path=shop", "pool": True}
+            database = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop", **given}
+            handler = ConnectionHandler({"default": database | {"OPTIONS": options}})
+            connection = handler["default"]
+            server = Server.of(where_of(connection))
+            assert str(server) == shown
+            found = conninfo_to_dict(server.url)
+            expected = conninfo_to_dict(
+                **{
+                    name: value
+                    for name, value in connection.get_connection_params().items()
+                    if name not in {"cursor_factory", "context", "prepare_threshold"}
+                }
+            )
+            assert {name: found[name] for name in expected} == expected
+
+    def test_a_database_of_another_kind_says_so(self) -> None:
+        connection: Any = SimpleNamespace(vendor="mysql", alias="default")
+        with pytest.raises(ImproperlyConfigured, match=r"mysql.*SQLite or PostgreSQL"):
+            where_of(connection)
+
+
 class Migrations(Case):
     def test_the_outbox_is_there_before_a_message(self) -> None:
         for using in self.databases:
             tables = connections[using].introspection.table_names()
-            assert "reliablepub_messages" in tables
+            assert "reliablepub_messages" in tables or connections[using].vendor == "postgresql"
+            assert DjangoOutbox(using).outbox.status().open >= 0
+
+    def test_an_outbox_that_is_there_is_kept(self) -> None:
+        """Such as that of `reliablepub outbox create`, or of a migration that was undone."""
+        for using in self.databases:
+            self.order(1, using)
+            call_command("migrate", "reliablepub", "zero", database=using, verbosity=0)
+            call_command("migrate", "reliablepub", database=using, verbosity=0)
+            self.check(1, using)
+            assert ParkedMessage.objects.using(using).count() >= 0
 
     def test_none_is_missing(self) -> None:
         call_command("makemigrations", "--check", "--dry-run", verbosity=0)
@@ -183,10 +233,10 @@ class Admin(Case):
         with transaction.atomic(using):
             DjangoOutbox(using).enqueue(Message(b"", routing_key=f"missing-{number}"))
         once = Retries(stop_after_attempt(1), wait_none())
-        path = DjangoOutbox(using).outbox.path
+        where = DjangoOutbox(using).where
         with (
             FakeBroker() as broker,
-            Publisher(broker.url, outbox=path, retry=RetryPolicy(returned=once)) as publisher,
+            Publisher(broker.url, outbox=where, retry=RetryPolicy(returned=once)) as publisher,
         ):
             broker.declare_queue(QUEUE)
             publisher.flush(timeout=30)

@@ -1,12 +1,26 @@
-"""The settings of the Django project that the tests run; `SHOP_FOLDER` has its databases."""
+"""The settings of the Django project that the tests run.
+
+Its databases are in `SHOP_FOLDER`, or at the PostgreSQL server of `SHOP_SERVER`: host, port, user.
+"""
 
 import os
 from pathlib import Path
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
+SERVER = os.environ.get("SHOP_SERVER", "").split()
 
 
 def database(name: str) -> dict[str, object]:
+    if SERVER:
+        host, port, user = SERVER
+        return {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": os.environ.get(f"SHOP_{name.upper()}", f"shop_{name}"),
+            "HOST": host,
+            "PORT": port,
+            "USER": user,
+            "OPTIONS": {"server_side_binding": name == "archive", "sslmode": "disable"},
+        }
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": os.environ.get(f"SHOP_{name.upper()}", FOLDER / f"{name}.db"),

@@ -2,7 +2,8 @@
 
     python -m celery --app=tests.integrations.shop:app worker
 
-Knows: `SHOP_URL`, the broker; `SHOP_FOLDER`, with the database, the results and what has run.
+Knows: `SHOP_URL`, the broker; `SHOP_FOLDER`, with the results and what has run; `SHOP_DATABASE`, a
+SQLite file or the URL of a PostgreSQL database.
 """
 
 import os
@@ -11,15 +12,16 @@ from typing import Any
 
 from celery import Celery
 from kombu import Exchange, Queue
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from reliablepub import Outbox
 from reliablepub.integrations.celery import use_outbox
-from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions
+from reliablepub.integrations.sqlalchemy import SessionOutbox
+from tests.integrations.engines import engine_of
 
 FOLDER = Path(os.environ["SHOP_FOLDER"])
-DATABASE = FOLDER / "app.db"
+DATABASE = os.environ["SHOP_DATABASE"]
 RAN = FOLDER / "ran"
 
 app = Celery("shop", broker=os.environ["SHOP_URL"], backend=f"file://{FOLDER}/results")
@@ -44,8 +46,8 @@ def note(what: object) -> None:
 
 
 @app.task(ignore_result=True)
-def ship(number: int) -> None:
-    note(number)
+def ship(what: int | str) -> None:
+    note(what)
 
 
 @app.task
@@ -75,14 +77,14 @@ def parent() -> None:
     ship.delay(1001)
 
 
-def place_orders(numbers: range) -> None:
-    """Place orders until this process is killed: each is a row and a task, or neither."""
-    engine = create_engine(f"sqlite:///{DATABASE}", connect_args={"timeout": 60})
-    immediate_transactions(engine)
+def place_orders(numbers: range, items: int) -> None:
+    """Place orders until this process is killed: each is a row and a task an item, or nothing."""
+    engine = engine_of(DATABASE)
     for number in numbers:
         with Session(engine) as session, outbox.joined(session):
             session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number})
-            ship.delay(number)
+            for item in range(items):
+                ship.delay(f"{number}.{item}")
             if number % 3:
                 session.commit()
     engine.dispose()

@@ -13,12 +13,13 @@ from typing import Any
 import kombu.pools
 import pytest
 from celery import Celery, chain, chord, group, signals
-from celery.beat import Service
+from celery.beat import Scheduler, Service
 from celery.exceptions import Retry
+from celery.schedules import crontab
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 from kombu.utils.uuid import uuid as new_uuid
-from sqlalchemy import create_engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from reliablepub import ConfigurationError, Outbox, OutboxFull, Publisher
@@ -90,6 +91,26 @@ def retry_of_celery_alone(app: Celery) -> None:
         task.pop_request()
 
 
+def beats(app: Celery) -> None:
+    """As beat sends what is due: a task by its function, and one that it only has the name of."""
+    app.conf.beat_schedule = {
+        "every minute": {"task": "add", "schedule": 60, "args": (1,), "kwargs": {"y": 2}},
+        "later": {"task": "add", "schedule": 60, "args": (3,), "options": {"countdown": 5.5}},
+        "at night": {
+            "task": "reports.night",
+            "schedule": crontab(hour=3, minute=30),
+            "options": {"queue": "urgent", "priority": 7, "expires": 90, "headers": {"day": 5}},
+        },
+    }
+    service = Service(app, scheduler_cls=Scheduler)
+    signals.beat_init.send(sender=service)
+    scheduler = service.scheduler
+    for _, entry in sorted(scheduler.schedule.items()):
+        scheduler.apply_entry(entry, producer=scheduler.producer)
+    if "connection" in vars(scheduler):
+        scheduler.connection.release()
+
+
 SENT: dict[str, Callable[[Celery], object]] = {
     "delay": lambda app: app.tasks["add"].delay(1, y=2),
     "nothing but a name": lambda app: app.send_task("unknown.task", ["é", None, 1.5, 2**40]),
@@ -132,6 +153,7 @@ SENT: dict[str, Callable[[Celery], object]] = {
     "chunks": lambda app: app.tasks["add"].chunks(zip(range(4), range(4), strict=True), 2)(),
     "starmap": lambda app: app.tasks["add"].starmap([(1, 2), (3, 4)]).delay(),
     "a retry": retry_of_celery_alone,
+    "beat": beats,
 }
 
 
@@ -341,13 +363,12 @@ def test_the_error_of_the_outbox_reaches_the_caller(path: Path) -> None:
 # ------------------------------------------------------------------------------------- transactions
 
 
-def test_a_task_belongs_to_the_transaction(path: Path) -> None:
-    engine = create_engine(f"sqlite:///{path}")
+def test_a_task_belongs_to_the_transaction(database: str, engine: Engine) -> None:
     app = make_app(NOWHERE)
-    outbox = SessionOutbox(Outbox(path))
+    outbox = SessionOutbox(Outbox(database))
     use_outbox(app, outbox)
     with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE orders (id)"))
+        connection.execute(text("CREATE TABLE orders (id integer)"))
     for number in range(4):
         with Session(engine) as session, outbox.joined(session):
             session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": number})
@@ -356,7 +377,6 @@ def test_a_task_belongs_to_the_transaction(path: Path) -> None:
             if number % 2:
                 session.commit()
     app.tasks["add"].delay(9)
-    engine.dispose()
     assert outbox.outbox.status().stored == 2 * 3 + 1
     kombu.pools.reset()
 

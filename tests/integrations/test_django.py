@@ -1,22 +1,38 @@
-"""The Django application, in a project of its own, under Django's own test runner.
-
-The databases are SQLite files; PostgreSQL's cells belong beside them, in `django_settings`.
-"""
+"""The Django application, in a project of its own, under Django's own test runner."""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
 
 from tests.amqp_probe import AmqpProbe
+
+if TYPE_CHECKING:  # it needs psycopg
+    from tests.postgres import PostgresServer
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def test_the_django_application(broker: AmqpProbe, tmp_path: Path) -> None:
-    """In a process of its own: Django is configured once and for all."""
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+def server(request: pytest.FixtureRequest) -> str:
+    """Host, port and user of a PostgreSQL server; or nothing."""
+    if request.param == "sqlite":
+        return ""
+    found: PostgresServer = request.getfixturevalue("postgres_server")
+    return f"127.0.0.1 {found.port} postgres"
+
+
+def test_the_django_application(broker: AmqpProbe, server: str, tmp_path: Path) -> None:
+    """In a process of its own: Django is configured once and for all.
+
+    The test runner drops its databases, which a server refuses as long as a connection is open.
+    """
     queue = broker.declare_queue()
     environment = {
+        "SHOP_SERVER": server,
         "DJANGO_SETTINGS_MODULE": "tests.integrations.django_settings",
         "SHOP_FOLDER": str(tmp_path),
         "SHOP_URL": broker.url,

@@ -9,7 +9,7 @@ from typing import Any
 import dramatiq
 import pytest
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
-from sqlalchemy import create_engine
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from reliablepub import Outbox, Publisher
@@ -103,14 +103,14 @@ def test_a_worker_runs_it_and_its_retries(
         broker.delete_queue(name)
 
 
-def test_it_belongs_to_the_transaction_while_the_broker_is_down(path: Path) -> None:
-    engine = create_engine(f"sqlite:///{path}")
-    outbox = SessionOutbox(Outbox(path))
+def test_it_belongs_to_the_transaction_while_the_broker_is_down(
+    database: str, engine: Engine
+) -> None:
+    outbox = SessionOutbox(Outbox(database))
     actor = actor_of(OutboxBroker(outbox, url=NOWHERE))
     with Session(engine) as session, session.begin(), outbox.joined(session):
         actor.send(1)
     with suppress(KeyError), Session(engine) as session, session.begin(), outbox.joined(session):
         actor.send(2)
         raise KeyError
-    engine.dispose()
     assert outbox.outbox.status().stored == 1

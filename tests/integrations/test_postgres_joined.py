@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import Engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from reliablepub import Message, Outbox
+from reliablepub import Message, NotAnOutbox, Outbox
 from reliablepub.integrations.sqlalchemy import SessionOutbox
+from tests.integrations.engines import async_engine_of, engine_of
 
 pytestmark = pytest.mark.postgres
 
@@ -56,13 +57,9 @@ def outbox(postgres_outbox: str) -> Iterator[Outbox]:
 
 @pytest.fixture
 def engine(postgres_outbox: str) -> Iterator[Engine]:
-    made = create_engine(dialect(postgres_outbox))
+    made = engine_of(postgres_outbox)
     yield made
     made.dispose()
-
-
-def dialect(url: str) -> str:
-    return url.replace("postgresql://", "postgresql+psycopg://")
 
 
 def message(message_id: str) -> Message:
@@ -104,9 +101,14 @@ def test_a_message_goes_with_sqlalchemys_transaction_and_savepoint(
     assert stored(outbox) == ["session", "after it", "connection", "session outbox"]
 
 
-def test_a_message_goes_with_an_asynchronous_session(outbox: Outbox, postgres_outbox: str) -> None:
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_a_message_goes_with_an_asynchronous_session(
+    driver: str, outbox: Outbox, postgres_outbox: str
+) -> None:
+    pytest.importorskip(driver)
+
     async def enqueue() -> None:
-        engine = create_async_engine(dialect(postgres_outbox))
+        engine = async_engine_of(postgres_outbox, driver)
         async with AsyncSession(engine) as session:
             async with session.begin():
                 await SessionOutbox(outbox).enqueue_async(message("kept"), within=session)
@@ -116,6 +118,28 @@ def test_a_message_goes_with_an_asynchronous_session(outbox: Outbox, postgres_ou
 
     asyncio.run(enqueue())
     assert stored(outbox) == ["kept"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_an_outbox_is_created_in_an_asynchronous_transaction(
+    driver: str, postgres_url: str
+) -> None:
+    pytest.importorskip(driver)
+    outbox = SessionOutbox(Outbox(postgres_url))
+
+    async def create() -> None:
+        engine = async_engine_of(postgres_url, driver)
+        async with engine.connect() as connection:
+            await connection.run_sync(outbox.create)
+            await connection.rollback()
+        with pytest.raises(NotAnOutbox):
+            outbox.outbox.status()
+        async with engine.begin() as connection:
+            await connection.run_sync(outbox.create)
+        await engine.dispose()
+
+    asyncio.run(create())
+    assert outbox.outbox.status().stored == 0
 
 
 def test_a_message_goes_with_djangos_transaction_and_savepoint(

@@ -10,17 +10,18 @@ import pytest
 from fastapi import Depends, FastAPI
 from httpx import ASGITransport, AsyncClient
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from reliablepub import AsyncPublisher, ConfigurationError, Message, Outbox
-from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transactions
+from reliablepub.integrations.sqlalchemy import SessionOutbox
 from reliablepub.integrations.starlette import health_routes, lifespan, publisher_of
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
+from tests.integrations.engines import async_engine_of
 
 
 def run(app: Any, customer: Callable[[AsyncClient], Awaitable[None]]) -> None:
@@ -32,22 +33,21 @@ def run(app: Any, customer: Callable[[AsyncClient], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_orders_are_placed_in_transactions_and_announced(broker: AmqpProbe, path: Path) -> None:
+def test_orders_are_placed_in_transactions_and_announced(broker: AmqpProbe, database: str) -> None:
     queue = broker.declare_queue()
-    outbox = SessionOutbox(Outbox(path))
+    outbox = SessionOutbox(Outbox(database))
     engines: list[AsyncEngine] = []
 
     @asynccontextmanager
-    async def database(_app: object) -> AsyncIterator[dict[str, object]]:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
-        immediate_transactions(engine)
+    async def opened(_app: object) -> AsyncIterator[dict[str, object]]:
+        engine = async_engine_of(database)
         engines.append(engine)
         async with engine.begin() as connection:
-            await connection.execute(text("CREATE TABLE orders (id)"))
+            await connection.execute(text("CREATE TABLE orders (id integer)"))
         yield {"mine": "too"}
         await engine.dispose()
 
-    app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(broker.url, outbox=path), database))
+    app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(broker.url, outbox=database), opened))
     app.router.routes.extend(health_routes())
 
     async def session() -> AsyncIterator[AsyncSession]:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession
 from taskiq.api import run_receiver_task
 from taskiq_aio_pika import AioPikaBroker, Exchange, Queue, QueueType
 
@@ -15,6 +15,7 @@ from reliablepub.integrations.sqlalchemy import SessionOutbox
 from reliablepub.integrations.taskiq import OutboxBroker
 from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
+from tests.integrations.engines import async_engine_of
 
 NOWHERE = "amqp://127.0.0.1:9"
 
@@ -113,11 +114,11 @@ def test_a_worker_runs_it(broker: AmqpProbe, path: Path, unique: Callable[[str],
     broker.delete_exchange(name)
 
 
-def test_it_belongs_to_the_transaction_while_the_broker_is_down(path: Path) -> None:
-    outbox = SessionOutbox(Outbox(path))
+def test_it_belongs_to_the_transaction_while_the_broker_is_down(database: str) -> None:
+    outbox = SessionOutbox(Outbox(database))
 
     async def main() -> None:
-        engine = create_async_engine(f"sqlite+aiosqlite:///{path}")
+        engine = async_engine_of(database)
         client = OutboxBroker(outbox, url=NOWHERE)
 
         async def add(x: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 from reliablepub import Outbox
 from reliablepub.errors import OutboxError
 from reliablepub.message import Message
-from reliablepub.outbox.sqlite.location import _unescaped
+from reliablepub.outbox.sqlite.location import _escaped
 from tests.surroundings.app import DOORS, App, Ended
 
 
@@ -64,9 +64,9 @@ def in_namespace() -> Callable[[str], None]:
     return run
 
 
-def test_what_a_list_of_mounts_escapes_is_read() -> None:
-    assert _unescaped(r"/a\040b\011c\012d\134e") == "/a b\tc\nd\\e"
-    assert _unescaped(r"/a\134040") == r"/a\040"
+def test_a_name_is_looked_for_as_a_list_of_mounts_escapes_it() -> None:
+    assert _escaped(b"/a b\tc\nd\\e") == rb"/a\040b\011c\012d\134e"
+    assert _escaped(rb"/a\040") == rb"/a\134040"
 
 
 def refuses_all(door: str, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A Django application: messages that belong to ``transaction.atomic``.
+"""A Django application: messages that belong to ``transaction.atomic``, on SQLite and PostgreSQL.
 
 Knows: Django's connections and settings. Must never know: the tables of the outbox.
 
@@ -16,13 +16,16 @@ from __future__ import annotations
 from typing import Any, Final
 
 from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from reliablepub import Message, Outbox
+from reliablepub.integrations.django.databases import where_of
 
-_OUTBOXES: Final[dict[str, Outbox]] = {}
+_OUTBOXES: Final[dict[tuple[str, str], Outbox]] = {}
+"""By alias and name of the database, which Django's test runner replaces.
+
+For messages only, which go through Django's connections: these outboxes open none to a server.
+Django's test runner cannot drop a database while it has connections."""
 
 
 class DjangoOutbox:
@@ -43,13 +46,22 @@ class DjangoOutbox:
         self.using: Final = using
 
     @property
-    def outbox(self) -> Outbox:
-        """The outbox itself, to look at it or to intervene.
+    def where(self) -> str:
+        """Path of the file, or URL of the database with its password: for a `Publisher`.
 
         Raises:
             ImproperlyConfigured: the database cannot hold an outbox.
         """
-        return outbox_of(connections[self.using])
+        return where_of(connections[self.using])
+
+    @property
+    def outbox(self) -> Outbox:
+        """The outbox itself, to look at it or to intervene. It has connections of its own.
+
+        Raises:
+            ImproperlyConfigured: the database cannot hold an outbox.
+        """
+        return Outbox(self.where)
 
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message, as part of the transaction of Django's connection.
@@ -68,12 +80,18 @@ class DjangoOutbox:
             TransactionManagementError: the block has failed, and can only be rolled back.
             ImproperlyConfigured: the database cannot hold an outbox.
             OutboxError: the message was not stored (`Outbox.enqueue`).
+            DatabaseError: PostgreSQL did not store the message, such as Django's `ProgrammingError`
+                if there is no outbox: run ``migrate``.
         """
         connection = connections[self.using]
-        outbox = outbox_of(connection)
+        at = (self.using, str(connection.settings_dict["NAME"]))
+        if at not in _OUTBOXES:
+            _OUTBOXES[at] = self.outbox
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
-        return outbox.enqueue(message, key=key, connection=connection.connection)
+        is_file = connection.vendor == "sqlite"
+        through = connection.connection if is_file else connection
+        return _OUTBOXES[at].enqueue(message, key=key, connection=through)
 
     def __repr__(self) -> str:
         """Name the database."""
@@ -88,25 +106,3 @@ def aliases() -> list[str]:
 def option(name: str, default: Any) -> Any:  # noqa: ANN401 - whatever the settings hold
     """Return a value of the setting ``RELIABLEPUB``."""
     return getattr(settings, "RELIABLEPUB", {}).get(name, default)
-
-
-def outbox_of(connection: BaseDatabaseWrapper) -> Outbox:
-    """Return the outbox in the database of a connection.
-
-    The test runner replaces the name of a database, so it is looked up each time.
-
-    Raises:
-        ImproperlyConfigured: the database cannot hold an outbox.
-    """
-    name = str(connection.settings_dict["NAME"])
-    if connection.vendor != "sqlite":
-        msg = f"database {connection.alias!r} is of {connection.vendor}; an outbox needs SQLite"
-        raise ImproperlyConfigured(msg)
-    if name == ":memory:" or "mode=memory" in name:
-        raise ImproperlyConfigured(
-            f"database {connection.alias!r} is in memory, where no outbox can be; for tests, give "
-            'it a file: DATABASES = {"default": {..., "TEST": {"NAME": "test.db"}}}'
-        )
-    if name not in _OUTBOXES:
-        _OUTBOXES[name] = Outbox(name)
-    return _OUTBOXES[name]

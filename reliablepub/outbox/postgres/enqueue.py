@@ -201,7 +201,7 @@ def execute(
         connection = connection.connection()
     if hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's Connection
         if values is None:
-            connection.exec_driver_sql(text)
+            _run_script(connection, text)
             return ()
         from sqlalchemy import text as of  # noqa: PLC0415 - the application has it
 
@@ -217,3 +217,14 @@ def execute(
         cursor.execute(for_dbapi(text), values)
         row = cursor.fetchone() or ()
         return tuple(row.values()) if isinstance(row, dict) else tuple(row)
+
+
+def _run_script(connection: Any, text: str) -> None:  # noqa: ANN401 - SQLAlchemy's
+    """Run several statements on a `Connection` of SQLAlchemy, in its transaction."""
+    if connection.dialect.driver != "asyncpg":
+        # With parameters, even none, a driver would look for placeholders behind each %.
+        connection.exec_driver_sql(text, execution_options={"no_parameters": True})
+        return
+    # asyncpg prepares what SQLAlchemy gives to it, and PostgreSQL prepares one statement only.
+    connection.exec_driver_sql("SELECT 1")  # SQLAlchemy begins asyncpg's transaction before it
+    connection.connection.dbapi_connection.run_async(lambda own: own.execute(text))

@@ -410,7 +410,7 @@ def refuse_second_name(path: Path, found: os.stat_result) -> None:
             "each, so messages would be lost. Copy the file, and remove the other names "
             f"(find / -samefile {path})"
         )
-    if str(path) in _mount_points():
+    if _is_mount_point(os.fsencode(path)):
         raise OutboxError(
             f"outbox {path} is mounted as a single file, so its log is not beside the original, "
             "and messages would be lost; mount the folder that holds it instead"
@@ -472,17 +472,27 @@ def _is_whole(log_fd: int, index_fd: int) -> bool:
     return not any(frames) or os.pread(log_fd, len(_LOG_MAGICS[0]), 0) in _LOG_MAGICS
 
 
-def _mount_points() -> set[str]:
+def _is_mount_point(path: bytes) -> bool:
+    """Whether the fifth field of a line of ``mountinfo``, as of proc(5), is this path."""
     try:
-        mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+        fd = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return set()
-    return {_unescaped(line.split(" ", 5)[4]) for line in mounts.splitlines()}
+        return False
+    try:
+        mounts = b"".join(iter(lambda: os.read(fd, 65_536), b""))
+    finally:
+        os.close(fd)
+    name = _escaped(path)
+    # A host of containers has hundreds of lines, and each message of an application's transaction
+    # comes here: only a line that has the path somewhere is taken apart.
+    return b" %b " % name in mounts and any(
+        line.split(b" ", 5)[4:5] == [name] for line in mounts.splitlines()
+    )
 
 
-def _unescaped(name: str) -> str:
-    """Decode the octal escapes of proc(5): space, tab, newline and backslash."""
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), name)
+def _escaped(name: bytes) -> bytes:
+    """Write space, tab, newline and backslash as octal escapes, as proc(5) does."""
+    return re.sub(rb"[ \t\n\\]", lambda byte: b"\\%03o" % ord(byte[0]), name)
 
 
 RESCUED: Final = ".rescued-"

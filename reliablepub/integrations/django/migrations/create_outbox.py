@@ -5,17 +5,32 @@ Knows: the setting ``DATABASES``. Must never know: the tables; the outbox upgrad
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from django.db import migrations, models
 
-from reliablepub.integrations.django import aliases, outbox_of
+from reliablepub.integrations.django import DjangoOutbox, aliases
+
+# The outbox has a schema of its own, which a model cannot name, and its times are text.
+_VIEW: Final = """
+    CREATE OR REPLACE VIEW reliablepub_parked_messages AS SELECT
+        id, message_id, exchange, routing_key, ordering_key, state, outcome, reply_code, reply_text,
+        attempts, (stored_at || '+00')::timestamptz AS stored_at,
+        (parked_at || '+00')::timestamptz AS parked_at, size
+    FROM reliablepub.parked_messages
+"""
 
 
 def create(_apps: object, editor: Any) -> None:  # noqa: ANN401 - the schema editor
     """Add the outbox, as part of the migration's transaction."""
-    if editor.connection.alias in aliases():
-        outbox_of(editor.connection).create(connection=editor.connection.connection)
+    connection = editor.connection
+    if connection.alias not in aliases():
+        return
+    is_file = connection.vendor == "sqlite"
+    through = connection.connection if is_file else connection
+    DjangoOutbox(connection.alias).outbox.create(connection=through)
+    if not is_file:
+        editor.execute(_VIEW)
 
 
 class Migration(migrations.Migration):

@@ -11,9 +11,8 @@ from argparse import REMAINDER
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
 
-from reliablepub.integrations.django import aliases, option, outbox_of
+from reliablepub.integrations.django import DjangoOutbox, aliases, option
 
 
 class Command(BaseCommand):
@@ -36,10 +35,10 @@ class Command(BaseCommand):
         if not url:
             msg = 'no broker: set RELIABLEPUB = {"URL": "amqp://..."} or RELIABLEPUB_URL'
             raise CommandError(msg)
-        path = outbox_of(connections[options["database"]]).path
         os.environ["RELIABLEPUB_URL"] = url  # not an argument: others could read the password
+        os.environ["RELIABLEPUB_OUTBOX"] = DjangoOutbox(options["database"]).where  # nor this one
         sys.stdout.flush()
-        command = [sys.executable, "-m", "reliablepub", "relay", "--outbox", str(path)]
+        command = [sys.executable, "-m", "reliablepub", "relay"]
         given = options["options"]
         if given[:1] == ["--"]:  # Python 3.11 and 3.12 leave it there
             given = given[1:]
