@@ -1,4 +1,4 @@
-"""`df.write.format("rabbitmq")` in a local Spark: at the fake broker and at the real one."""
+"""`df.write.format("rabbitmq")` in a local Spark, at RabbitMQ or at the fake broker."""
 
 import json
 import time
@@ -32,16 +32,18 @@ def bodies(count: int) -> Counter[bytes]:
     return Counter(b"%d" % n for n in range(count))
 
 
-def test_every_row_arrives(spark: SparkSession, broker: AmqpProbe) -> None:
-    queue = broker.declare_queue()
-    writer(numbers(spark, 2_000), broker.url, routing_key=queue).save()
-    found = drained(broker.url, queue)
+@pytest.mark.rabbit
+def test_every_row_arrives(spark: SparkSession, rabbitmq: AmqpProbe) -> None:
+    queue = rabbitmq.declare_queue()
+    writer(numbers(spark, 2_000), rabbitmq.url, routing_key=queue).save()
+    found = drained(rabbitmq.url, queue)
     assert Counter(body for _, body in found) == bodies(2_000)
     assert len({message_id for message_id, _ in found}) == 2_000
 
 
-def test_every_column_arrives(spark: SparkSession, broker: AmqpProbe) -> None:
-    queue = broker.declare_queue()
+@pytest.mark.rabbit
+def test_every_column_arrives(spark: SparkSession, rabbitmq: AmqpProbe) -> None:
+    queue = rabbitmq.declare_queue()
     df = spark.sql(
         f"""SELECT binary('body') value, '' exchange, '{queue}' routing_key,
             map('b', 'x', 'a', 'y') headers, 'id-1' message_id, 'text/plain' content_type,
@@ -49,8 +51,8 @@ def test_every_column_arrives(spark: SparkSession, broker: AmqpProbe) -> None:
             cast(7 as tinyint) priority, 60000L expiration,
             timestamp'2026-01-02 03:04:05' timestamp"""
     )
-    writer(df, broker.url).save()
-    [(body, properties)] = broker.drain(queue, 1)
+    writer(df, rabbitmq.url).save()
+    [(body, properties)] = rabbitmq.drain(queue, 1)
     assert body == b"body"
     headers = dict(properties.headers or {})
     headers.pop("rp-attempt")
@@ -121,27 +123,29 @@ def test_only_append(spark: SparkSession, fake: FakeBroker) -> None:
         numbers(spark, 1).write.format("rabbitmq").options(url=fake.url, routing_key="q").save()
 
 
+@pytest.mark.rabbit
 def test_a_row_that_is_not_confirmed_fails_the_write(
-    spark: SparkSession, broker: AmqpProbe
+    spark: SparkSession, rabbitmq: AmqpProbe
 ) -> None:
-    queue = broker.declare_queue()
+    queue = rabbitmq.declare_queue()
     df = numbers(spark, 20).withColumn(
         "routing_key", F.when(F.col("value") == "13", "nowhere").otherwise(queue)
     )
     with pytest.raises(PythonException) as caught:
-        writer(df, broker.url).save()
+        writer(df, rabbitmq.url).save()
     assert "row 3 of partition 1" in str(caught.value)
     assert "unroutable: 312 NO_ROUTE" in str(caught.value)
     assert "spark_sink.failures.RowsNotConfirmed: row 3" in str(caught.value)
     assert "Traceback" not in str(caught.value)
-    found = drained(broker.url, queue)
+    found = drained(rabbitmq.url, queue)
     assert_once_by_id(found, bodies(20) - Counter([b"13"]))
 
 
+@pytest.mark.rabbit
 def test_what_is_collected_can_be_looked_at_corrected_and_written(
-    spark: SparkSession, broker: AmqpProbe, report: Path
+    spark: SparkSession, rabbitmq: AmqpProbe, report: Path
 ) -> None:
-    queue = broker.declare_queue()
+    queue = rabbitmq.declare_queue()
     key = (
         F.when(F.col("value") == "13", "nowhere")
         .when(F.col("value") == "14", F.repeat(F.lit("k"), F.lit(256)))
@@ -150,7 +154,7 @@ def test_what_is_collected_can_be_looked_at_corrected_and_written(
     exchange = F.when(F.col("value") == "3", "absent").otherwise("")
     df = numbers(spark, 20).withColumns({"routing_key": key, "exchange": exchange})
     collect = dict.fromkeys(("unroutable", "refused", "invalid"), "collect")
-    writer(df, broker.url, report=report, writeId="w", **collect).save()
+    writer(df, rabbitmq.url, report=report, writeId="w", **collect).save()
 
     [counts] = spark.read.json(f"{report}/writes").collect()
     assert counts.write == "w"
@@ -161,8 +165,8 @@ def test_what_is_collected_can_be_looked_at_corrected_and_written(
     assert seen == {"13": ("unroutable", 312), "3": ("refused", 404), "14": ("invalid", 0)}
 
     corrected = failed.select("value", F.lit(queue).alias("routing_key"))
-    writer(corrected, broker.url).save()
-    found = drained(broker.url, queue)
+    writer(corrected, rabbitmq.url).save()
+    found = drained(rabbitmq.url, queue)
     assert_once_by_id(found, bodies(20))
 
 
@@ -258,13 +262,14 @@ def troubled(df: DataFrame, url: str, trouble: str, **options: Any) -> DataFrame
     return writer(df, url, trouble=trouble, **options).format("troubled")
 
 
+@pytest.mark.rabbit
 def test_workers_killed_half_way_cost_duplicates_under_one_id(
-    spark: SparkSession, broker: AmqpProbe, small_batches: None
+    spark: SparkSession, rabbitmq: AmqpProbe, small_batches: None
 ) -> None:
     """Whatever the order in which the next attempt gets its rows."""
-    queue = broker.declare_queue()
-    troubled(numbers(spark, 2_000), broker.url, "die reverse", routing_key=queue).save()
-    found = drained(broker.url, queue)
+    queue = rabbitmq.declare_queue()
+    troubled(numbers(spark, 2_000), rabbitmq.url, "die reverse", routing_key=queue).save()
+    found = drained(rabbitmq.url, queue)
     assert len(found) > 2_000
     assert_once_by_id(found, bodies(2_000))
 

@@ -9,7 +9,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from reliablepub import ConfigurationError, Link, Message, Status
 from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.testing.faults import RefuseHandshake
-from spark_sink import BrokerRefused, RabbitMQDataSource, connection
+from spark_sink import BrokerRefused, RabbitMQDataSource, connection, contact
 from spark_sink.contact import Refusals, ask
 from spark_sink.failures import PartitionStalled
 from spark_sink.options import parse
@@ -21,6 +21,12 @@ from tests.rabbitmq import RabbitMQNode
 
 SCHEMA = StructType([StructField("value", StringType())])
 SOON_S = 12.0
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks that believe a refusal sooner; the test of a certificate waits as long as they do."""
+    monkeypatch.setattr(contact, "_REFUSED_FOR_S", 0.6)
 
 
 def wrong(url: str, kind: str) -> str:
@@ -44,7 +50,7 @@ def test_the_driver_is_refused_once_before_any_task(
 
 
 @pytest.mark.parametrize("kind", ["password", "vhost"])
-def test_a_task_is_refused_within_seconds(broker: AmqpProbe, kind: str) -> None:
+def test_a_task_is_refused_within_seconds(broker: AmqpProbe, impatient: None, kind: str) -> None:
     settings = parse({"url": wrong(broker.url, kind), "deliverytimeout": "120"})
     since = time.monotonic()
     with pytest.raises(BrokerRefused):
@@ -52,19 +58,19 @@ def test_a_task_is_refused_within_seconds(broker: AmqpProbe, kind: str) -> None:
     assert time.monotonic() - since < SOON_S
 
 
-def test_a_login_that_ends_without_a_word_is_an_outage(fake: FakeBroker) -> None:
+def test_a_login_that_ends_without_a_word_is_an_outage(fake: FakeBroker, impatient: None) -> None:
     """As with eight hundred tasks at a broker that cannot serve all of them in time."""
     fake.inject(RefuseHandshake(code=None, keep=True))
     with pytest.raises(PartitionStalled, match="the login without a word"):
-        publish(parse({"url": fake.url, "deliverytimeout": "4"}))
+        publish(parse({"url": fake.url, "deliverytimeout": "1.5"}))
 
 
 @pytest.mark.rabbit
 def test_a_limit_on_connections_is_an_outage(
-    rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode
+    rabbitmq: AmqpProbe, rabbitmq_node: RabbitMQNode, impatient: None
 ) -> None:
     queue = rabbitmq.declare_queue("q")
-    settings = parse({"url": rabbitmq.url, "routing_key": queue, "deliverytimeout": "4"})
+    settings = parse({"url": rabbitmq.url, "routing_key": queue, "deliverytimeout": "1.5"})
     rabbitmq_node.ctl("set_vhost_limits", "-p", "/", '{"max-connections": 0}')
     try:
         with pytest.raises(PartitionStalled, match=r"connection limit \(0\) is reached"):
@@ -83,12 +89,14 @@ def publish(settings: Settings) -> None:
 
 
 def test_a_certificate_that_nobody_knows(tmp_path: Path) -> None:
+    since = time.monotonic()
     tls = broker_with(signed(tmp_path, "DNS:localhost", "IP:127.0.0.1"))
     try:
         settings = parse({"url": tls.url})
         for work in (ask, publish):
             with pytest.raises(BrokerRefused, match="CERTIFICATE_VERIFY_FAILED"):
                 work(settings)
+        assert 3.0 < time.monotonic() - since < SOON_S
     finally:
         tls.stop()
 

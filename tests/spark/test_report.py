@@ -40,7 +40,7 @@ def folder(report: Path) -> str:
 
 def test_many_failed_rows_are_a_few_row_groups(folder: str) -> None:
     """Each row group has a price: one for each row made a file of 26 MB out of 2."""
-    rows = 12_000
+    rows = 10_001
     kept = reports.FailedRows(folder, "attempt")
     whole = piece(rows)
     for row in range(rows):
@@ -75,8 +75,8 @@ def test_a_kept_row_does_not_hold_its_batch() -> None:
 
 def test_an_attempt_that_fails_leaves_nothing(folder: str) -> None:
     kept = reports.FailedRows(folder, "attempt")
-    whole = piece(6_000)
-    for row in range(6_000):
+    whole = piece(5_001)
+    for row in range(5_001):
         kept.add(whole, row, OUTCOME)
     kept.discard()
     assert list((Path(folder) / "failed").iterdir()) == []

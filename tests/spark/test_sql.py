@@ -20,23 +20,25 @@ def table(spark: SparkSession) -> Iterator[str]:
     spark.sql("DROP TABLE orders")
 
 
+@pytest.mark.rabbit
 def test_insert_takes_options_of_its_own(
-    spark: SparkSession, broker: AmqpProbe, table: str
+    spark: SparkSession, rabbitmq: AmqpProbe, table: str
 ) -> None:
-    queue = broker.declare_queue()
-    spark.sql(f"INSERT INTO {table} WITH (`url` = '{broker.url}') VALUES ('a', '{queue}')")
+    queue = rabbitmq.declare_queue()
+    spark.sql(f"INSERT INTO {table} WITH (`url` = '{rabbitmq.url}') VALUES ('a', '{queue}')")
     row = spark.createDataFrame([("b", queue)], "value string, routing_key string")
-    row.writeTo(table).option("url", broker.url).append()
-    row.write.format("rabbitmq").option("url", broker.url).mode("append").saveAsTable(table)
-    assert sorted(body for body, _ in broker.drain(queue, 3)) == [b"a", b"b", b"b"]
+    row.writeTo(table).option("url", rabbitmq.url).append()
+    row.write.format("rabbitmq").option("url", rabbitmq.url).mode("append").saveAsTable(table)
+    assert sorted(body for body, _ in rabbitmq.drain(queue, 3)) == [b"a", b"b", b"b"]
 
 
-def test_tables_that_are_made_of_rows(spark: SparkSession, broker: AmqpProbe) -> None:
-    queue = broker.declare_queue()
+@pytest.mark.rabbit
+def test_tables_that_are_made_of_rows(spark: SparkSession, rabbitmq: AmqpProbe) -> None:
+    queue = rabbitmq.declare_queue()
     row = spark.createDataFrame([("b", queue)], "value string, routing_key string")
     try:
-        row.writeTo("made").using("rabbitmq").option("url", broker.url).create()
-        assert broker.drain(queue, 1)[0][0] == b"b"
+        row.writeTo("made").using("rabbitmq").option("url", rabbitmq.url).create()
+        assert rabbitmq.drain(queue, 1)[0][0] == b"b"
     finally:
         spark.sql("DROP TABLE IF EXISTS made")
 
@@ -85,13 +87,14 @@ def test_an_insert_that_lacks_options_says_how_to_give_them(spark: SparkSession)
     assert "Spark does not pass the OPTIONS of a table to a Python sink" in one_line(caught)
 
 
+@pytest.mark.rabbit
 def test_options_of_a_table_are_not_looked_at_and_an_insert_says_so(
-    spark: SparkSession, broker: AmqpProbe
+    spark: SparkSession, rabbitmq: AmqpProbe
 ) -> None:
     """Spark asks no sink about a table that has columns, so any OPTIONS are taken."""
-    queue = broker.declare_queue()
+    queue = rabbitmq.declare_queue()
     columns = "(value STRING, routing_key STRING)"
-    options = f"(url '{broker.url}', rootingKey 'nonsense')"
+    options = f"(url '{rabbitmq.url}', rootingKey 'nonsense')"
     spark.sql(f"CREATE TABLE optioned {columns} USING rabbitmq OPTIONS {options}")
     values = f"VALUES ('a', '{queue}')"
     try:
@@ -102,11 +105,11 @@ def test_options_of_a_table_are_not_looked_at_and_an_insert_says_so(
         ours = next(line for line in lines if "ConfigurationError" in line)
         assert "no broker: give the option 'url'" in ours
         assert "Spark does not pass the OPTIONS of a table to a sink" in ours
-        assert broker.count(queue) == 0
-        spark.sql(f"INSERT INTO optioned WITH (`url` = '{broker.url}') {values}")
+        assert rabbitmq.count(queue) == 0
+        spark.sql(f"INSERT INTO optioned WITH (`url` = '{rabbitmq.url}') {values}")
     finally:
         spark.sql("DROP TABLE optioned")
-    assert broker.drain(queue, 1)[0][0] == b"a"
+    assert rabbitmq.drain(queue, 1)[0][0] == b"a"
 
 
 def test_a_path_says_what_to_write_instead(spark: SparkSession, fake: FakeBroker) -> None:

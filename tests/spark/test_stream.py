@@ -55,14 +55,15 @@ def run(df: DataFrame, url: str, checkpoint: Path, **options: Any) -> None:
     query.awaitTermination()
 
 
-def test_every_micro_batch_arrives(broker: AmqpProbe, source: Source, tmp_path: Path) -> None:
-    queue = broker.declare_queue()
+@pytest.mark.rabbit
+def test_every_micro_batch_arrives(rabbitmq: AmqpProbe, source: Source, tmp_path: Path) -> None:
+    queue = rabbitmq.declare_queue()
     for n in range(3):
         source.add(*(f"{n}-{line}" for line in range(200)))
-    run(source.stream(), broker.url, tmp_path / "checkpoint", routing_key=queue)
+    run(source.stream(), rabbitmq.url, tmp_path / "checkpoint", routing_key=queue)
     source.add("later")
-    run(source.stream(), broker.url, tmp_path / "checkpoint", routing_key=queue)
-    found = drained(broker.url, queue)
+    run(source.stream(), rabbitmq.url, tmp_path / "checkpoint", routing_key=queue)
+    found = drained(rabbitmq.url, queue)
     assert Counter(body for _, body in found) == source.lines
     assert len({message_id for message_id, _ in found}) == len(found)
 
@@ -81,14 +82,15 @@ def test_a_batch_that_was_sent_and_not_committed_is_replayed_under_its_ids(
     assert_once_by_id(found, source.lines)
 
 
+@pytest.mark.rabbit
 def test_a_worker_killed_in_a_micro_batch(
-    small_batches: None, broker: AmqpProbe, source: Source, tmp_path: Path
+    small_batches: None, rabbitmq: AmqpProbe, source: Source, tmp_path: Path
 ) -> None:
-    queue = broker.declare_queue()
+    queue = rabbitmq.declare_queue()
     source.add(*(str(line) for line in range(400)))
     trouble = {"format": "troubled", "trouble": "die reverse", "routing_key": queue}
-    run(source.stream(), broker.url, tmp_path / "checkpoint", **trouble)
-    found = drained(broker.url, queue)
+    run(source.stream(), rabbitmq.url, tmp_path / "checkpoint", **trouble)
+    found = drained(rabbitmq.url, queue)
     assert len(found) > 400
     assert_once_by_id(found, source.lines)
 
