@@ -240,7 +240,7 @@ def without_fence() -> None:
 def with_last_id() -> None:
     """A relay looks for what is above the highest id that it has seen."""
     _replace("look", "xid >= %(xmax)b::text::xid8", "id > %(last_id)b AND %(xmax)b::text <> ''")
-    _replace("look", "xid = ANY (%(xip)b::text[]::xid8[])", "'' = ANY (%(xip)b::text[])")
+    _replace("look", "unnest(%(xip)b::text[]::xid8[])", "unnest('{}'::xid8[])")
 
 
 def _replace(name: str, what: str, by: str) -> None:

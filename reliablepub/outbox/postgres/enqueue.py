@@ -137,7 +137,7 @@ class Enqueuing:
         if limits.are_none:
             return
         if time.monotonic() - self._counted_at > LIMITS_S:
-            [counts] = link.rows("ledger")
+            [counts] = link.read("ledger", {})
             self._counted, self._counted_at = Counters(*counts), time.monotonic()
         limits.check(self._counted, entry.message, str(self._server))
         stored, size = self._counted.stored + 1, self._counted.open_bytes + entry.message.size

@@ -77,6 +77,15 @@ SELECT
     CASE WHEN current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
         THEN set_config('synchronous_commit', 'on', true) END;
 
+-- Each statement of a relay finds its rows by an index. Statistics are missing or old just when a
+-- backlog has come up, and the planner would then read the whole table for each page.
+-- name: by_index
+SELECT
+    set_config('enable_seqscan', 'off', true),
+    set_config('enable_bitmapscan', 'off', true),
+    set_config('enable_sort', 'off', true),
+    set_config('jit', 'off', true);
+
 -- The turn after another one. It fails if that one is not the newest (the primary key), or has been
 -- deleted since (`run` is null).
 -- name: take_turn
@@ -105,14 +114,20 @@ UPDATE reliablepub_turns SET is_free = true WHERE shard = :shard AND turn = :tur
 -- name: forget_turns
 DELETE FROM reliablepub_turns WHERE shard = :shard AND turn > :from AND turn <= :upto;
 
--- Count the messages of enqueuers that were not visible when they were counted last.
+-- Count the messages of enqueuers that were not visible when they were counted last. Not by a search
+-- from the oldest transaction that was running then: that one may run for hours.
 -- name: count_new
 WITH t AS (SELECT seen FROM reliablepub_turns WHERE shard = :shard AND turn = :turn),
 new AS (
-    SELECT count(*) AS n, coalesce(sum(m.size), 0) AS size
-    FROM t, reliablepub_messages AS m
-    WHERE m.shard = :shard AND m.run IS NULL AND m.xid >= pg_snapshot_xmin(t.seen)
-    AND NOT pg_visible_in_snapshot(m.xid, t.seen)
+    SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM (
+        SELECT size FROM reliablepub_messages
+        WHERE shard = :shard AND run IS NULL AND xid >= (SELECT pg_snapshot_xmax(seen) FROM t)
+        UNION ALL
+        SELECT m.size FROM (SELECT pg_snapshot_xip(seen) AS xid FROM t) AS x CROSS JOIN LATERAL (
+            SELECT size FROM reliablepub_messages
+            WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
+        ) AS m
+    ) AS fresh
 )
 UPDATE reliablepub_turns AS u SET
     stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = pg_current_snapshot()
@@ -141,14 +156,17 @@ FROM (
 WHERE u.shard = :shard AND u.turn = :turn;
 
 -- What has become visible since a snapshot (`xmax`, `xip`): numbers of transactions that had not begun
--- then, and those that were running. `late` are ids up to one that was told before.
+-- then, and those that were running: each is a search of its own (`OFFSET 0`), as `= ANY` could be
+-- applied to all rows of the shard. `late` are ids up to one that was told before.
 -- name: look
 WITH fresh AS (
     SELECT id, size FROM reliablepub_messages
     WHERE shard = :shard AND run IS NULL AND xid >= :xmax::text::xid8
     UNION ALL
-    SELECT id, size FROM reliablepub_messages
-    WHERE shard = :shard AND run IS NULL AND xid = ANY (:xip::text[]::xid8[])
+    SELECT m.* FROM unnest(:xip::text[]::xid8[]) AS x (xid) CROSS JOIN LATERAL (
+        SELECT id, size FROM reliablepub_messages
+        WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
+    ) AS m
 ),
 told AS (
     SELECT
@@ -164,6 +182,9 @@ FROM told, (
 
 -- name: counted
 SELECT seen::text FROM reliablepub_turns WHERE shard = :shard AND turn = :turn;
+
+-- name: any_kept
+SELECT 1 FROM reliablepub_confirmed LIMIT 1;
 
 -- name: draw_ids
 SELECT nextval('reliablepub_message_ids') FROM generate_series(1, :count);
@@ -346,7 +367,7 @@ SELECT
     id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
     uncertain, checksum, CASE WHEN is_first THEN body END, expires_at, ordering_key, refused_at, size, is_first
 FROM (
-    SELECT p.*, sum(CASE WHEN is_first THEN size ELSE 0 END) OVER (ORDER BY id) - size AS before FROM (
+    SELECT p.*, sum(CASE WHEN is_first THEN size ELSE 0 END) OVER (ORDER BY id ROWS UNBOUNDED PRECEDING) - size AS before FROM (
         SELECT m.*, m.ordering_key IS NULL OR (NOT EXISTS (
             SELECT 1 FROM reliablepub_messages AS e
             WHERE e.ordering_key = m.ordering_key AND e.id < m.id

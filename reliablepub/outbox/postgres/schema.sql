@@ -303,10 +303,22 @@ $$;
 
 -- Messages of enqueuers that no turn has counted yet.
 CREATE VIEW reliablepub_uncounted AS
-SELECT m.shard, m.size
-FROM (SELECT DISTINCT ON (shard) shard, seen FROM reliablepub_turns ORDER BY shard, turn DESC) AS t
-JOIN reliablepub_messages AS m ON m.shard = t.shard AND m.run IS NULL
-    AND m.xid >= pg_snapshot_xmin(t.seen) AND NOT pg_visible_in_snapshot(m.xid, t.seen);
+WITH newest AS (
+    SELECT s.shard, t.seen
+    FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
+    CROSS JOIN LATERAL (
+        SELECT seen FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
+    ) AS t
+)
+SELECT n.shard, m.size FROM newest AS n CROSS JOIN LATERAL (
+    SELECT size FROM reliablepub_messages
+    WHERE shard = n.shard AND run IS NULL AND xid >= pg_snapshot_xmax(n.seen) OFFSET 0
+) AS m
+UNION ALL
+SELECT n.shard, m.size
+FROM newest AS n CROSS JOIN LATERAL pg_snapshot_xip(n.seen) AS x (xid) CROSS JOIN LATERAL (
+    SELECT size FROM reliablepub_messages WHERE shard = n.shard AND run IS NULL AND xid = x.xid OFFSET 0
+) AS m;
 
 CREATE VIEW reliablepub_ledger AS
 SELECT

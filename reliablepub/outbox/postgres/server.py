@@ -175,6 +175,8 @@ def check_texts(values: Values) -> None:
 
 Step = tuple[str, Values]
 """A statement by its name, and its values."""
+BY_INDEX: Final[Step] = ("by_index", {})
+"""Begins each transaction of a relay, so that no plan depends on the table's statistics."""
 
 
 class Link:
@@ -214,6 +216,16 @@ class Link:
                 if not was_open or self.is_open:
                     raise
             return self._run(name, values or {})
+
+    def read(self, name: str, values: Values) -> list[Row]:
+        """Run a statement that reads messages by an index; return its rows.
+
+        Raises:
+            OutboxUnreachable: the connection cannot be opened, or was lost.
+            OutboxError: the statement failed.
+        """
+        with reported(self.server):
+            return self.transact([BY_INDEX, (name, values)])[1]
 
     def _run(self, name: str, values: Values) -> list[Row]:
         connection = self.open()

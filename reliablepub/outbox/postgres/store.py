@@ -59,6 +59,7 @@ from reliablepub.outbox.postgres.ownership import (
 from reliablepub.outbox.postgres.rows import texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
+    BY_INDEX,
     Link,
     Row,
     Server,
@@ -160,12 +161,12 @@ class PostgresStore:
         now = self._clock()
         self._turn_at = time.monotonic()
         self._forgotten = 0
-        self._is_pruning = True  # an earlier run may have kept confirmed messages
+        # An earlier run may have kept confirmed messages.
+        self._is_pruning = self._keep_confirmed_s > 0 or bool(self._link.rows("any_kept"))
         at = {"shard": self._shard}
         self._seen = _Seen("1:1:", 0, [])
         self._touched = ID_MAX  # no intervention before this run matters to it
-        here: Step = ("is_restored", at | {"turn": self._turn})
-        [((is_restored,),)] = self._link.batch([here])
+        [(is_restored,)] = self._link.read("is_restored", at | {"turn": self._turn})
         count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_restored else []
         left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
         before = {"before": now - ATTEMPTS_RETENTION_S}
@@ -256,7 +257,7 @@ class PostgresStore:
             "xip": xip.split(",") if xip else [],
             "last_id": seen.last_id,
         }
-        [(turn, run, intervention, text, count, size, last_id, late)] = self._link.rows(
+        [(turn, run, intervention, text, count, size, last_id, late)] = self._link.read(
             "look", values
         )
         self._follow(turn, run, intervention)
@@ -447,6 +448,7 @@ class PostgresStore:
         turn = {"shard": self._shard, "turn": self._turn + 1}
         head: list[Step] = [
             self._link.settings(),
+            BY_INDEX,
             ("take_turn", {**turn, "run": self._run, "token": token}),
         ]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
@@ -510,7 +512,7 @@ class PostgresStore:
 
     def _count_held(self, release: Release) -> int:
         where = {"exchange": release.exchange, "routing_key": release.routing_key}
-        [(count,)] = self._link.rows("count_held", where | {"shard": self._shard})
+        [(count,)] = self._link.read("count_held", where | {"shard": self._shard})
         return int(count)
 
     def relieve(self) -> str:
@@ -533,7 +535,7 @@ class PostgresStore:
             "seen": self._seen.text,
         }
         for _ in range(0, PASSED_MAX, limit) if limit else ():
-            found = self._link.rows("ready", values | {"first_id": first_id})
+            found = self._link.read("ready", values | {"first_id": first_id})
             size = 0
             for row in found:
                 *_, row_size, is_first = row
@@ -576,7 +578,7 @@ class PostgresStore:
         self._check_usable()
         found, next_at = self._timed(page, query, now, loaded)
         if found:
-            read = self._link.rows("messages", {"ids": list(found)})
+            read = self._link.read("messages", {"ids": list(found)})
             by_id = {row[0]: row for row in read}
             for id_, at in found.items():
                 row = by_id.get(id_)
@@ -602,7 +604,7 @@ class PostgresStore:
         while True:
             at_most = {"shard": self._shard, "seen": self._seen.text, "limit": _INDEX_ROWS}
             values = {"after_at": after[0], "after_id": after[1]}
-            read = self._link.rows(query, at_most | values)
+            read = self._link.read(query, at_most | values)
             for id_, at, row_size in read:
                 if id_ in loaded:
                     continue
@@ -623,7 +625,7 @@ class PostgresStore:
         page = Page(len(keys), bytes_max, self._keys)
         looked_at = len(keys)
         values = {"keys": list(keys), "now": now, "limit": len(keys), "seen": self._seen.text}
-        for row in self._link.rows("firsts_of_keys", values) if keys else ():
+        for row in self._link.read("firsts_of_keys", values) if keys else ():
             if not page.take(_message_of(row)):
                 looked_at = row[-1]
                 break
@@ -654,12 +656,12 @@ class PostgresStore:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         self._check_usable()
         values = {"shard": self._shard, "first_id": first_id, "at": at}
-        found = self._link.rows("lowest_awaited", values)
+        found = self._link.read("lowest_awaited", values)
         return int(found[0][0]) if found else None
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
-        found = self._link.rows("held_exchanges", {"shard": self._shard, "limit": limit})
+        found = self._link.read("held_exchanges", {"shard": self._shard, "limit": limit})
         return [HeldExchange(name.decode(), count, since) for name, count, since in found]
 
     def damaged(self) -> list[DamagedRow]:

@@ -1,0 +1,170 @@
+"""A turn on PostgreSQL reads as many pages beside 200 000 messages as beside a thousand.
+
+Pages are counted, since times say little on a busy machine. The server itself tells the plan of
+each statement that the relay runs (``auto_explain``), in the relay's own transaction.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pytest
+
+from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.opening import outbox_at
+from reliablepub.outbox.postgres.server import Server
+from reliablepub.outbox.postgres.store import PostgresStore
+
+pytestmark = pytest.mark.postgres
+
+PAGE = 500
+BACKLOG = 200_000
+PAGES_MAX = 8 * PAGE
+"""Of one statement on 500 rows. To delete a row by its key in a large table takes four to five."""
+EXPLAIN = """
+LOAD 'auto_explain';
+SET auto_explain.log_min_duration = 0;
+SET auto_explain.log_analyze = on;
+SET auto_explain.log_timing = off;
+SET auto_explain.log_buffers = on;
+SET auto_explain.log_format = json;
+SET auto_explain.log_level = notice;
+"""
+# One in ten is sent later, one in ten expires.
+FILL = """
+INSERT INTO reliablepub.messages (
+    message_id, exchange, routing_key, body, stored_at, size, due_at, expires_at
+)
+SELECT
+    'm-' || n, '', 'orders', '\\x00', extract(epoch FROM now()), 201,
+    CASE WHEN n %% 10 = 1 THEN 1e11 END, CASE WHEN n %% 10 = 2 THEN 1e11 END
+FROM generate_series(1, %s) AS n
+"""
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A statement that the server ran.
+
+    Attributes:
+        text: the statement.
+        pages: how many pages it read, from disk or from memory.
+        whole: the tables that it read from end to end.
+    """
+
+    text: str
+    pages: int
+    whole: list[str]
+
+
+@dataclass
+class Batch:
+    """Messages in flight, as the store records them."""
+
+    epoch: int
+    first_tag: int
+    keys: Sequence[Entry]
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes(child)
+
+
+def explained(told: str) -> Explained:
+    found = json.loads(told[told.index("{") :])
+    plan = found["Plan"]
+    pages = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    scans = ("Seq Scan", "Bitmap Heap Scan")
+    whole = [node["Relation Name"] for node in nodes(plan) if node["Node Type"] in scans]
+    return Explained(found["Query Text"], pages, whole)
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[Explained]:
+    """What relays run from now on."""
+    found: list[Explained] = []
+    connect = Server.connect
+
+    def note(diagnostic: psycopg.errors.Diagnostic) -> None:
+        told = diagnostic.message_primary or ""
+        if "plan:" in told:
+            found.append(explained(told))
+
+    def connect_and_explain(server: Server) -> psycopg.Connection[Any]:
+        connection = connect(server)
+        connection.execute(EXPLAIN)
+        connection.add_notice_handler(note)
+        return connection
+
+    monkeypatch.setattr(Server, "connect", connect_and_explain)
+    return found
+
+
+def take_turns(store: PostgresStore, url: str) -> None:
+    """What a relay does with a page, while others go on storing."""
+    store.changed_elsewhere()
+    snapshot = store.snapshot()
+    first = store.lowest_awaited(1, 1.0)
+    for number in range(3):
+        with psycopg.connect(url) as application:
+            application.execute(FILL, [PAGE])
+        assert store.changed_elsewhere()
+        assert store.snapshot().last_id > snapshot.last_id
+        snapshot = store.snapshot()
+        assert first is not None
+        limits = {"limit": PAGE, "bytes_max": 10**9}
+        entries, last_read = store.read_ready(first, snapshot.last_id, **limits)
+        first = last_read + 1
+        assert len(entries) == PAGE
+        batch = Batch(1, number * PAGE + 1, entries)
+        store.commit(Changes(sent=[batch]))
+        store.commit(Changes(confirmed=entries, finished=[batch]))
+        store.read_due(2.0, **limits, loaded=())
+        store.read_expired(2.0, **limits, loaded=())
+
+
+@pytest.mark.parametrize("backlog", [1_000, BACKLOG])
+def test_no_statement_of_a_turn_reads_more_pages_beside_a_backlog(
+    postgres_outbox: str, statements: list[Explained], backlog: int
+) -> None:
+    with psycopg.connect(postgres_outbox) as long_one:
+        long_one.execute("SELECT pg_current_xact_id()")  # it may run for hours
+        with psycopg.connect(postgres_outbox) as application:
+            application.execute(FILL, [backlog])
+        with closing(PostgresStore(Server.of(postgres_outbox))) as store:
+            for is_analyzed in (False, True):
+                if is_analyzed:
+                    long_one.execute("ANALYZE reliablepub.messages")
+                    long_one.commit()
+                    long_one.execute("SELECT pg_current_xact_id()")
+                del statements[:]
+                take_turns(store, postgres_outbox)
+                assert len(statements) > 40
+                assert [one for one in statements if "messages" in one.whole] == []
+                assert [one for one in statements if one.pages > PAGES_MAX] == []
+
+
+def test_counts_do_not_depend_on_the_backlog(
+    postgres_outbox: str, statements: list[Explained]
+) -> None:
+    """An enqueuer with limits asks for them five times a second."""
+    with psycopg.connect(postgres_outbox) as long_one:
+        long_one.execute("SELECT pg_current_xact_id()")
+        with psycopg.connect(postgres_outbox) as application:
+            application.execute(FILL, [20_000])
+        with closing(PostgresStore(Server.of(postgres_outbox))) as store:
+            del statements[:]
+            [counters] = store._link.read("ledger", {})
+            assert counters[0] == 20_000
+            assert max(one.pages for one in statements) < 100
+            with psycopg.connect(postgres_outbox) as application:
+                application.execute(FILL, [10])
+            long_one.execute(FILL, [1])
+        long_one.commit()
+    with closing(outbox_at(postgres_outbox)) as database, database.reading() as session:
+        assert next(iter(session.rows("ledger")))["stored"] == 20_011
