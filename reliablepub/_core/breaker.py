@@ -27,7 +27,7 @@ messages follow the retry policy alone.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import count
@@ -112,9 +112,10 @@ class Breakers(Generic[D, W]):
         self._alarms: list[tuple[float, int, D, _Circuit[W]]] = []
         self._numbers = count()
 
-    def __bool__(self) -> bool:
-        """Whether any destination is tracked."""
-        return bool(self._circuits)
+    @property
+    def tracked(self) -> Collection[D]:
+        """The destinations that are tracked; a view that stays up to date."""
+        return self._circuits
 
     @property
     def pauses(self) -> Iterator[Pause[D, W]]:

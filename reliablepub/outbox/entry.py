@@ -454,6 +454,27 @@ def _full(outbox: object, message: Message, why: str) -> OutboxFull:
     return OutboxFull(f"{what}; check that a relay runs and publishes (`reliablepub doctor`)")
 
 
+class Bell(Protocol):
+    """Hints that another process writes to a store. One may be missed, and one may mean nothing.
+
+    It rings when a transaction begins to write, which is before its commit is visible.
+
+    Attributes:
+        is_armed: whether the next write will ring.
+    """
+
+    is_armed: bool
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when the bell has rung; -1 if there is no bell."""
+
+    def arm(self) -> None:
+        """Ring at the next write, once."""
+
+    def has_rung(self) -> bool:
+        """Whether it has rung since the last call. It is silent then until it is armed again."""
+
+
 class Store(Protocol):
     """Storage of entries until their final outcome. Only the thread that opened it may use it."""
 
@@ -469,6 +490,10 @@ class Store(Protocol):
         `InvalidMessage`, so that a message that cannot be stored does not fail the others of its
         turn.
         """
+
+    @property
+    def bell(self) -> Bell | None:
+        """Rings when another process writes to the store; None if only asking tells."""
 
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""

@@ -325,6 +325,11 @@ class MemoryStore:
         """Return nothing: no entry is held from an earlier run."""
         return []
 
+    @property
+    def bell(self) -> None:
+        """There is none: other processes cannot write to it."""
+        return
+
     def changed_elsewhere(self) -> bool:
         """Return False: other processes cannot write to it."""
         return False

@@ -65,6 +65,7 @@ class Pauses:
         self._breakers: Breakers[Destination, Outcome] = Breakers(
             destinations_max=self._breaker.destinations_max, pause_s=self._pause_s
         )
+        self._tracked = self._breakers.tracked  # a view: most turns only ask whether it is empty
         self._new: dict[Destination, None] = {}
         self._sweeping: dict[Destination, None] = {}
         self._releasing: dict[Destination | None, tuple[bytes, bytes, int] | None] = {}
@@ -77,12 +78,12 @@ class Pauses:
 
     def __bool__(self) -> bool:
         """Whether any destination has refused messages lately."""
-        return bool(self._breakers)
+        return bool(self._tracked)
 
     @property
     def is_idle(self) -> bool:
         """Whether no destination has refused messages lately, and no entry is to be released."""
-        return not (self._releasing or self._sweeping or self._breakers)
+        return not (self._releasing or self._sweeping or self._tracked)
 
     @property
     def exchanges_max(self) -> int:
@@ -114,14 +115,14 @@ class Pauses:
 
     def holds(self, entry: Entry) -> Pause[Destination, Outcome] | None:
         """The pause of the entry's destination; None if neither exchange nor key is paused."""
-        if not self._breakers:
+        if not self._tracked:
             return None
         exchange = self._breakers.pause(exchange_of(entry))
         return exchange or self._breakers.pause(address_of(entry))
 
     def admits(self, entry: Entry) -> bool:
         """Whether the entry may be sent; while its destination is paused, as a probe."""
-        if not self._breakers:
+        if not self._tracked:
             return True
         destination = exchange_of(entry)
         if not self._breakers.is_paused(destination):
@@ -133,7 +134,7 @@ class Pauses:
 
         If the broker refuses the probe, it closes the channel on which the probe was sent.
         """
-        return bool(self._breakers) and self._breakers.is_paused(exchange_of(entry))
+        return bool(self._tracked) and self._breakers.is_paused(exchange_of(entry))
 
     def waits(self, entry: Entry) -> None:
         """Count an entry that waits from now on, because it is not admitted."""
@@ -159,7 +160,7 @@ class Pauses:
         if not self._pauses(outcome):
             return
         is_of_exchange = outcome.concern is Concern.EXCHANGE
-        if self._breakers and not is_of_exchange:
+        if self._tracked and not is_of_exchange:
             self._is_well(exchange_of(entry))
         if outcome.concern is Concern.MESSAGE:
             return
@@ -266,11 +267,11 @@ class Pauses:
     @property
     def count(self) -> int:
         """How many destinations are paused."""
-        return len(self._breakers)
+        return len(self._breakers) if self._tracked else 0
 
     def shown(self, now: float) -> tuple[Paused, ...]:
         """The paused destinations for the status, the oldest pause first, at most `SHOWN_MAX`."""
-        return tuple(islice(self._shown(now), SHOWN_MAX)) if self._breakers else ()
+        return tuple(islice(self._shown(now), SHOWN_MAX)) if self._tracked else ()
 
     def _shown(self, now: float) -> Iterator[Paused]:
         for pause in self._breakers.pauses:

@@ -46,6 +46,7 @@ from reliablepub.errors import (
     Withdrawn,
 )
 from reliablepub.outbox.entry import (
+    Bell,
     Changes,
     Entry,
     Intervened,
@@ -58,6 +59,7 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import Calls, Guard, Notices
 from reliablepub.relay.clock import Clock
+from reliablepub.relay.elsewhere import Elsewhere
 from reliablepub.relay.handover import Chunk, Inbox, Limits
 from reliablepub.relay.intake import Intake
 from reliablepub.relay.loaded import Loaded
@@ -69,8 +71,6 @@ from reliablepub.transport.base import CannotEncode, Transport
 
 LAZY_COMMIT_S: Final = 0.02
 """How long confirms may wait for a commit that something else needs."""
-POLL_S: Final = 0.05
-"""Interval at which the relay asks the store whether other processes have written to it."""
 LOOK_S: Final = 1.0
 """Interval at which an idle relay takes a turn, to look at its files, the disk and the clocks."""
 STEP_S: Final = 0.5
@@ -103,6 +103,7 @@ class Relay:
         clock: monotonic and wall clock.
         hooks: the application's callbacks, by event.
         guard: contains exceptions of the application's callbacks.
+        bell: of the store, if the thread listens for it.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Relay:
         clock: Clock,
         hooks: Calls,
         guard: Guard | None = None,
+        bell: Bell | None = None,
     ) -> None:
         self._store = store
         self._transport = transport
@@ -141,8 +143,10 @@ class Relay:
             GuardedPolicy(policy, self._guard), self._pauses, self._notices, store.run
         )
         self._wire = Wire(transport, session, clock.monotonic())
-        self._poll_at = self._look_at = clock.monotonic()
-        self._looked_at = self._poll_at + clock.suspended()
+        self._look_at = clock.monotonic()
+        self._has_bell = bell is not None
+        self._elsewhere = Elsewhere(bell, self._look_at)
+        self._looked_at = self._look_at + clock.suspended()
         self._wall_ahead = clock.wall() - self._looked_at
         self._commit_by: float | None = None
         self._no_commit_until: float | None = None
@@ -190,7 +194,7 @@ class Relay:
     def idle_s(self) -> float | None:
         """Look whether there is still nothing to do since the last turn.
 
-        An idle relay does this 20 times a second, in place of a turn, so it is kept cheap.
+        An idle relay does this up to 20 times a second, in place of a turn, so it is kept cheap.
 
         Returns:
             the most seconds to listen before the next look; None if a turn is due.
@@ -198,12 +202,10 @@ class Relay:
         now = self._clock.monotonic()
         if now >= self._idle_until or self._inbox:
             return None
-        if now >= self._poll_at:
-            if self._store.may_have_changed():
-                return None
-            self._poll_at = now + POLL_S
+        if self._has_news(now):
+            return None
         self.turns += 1
-        return min(self._poll_at, self._idle_until) - now
+        return min(self._elsewhere.look_at, self._idle_until) - now
 
     def handle(self, events: Iterable[Event]) -> None:
         """Pass events from the transport to the session."""
@@ -304,12 +306,16 @@ class Relay:
 
     def _look_elsewhere(self, now: float, wall: float) -> None:
         """Look for messages that other processes have enqueued, retried or discarded."""
-        if now < min(self._poll_at, self._look_at):
-            return
-        self._poll_at, self._look_at = now + POLL_S, now + LOOK_S
+        if now < self._look_at:
+            is_cheap = self._has_bell and not self._no_room  # else it has looked 50 ms ago
+            if not (self._has_news(now) if is_cheap else self._elsewhere.is_due(now)):
+                return
+        self._look_at = now + LOOK_S
+        self._elsewhere.found_nothing(now)  # unless it does
         try:
             if self._store.changed_elsewhere():
-                self._snapshot = self._store.snapshot()
+                before, self._snapshot = self._snapshot, self._store.snapshot()
+                self._elsewhere.found(now, is_of_outbox=self._snapshot != before)
                 self._loaded.others(self._snapshot, wall)
                 unload_touched(self._store, self._session, self._loaded, self._settling)
         except UNREADABLE as error:
@@ -319,6 +325,15 @@ class Relay:
             self._trouble = ""
         with suppress(OutboxDiskFailed, OutboxLocked):  # the next commit reports it to its callers
             self._no_room = self._store.relieve()
+
+    def _has_news(self, now: float) -> bool:
+        """Whether it is time to look, and another process may have written."""
+        if not self._elsewhere.is_due(now):
+            return False
+        if self._store.may_have_changed():
+            return True
+        self._elsewhere.found_nothing(now)
+        return False
 
     def _cannot_read(self, now: float, error: OutboxError) -> None:
         """Pause, and tell callers: what cannot be read now cannot be written either."""
@@ -392,6 +407,7 @@ class Relay:
             self._undo(taken_in, now, error)
             return
         self._committed(taken_in, wall)
+        self._elsewhere.committed(now)
         if was_stepping:
             self._loaded.stepped(wall)
         self._send(batches, wall)
@@ -531,7 +547,7 @@ class Relay:
         is_settled = not (is_stepping or self.status.paused_destinations or self._no_room)
         if is_settled and not self._is_draining:
             self._idle_until = min(due_at, self._look_at)
-        return max(0.0, min(self._poll_at, due_at) - now)
+        return max(0.0, min(self._elsewhere.look_at, due_at) - now)
 
 
 _DONE: Final = {"park": "parked", "discard": "discarded"}

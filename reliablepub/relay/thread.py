@@ -323,6 +323,8 @@ class RelayThread:
                 clock = Clock()
                 journal = Journal(clock.monotonic, self._log_writer.write)
                 stack.callback(journal.close)
+                bell = store.bell
+                hears = bell is not None and transport.watch(bell.fileno())
                 relay = Relay(
                     store=store,
                     transport=transport,
@@ -333,6 +335,7 @@ class RelayThread:
                     hooks=with_calls(self._parts.hooks, journal.calls()),
                     clock=clock,
                     guard=self._guard,
+                    bell=bell if hears else None,
                 )
                 stack.callback(self._detach)
                 self._wake = transport.wake

@@ -276,6 +276,10 @@ class AioPikaTransport:
         self._is_woken = False
         return [self._heard.popleft() for _ in range(len(self._heard))]
 
+    def watch(self, fd: int) -> bool:  # noqa: ARG002 - of the contract
+        """Return False: `listen` waits for a queue, and not for descriptors."""
+        return False
+
     def wake(self) -> None:
         """Make `listen` return, from any thread."""
         if not self._is_woken:

@@ -72,6 +72,13 @@ class Transport(Protocol):
     def listen(self, timeout_s: float | None) -> list[Event]:
         """Wait for events, for `wake`, or for the timeout; return all events so far."""
 
+    def watch(self, fd: int) -> bool:
+        """Have `listen` return whenever this descriptor is readable, too.
+
+        Returns:
+            False if this transport cannot watch a descriptor.
+        """
+
     def wake(self) -> None:
         """Make the current or next `listen` return at once. May be called from any thread."""
 

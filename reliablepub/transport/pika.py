@@ -348,6 +348,11 @@ class PikaTransport:
         self._events.clear()  # not replaced: the `_Listener`s hold this list
         return events
 
+    def watch(self, fd: int) -> bool:
+        """Watch a descriptor in pika's I/O loop; the caller reads from it."""
+        self._loop.watch(fd, _ready)
+        return True
+
     def wake(self) -> None:
         """Make `listen` return, from any thread."""
         with suppress(OSError):  # its buffer is full, so a wake-up is pending; or it is closed
@@ -581,6 +586,10 @@ def _frame_max(connection: SelectConnection) -> int:
 def _bytes_sent(connection: Connection) -> int:
     """Bytes that pika was given to write so far. An undocumented attribute of pika."""
     return int(getattr(connection, "bytes_sent", 0))
+
+
+def _ready(_fd: int, _events: int) -> None:
+    """Handler of a watched descriptor: that it is readable has ended the poll."""
 
 
 def _nothing() -> None:

@@ -85,6 +85,10 @@ class WatchedLoop(IOLoop):
             self.fd, self.is_writing = None, False
         super().remove_handler(fd)
 
+    def watch(self, fd: int, handler: Callable[[int, int], None]) -> None:
+        """Watch another descriptor for reading, beside the connection's socket."""
+        super().add_handler(fd, handler, self.READ)
+
     def cut(self) -> None:
         """Shut the socket down at once; pika notices, and closes the socket."""
         if self.fd is not None:

@@ -35,7 +35,7 @@ def recovering() -> Breakers[str, str]:
 def test_nothing_is_remembered_of_who_never_refused() -> None:
     b = breakers()
     b.confirmed("a", 0.0)
-    assert not b
+    assert not b.tracked
     assert len(b) == 0
     assert b.admits("a")
     assert b.poll_timeout() is None
@@ -69,7 +69,7 @@ def test_a_confirm_in_between_begins_the_count_anew() -> None:
         assert not refuse(b, "a", 0)
         assert not refuse(b, "a", 0)
         b.confirmed("a", 0)
-    assert not b
+    assert not b.tracked
 
 
 def test_what_was_sent_before_does_not_prolong_the_pause() -> None:
@@ -113,7 +113,7 @@ def test_it_is_well_when_fewer_wait_than_may_go() -> None:
     b = recovering()
     b.poll_room(1.0)
     assert b.no_more_wait("a")
-    assert not b
+    assert not b.tracked
     assert b.admits("a")
     assert [refuse(b, "a", 9.0) for _ in range(3)] == [False, False, True]
     assert b.poll_timeout() == 10.0
@@ -169,7 +169,7 @@ def test_who_is_forgotten_begins_anew() -> None:
     b.forget("a")
     b.forget("unknown")
     assert b.admits("a")
-    assert not b
+    assert not b.tracked
     assert not refuse(b, "a", 0)
     assert b.poll_timeout() is None
     assert not b.no_more_wait("a")
@@ -179,7 +179,7 @@ def test_a_probe_that_nobody_waits_for_is_the_end_of_the_pause() -> None:
     b = opened()
     b.poll_room(1.0)
     assert not b.no_more_wait("a"), "nobody knows whether it is well"
-    assert not b
+    assert not b.tracked
 
 
 def test_where_messages_wait_from_an_earlier_time_one_goes_at_once() -> None:
@@ -311,7 +311,7 @@ class BreakersMachine(RuleBasedStateMachine):
         is_due = any(self.asked[name] for name in self.state)
         at = float("-inf") if is_due else min(self.until.values(), default=None)
         assert self.real.poll_timeout() == at
-        assert bool(self.real) == bool(self.in_a_row)
+        assert bool(self.real.tracked) == bool(self.in_a_row)
         assert len(self.real) == len(self.state)
 
 

@@ -23,6 +23,7 @@ from tests.docs.documents import (
     needs_postgres,
     run,
 )
+from tests.speed import bars
 
 NAMES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS]
 RUN_HERE = [
@@ -127,6 +128,15 @@ def test_the_file_map_shows_every_module_and_no_other() -> None:
     }
     assert shown - modules == set()
     assert modules - shown == set(), "give it a line in docs/architecture.md"
+
+
+def test_the_picture_of_the_performance_page_shows_its_table() -> None:
+    page = bars.PAGE.read_text()
+    names = [way.name for way in bars.rows(page)]
+    assert len(names) > 5, "the table is read"
+    assert "Publisher, on disk" in names
+    again = "draw it again: python -m tests.speed.bars"
+    assert bars.PICTURE.read_text() == bars.drawn(page), again
 
 
 def test_the_walk_of_a_message_names_what_there_is() -> None:

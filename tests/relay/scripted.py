@@ -15,7 +15,7 @@ from reliablepub._core.events import Acked, ChannelOpened, Connected, Connection
 from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, OutboxDiskFull, ReliablePubError, Withdrawn
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Changes, Entry, Snapshot, Store
+from reliablepub.outbox.entry import Bell, Changes, Entry, Snapshot, Store
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
 from reliablepub.relay.callbacks import calls_of
@@ -100,6 +100,9 @@ class ScriptedTransport:
 
     def listen(self, timeout_s: float | None) -> list[Event]:
         raise AssertionError("the test is what listens")
+
+    def watch(self, fd: int) -> bool:
+        return False
 
     def wake(self) -> None:
         pass
@@ -192,6 +195,7 @@ class World:
         loaded_max: int = 1_000,
         loaded_bytes_max: int = 1_000_000,
         hooks: Sequence[object] = (),
+        bell: Bell | None = None,
     ) -> None:
         self.log: list[str] = []
         self.time = time or Time()
@@ -212,6 +216,7 @@ class World:
             limits=Limits(messages_max, 10_000_000, loaded_max, loaded_bytes_max),
             clock=Clock(lambda: self.time.now, lambda: self.time.wall, lambda: self.time.asleep),
             hooks=calls_of(hooks),
+            bell=bell,
         )
         self.epoch = 0
 

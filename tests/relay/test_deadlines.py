@@ -14,7 +14,7 @@ from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.relay.clock import Clock
-from reliablepub.relay.relay import POLL_S
+from reliablepub.relay.elsewhere import POLL_S
 from tests.relay.scripted import Time, Told, World, disk_full, patient
 
 Build = Callable[..., World]

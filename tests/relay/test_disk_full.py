@@ -14,7 +14,8 @@ from reliablepub.errors import (
 from reliablepub.hooks import LinkChanged
 from reliablepub.outbox.entry import Changes, Store
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.relay import COMMIT_RETRY_S, POLL_S
+from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.relay import COMMIT_RETRY_S
 from tests.relay.scripted import World, disk_full
 
 Build = Callable[..., World]

@@ -11,7 +11,7 @@ from reliablepub.outbox.entry import Store
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.relay import POLL_S
+from reliablepub.relay.elsewhere import POLL_S
 from tests.relay.scripted import World, patient
 
 Build = Callable[..., World]

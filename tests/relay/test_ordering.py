@@ -15,7 +15,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.relay import POLL_S
+from reliablepub.relay.elsewhere import POLL_S
 from tests.relay.scripted import Told, World, disk_full, patient
 
 Build = Callable[..., World]

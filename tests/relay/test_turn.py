@@ -8,7 +8,8 @@ from reliablepub._core.events import ChannelClosed, Returned
 from reliablepub.errors import OutboxFull, PublisherClosed
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
-from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S, POLL_S
+from reliablepub.relay.elsewhere import POLL_S
+from reliablepub.relay.relay import LAZY_COMMIT_S, LOOK_S
 from reliablepub.relay.status import Link
 from tests.relay.scripted import Told, World
 

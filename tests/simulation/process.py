@@ -247,6 +247,7 @@ class Process:
                 limits=self._limits,
                 clock=Clock(lambda: self._agenda.now, lambda: self._agenda.wall, lambda: 0.0),
                 hooks={},
+                bell=self._store.bell,
             )
         except Killed:
             self.die()
@@ -295,6 +296,7 @@ class Process:
         for connection in self._connections:
             connection.close()
         if isinstance(self._store, SqliteStore):
+            self._store._bell.close()
             self._store._relay_lock.release()
         self.when_gone()
 
@@ -320,6 +322,13 @@ class Process:
     def wake(self) -> None:
         """Something happened: listening ends."""
         self._turn_by(self._agenda.now + self._rng.choice([0.0, 0.0, 0.001]))
+
+    def ring(self) -> None:
+        """Another process has written to the log: listening ends if the bell is armed."""
+        bell = self._store.bell if self._store is not None else None
+        if self.is_alive and bell is not None:
+            self.note("rung" if not bell.is_armed else "written while nobody listens")
+            self._turn_by(self._agenda.now)
 
     def _turn_by(self, time: float) -> None:
         if self._turn_at is None or time < self._turn_at:

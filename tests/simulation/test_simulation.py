@@ -51,7 +51,7 @@ MUST_HAPPEN = """
     killed before a caller is answered / killed after a caller was answered
     killed before a caller learns the outcome
     an acked message outlived a crash / started / closed in order
-    withdrawn by the caller / stream cancelled / turned away / enqueued elsewhere
+    withdrawn by the caller / stream cancelled / turned away / enqueued elsewhere / rung
     disk full / locked by somebody else / unencodable
     expired: not sent / expired: may have arrived / expired: did not arrive
     sent when it was due / sent in its turn

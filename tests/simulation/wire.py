@@ -355,6 +355,9 @@ class SimTransport:
             self._checker.heard(event, guilty)
         return list(in_runs(events))
 
+    def watch(self, fd: int) -> bool:
+        return False
+
     def wake(self) -> None:
         self._wake()
 

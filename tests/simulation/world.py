@@ -255,6 +255,8 @@ class World:
             self.other.enqueue(message)
             self.note("enqueued elsewhere")
             self.checker.enqueued_elsewhere(message)
+        if self.process is not None and self.rng.random() < 0.7:  # a hint may be lost
+            self.process.ring()
 
     def person_retries(self) -> None:
         """Some of the parked, or all."""
@@ -413,7 +415,7 @@ class World:
 
     def _check_memory(self, process: Process) -> None:
         """Nothing is left in memory of what is gone, once it has looked what others did."""
-        process.relay._poll_at = 0.0
+        process.relay._elsewhere.look_at = 0.0
         process.relay.turn(is_flushing=True)
         loaded = process.relay._loaded
         turns = loaded._order

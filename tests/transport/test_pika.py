@@ -110,6 +110,21 @@ def to(queue: str, **fields: Any) -> Message:
     return Message(b"body", routing_key=queue, message_id="m", **fields)
 
 
+def test_listening_ends_when_a_watched_descriptor_is_readable(wire: Connect) -> None:
+    own = wire(heartbeat_s=600)  # no timer of pika's ends a poll
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert own.transport.watch(ours.fileno())
+        for _ in range(2):
+            theirs.send(b"!")
+            assert own.transport.listen(300.0) == []
+            assert ours.recv(1) == b"!"
+        own.transport.disconnect("enough")
+        own.lost()
+        assert theirs.send(b"!"), "the connection's socket is another one"
+        own.close()
+
+
 # -------------------------------------------------------------------- connecting
 
 

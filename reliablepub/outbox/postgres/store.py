@@ -212,6 +212,11 @@ class PostgresStore:
 
     # ------------------------------------------------------------------ what others have stored
 
+    @property
+    def bell(self) -> None:
+        """There is none: the relay asks."""
+        return
+
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
         try:

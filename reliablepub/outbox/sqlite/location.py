@@ -303,6 +303,10 @@ class Place:
         """Note the header of the log's index, with which `has_new_index` compares."""
         self._index = _index(self._index_fd)
 
+    def forget_index(self) -> None:
+        """Have `has_new_index` be true until the next `note_index`."""
+        self._index = b""
+
     def has_new_index(self) -> bool:
         """Whether any connection may have committed since `note_index`.
 

@@ -62,6 +62,7 @@ from reliablepub.outbox.rows import (
     tags_of,
 )
 from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.database import Writer, absolute, check_database
@@ -368,12 +369,17 @@ class SqliteStore:
     def _open(self) -> None:
         self._relay_lock = RelayLock(self.path)
         self._writer = Writer(self.path, is_relay=True)
+        self._bell = Bell(self.path)
         try:
             with self._writer.use() as connection, reported(self.path):
+                self._bell.arm()
                 self._run, self._seen = self._begin_run(connection)
+                if not self._bell.has_rung():  # it was tried by that commit
+                    self._bell.close()
                 self._version = _version(connection)
                 self._shortage.look(connection)
         except BaseException:
+            self._bell.close()
             self._writer.close()
             self._relay_lock.release()
             raise
@@ -382,6 +388,11 @@ class SqliteStore:
     def run(self) -> int:
         """Number of this relay's run on this outbox, higher than that of every earlier run."""
         return self._run
+
+    @property
+    def bell(self) -> Bell | None:
+        """Rings when a process writes to the log; None if it was tried in vain."""
+        return self._bell if self._bell.fileno() >= 0 else None
 
     @property
     def is_stepping(self) -> bool:
@@ -539,12 +550,26 @@ class SqliteStore:
         with self._reading() as connection:
             connection.place.note_index()  # first: a write in between is asked about once more
             before, self._version = self._version, _version(connection)
-            return before != self._version
+            has_changed = before != self._version
+        self._bell.looked(has_changed=has_changed)
+        return has_changed
 
     def may_have_changed(self) -> bool:
         """Whether a process may have written since `changed_elsewhere` was last asked."""
         connection = self._writer.connection
-        return connection is None or connection.place.has_new_index()
+        if connection is None:
+            return True
+        if not connection.place.has_new_index():
+            return False
+        try:
+            with self._reading() as connection:
+                connection.place.note_index()
+                if self._version == _version(connection):
+                    return False  # the commit was one of this connection
+                connection.place.forget_index()
+        except OutboxError:
+            pass  # `changed_elsewhere` raises it
+        return True
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status file. No decision depends on it."""
@@ -587,6 +612,7 @@ class SqliteStore:
                     while self._steps.walks:
                         self._commit(connection, Changes())
                     connection.execute(QUERIES["end_run"], {"now": self._clock(), "run": self._run})
+            self._bell.close()
             self._writer.close()
             remove_status_file(self.path, last)
         finally:
@@ -680,6 +706,7 @@ class SqliteStore:
         if is_roomy:
             with reported(self.path):
                 give_space_back(connection)
+        self._bell.hush()
         return snapshot
 
     def _check_owner(self, connection: WritingConnection) -> int:

@@ -1,0 +1,88 @@
+"""When to look for what other processes have written to the store.
+
+Knows: when the relay looked last, and the store's bell. Must never know: what was written.
+
+The store has to be asked (`POLL_S`). Where it has a bell, an idle relay asks less and less often,
+and at once when the bell has rung: a ring comes a sync before the commit is visible, so the relay
+looks after `QUICK_S`, and after twice as long each time that nothing is there.
+
+A bell rings once, and is armed before a look. It is not armed for `POLL_S` after a look that found
+nothing but writes to other tables, so that an application that writes to its own all the time costs
+no more than by asking.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Final
+
+from reliablepub.outbox.entry import Bell
+
+POLL_S: Final = 0.05
+"""Interval at which the relay asks the store whether other processes have written to it."""
+REST_S: Final = 0.2
+"""The most seconds between two looks of an idle relay whose bell is armed.
+
+Each counts as a turn, and a probe waits for one (`reliablepub.observe.health`)."""
+QUICK_S: Final = 0.001
+"""From a ring to the first look."""
+SOON_S: Final = 0.005
+"""From a commit of the relay's own to the first look, at which the bell is armed."""
+
+
+class Elsewhere:
+    """Decides when the relay looks for what other processes have written.
+
+    Args:
+        bell: of the store; None if it has none, or nothing can wait for it.
+        now: monotonic seconds.
+
+    Attributes:
+        look_at: when to look if the bell does not ring (monotonic seconds).
+    """
+
+    def __init__(self, bell: Bell | None, now: float) -> None:
+        self._bell = bell
+        self._pause_s = POLL_S
+        self._deaf_until = -inf
+        self.look_at = now
+
+    def is_due(self, now: float) -> bool:
+        """Whether to look now. Has to be asked whenever `Transport.listen` has returned."""
+        bell = self._bell
+        if bell is not None and bell.is_armed and bell.has_rung() and now >= self._deaf_until:
+            self._within(QUICK_S, now)
+        if now < self.look_at:
+            return False
+        if bell is not None and not bell.is_armed and now >= self._deaf_until:
+            bell.arm()  # before the look: what is written behind it rings
+        return True
+
+    def committed(self, now: float) -> None:
+        """Note a commit of the relay. A ring of that time is forgotten, so look soon."""
+        if self._bell is not None:
+            self._within(SOON_S, now)
+
+    def found_nothing(self, now: float) -> None:
+        """Note a look that found no change."""
+        is_armed = self._bell is not None and self._bell.is_armed
+        self._pause_s = min(2 * self._pause_s, REST_S if is_armed else POLL_S)
+        self.look_at = now + self._pause_s
+
+    def found(self, now: float, *, is_of_outbox: bool) -> None:
+        """Note a look that found a change.
+
+        Args:
+            now: monotonic seconds.
+            is_of_outbox: whether the outbox has changed; False if only other tables may have.
+        """
+        if self._bell is not None and is_of_outbox:
+            self._pause_s = QUICK_S
+        else:
+            self._pause_s = POLL_S
+            self._deaf_until = now + POLL_S
+        self.look_at = now + self._pause_s
+
+    def _within(self, seconds: float, now: float) -> None:
+        self._pause_s = min(self._pause_s, seconds)
+        self.look_at = min(self.look_at, now + seconds)
