@@ -27,10 +27,10 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus pythons python-sid lowest spark-versions client-table java clean
 
 # Four at once: much of it waits for a broker or for Spark. The longest come first.
-test: .venv/.installed rabbitmq postgres java lint typecheck
+test: .venv/.installed rabbitmq postgres prometheus java lint typecheck
 	$(MAKE) -j4 test-trouble test-outbox test-brokers test-others test-tools test-spark test-simulation test-core
 
 # What is quick, and needs no server, no Java and not root: for each small step while you work.
@@ -150,6 +150,10 @@ rabbitmq:
 		|| test -x /usr/lib/rabbitmq/bin/rabbitmq-server \
 		|| .ci/install-rabbitmq
 
+# The alerts are tried with Debian's Prometheus.
+prometheus:
+	@ls /usr/bin/prometheus /usr/bin/promtool >/dev/null 2>&1 || .ci/install-prometheus
+
 # So they do with PostgreSQL, and with a PgBouncer in front of it.
 postgres:
 	@ls /usr/lib/postgresql/*/bin/postgres /usr/sbin/pgbouncer >/dev/null 2>&1 || .ci/install-postgres
@@ -165,7 +169,7 @@ rabbitmq-versions: .venv/.installed
 # What is tested on Python 3.11, on the others; of Spark see below.
 pythons: $(PYTHONS:%=python-%) python-sid
 
-python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres
+python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus
 	$(<D)/bin/pytest --ignore=tests/spark
 
 # The newest, with the newest RabbitMQ: Debian's, entered by chroot with this folder in it.
@@ -179,7 +183,7 @@ $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	@touch $@
 
 # Every dependency as old as pyproject.toml allows, those of the tests new.
-lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres
+lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus
 	$(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
 		--ignore=tests/test_house_rules.py
 

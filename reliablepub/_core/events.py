@@ -6,7 +6,7 @@ Knows: what happens on an AMQP connection. Must never know: which client library
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from reliablepub.outcome import CONFIRMED, Outcome
@@ -17,7 +17,14 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The connection is open; channels can be opened on it."""
+    """The connection is open; channels can be opened on it.
+
+    Attributes:
+        server: host and port of the broker, such as ``rabbitmq.example.com:5672``; may be empty.
+            Ignored when events are compared.
+    """
+
+    server: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,20 +13,29 @@ import click
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.output import print_text
 
-FILES: Final = ("alerts.yml", "dashboard.json", "reliablepub-relay@.service")
+FILES: Final = ("alerts.yml", "dashboard.json", "kubernetes.yaml", "reliablepub-relay@.service")
+_RUNBOOK: Final = 'runbook_url: "{}#'
 
 
 @click.command()
 @click.argument("name", type=click.Choice(FILES), metavar="FILE")
-def shipped(name: str) -> int:
+@click.option(
+    "--runbook",
+    metavar="URL",
+    default="on-call.md",
+    show_default=True,
+    help="Where your copy of the page on-call is, to which each alert of alerts.yml links.",
+)
+def shipped(name: str, runbook: str) -> int:
     """Print a file that comes with reliablepub, for installation.
 
-    FILE is alerts.yml (alert rules for Prometheus), dashboard.json (for Grafana), or
-    reliablepub-relay@.service (a systemd unit).
+    FILE is alerts.yml (alert rules for Prometheus), dashboard.json (for Grafana), kubernetes.yaml
+    (a pod with a relay and its probes), or reliablepub-relay@.service (a systemd unit).
 
     \b
     Examples:
-      reliablepub shipped alerts.yml > /etc/prometheus/rules/reliablepub.yml
+      reliablepub shipped alerts.yml --runbook https://docs.example.com/on-call \\
+        > /etc/prometheus/rules/reliablepub.yml
       reliablepub shipped reliablepub-relay@.service \\
         > /etc/systemd/system/reliablepub-relay@.service
 
@@ -37,5 +46,6 @@ def shipped(name: str) -> int:
       3  interrupted
     """  # noqa: D301 - click: keep these lines as they are
     folder = files("reliablepub.observe") / "shipped"
-    print_text((folder / name).read_text(encoding="utf-8").rstrip("\n"))
+    text = (folder / name).read_text(encoding="utf-8").rstrip("\n")
+    print_text(text.replace(_RUNBOOK.format("on-call.md"), _RUNBOOK.format(runbook)))
     return Exit.CONFIRMED

@@ -6,7 +6,6 @@ databases; a message joins a transaction through `SessionOutbox` or `Outbox`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Final
@@ -88,8 +87,8 @@ def _publisher(app: Starlette) -> AsyncPublisher:
 def health_routes(prefix: str = "/outbox") -> list[Route]:
     """Return routes for probes: ``/outbox/live`` and ``/outbox/ready``, with status 200 or 503.
 
-    *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: the broker accepts
-    messages now. A service that only enqueues works without it, and need not be taken
+    *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: it does, and the broker
+    accepts messages now. A service that only enqueues works without it, and need not be taken
     out of service.
 
     Args:
@@ -101,8 +100,7 @@ def health_routes(prefix: str = "/outbox") -> list[Route]:
     """
 
     async def live(request: Request) -> JSONResponse:
-        health = Health(lambda: publisher_of(request).status)
-        return _answer(*await asyncio.to_thread(health.live))  # it waits for a turn
+        return _answer(*Health(lambda: publisher_of(request).status).live())
 
     async def ready(request: Request) -> JSONResponse:
         return _answer(*Health(lambda: publisher_of(request).status).ready())

@@ -42,7 +42,8 @@ class Metric:
         type: Prometheus type.
         means: its meaning in one sentence; the help text.
         label: label besides `OUTBOX_LABEL`; empty if there is none.
-        values: all values of that label; each is exposed from the start.
+        values: all values of that label; each is exposed from the start. Empty if the value is text
+            of the process, such as a version.
     """
 
     name: str
@@ -166,6 +167,11 @@ STATUS_METRICS: Final = (
         Type.COUNTER,
         "Turns of the relay; an idle relay takes several each second.",
     ),
+    Metric(
+        "reliablepub_last_turn_age_seconds",
+        Type.GAUGE,
+        "Time since the relay's last turn began; it grows while the relay hangs.",
+    ),
 )
 """Read from the publisher's `Status` at the scrape; gauges only while the publisher is open."""
 
@@ -249,7 +255,28 @@ OUTBOX_METRICS: Final = (
         Type.GAUGE,
         "Free space on the disk of the outbox.",
     ),
+    Metric(
+        "reliablepub_outbox_disk_size_bytes",
+        Type.GAUGE,
+        "Size of the disk of the outbox.",
+    ),
 )
 """Read from the outbox file at the scrape. Only if `Metrics` was given an outbox."""
 
-CATALOGUE: Final = (*EVENT_METRICS, *STATUS_METRICS, *LEDGER_METRICS, *OUTBOX_METRICS)
+BUILD_METRICS: Final = (
+    Metric(
+        "reliablepub_build_info",
+        Type.GAUGE,
+        "1; exposed by each process that has metrics of the outbox.",
+        "version",
+    ),
+)
+"""Constant."""
+
+CATALOGUE: Final = (
+    *BUILD_METRICS,
+    *EVENT_METRICS,
+    *STATUS_METRICS,
+    *LEDGER_METRICS,
+    *OUTBOX_METRICS,
+)

@@ -3,8 +3,12 @@
 Knows: HTTP, `Status`. Must never know: how a publisher is opened, or what a metric means.
 
 ``/live``: the relay has not failed, and its thread takes turns. If not, only a restart helps.
-``/ready``: the broker accepts messages. If not, an operator or time may help, but no restart.
+``/ready``: the relay takes turns, and the broker accepts messages. If not, an operator or time may
+help, but no restart.
 ``/metrics``: the exposition that the caller passes in.
+
+``/live`` and ``/ready`` wait for nothing: they look at the age of the relay's last turn. A relay
+that waits for a lock of SQLite's, or for a slow disk, is live for `LIVE_WITHIN_S` seconds.
 
 Every client that reaches the port may send requests. So requests have a deadline and a maximum
 size, and the number of connections is limited. Replies of the broker are not shown, since they may
@@ -29,8 +33,11 @@ from reliablepub.relay.status import Link, Status
 Exposition: TypeAlias = tuple[str, bytes]
 """Content type and body."""
 
-TURN_WITHIN_S: Final = 10.0
-"""Seconds without a turn after which a relay is not live; an idle relay takes 20 a second."""
+LIVE_WITHIN_S: Final = 30.0
+"""Seconds without a turn after which a relay is not live; an idle relay takes 20 a second. One
+turn may wait 5 s for the lock of SQLite's writer, and longer for a disk that hangs."""
+READY_WITHIN_S: Final = 10.0
+"""Seconds without a turn after which a relay is not ready."""
 CONNECTIONS_MAX: Final = 16
 """Maximum number of connections. A new one replaces the one whose request has been incomplete for
 longest."""
@@ -38,7 +45,6 @@ REQUEST_WITHIN_S: Final = 5.0
 """Seconds for a complete request to arrive, and again for the client to read the answer."""
 REQUEST_BYTES_MAX: Final = 8_192
 """Maximum size of a request's head."""
-_LOOK_S: Final = 0.02
 _FAILED: Final = "the relay has failed; the log has the cause"
 _JSON: Final = "application/json"
 _TEXT: Final = "text/plain; charset=utf-8"
@@ -49,30 +55,23 @@ class Health:
 
     Args:
         look: returns the current status.
-        turn_within_s: how long to wait for a turn of the relay, in seconds.
     """
 
-    def __init__(self, look: Callable[[], Status], *, turn_within_s: float = TURN_WITHIN_S) -> None:
+    def __init__(self, look: Callable[[], Status]) -> None:
         self._look = look
-        self._turn_within_s = turn_within_s
 
     def live(self) -> tuple[bool, dict[str, object]]:
-        """Whether the relay takes a turn within ``turn_within_s``; waits for it."""
-        turns = self._look().turns
-        give_up_at = time.monotonic() + self._turn_within_s
-        while (status := self._look()).turns == turns:
-            if status.link is Link.FAILED:
-                return False, {"live": False, "reasons": [_FAILED]}
-            if time.monotonic() >= give_up_at:
-                reason = f"the relay has taken no turn for {self._turn_within_s:g} s"
-                return False, {"live": False, "reasons": [reason]}
-            time.sleep(_LOOK_S)
-        return True, {"live": True, "reasons": []}
+        """Whether the relay has not failed, and began its last turn within `LIVE_WITHIN_S`."""
+        status = self._look()
+        reasons = [_FAILED] if status.link is Link.FAILED else _hanging(status, LIVE_WITHIN_S)
+        return not reasons, {"live": not reasons, "reasons": reasons}
 
     def ready(self) -> tuple[bool, dict[str, object]]:
-        """Whether the broker accepts messages now, and if not, why."""
+        """Whether the relay takes turns and the broker accepts messages now, and if not, why."""
         status = self._look()
         reasons = _in_the_way(status)
+        if status.link is not Link.FAILED:
+            reasons += _hanging(status, READY_WITHIN_S)
         return not reasons, {
             "ready": not reasons,
             "reasons": reasons,
@@ -81,6 +80,12 @@ class Health:
             "in_flight": status.in_flight,
             "parked": status.counters.parked,
         }
+
+
+def _hanging(status: Status, within_s: float) -> list[str]:
+    if status.turn_age_s < within_s:
+        return []
+    return [f"the relay has taken no turn for {status.turn_age_s:.0f} s"]
 
 
 def _in_the_way(status: Status) -> list[str]:

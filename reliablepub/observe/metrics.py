@@ -17,6 +17,7 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Final, TypeAlias
 
@@ -45,7 +46,7 @@ from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.relay.status import Link, Status
 
 try:
-    from prometheus_client import REGISTRY, CollectorRegistry
+    from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
@@ -69,6 +70,16 @@ _STATUS_COUNTERS: Final = {
     "reliablepub_relay_turns_total": "turns",
 }
 """Fields of `Status` that only grow while a publisher is open."""
+
+
+def _version() -> str:
+    try:
+        return version("reliablepub")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+_VERSION: Final = _version()
 
 
 class Metrics:
@@ -202,6 +213,7 @@ class Metrics:
 
     def samples(self) -> Iterator[Sample]:
         """All current values except the histogram."""
+        yield "reliablepub_build_info", _VERSION, 1
         publisher = self._publisher
         status: Status | None = None if publisher is None else publisher.status
         if publisher is not None and status is not None:
@@ -245,6 +257,7 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_buffered_messages", "", status.buffered
     yield "reliablepub_aside_messages", "", status.aside
     yield "reliablepub_paused_destinations", "", status.paused_destinations
+    yield "reliablepub_last_turn_age_seconds", "", status.turn_age_s
     yield "reliablepub_paused_messages", "", sum(one.waiting for one in status.paused)
 
 
@@ -252,7 +265,7 @@ def _of_outbox(database: Database) -> Iterator[Sample]:
     """Values of the outbox. One that cannot be read does not make the scrape fail."""
     try:
         found = read_status(database)
-        free = None if database.file is None else shutil.disk_usage(database.file.parent).free
+        disk = None if database.file is None else shutil.disk_usage(database.file.parent)
     except (ReliablePubError, OSError):
         yield "reliablepub_outbox_readable", "", 0
         return
@@ -267,8 +280,9 @@ def _of_outbox(database: Database) -> Iterator[Sample]:
     yield "reliablepub_outbox_size_bytes", "", found.bytes_on_disk
     yield "reliablepub_outbox_log_size_bytes", "", found.log_bytes
     yield "reliablepub_outbox_disk_full", "", found.is_disk_full
-    if free is not None:
-        yield "reliablepub_outbox_disk_free_bytes", "", free
+    if disk is not None:
+        yield "reliablepub_outbox_disk_free_bytes", "", disk.free
+        yield "reliablepub_outbox_disk_size_bytes", "", disk.total
 
 
 def _ledger(counts: Counters | OutboxStatus) -> Iterator[Sample]:
@@ -291,6 +305,21 @@ def exposition(accept: str) -> tuple[str, bytes]:
     """
     encode, content_type = choose_encoder(accept)
     return content_type, encode(REGISTRY)
+
+
+def exposition_of(name: str, outbox: Where) -> bytes:
+    """Encode the metrics of an outbox alone, as a process without a publisher exposes them.
+
+    Args:
+        name: value of the label ``outbox``.
+        outbox: path or URL of the outbox.
+
+    Returns:
+        Text in Prometheus' exposition format, for the textfile collector of node_exporter.
+    """
+    registry = CollectorRegistry(auto_describe=True)
+    Metrics(name, outbox=outbox, registry=registry)
+    return generate_latest(registry)
 
 
 # ---------------------------------------------------------------------- all of one registry

@@ -9,8 +9,9 @@ in memory but stored with the message, in the headers from which consumers conti
 attempt has ended, with the attempt's times. It is *linked* to the stored context and no child of
 it: a child that starts a week later would distort the caller's trace.
 
-Names and attributes follow OpenTelemetry's semantic conventions for RabbitMQ. A span's name
-contains only the exchange: span names should be few, and a routing key may contain an order number.
+Names and attributes follow OpenTelemetry's semantic conventions for RabbitMQ (version 1.45). A
+span's name contains only the exchange: span names should be few, and a routing key may contain an
+order number.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import FieldValue
-from reliablepub.hooks import AttemptEnded
+from reliablepub.hooks import AttemptEnded, Watched
 from reliablepub.message import Message
 from reliablepub.outcome import OutcomeKind
 
@@ -38,6 +39,8 @@ except ImportError as error:
 
 Headers = Mapping[str, FieldValue]
 _EMPTY: Final[Headers] = {}
+_BAGGAGE: Final = "baggage"
+"""Header of W3C's baggage."""
 
 
 class _HeaderGetter(Getter[Headers]):
@@ -68,6 +71,8 @@ class Tracing:
     Args:
         tracer_provider: tracer provider; the global one unless given.
         propagator: propagator of the context; the global one unless given.
+        baggage: whether the caller's baggage, which may hold personal data, is written into the
+            message, and so to disk and to consumers, as far as the propagator writes it.
     """
 
     def __init__(
@@ -75,22 +80,36 @@ class Tracing:
         *,
         tracer_provider: TracerProvider | None = None,
         propagator: TextMapPropagator | None = None,
+        baggage: bool = True,
     ) -> None:
         self._tracer = trace.get_tracer("reliablepub", _version(), tracer_provider)
         self._propagator = propagator
+        self._with_baggage = baggage
+        self._publisher: Watched | None = None
+
+    def watch(self, publisher: Watched) -> None:
+        """Name the broker of this publisher in the spans."""
+        self._publisher = publisher
 
     # ------------------------------------------------------------------ where it is accepted
 
     def stamp(self, message: Message) -> Message:
         """Return the message with the current context in its headers.
 
-        Headers of the application are not changed: a context that the application has set is kept.
+        Headers of the application are not changed. A context that the application has set is kept
+        as a whole (``traceparent`` and ``tracestate`` belong together), and so is its ``baggage``;
+        each of them without the other.
         A message without room for more headers is returned as it is.
         """
         found: dict[str, str] = {}
         self._text_map().inject(found)
         headers = message.headers or _EMPTY
-        if not found or any(name in headers for name in found):
+        baggage = found.pop(_BAGGAGE, None)
+        if any(name in headers for name in found):
+            found = {}
+        if baggage is not None and self._with_baggage and _BAGGAGE not in headers:
+            found[_BAGGAGE] = baggage
+        if not found:
             return message
         try:
             return replace(message, headers={**headers, **found})
@@ -121,12 +140,13 @@ class Tracing:
 
     def _record(self, events: Sequence[AttemptEnded]) -> None:
         ended_at = time.time_ns()
+        server = _server(self._publisher)
         for event in events:
             span = self._tracer.start_span(
                 f"publish {event.exchange or 'amq.default'}",
                 context=Context(),  # empty: the relay's thread has no context of a caller
                 kind=SpanKind.CLIENT,  # not PRODUCER: consumers continue from the caller's context
-                attributes=_attributes(event),
+                attributes={**_attributes(event), **server},
                 links=self._links(event),
                 start_time=ended_at - int(event.latency_s * 1e9),
             )
@@ -170,6 +190,12 @@ def _attributes(event: AttemptEnded) -> dict[str, str | int]:
     if event.tag:
         attributes["messaging.rabbitmq.message.delivery_tag"] = event.tag
     return attributes
+
+
+def _server(publisher: Watched | None) -> dict[str, str | int]:
+    """The broker that the attempt was sent to; nothing without a connection so far."""
+    host, _, port = ("" if publisher is None else publisher.status.server).rpartition(":")
+    return {"server.address": host, "server.port": int(port)} if host and port.isdecimal() else {}
 
 
 def _version() -> str | None:

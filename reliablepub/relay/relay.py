@@ -104,6 +104,11 @@ class Relay:
         hooks: the application's callbacks, by event.
         guard: contains exceptions of the application's callbacks.
         bell: of the store, if the thread listens for it.
+
+    Attributes:
+        turns: number of turns so far.
+        turned_at: when the last turn began, monotonic seconds; other threads read it.
+        status: the status after the last turn.
     """
 
     def __init__(
@@ -155,6 +160,7 @@ class Relay:
         self._is_draining = False
         self._idle_until = -inf
         self.turns = 0
+        self.turned_at = self._poll_at
         self.status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ called by the thread
@@ -170,6 +176,7 @@ class Relay:
         """
         now, wall = self._clock.monotonic(), self._clock.wall()
         self.turns += 1
+        self.turned_at = now
         self._look_at_clock(now, wall)
         self._wire.keep(now)
         self._settle_ended(now, wall)
@@ -205,6 +212,7 @@ class Relay:
         if self._has_news(now):
             return None
         self.turns += 1
+        self.turned_at = now
         return min(self._elsewhere.look_at, self._idle_until) - now
 
     def handle(self, events: Iterable[Event]) -> None:
@@ -511,6 +519,7 @@ class Relay:
             window=session.window.size,
             buffered=session.buffered,
             connects=self._wire.connects,
+            server=self._wire.server,
             violations=session.violations.total(),
             stale=session.stale,
             aside=session.aside,

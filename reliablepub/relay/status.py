@@ -166,6 +166,8 @@ class Status:
         window: most messages in flight at present.
         buffered: messages in memory that wait for room in the window.
         connects: connections made so far.
+        server: host and port of the broker that the last connection was made to; empty before the
+            first one. Ignored when statuses are compared.
         violations: confirms and returns from the broker that match no message in flight.
         stale: events of channels that had ended.
         aside: messages set aside: each time one of them was in flight alone, the connection was
@@ -187,6 +189,8 @@ class Status:
             configuration or of the broker's.
         turns: number of turns that the relay has taken. An idle relay takes several a second; if
             the number does not grow, the relay is stuck. Ignored when statuses are compared.
+        turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds some
+            seconds, the relay is stuck. Ignored when statuses are compared.
     """
 
     link: Link = Link.DISCONNECTED
@@ -206,7 +210,9 @@ class Status:
     callback_errors: int = 0
     trouble: str = ""
     is_refused: bool = False
+    server: str = field(default="", compare=False)
     turns: int = field(default=0, compare=False)
+    turn_age_s: float = field(default=0.0, compare=False)
 
     @property
     def open(self) -> int:

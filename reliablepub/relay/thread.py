@@ -188,7 +188,10 @@ class RelayThread:
     def status(self) -> Status:
         """The status after the last turn; once the relay has failed, with the reason."""
         relay = self._relay
-        status = Status() if relay is None else replace(relay.status, turns=relay.turns)
+        status = Status()
+        if relay is not None:
+            age_s = max(0.0, time.monotonic() - relay.turned_at)
+            status = replace(relay.status, turns=relay.turns, turn_age_s=age_s)
         if self._failure is None:
             return status
         return replace(status, link=Link.FAILED, reason=described(self._failure))

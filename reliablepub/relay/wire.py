@@ -93,6 +93,7 @@ class Wire:
 
     Attributes:
         connects: connections made so far.
+        server: host and port of the broker of the last connection; empty before the first one.
         is_refused: whether the last attempt to connect failed because of credentials, vhost or TLS.
     """
 
@@ -103,6 +104,7 @@ class Wire:
         self._lost_reason = ""
         self._due_at: float | None = now
         self.connects = 0
+        self.server = ""
         self.is_refused = False
 
     def poll_timeout(self) -> float | None:
@@ -143,8 +145,9 @@ class Wire:
             has_heard = True
             self._due_at = now
             match event:
-                case Connected():
+                case Connected(server):
                     self.connects += 1
+                    self.server = server
                     self._lost_reason = ""
                     self.is_refused = False
                     self._reconnect.connected(now)

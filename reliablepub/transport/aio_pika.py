@@ -177,7 +177,7 @@ class Guest:
         if self._home is None:
             self._home = GuestChannels(connection, run=self._run, tell=self._tell)
         self._is_connected = True
-        self._tell(Connected())
+        self._tell(Connected(_where(connection)))
 
     def _look_what_left(self) -> None:
         assert self._home is not None
@@ -199,15 +199,20 @@ class Guest:
             self._tell(ConnectionLost(reason, close))
 
 
+def _where(connection: AbstractConnection) -> str:
+    """Host and port of the broker; empty if aiormq does not tell."""
+    url = getattr(connection, "url", None)
+    return "" if url is None else f"{url.host}:{url.port}"
+
+
 def _why_closed(connection: AbstractConnection) -> tuple[str, ConnectionClose | None]:
     """Why aiormq's connection was closed, without secrets.
 
     aiormq does not report the failed method. But if the broker refused another channel, that
     method was ``channel.open``, and no publish is blamed.
     """
-    url = getattr(connection, "url", None)
-    where = f"{url.host}:{url.port}: " if url is not None else ""
-    why = f"{where}the application's connection is lost"
+    where = _where(connection)
+    why = f"{where}{': ' if where else ''}the application's connection is lost"
     if not connection.is_closed or connection.closing.cancelled():
         return why, None
     error = connection.closing.exception()

@@ -432,7 +432,7 @@ class PikaTransport:
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
         self._watch(connection, received=-1, silent=0)
         if self._topology is None:
-            self._events.append(Connected())
+            self._events.append(Connected(self._where))
         else:
             assert isinstance(connection, SelectConnection)
             Provision(connection, self._topology, partial(self._on_provisioned, connection)).start()
@@ -466,7 +466,7 @@ class PikaTransport:
         if problems:
             self.disconnect(str(TopologyError(problems)))
         else:
-            self._events.append(Connected())
+            self._events.append(Connected(self._where))
 
     def _on_lost(self, connection: Connection, error: BaseException) -> None:
         if connection is not self._connection:

@@ -20,15 +20,15 @@ SECRET = "ACCESS_REFUSED - user 'orders' at host-17.internal"
 
 
 class Looks:
-    """A status that turns, or not."""
+    """A status, which takes its time where a test has it wait."""
 
     def __init__(self) -> None:
         self.status = Status(link=Link.CONNECTED)
-        self.turns = True
+        self.may_answer = threading.Event()
+        self.may_answer.set()
 
     def __call__(self) -> Status:
-        if self.turns:
-            self.status = replace(self.status, turns=self.status.turns + 1)
+        assert self.may_answer.wait(20)
         return self.status
 
 
@@ -39,7 +39,7 @@ def looks() -> Looks:
 
 @pytest.fixture
 def server(looks: Looks) -> Iterator[HealthServer]:
-    with HealthServer("127.0.0.1", 0, Health(looks, turn_within_s=0.5), "none here") as server:
+    with HealthServer("127.0.0.1", 0, Health(looks), "none here") as server:
         yield server
 
 
@@ -128,7 +128,7 @@ def test_a_client_that_ends_early_costs_nothing(server: HealthServer) -> None:
 
 
 def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, looks: Looks) -> None:
-    looks.turns = False
+    looks.may_answer.clear()
     waiting = [connect(server) for _ in range(CONNECTIONS_MAX)]
     for connection in waiting:
         connection.send(b"GET /live HTTP/1.1\r\n\r\n")
@@ -137,14 +137,37 @@ def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, lo
         time.sleep(0.005)
     with closing(connect(server)) as one_more:
         one_more.send(b"GET /ready HTTP/1.1\r\n\r\n")
-        answer = ends(one_more)
+        assert ends(one_more) == b""
+    looks.may_answer.set()
     answers = [ends(connection) for connection in waiting]
     for connection in waiting:
         connection.close()
-    assert answer == b"" or b" 200 " in answer, "it came after one was done with"
-    assert all(b" 503 " in found.splitlines()[0] for found in answers)
-    looks.turns = True
+    assert all(b" 200 " in found.splitlines()[0] for found in answers)
     assert ask(server, "/live")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("age_s", "live", "ready"),
+    [(0.0, 200, 200), (9.0, 200, 200), (11.0, 200, 503), (29.0, 200, 503), (31.0, 503, 503)],
+)
+def test_both_answer_at_once_by_the_age_of_the_last_turn(
+    server: HealthServer, looks: Looks, age_s: float, live: int, ready: int
+) -> None:
+    looks.status = replace(looks.status, turn_age_s=age_s)
+    for path, expected in (("/live", live), ("/ready", ready)):
+        begun = time.monotonic()
+        status, text = ask(server, path)
+        assert time.monotonic() - begun < 1
+        because = [f"the relay has taken no turn for {age_s:.0f} s"] if expected == 503 else []
+        assert (status, json.loads(text)["reasons"]) == (expected, because)
+
+
+def test_a_relay_that_has_failed_is_neither(server: HealthServer, looks: Looks) -> None:
+    looks.status = replace(looks.status, link=Link.FAILED, turn_age_s=99.0)
+    for path in ("/live", "/ready"):
+        status, text = ask(server, path)
+        because = ["the relay has failed; the log has the cause"]
+        assert (status, json.loads(text)["reasons"]) == (503, because)
 
 
 def test_no_words_of_the_broker_are_shown(server: HealthServer, looks: Looks) -> None:

@@ -18,7 +18,7 @@ import reliablepub.observe
 from reliablepub.cli import main
 from reliablepub.cli.shipped import FILES
 from reliablepub.observe.catalogue import CATALOGUE, OUTBOX_LABEL
-from tests.docs.documents import INLINE
+from tests.docs.documents import INLINE, ROOT, anchors
 from tests.docs.test_documents import assert_command
 
 FOLDER = Path(reliablepub.observe.__file__).parent / "shipped"
@@ -46,6 +46,14 @@ def test_every_file_is_printed_as_it_is() -> None:
         assert (result.exit_code, result.stdout) == (0, (FOLDER / name).read_text())
 
 
+def test_links_to_the_page_on_call_lead_to_the_readers_copy() -> None:
+    url = "https://docs.example.com/on-call"
+    result = CliRunner().invoke(main, ["shipped", "alerts.yml", "--runbook", url])
+    expected = (FOLDER / "alerts.yml").read_text().replace('"on-call.md#', f'"{url}#')
+    assert (result.exit_code, result.stdout) == (0, expected)
+    assert expected.count(url) == len(alerts())
+
+
 # ---------------------------------------------------------------------- alerts
 
 
@@ -58,7 +66,9 @@ def alerts() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
 def test_an_alert_asks_for_metrics_and_names_commands_that_there_are(alert: dict[str, Any]) -> None:
     assert set(alert) <= {"alert", "expr", "for", "labels", "annotations"}
-    assert set(alert["annotations"]) == {"summary", "description"}
+    assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+    page, _, paragraph = alert["annotations"]["runbook_url"].partition("#")
+    assert paragraph in anchors(ROOT / "docs" / page)
     assert alert["labels"]["severity"] in {"critical", "warning", "info"}
     assert_real(alert["expr"])
     for command in INLINE.findall(alert["annotations"]["description"]):
@@ -102,7 +112,16 @@ def test_its_legends_are_labels_that_remain() -> None:
     for panel in panels():
         for target in panel.get("targets", []):
             remaining = set(re.findall(r"\w+", re.findall(r"by \(([^)]*)\)", target["expr"])[0]))
+            assert {"outbox", "instance"} <= remaining
             assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= remaining
+
+
+def test_its_tiles_show_the_last_scrape_and_not_the_last_value_there_was() -> None:
+    tiles = [panel for panel in panels() if panel["type"] == "stat"]
+    assert tiles
+    for tile in tiles:
+        for target in tile["targets"]:
+            assert (target["instant"], target["range"]) == (True, False)
 
 
 def test_its_panels_have_a_place_of_their_own() -> None:

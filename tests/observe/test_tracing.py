@@ -110,6 +110,8 @@ def test_an_attempt_is_a_span_of_its_own_that_links_to_the_caller(
         "messaging.rabbitmq.destination.routing_key": "q",
         "messaging.rabbitmq.message.delivery_tag": 1,
         "messaging.message.id": receipt.message_id,
+        "server.address": "127.0.0.1",
+        "server.port": broker.port,
         "reliablepub.outcome": "confirmed",
         "reliablepub.attempt": 1,
     }
@@ -252,6 +254,40 @@ def test_all_that_the_propagator_writes_goes_along(exported: Exported) -> None:
     assert stamped.headers is not None
     assert set(stamped.headers) == {"mine", "traceparent", "baggage"}
     assert stamped.headers["baggage"] == "tenant=acme"
+
+
+def test_baggage_of_the_application_keeps_no_context_away(exported: Exported) -> None:
+    propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+    tracing = Tracing(tracer_provider=exported.provider, propagator=propagator)
+    own_parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    token = attach(set_baggage("tenant", "acme"))
+    try:
+        with exported.tracer.start_as_current_span("checkout") as span:
+            with_baggage = tracing.stamp(Message(b"x", headers={"baggage": "mine=1"}))
+            with_parent = tracing.stamp(Message(b"x", headers={"traceparent": own_parent}))
+            with_state = tracing.stamp(Message(b"x", headers={"tracestate": "mine=1"}))
+    finally:
+        detach(token)
+    assert with_baggage.headers is not None
+    assert with_baggage.headers["baggage"] == "mine=1"
+    assert format(span.get_span_context().trace_id, "032x") in str(with_baggage.headers)
+    assert with_parent.headers == {"traceparent": own_parent, "baggage": "tenant=acme"}
+    assert with_state.headers is not None
+    assert "traceparent" in with_state.headers
+
+
+def test_baggage_can_be_kept_off_the_disk(exported: Exported) -> None:
+    propagator = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
+    tracing = Tracing(tracer_provider=exported.provider, propagator=propagator, baggage=False)
+    token = attach(set_baggage("tenant", "acme"))
+    try:
+        with exported.tracer.start_as_current_span("checkout"):
+            stamped = tracing.stamp(Message(b"x"))
+            own = tracing.stamp(Message(b"x", headers={"baggage": "mine=1"}))
+    finally:
+        detach(token)
+    assert set(stamped.headers or ()) == {"traceparent"}
+    assert (own.headers or {})["baggage"] == "mine=1"
 
 
 def test_a_message_without_room_goes_without(exported: Exported, tracing: Tracing) -> None:

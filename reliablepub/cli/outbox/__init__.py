@@ -25,6 +25,7 @@ _COMMANDS: Final = {
     "in-flight": "reliablepub.cli.outbox.in_flight:in_flight",
     "keys": "reliablepub.cli.outbox.keys:keys",
     "list": "reliablepub.cli.outbox.listing:list_messages",
+    "metrics": "reliablepub.cli.outbox.metrics:metrics",
     "park": "reliablepub.cli.outbox.stepping_in:park",
     "prune": "reliablepub.cli.outbox.prune:prune",
     "rekey": "reliablepub.cli.outbox.rekey:rekey",

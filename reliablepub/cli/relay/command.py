@@ -87,6 +87,11 @@ class _Relay(ConfigurableCommand):
     help="How long confirmed messages stay in the outbox, for inspection.",
 )
 @click.option(
+    "--name",
+    metavar="TEXT",
+    help="Value of the label `outbox` of /metrics; the outbox as given by --outbox unless given.",
+)
+@click.option(
     "--health-port",
     metavar="PORT",
     type=click.IntRange(0, 65_535),
@@ -116,6 +121,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
     window_min: int,
     window_max: int,
     keep_confirmed_s: float,
+    name: str | None,
     health_port: int | None,
     health_host: str,
     tracing: bool,  # noqa: FBT001 - click passes flags as arguments
@@ -162,7 +168,10 @@ def relay(  # noqa: PLR0917 - one argument for each option
             _warn_of_password(urls_as_given(ctx))
         note_exposed_urls(urls)
         note_exposed_outbox(database)
-        hooks, expose = _metrics(database) if health_port is not None else ([], "")
+        hooks: list[object] = []
+        expose: Callable[[str], Exposition] | str = ""
+        if health_port is not None:
+            hooks, expose = _metrics(name or database.name, database)
         hooks += tracing_hooks(is_wanted=tracing)
         service = Service(
             settings,
@@ -220,7 +229,7 @@ def _warn_of_password(urls: tuple[str, ...]) -> None:
         )
 
 
-def _metrics(outbox: Database) -> tuple[list[object], Callable[[str], Exposition] | str]:
+def _metrics(name: str, outbox: Database) -> tuple[list[object], Callable[[str], Exposition] | str]:
     """The hook that counts and the function that renders its metrics.
 
     Without the extra ``observe``: no hook, and a text that says why.
@@ -229,7 +238,7 @@ def _metrics(outbox: Database) -> tuple[list[object], Callable[[str], Exposition
         from reliablepub.observe import metrics  # noqa: PLC0415 - an extra
     except ImportError as error:
         return [], f"no metrics: {error}"
-    return [metrics.Metrics(outbox.name, outbox=outbox)], metrics.exposition
+    return [metrics.Metrics(name, outbox=outbox)], metrics.exposition
 
 
 @contextmanager
