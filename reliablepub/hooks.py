@@ -18,14 +18,16 @@ Hooks run on the relay's thread, with asyncio too, so they must be quick. An exc
 does not stop the relay: it is counted (``Status.callback_errors``), and logged the first time for
 each method. Events without listeners are not collected.
 
-Two methods are no event callbacks. `Watches.watch` receives the publisher when it is opened, so
+Three methods are no event callbacks. `Rejections.rejected` is called on the caller's thread when a
+message is not accepted. `Watches.watch` receives the publisher when it is opened, so
 that the hook can read its status at any time. `Stamps.stamp` is called with each message before it
 is stored, on the caller's thread, where the caller's context (such as its trace) is available.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -83,6 +85,7 @@ class AttemptEnded(MessageEvent):
         outcome: outcome of the attempt, with the broker's reply code and text if it sent any.
         attempts: number of attempts that have ended without a confirm so far.
         latency_s: seconds since the message was written; 0 if it was not written.
+        stored_at: when the message was stored; wall clock, seconds since 1970.
     """
 
     epoch: str
@@ -90,6 +93,7 @@ class AttemptEnded(MessageEvent):
     outcome: Outcome
     attempts: int
     latency_s: float
+    stored_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +109,19 @@ class MessageGivenUp(MessageEvent):
 
     outcome: Outcome
     attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesRejected:
+    """Messages were not accepted: the call that was to store them raises.
+
+    Attributes:
+        count: number of messages.
+        error: the exception that the caller gets.
+    """
+
+    count: int
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +271,16 @@ class OnResumed(Protocol):
         """Called before the messages that wait for these destinations are sent."""
 
 
+class Rejections(Protocol):
+    """A hook that is told of messages that were not accepted, by a publisher or an `Outbox`."""
+
+    def rejected(self, event: MessagesRejected) -> None:
+        """Called on the caller's thread, or in its asyncio task, before the exception is raised.
+
+        Several threads may call it at once. An exception of its own is suppressed.
+        """
+
+
 class Watched(Protocol):
     """What `Watches.watch` receives: a publisher whose status any thread can read."""
 
@@ -264,6 +291,10 @@ class Watched(Protocol):
     @property
     def is_ended(self) -> bool:
         """Whether the relay has ended, so that the status will not change any more."""
+
+    @property
+    def limits(self) -> Any:  # noqa: ANN401 - `reliablepub.relay.handover.Limits`
+        """Most open messages (``messages_max``) and bytes (``bytes_max``); infinite without one."""
 
 
 class Watches(Protocol):
@@ -281,6 +312,15 @@ class Stamps(Protocol):
 
         An exception propagates to the caller, and the message is not stored.
         """
+
+
+def tell_rejected(
+    hooks: Sequence[Callable[[MessagesRejected], None]], count: int, error: Exception
+) -> None:
+    """Tell hooks that messages were not accepted; exceptions of hooks are suppressed."""
+    for hook in hooks:
+        with suppress(Exception):
+            hook(MessagesRejected(count, error))
 
 
 EVENTS: Final = (

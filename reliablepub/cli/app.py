@@ -17,6 +17,7 @@ from typing import Final, NoReturn
 
 import click
 
+from reliablepub.cli import loglines
 from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, Failure, ask_for_command, exit_of
 from reliablepub.cli.output import print_error
@@ -63,6 +64,9 @@ class CommandLine(LazyGroup):
             text, code = _ending(error)
             print_error(text)
             return code
+        finally:
+            if loglines.is_json() and sys.exc_info()[0] is None:  # else the hook prints a bug
+                loglines.use("text")
         return result if isinstance(result, int) else Exit.CONFIRMED
 
 

@@ -19,12 +19,15 @@ from typing import IO, Any, Final
 
 import click
 
+from reliablepub.cli import loglines
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.grid import lay_out
 from reliablepub.printable import one_line, printable
 
 _AGE_MAX_S: Final = 1e11
 """About 3 000 years. A damaged row can hold any number, even infinity."""
+_LOGGER: Final = "reliablepub.cli"
+_WARNING: Final = "warning: "
 _FORMULAS: Final = ("=", "+", "-", "@")
 """Characters with which a formula begins in a spreadsheet."""
 
@@ -76,14 +79,25 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value))
 
 
-def print_note(text: str) -> None:
-    """Print a note on stderr."""
-    click.echo(one_line(text), err=True)
+def print_note(text: str, *, event: str = "note") -> None:
+    """Print a note on stderr; as JSON (`loglines`) with this event.
+
+    A note that begins with ``warning:`` has the level WARNING there.
+    """
+    if not loglines.is_json():
+        click.echo(one_line(text), err=True)
+        return
+    said = one_line(text).removeprefix(_WARNING)
+    level = "WARNING" if text.startswith(_WARNING) else "INFO"
+    loglines.print_line(level, said, _LOGGER, {"event": event})
 
 
 def print_error(text: str) -> None:
-    """Print an error on stderr, as one line that begins with ``Error:``."""
-    click.echo(f"Error: {one_line(text)}", err=True)
+    """Print an error on stderr, as one line that begins with ``Error:``, or as JSON."""
+    if loglines.is_json():
+        loglines.print_line("ERROR", one_line(text), _LOGGER, {"event": "error"})
+    else:
+        click.echo(f"Error: {one_line(text)}", err=True)
 
 
 def print_table(values: Mapping[str, object]) -> None:

@@ -18,7 +18,13 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self, Unpack
 
-from reliablepub.errors import PublisherClosed, PublisherFailed, RelayHeldUp, WrongEventLoop
+from reliablepub.errors import (
+    PublisherClosed,
+    PublisherFailed,
+    RelayHeldUp,
+    ReliablePubError,
+    WrongEventLoop,
+)
 from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt, Issued, IssuedBatch
 from reliablepub.front.bridge import Bridge, Signal
 from reliablepub.front.environment import (
@@ -316,19 +322,23 @@ class AsyncPublisher:
 
     async def _until_stored(self, chunk: Chunk[Signal]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
-        client, done = self._client, chunk.done
+        client, done, count = self._client, chunk.done, len(chunk.messages)
         wait_s, is_stored = client.full_timeout_s, False
-        while not is_stored:
-            try:
-                is_stored = await done.wait(wait_s)
-            except RelayHeldUp as error:
-                client.relay.inbox.withdraw_because(chunk, error)
-                continue
-            if not is_stored:
-                client.check_alive()
-                client.withdraw_if_full(chunk)
-                wait_s = LOOK_S
-        client.check_stored(chunk)
+        try:
+            while not is_stored:
+                try:
+                    is_stored = await done.wait(wait_s)
+                except RelayHeldUp as error:
+                    client.relay.inbox.withdraw_because(chunk, error)
+                    continue
+                if not is_stored:
+                    client.check_alive()
+                    client.withdraw_if_full(chunk)
+                    wait_s = LOOK_S
+            client.check_stored(chunk)
+        except ReliablePubError as error:
+            client.rejected(count, error)
+            raise
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

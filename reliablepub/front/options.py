@@ -141,6 +141,7 @@ def new_client(
         hooks=calls_of(hooks),
         watchers=[hook.watch for hook in hooks if hasattr(hook, "watch")],
         stamps=[hook.stamp for hook in hooks if hasattr(hook, "stamp")],
+        rejections=[hook.rejected for hook in hooks if hasattr(hook, "rejected")],
         limits=limits(
             open_messages_max,
             open_bytes_max,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self, Unpack
 
-from reliablepub.errors import PublisherFailed
+from reliablepub.errors import PublisherFailed, ReliablePubError
 from reliablepub.front.environment import (
     options_of_environment,
     outbox_of_environment,
@@ -244,15 +244,19 @@ class Publisher:
 
     def _wait_stored(self, chunk: Chunk[Latch]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
-        client, since = self._client, time.monotonic()
+        client, since, count = self._client, time.monotonic(), len(chunk.messages)
         patience_s = left_s = math.inf if client.full_timeout_s is None else client.full_timeout_s
-        while True:
-            if left_s <= 0:
-                client.withdraw_if_full(chunk)
-            if chunk.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
-                break
-            if client.relay.is_ended and not chunk.done.is_set():
-                client.check_alive()
-            client.withdraw_if_held_up(chunk)
-            left_s = patience_s - (time.monotonic() - since)
-        client.check_stored(chunk)
+        try:
+            while True:
+                if left_s <= 0:
+                    client.withdraw_if_full(chunk)
+                if chunk.done.wait(min(left_s, LOOK_S) if left_s > 0 else LOOK_S):
+                    break
+                if client.relay.is_ended and not chunk.done.is_set():
+                    client.check_alive()
+                client.withdraw_if_held_up(chunk)
+                left_s = patience_s - (time.monotonic() - since)
+            client.check_stored(chunk)
+        except ReliablePubError as error:
+            client.rejected(count, error)
+            raise

@@ -22,8 +22,10 @@ from reliablepub.errors import (
     PublisherFailed,
     PublisherForked,
     RelayHeldUp,
+    ReliablePubError,
 )
 from reliablepub.headers import utf8
+from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Waiter
 from reliablepub.relay.handover import Chunk, Cutter, FlagT, Stream
@@ -58,6 +60,7 @@ class RelayClient:
         self.limits = parts.limits
         self._watchers = parts.watchers
         self._stamps = parts.stamps
+        self._rejections = parts.rejections
         self.full_timeout_s = full_timeout_s
         self.is_closed = False
         self._close_timeout_s = close_timeout_s
@@ -135,22 +138,30 @@ class RelayClient:
             PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread.
         """
-        self.check_process()
-        self.relay.check_thread()
-        self.check_alive()
-        # Checked here, because the store would fail the whole turn.
-        if source is not None and b"\0" in utf8("source", source):
-            raise InvalidMessage("source", "has the character U+0000")
-        if (check := self.relay.check) is not None:
-            for message in messages:
-                check(message)
-        chunk = Chunk(messages, done, waiter, source=source, stream=stream, on_stored=on_stored)
-        if chunk.size > self.limits.bytes_max:
-            chunk.refuse()
-            msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
-            raise OutboxFull(msg)
+        try:
+            self.check_process()
+            self.relay.check_thread()
+            self.check_alive()
+            # Checked here, because the store would fail the whole turn.
+            if source is not None and b"\0" in utf8("source", source):
+                raise InvalidMessage("source", "has the character U+0000")
+            if (check := self.relay.check) is not None:
+                for message in messages:
+                    check(message)
+            chunk = Chunk(messages, done, waiter, source=source, stream=stream, on_stored=on_stored)
+            if chunk.size > self.limits.bytes_max:
+                chunk.refuse()
+                msg = f"{chunk.size} bytes never fit: open_bytes_max is {self.limits.bytes_max}"
+                raise OutboxFull(msg)
+        except ReliablePubError as error:
+            self.rejected(len(messages), error)
+            raise
         self.relay.inbox.put(chunk)
         return chunk
+
+    def rejected(self, count: int, error: ReliablePubError) -> None:
+        """Tell the hooks that messages were not accepted, before the caller gets the error."""
+        tell_rejected(self._rejections, count, error)
 
     def withdraw_if_full(self, chunk: Chunk[FlagT]) -> None:
         """Withdraw a chunk whose caller has waited long enough, if the outbox has no room for it.

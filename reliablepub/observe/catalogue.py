@@ -60,6 +60,18 @@ class Metric:
         return (self.name,)
 
 
+DELIVERY_BUCKETS_S: Final = (
+    *(0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0),
+    *(300.0, 900.0, 3_600.0, 21_600.0),
+)
+"""Bounds in seconds, from a broker beside the relay to an outage of hours."""
+
+REASONS: Final = (
+    *("full", "disk_full", "disk_failed", "unsure", "locked", "unreachable"),
+    *("closed", "held_up", "other"),
+)
+"""Why messages are not accepted, by the error that the caller gets."""
+
 OUTCOMES: Final = ("confirmed", "returned", "nacked", "refused", "uncertain")
 ENDINGS: Final = ("parked", "expired", "discarded")
 
@@ -92,6 +104,11 @@ EVENT_METRICS: Final = (
         "reliablepub_confirm_latency_seconds",
         Type.HISTOGRAM,
         "Time from writing a message to its confirm.",
+    ),
+    Metric(
+        "reliablepub_delivery_seconds",
+        Type.HISTOGRAM,
+        "Time from storing a message to its confirm, all attempts and waits included.",
     ),
     Metric(
         "reliablepub_blocked_seconds_total",
@@ -171,6 +188,36 @@ STATUS_METRICS: Final = (
         "reliablepub_last_turn_age_seconds",
         Type.GAUGE,
         "Time since the relay's last turn began; it grows while the relay hangs.",
+    ),
+    Metric(
+        "reliablepub_commits_total",
+        Type.COUNTER,
+        "Commits of the relay to the outbox.",
+    ),
+    Metric(
+        "reliablepub_commit_seconds_total",
+        Type.COUNTER,
+        "Time spent in commits, waits for the lock included.",
+    ),
+    Metric(
+        "reliablepub_lock_wait_seconds_total",
+        Type.COUNTER,
+        "Time for which the relay waited for SQLite's lock, which other writers held.",
+    ),
+    Metric(
+        "reliablepub_open_bytes",
+        Type.GAUGE,
+        "Size of the open messages, as limits count it.",
+    ),
+    Metric(
+        "reliablepub_open_messages_limit",
+        Type.GAUGE,
+        "Most open messages (open_messages_max); +Inf without a limit.",
+    ),
+    Metric(
+        "reliablepub_open_bytes_limit",
+        Type.GAUGE,
+        "Largest size of the open messages (open_bytes_max); +Inf without a limit.",
     ),
 )
 """Read from the publisher's `Status` at the scrape; gauges only while the publisher is open."""
@@ -263,18 +310,25 @@ OUTBOX_METRICS: Final = (
 )
 """Read from the outbox file at the scrape. Only if `Metrics` was given an outbox."""
 
-BUILD_METRICS: Final = (
+PROCESS_METRICS: Final = (
     Metric(
         "reliablepub_build_info",
         Type.GAUGE,
         "1; exposed by each process that has metrics of the outbox.",
         "version",
     ),
+    Metric(
+        "reliablepub_rejected_messages_total",
+        Type.COUNTER,
+        "Messages that were not accepted, so that the caller got an error, by reason.",
+        "reason",
+        REASONS,
+    ),
 )
-"""Constant."""
+"""Of this process, whether it has a publisher or only enqueues."""
 
 CATALOGUE: Final = (
-    *BUILD_METRICS,
+    *PROCESS_METRICS,
     *EVENT_METRICS,
     *STATUS_METRICS,
     *LEDGER_METRICS,

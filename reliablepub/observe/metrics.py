@@ -21,21 +21,35 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Final, TypeAlias
 
-from reliablepub.errors import ConfigurationError, ReliablePubError
+from reliablepub.errors import (
+    ConfigurationError,
+    OutboxDiskFailed,
+    OutboxDiskFull,
+    OutboxFull,
+    OutboxLocked,
+    OutboxUnreachable,
+    OutboxUnsure,
+    PublisherClosed,
+    RelayHeldUp,
+    ReliablePubError,
+)
 from reliablepub.hooks import (
     AttemptBegun,
     AttemptEnded,
     LinkChanged,
     MessageGivenUp,
+    MessagesRejected,
     MessageStored,
     Watched,
 )
 from reliablepub.observe.catalogue import (
     CATALOGUE,
+    DELIVERY_BUCKETS_S,
     ENDINGS,
     LATENCY_BUCKETS_S,
     OUTBOX_LABEL,
     OUTCOMES,
+    REASONS,
     Metric,
     Type,
 )
@@ -68,8 +82,51 @@ _STATUS_COUNTERS: Final = {
     "reliablepub_stale_events_total": "stale",
     "reliablepub_callback_errors_total": "callback_errors",
     "reliablepub_relay_turns_total": "turns",
+    "reliablepub_commits_total": "commits",
+    "reliablepub_commit_seconds_total": "commit_s",
+    "reliablepub_lock_wait_seconds_total": "lock_wait_s",
 }
 """Fields of `Status` that only grow while a publisher is open."""
+
+
+_REASONS: Final = (
+    ("full", OutboxFull),
+    ("disk_full", OutboxDiskFull),
+    ("unsure", OutboxUnsure),
+    ("disk_failed", OutboxDiskFailed),
+    ("locked", OutboxLocked),
+    ("unreachable", OutboxUnreachable),
+    ("closed", PublisherClosed),
+    ("held_up", RelayHeldUp),
+)
+"""Reason of a rejection by the class of its error; the first that fits."""
+
+
+class _Histogram:
+    """Counts of durations by bucket. One thread observes; others read.
+
+    Args:
+        bounds_s: upper bounds of the buckets, in seconds.
+    """
+
+    def __init__(self, bounds_s: Sequence[float]) -> None:
+        self._bounds_s = bounds_s
+        self._counts = [0] * (len(bounds_s) + 1)
+        self._sum_s = 0.0
+
+    def observe(self, seconds: Iterable[float]) -> None:
+        """Count durations. Those of one batch are equal, and cost one search in the bounds."""
+        last, at = -1.0, 0
+        for one in seconds:
+            if one != last:
+                last, at = one, bisect_left(self._bounds_s, one)
+            self._counts[at] += 1
+            self._sum_s += one
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """Cumulative buckets, and the sum in seconds."""
+        limits = [*map(str, self._bounds_s), "+Inf"]
+        return list(zip(limits, accumulate(self._counts), strict=True)), self._sum_s
 
 
 def _version() -> str:
@@ -91,7 +148,7 @@ class Metrics:
         Publisher(url, outbox="outbox.db", hooks=[metrics])
 
     A process that only enqueues may use it without a publisher; then only the metrics of the file
-    are exposed.
+    are exposed, and the messages that were not accepted (``Outbox(path, hooks=[metrics])``).
 
     Args:
         name: value of the label ``outbox``; unique in the registry.
@@ -119,8 +176,10 @@ class Metrics:
         self._sent = 0
         self._ended: dict[str, int] = dict.fromkeys(OUTCOMES, 0)
         self._given_up: dict[str, int] = dict.fromkeys(ENDINGS, 0)
-        self._latencies = [0] * (len(LATENCY_BUCKETS_S) + 1)
-        self._latency_sum_s = 0.0
+        self._latencies = _Histogram(LATENCY_BUCKETS_S)
+        self._deliveries = _Histogram(DELIVERY_BUCKETS_S)
+        self._rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
+        self._rejecting = threading.Lock()  # many threads are rejected, seldom
         # One tuple, so that a scrape sees both values change at once.
         self._blocked: tuple[float, float | None] = (0.0, None)
         self._board = _board_of(registry)
@@ -160,11 +219,11 @@ class Metrics:
         self._sent += len(events)
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """Count confirmed attempts, and record their latency."""
+        """Count confirmed attempts, with the latency of each and the time since it was stored."""
         self._ended["confirmed"] += len(events)
-        for event in events:
-            self._latencies[bisect_left(LATENCY_BUCKETS_S, event.latency_s)] += 1
-            self._latency_sum_s += event.latency_s
+        self._latencies.observe([event.latency_s for event in events])
+        now = time.time()
+        self._deliveries.observe([max(0.0, now - event.stored_at) for event in events])
 
     def on_returned(self, events: Sequence[AttemptEnded]) -> None:
         """Count returned attempts."""
@@ -209,11 +268,21 @@ class Metrics:
         """Stop the blocked time: a lost connection is not blocked."""
         self.on_unblocked(events)
 
+    # ------------------------------------------------------------------ told by callers
+
+    def rejected(self, event: MessagesRejected) -> None:
+        """Count messages that were not accepted."""
+        reasons = (name for name, kind in _REASONS if isinstance(event.error, kind))
+        with self._rejecting:
+            self._rejected[next(reasons, "other")] += event.count
+
     # ------------------------------------------------------------------ asked by a scrape
 
     def samples(self) -> Iterator[Sample]:
-        """All current values except the histogram."""
+        """All current values except the histograms."""
         yield "reliablepub_build_info", _VERSION, 1
+        for reason, count in self._rejected.items():
+            yield "reliablepub_rejected_messages_total", reason, count
         publisher = self._publisher
         status: Status | None = None if publisher is None else publisher.status
         if publisher is not None and status is not None:
@@ -223,17 +292,18 @@ class Metrics:
             # Gauges of a closed publisher vanish; those of a failed one stay, to be alerted on.
             if not publisher.is_ended or status.link is Link.FAILED:
                 yield from _states(status)
+                yield "reliablepub_open_messages_limit", "", publisher.limits.messages_max
+                yield "reliablepub_open_bytes_limit", "", publisher.limits.bytes_max
         if self._outbox is not None:
             yield from _of_outbox(self._outbox)
         elif status is not None:
             yield from _ledger(status.counters)
 
-    def latencies(self) -> tuple[list[tuple[str, float]], float] | None:
-        """Cumulative buckets and sum of the latency histogram; None without a publisher."""
-        if self._publisher is None:
-            return None
-        limits = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
-        return list(zip(limits, accumulate(self._latencies), strict=True)), self._latency_sum_s
+    def histograms(self) -> Iterator[tuple[str, list[tuple[str, float]], float]]:
+        """Name, cumulative buckets and sum of each histogram; none without a publisher."""
+        if self._publisher is not None:
+            yield "reliablepub_confirm_latency_seconds", *self._latencies.read()
+            yield "reliablepub_delivery_seconds", *self._deliveries.read()
 
     def _events(self) -> Iterator[Sample]:
         yield "reliablepub_stored_messages_total", "", self._stored
@@ -257,6 +327,7 @@ def _states(status: Status) -> Iterator[Sample]:
     yield "reliablepub_buffered_messages", "", status.buffered
     yield "reliablepub_aside_messages", "", status.aside
     yield "reliablepub_paused_destinations", "", status.paused_destinations
+    yield "reliablepub_open_bytes", "", status.counters.open_bytes
     yield "reliablepub_last_turn_age_seconds", "", status.turn_age_s
     yield "reliablepub_paused_messages", "", sum(one.waiting for one in status.paused)
 
@@ -365,11 +436,10 @@ class _Board(Collector):
             for name, value, number in metrics.samples():
                 labels = [metrics.name, value] if value else [metrics.name]
                 families[name].add_metric(labels, float(number))  # type: ignore[arg-type, call-arg]
-            latencies = metrics.latencies()
-            if latencies is not None:
-                histogram = families["reliablepub_confirm_latency_seconds"]
+            for name, buckets, sum_s in metrics.histograms():
+                histogram = families[name]
                 assert isinstance(histogram, HistogramMetricFamily)
-                histogram.add_metric([metrics.name], *latencies)
+                histogram.add_metric([metrics.name], buckets, sum_s)
         return [family for family in families.values() if family.samples]
 
 

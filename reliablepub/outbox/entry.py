@@ -483,6 +483,10 @@ class Store(Protocol):
         """Number of this relay's run on this store, higher than that of every earlier run."""
 
     @property
+    def lock_wait_s(self) -> float:
+        """Seconds spent so far waiting for a lock that other processes or threads held."""
+
+    @property
     def check(self) -> Callable[[Message], None] | None:
         """Check of a new message, or None: any message can be stored.
 

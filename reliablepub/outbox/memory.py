@@ -98,6 +98,11 @@ class MemoryStore:
         return self._snapshot
 
     @property
+    def lock_wait_s(self) -> float:
+        """Always 0: no other process writes to memory."""
+        return 0.0
+
+    @property
     def is_stepping(self) -> bool:
         """Always False: a commit moves all times."""
         return False

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from reliablepub.errors import ConfigurationError
+from reliablepub.errors import ConfigurationError, ReliablePubError
 from reliablepub.headers import utf8
-from reliablepub.hooks import Stamps
+from reliablepub.hooks import MessagesRejected, Rejections, Stamps, tell_rejected
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.database import file_of
 from reliablepub.outbox.encryption import OutboxKeys
@@ -46,11 +46,12 @@ class Outbox:
             process stored them. None: no limit but the disk.
         open_bytes_max: `enqueue` raises `OutboxFull` if open messages would have more bytes
             (`Message.size`). None: no limit but the disk.
-        hooks: objects that add to each message, such as headers (`reliablepub.hooks.Stamps`).
+        hooks: objects that add to each message, such as headers (`reliablepub.hooks.Stamps`), or
+            are told of messages that are not accepted (`reliablepub.hooks.Rejections`).
             Other hooks belong to the relay's publisher.
 
     Raises:
-        ConfigurationError: a limit is below 1, or a hook has no method ``stamp``.
+        ConfigurationError: a limit is below 1, or a hook has neither ``stamp`` nor ``rejected``.
 
     Example:
         The message exists if, and only if, the order does::
@@ -67,13 +68,13 @@ class Outbox:
         keys: OutboxKeys | None = None,
         open_messages_max: int | None = None,
         open_bytes_max: int | None = None,
-        hooks: Sequence[Stamps] = (),
+        hooks: Sequence[Stamps | Rejections] = (),
     ) -> None:
         self._database = outbox_at(path)
         limits = OpenLimits(open_messages_max, open_bytes_max)
         self._keys = keys
         self._enqueue = partial(self._database.enqueue, keys=keys, limits=limits)
-        self._stamps = [_stamp_of(hook) for hook in hooks]
+        self._stamps, self._rejections = _methods_of(hooks)
 
     @property
     def path(self) -> Path:
@@ -134,7 +135,11 @@ class Outbox:
         if stored.message_id is None:  # a hook has made another message
             stored = stored.with_message_id(new_id())
         entry = Entry.accepted(stored, time.time())
-        return self._enqueue(entry, key, connection=connection)
+        try:
+            return self._enqueue(entry, key, connection=connection)
+        except ReliablePubError as error:
+            tell_rejected(self._rejections, 1, error)
+            raise
 
     def create(self, *, connection: Any = None) -> None:  # noqa: ANN401 - of any library
         """Add the outbox to the database, if it is not there yet, as the first message would.
@@ -357,9 +362,20 @@ class Outbox:
         return f"Outbox({str(self._database.file or self._database.name)!r})"
 
 
-def _stamp_of(hook: Stamps) -> Callable[[Message], Message]:
-    if not hasattr(hook, "stamp"):
-        name = type(hook).__name__
-        msg = f"the hook {name} has no method stamp; hooks for events belong to the relay"
-        raise ConfigurationError(msg)
-    return hook.stamp
+def _methods_of(
+    hooks: Sequence[Stamps | Rejections],
+) -> tuple[list[Callable[[Message], Message]], list[Callable[[MessagesRejected], None]]]:
+    """The methods ``stamp`` and ``rejected`` of hooks."""
+    stamps, rejections = [], []
+    for hook in hooks:
+        stamp, rejected = getattr(hook, "stamp", None), getattr(hook, "rejected", None)
+        if stamp is None and rejected is None:
+            name = type(hook).__name__
+            msg = (
+                f"the hook {name} has no method stamp or rejected; hooks for events belong to the "
+                "relay"
+            )
+            raise ConfigurationError(msg)
+        stamps += [] if stamp is None else [stamp]
+        rejections += [] if rejected is None else [rejected]
+    return stamps, rejections

@@ -87,6 +87,8 @@ class Guard:
 
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]
 """Callbacks by event; each takes a list of events."""
+OTHER_METHODS: Final = ("watch", "stamp", "rejected")
+"""Methods of hooks that are no event callbacks."""
 Facts: TypeAlias = tuple[str, str, str, Mapping[str, FieldValue] | None, int]
 
 
@@ -100,9 +102,11 @@ def calls_of(hooks: Iterable[object]) -> Calls:
     for hook in hooks:
         names = [name for name in dir(hook) if name.startswith("on_")]
         unknown = [name for name in names if name.removeprefix("on_") not in EVENTS]
-        if unknown or not (names or hasattr(hook, "watch") or hasattr(hook, "stamp")):
+        if unknown or not (names or any(hasattr(hook, name) for name in OTHER_METHODS)):
             said = (
-                f"has {', '.join(unknown)}" if unknown else "has no method on_..., watch or stamp"
+                f"has {', '.join(unknown)}"
+                if unknown
+                else f"has no method on_..., {' or '.join(OTHER_METHODS)}"
             )
             msg = f"the hook {type(hook).__name__} {said}; events are {', '.join(EVENTS)}"
             raise ConfigurationError(msg)
@@ -166,7 +170,8 @@ class Notices:
         events = self._events.get(outcome.kind.value)
         if events is not None:
             facts, attempts = _facts(entry), entry.attempts
-            events.append(AttemptEnded(*facts, epoch, settlement.tag, outcome, attempts, latency_s))
+            ended = (epoch, settlement.tag, outcome, attempts, latency_s, entry.stored_at)
+            events.append(AttemptEnded(*facts, *ended))
 
     def given_up(self, parked: Iterable[Attempt], discarded: Iterable[Attempt]) -> None:
         """Note that entries were given up, and committed as such."""

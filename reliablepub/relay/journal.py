@@ -1,7 +1,7 @@
 """The publisher's log: one line for each failure and each change of state, at a bounded rate.
 
-Knows: the events of hooks; names of loggers, levels and fields. Must never know: bodies, headers,
-credentials; how the log is stored or read.
+Knows: the events of hooks; names of loggers, levels and fields; the trace id in the header
+``traceparent``. Must never know: bodies, other headers, credentials; how the log is stored or read.
 
 The journal is a hook like those of an application; it listens to no event of a message that is
 confirmed at its first attempt. If a broker refuses 10 000 messages a second, the log gets two lines
@@ -16,6 +16,7 @@ thread this would be a deadlock, or end the relay. The thread starts with the fi
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +24,13 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
-from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
+from reliablepub.hooks import (
+    AttemptEnded,
+    DestinationChanged,
+    LinkChanged,
+    MessageEvent,
+    MessageGivenUp,
+)
 from reliablepub.printable import one_line, printable
 
 LINES_MAX: Final = 1_000
@@ -167,12 +174,12 @@ class Sum(Generic[Kind]):
     """A number of equal lines that were counted instead of written.
 
     Attributes:
-        kind: of the lines; None for all kinds beyond the limit.
+        kind: of the lines.
         count: how many.
         seconds: length of the time in which they were counted.
     """
 
-    kind: Kind | None
+    kind: Kind
     count: int
     seconds: float
 
@@ -188,18 +195,25 @@ class Digest(Generic[Kind]):
 
     The first line of a kind is written at once. Those that follow within an interval are counted,
     and summed up at its end; while they continue, there is one sum per interval. After an interval
-    without lines of the kind, the next one counts as the first again. All kinds beyond
-    ``kinds_max`` are counted together.
+    without lines of the kind, the next one counts as the first again. Beyond ``kinds_max`` kinds, a
+    further one counts as its wider kind.
 
     Args:
+        wider: the wider kind of a kind, of which there are few.
         interval_s: how long equal lines are counted.
-        kinds_max: most kinds at a time.
+        kinds_max: most kinds at a time, without the wider ones.
     """
 
-    def __init__(self, interval_s: float = INTERVAL_S, kinds_max: int = KINDS_MAX) -> None:
+    def __init__(
+        self,
+        wider: Callable[[Kind], Kind],
+        interval_s: float = INTERVAL_S,
+        kinds_max: int = KINDS_MAX,
+    ) -> None:
+        self._wider = wider
         self._interval_s = interval_s
         self._kinds_max = kinds_max
-        self._intervals: dict[Kind | None, _Interval] = {}
+        self._intervals: dict[Kind, _Interval] = {}
 
     def is_said(self, kind: Kind, now: float) -> bool:
         """Whether to write this line; if not, it is counted.
@@ -210,7 +224,8 @@ class Digest(Generic[Kind]):
         """
         found = self._intervals.get(kind)
         if found is None and len(self._intervals) >= self._kinds_max:
-            found = self._intervals.setdefault(None, _Interval(now))
+            kind = self._wider(kind)
+            found = self._intervals.get(kind)
         if found is None:
             self._intervals[kind] = _Interval(now)
             return True
@@ -245,8 +260,8 @@ MESSAGES: Final = logging.getLogger("reliablepub.messages")
 
 _ADDRESS: Final = ("message_id", "exchange", "routing_key")
 _SAID: Final = ("reply_code", "reply_text", "attempts")
-_ATTEMPT: Final = (*_ADDRESS, *_SAID, "epoch", "tag")
-_GIVEN_UP: Final = (*_ADDRESS, "outcome", *_SAID)
+_ATTEMPT: Final = (*_ADDRESS, *_SAID, "epoch", "tag", "trace_id")
+_GIVEN_UP: Final = (*_ADDRESS, "outcome", *_SAID, "trace_id")
 _PAUSE: Final = ("exchange", "routing_key", "refusals", "reply_code", "reply_text")
 _LINK: Final = ("reason", "connects", "open")
 
@@ -269,14 +284,21 @@ EVENTS: Final[Mapping[str, tuple[logging.Logger, int, tuple[str, ...]]]] = {
 SUM_FIELDS: Final = ("repeats", "exchange", "reply_code", "count", "seconds")
 """Fields of a sum. Its ``event`` is ``repeated``; its level is that of the lines it counts."""
 
+_TRACE: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(?:-|\Z)")
+
 _WORDS: Final = {
     "connected": "connected to the broker",
     "disconnected": "not connected to the broker",
     "blocked": "the broker blocks publishing",
     "unblocked": "the broker takes messages again",
 }
-_Kind = tuple[str, str, int]
-"""Event, exchange (for the connection: the reason), and the broker's reply code."""
+_Kind = tuple[str, str | None, int]
+"""Event, exchange (for the connection: the reason), and the broker's reply code. None: any."""
+
+
+def _any_of_its_event(kind: _Kind) -> _Kind:
+    """The wider kind: an error is never summed up with anything but its own event."""
+    return kind[0], None, 0
 
 
 class Journal:
@@ -290,7 +312,7 @@ class Journal:
     def __init__(self, clock: Callable[[], float], log: Callable[..., None] = write) -> None:
         self._clock = clock
         self._log = log
-        self._digest: Digest[_Kind] = Digest()
+        self._digest: Digest[_Kind] = Digest(_any_of_its_event)
 
     def calls(self) -> dict[str, Callable[[Sequence[Any]], None]]:
         """The callbacks of the journal, by event."""
@@ -385,7 +407,7 @@ class Journal:
                 self._write(
                     name,
                     f"{_about(event)}: {name}{_quoted(said)}",
-                    (*address, *said, event.epoch, event.tag),
+                    (*address, *said, event.epoch, event.tag, trace_id_of(event)),
                 )
 
     def _given_up(self, name: str, events: Sequence[MessageGivenUp]) -> None:
@@ -394,7 +416,7 @@ class Journal:
                 said, outcome = _said(event), event.outcome.kind.value
                 address = (event.message_id, event.exchange, event.routing_key)
                 words = f"{_about(event)}: given up ({name}): {outcome}{_quoted(said)}"
-                self._write(name, words, (*address, outcome, *said))
+                self._write(name, words, (*address, outcome, *said, trace_id_of(event)))
 
     def _is_said(self, name: str, what: str, code: int) -> bool:
         logger, level, _ = EVENTS[name]
@@ -407,17 +429,28 @@ class Journal:
 
     def _write_sum(self, found: Sum[_Kind]) -> None:
         """Write one line for many, worded as the first one was."""
-        name, what, code = found.kind or ("", "", 0)
-        logger, level, _ = EVENTS.get(name, (MESSAGES, logging.WARNING, ()))
-        about = "lines of other kinds"
-        if found.kind is not None:
-            is_link = logger is LINK
-            about = f"more: {name}{f', {code}' if code else ''}"
-            about += f", {one_line(what)}" if is_link and what else ""
-            about += "" if is_link else f", exchange {what!r}"
+        name, what, code = found.kind
+        logger, level, _ = EVENTS[name]
+        about = f"more: {name}{f', {code}' if code else ''}"
+        if what is None:
+            about += ", for other reasons" if logger is LINK else ", other exchanges and codes"
+        elif logger is LINK:
+            about += f", {one_line(what)}" if what else ""
+        else:
+            about += f", exchange {what!r}"
         values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
         fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
         self._log(logger, level, f"{found.count} {about} in {found.seconds:.0f} s", fields)
+
+
+def trace_id_of(event: MessageEvent) -> str | None:
+    """The id of the trace in which the message was published; None without a valid one.
+
+    It is the second part of W3C's ``traceparent``, the header that most propagators write.
+    """
+    found = (event.headers or {}).get("traceparent")
+    fits = _TRACE.match(found) if isinstance(found, str) else None
+    return None if fits is None else fits[1]
 
 
 def _said(event: AttemptEnded | MessageGivenUp) -> tuple[int, str, int]:

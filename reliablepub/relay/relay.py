@@ -160,7 +160,8 @@ class Relay:
         self._is_draining = False
         self._idle_until = -inf
         self.turns = 0
-        self.turned_at = self._poll_at
+        self.turned_at = self._look_at
+        self._commits, self._commit_s = 0, 0.0
         self.status = Status(counters=self._snapshot.counters)
 
     # ------------------------------------------------------------------ called by the thread
@@ -398,7 +399,10 @@ class Relay:
         if not (was_stepping or self._must_commit(changes, now, is_flushing=is_flushing)):
             return
         try:
+            begun = self._clock.monotonic()
             self._snapshot = self._store.commit(changes)
+            self._commits += 1
+            self._commit_s += self._clock.monotonic() - begun
         except Intervened:
             self._session.take_back(batches)
             changes.sent = ()
@@ -526,6 +530,9 @@ class Relay:
             hooks_off=self._transport.hooks_off,
             callback_errors=self._guard.errors,
             turns=self.turns,
+            commits=self._commits,
+            commit_s=self._commit_s,
+            lock_wait_s=self._store.lock_wait_s,
             paused=self._pauses.shown(self._clock.monotonic()) if paused else (),
             paused_destinations=paused,
         )

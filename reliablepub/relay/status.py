@@ -187,6 +187,11 @@ class Status:
         is_refused: whether the broker refuses the credentials or the vhost, or TLS verification
             fails; ``reason`` says which. The publisher retries, but this takes a change of its
             configuration or of the broker's.
+        commits: number of commits so far. Ignored when statuses are compared.
+        commit_s: seconds spent in commits so far, waits for the lock included. Ignored when
+            statuses are compared.
+        lock_wait_s: of these, seconds in which the outbox waited for SQLite's lock, which another
+            process or the application held. Ignored when statuses are compared.
         turns: number of turns that the relay has taken. An idle relay takes several a second; if
             the number does not grow, the relay is stuck. Ignored when statuses are compared.
         turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds some
@@ -210,6 +215,9 @@ class Status:
     callback_errors: int = 0
     trouble: str = ""
     is_refused: bool = False
+    commits: int = field(default=0, compare=False)
+    commit_s: float = field(default=0.0, compare=False)
+    lock_wait_s: float = field(default=0.0, compare=False)
     server: str = field(default="", compare=False)
     turns: int = field(default=0, compare=False)
     turn_age_s: float = field(default=0.0, compare=False)

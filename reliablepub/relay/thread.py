@@ -26,7 +26,7 @@ from reliablepub.errors import (
     RelayHeldUp,
     WrongThread,
 )
-from reliablepub.hooks import Watched
+from reliablepub.hooks import MessagesRejected, Watched
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
@@ -95,6 +95,7 @@ class Parts:
         hooks: the application's callbacks, by event.
         watchers: each is called with the `RelayThread` before it starts.
         stamps: each is applied to every message when the publisher accepts it.
+        rejections: each is told of messages that are not accepted.
     """
 
     open_store: Callable[[], Store]
@@ -105,6 +106,7 @@ class Parts:
     hooks: Calls = field(default_factory=dict)
     watchers: Sequence[Callable[[Watched], None]] = ()
     stamps: Sequence[Callable[[Message], Message]] = ()
+    rejections: Sequence[Callable[[MessagesRejected], None]] = ()
 
 
 class Observer:
@@ -195,6 +197,11 @@ class RelayThread:
         if self._failure is None:
             return status
         return replace(status, link=Link.FAILED, reason=described(self._failure))
+
+    @property
+    def limits(self) -> Limits:
+        """Most messages and bytes in the store and in memory."""
+        return self._parts.limits
 
     @property
     def failure(self) -> BaseException | None:

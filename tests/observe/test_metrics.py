@@ -1,9 +1,13 @@
 """Metrics: counted as it happens, looked at when scraped, one name each."""
 
 import asyncio
+import sqlite3
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,11 +18,19 @@ from reliablepub import (
     ConfigurationError,
     Message,
     Outbox,
+    OutboxFull,
     Publisher,
+    PublisherClosed,
     Retries,
     RetryPolicy,
 )
-from reliablepub.observe.catalogue import CATALOGUE, LEDGER_METRICS, OUTBOX_METRICS, Metric
+from reliablepub.observe.catalogue import (
+    CATALOGUE,
+    LEDGER_METRICS,
+    OUTBOX_METRICS,
+    PROCESS_METRICS,
+    Metric,
+)
 from reliablepub.observe.metrics import Metrics
 from reliablepub.testing import FakeBroker, faults
 from tests.observe.conftest import Scrape
@@ -142,6 +154,101 @@ def test_without_a_disk_the_ledger_is_that_of_memory(
     assert scrape("open_messages") == 0
 
 
+def test_what_is_not_accepted_is_counted_by_reason(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+    away = "amqp://127.0.0.1:1/"
+    options: dict[str, Any] = {"outbox": outbox, "hooks": [metrics], "close_timeout_s": 0}
+    with Publisher(away, **options, open_messages_max=2, full_timeout_s=0) as publisher:
+        publisher.publish_many([Message(b"x", routing_key="q")] * 2)
+        with pytest.raises(OutboxFull):
+            publisher.publish(b"x", routing_key="q")
+        with pytest.raises(OutboxFull):
+            publisher.publish_many([Message(b"x", routing_key="q")] * 2)
+        assert scrape("rejected_messages_total", reason="full") == 3
+        assert scrape("open_messages_limit") == 2
+    with pytest.raises(PublisherClosed):
+        publisher.publish(b"x", routing_key="q")
+    assert scrape("rejected_messages_total", reason="closed") == 1
+    hooks = [metrics]
+    with closing(Outbox(outbox, hooks=hooks, open_messages_max=2)) as opened:
+        for _ in range(25):
+            with pytest.raises(OutboxFull):
+                opened.enqueue(Message(b"x", routing_key="q"))
+    assert scrape("rejected_messages_total", reason="full") == 28
+
+
+def test_what_asyncio_is_refused_is_counted_too(
+    outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+
+    async def main() -> None:
+        async with AsyncPublisher(
+            "amqp://127.0.0.1:1/",
+            outbox=outbox,
+            hooks=[metrics],
+            open_messages_max=1,
+            full_timeout_s=0,
+            close_timeout_s=0,
+        ) as publisher:
+            await publisher.publish(b"x", routing_key="q")
+            with pytest.raises(OutboxFull):
+                await publisher.publish(b"x", routing_key="q")
+
+    asyncio.run(main())
+    assert scrape("rejected_messages_total", reason="full") == 1
+
+
+def test_a_hook_that_raises_hides_no_refusal(outbox: Path) -> None:
+    class Bad:
+        def rejected(self, _event: object) -> None:
+            raise ZeroDivisionError
+
+    with closing(Outbox(outbox, hooks=[Bad()], open_messages_max=1)) as opened:
+        opened.enqueue(Message(b"x", routing_key="q"))
+        with pytest.raises(OutboxFull):
+            opened.enqueue(Message(b"x", routing_key="q"))
+
+
+def test_delivery_is_counted_from_the_commit_over_outages_and_retries(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    with closing(Outbox(outbox)) as opened:
+        opened.enqueue(Message(b"x", routing_key="q"))
+    time.sleep(1.1)
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+    with Publisher(broker.url, outbox=outbox, hooks=[metrics]) as publisher:
+        assert publisher.flush(30).is_flushed
+        seconds = scrape("delivery_seconds_sum")
+        assert seconds is not None
+        assert seconds >= 1.1
+        assert scrape("delivery_seconds_bucket", le="1.0") == 0
+        assert scrape("delivery_seconds_count") == 1
+        assert (scrape("commits_total") or 0) >= 1
+        assert (scrape("commit_seconds_total") or 0) > 0
+
+
+def test_waits_for_the_lock_are_counted(
+    broker: FakeBroker, outbox: Path, registry: CollectorRegistry, scrape: Scrape
+) -> None:
+    metrics = Metrics("o", outbox=outbox, registry=registry)
+    with Publisher(broker.url, outbox=outbox, hooks=[metrics]) as publisher:
+        publisher.publish(b"x", routing_key="q").result(30)
+        with closing(sqlite3.connect(outbox, isolation_level=None)) as application:
+            application.execute("BEGIN IMMEDIATE")
+            begun = threading.Timer(0.0, publisher.publish, [b"x"], {"routing_key": "q"})
+            begun.start()
+            time.sleep(1.0)
+            application.execute("ROLLBACK")
+        begun.join()
+        assert publisher.flush(30).is_flushed
+        waited_s = scrape("lock_wait_seconds_total")
+        assert waited_s is not None
+        assert 0.5 < waited_s < 30
+
+
 def test_who_only_enqueues_exposes_what_the_file_tells(
     outbox: Path, registry: CollectorRegistry, scrape: Scrape
 ) -> None:
@@ -150,7 +257,7 @@ def test_who_only_enqueues_exposes_what_the_file_tells(
     with closing(Outbox(outbox)) as opened:
         opened.enqueue(Message(b"x", routing_key="q"))
         exposed = {name for name, _ in scrape.all()}
-        assert exposed == names(OUTBOX_METRICS) | names(LEDGER_METRICS)
+        assert exposed == names((*OUTBOX_METRICS, *LEDGER_METRICS, *PROCESS_METRICS))
         assert scrape("open_messages") == 1
         assert scrape("outbox_relayed") == 0
         age_s = scrape("oldest_open_age_seconds")

@@ -326,7 +326,9 @@ def test_one_that_was_refused_leaves_nothing_to_be_closed(
 ) -> None:
     unraisable: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
-    words = "^the hook object has no method stamp; hooks for events belong to the relay$"
+    words = (
+        "^the hook object has no method stamp or rejected; hooks for events belong to the relay$"
+    )
     with pytest.raises(ConfigurationError, match=words):
         Outbox(path, hooks=[object()])  # type: ignore[list-item]
     gc.collect()

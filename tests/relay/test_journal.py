@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def written(now: Now) -> Journal:
 
 
 def attempt(name: str, exchange: str = "orders") -> AttemptEnded:
-    return AttemptEnded("m-1", exchange, "key", None, 3, "1-1", 7, NO_ROUTE, 1, 0.1)
+    return AttemptEnded("m-1", exchange, "key", None, 3, "1-1", 7, NO_ROUTE, 1, 0.1, 0.0)
 
 
 GIVEN_UP = MessageGivenUp("m-1", "orders", "key", None, 3, NO_ROUTE, 3)
@@ -103,6 +104,37 @@ def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
     assert re.fullmatch(r"\d+ more: nacked, 312, exchange 'orders' in 10 s", repeated.getMessage())
     written.close()
     assert 1 + sum(vars(record)["count"] for record in log.records[1:]) == 100_000
+
+
+def test_errors_of_many_exchanges_stay_errors(
+    written: Journal, now: Now, log: pytest.LogCaptureFixture
+) -> None:
+    written.on_returned([attempt("returned", f"e{n}") for n in range(150)])
+    log.clear()
+    for n in range(600):
+        written.on_parked([replace(GIVEN_UP, exchange=f"e{n}")])
+    [first] = log.records
+    assert (first.levelno, vars(first)["event"]) == (logging.ERROR, "parked")
+    now.now += 10
+    log.clear()
+    written.turned()
+    [found] = [record for record in log.records if record.levelno >= logging.ERROR]
+    assert [vars(found)[name] for name in SUM_FIELDS[:4]] == ["parked", None, 0, 599]
+    assert found.getMessage() == "599 more: parked, other exchanges and codes in 10 s"
+
+
+def test_a_line_names_the_trace_that_the_message_was_published_in(
+    written: Journal, log: pytest.LogCaptureFixture
+) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers: list[dict[str, object]] = [
+        {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"},
+        {"traceparent": "00-nonsense"},
+        {"traceparent": b"\x00"},
+    ]
+    for n, one in enumerate(headers):
+        written.on_parked([replace(GIVEN_UP, exchange=f"e{n}", headers=one)])
+    assert [vars(record)["trace_id"] for record in log.records] == [trace_id, None, None]
 
 
 def test_what_is_not_logged_is_not_counted(written: Journal, now: Now) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from reliablepub.cli import loglines
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.link import describe
@@ -54,7 +55,14 @@ class _Notes(logging.Handler):
 
 @contextmanager
 def failures_noted() -> Iterator[None]:
-    """Print log records about messages, of level WARNING and above, within the block."""
+    """Print log records about messages, of level WARNING and above, within the block.
+
+    As JSON, all records of the library are printed, of level INFO and above.
+    """
+    if loglines.is_json():
+        with loglines.records():
+            yield
+        return
     notes = _Notes(logging.WARNING)
     MESSAGES.addHandler(notes)
     try:
@@ -68,6 +76,7 @@ class _Relay(ConfigurableCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta["reliablepub.arguments"] = list(args)
+        loglines.use(loglines.wanted(args, os.environ))
         return super().parse_args(ctx, args)
 
 
@@ -110,6 +119,15 @@ class _Relay(ConfigurableCommand):
     "--standby",
     is_flag=True,
     help="Wait while another relay owns the outbox, and take over when it ends.",
+)
+@click.option(
+    loglines.FLAG,
+    type=click.Choice(loglines.FORMATS),
+    default=loglines.FORMATS[0],
+    show_default=True,
+    expose_value=False,  # read before click parses the arguments
+    help="Format of the lines on stderr, errors in these options included. json: one object a "
+    "line, with time, level, logger, event, text and the fields of the event; it implies --json.",
 )
 @json_option
 @click.pass_context
@@ -195,7 +213,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         status,
         service.last,
         time.monotonic() - begun,
-        as_json=as_json,
+        as_json=as_json or loglines.is_json(),
     )
     if drain and stop.is_set and status.open:
         print_error(f"interrupted; {_still_open(status)}")
@@ -254,7 +272,7 @@ def _healthy(
         raise Failure(problem, Exit.BAD_INPUT) from None
     with server:
         metrics = expose if isinstance(expose, str) else "/metrics"
-        print_note(f"health: {server.url}/live, /ready, {metrics}")
+        print_note(f"health: {server.url}/live, /ready, {metrics}", event="health")
         yield
 
 

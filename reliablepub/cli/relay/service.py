@@ -18,6 +18,7 @@ from typing import Final, Self
 
 import click
 
+from reliablepub.cli import loglines
 from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
 from reliablepub.cli.relay.notify import Notifier
@@ -115,7 +116,7 @@ class Service:
         self._notifier = notifier
         self._hooks = hooks
         self._is_standby = is_standby
-        self._notes = LinkNotes(print_note, is_eager=True)
+        self._notes = _link_notes()
         self._alive_at = 0.0
         self._feed_at = 0.0
         self._fed_turns = -1
@@ -126,7 +127,7 @@ class Service:
     def __enter__(self) -> Self:
         """Open the publisher, which starts relaying; a standby may have to wait."""
         if not self._take_over():
-            print_note("standing by: another relay owns the outbox")
+            print_note("standing by: another relay owns the outbox", event="standing_by")
         self._notifier.tell(READY=1, STATUS=_in_short(self.status))
         return self
 
@@ -160,7 +161,7 @@ class Service:
                 lost = error if isinstance(error, OutboxInUse) else error.__cause__
                 if not (self._is_standby and isinstance(lost, OutboxInUse)):
                     raise
-                print_note(f"standing by: {lost}")
+                print_note(f"standing by: {lost}", event="standing_by")
                 self._publisher = None
                 with suppress(PublisherFailed):
                     publisher.close()
@@ -196,8 +197,8 @@ class Service:
 
     def _stand_by(self) -> None:
         if self._take_over():
-            self._notes = LinkNotes(print_note, is_eager=True)
-            print_note("this relay has taken over the outbox")
+            self._notes = _link_notes()
+            print_note("this relay has taken over the outbox", event="taken_over")
             return
         if self._stop.is_reopen_due:
             self._stop.is_reopen_due = False
@@ -235,11 +236,11 @@ class Service:
                 raise click.UsageError("another outbox takes another relay: restart this one")
         except (click.ClickException, ConfigurationError, OSError) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            print_note(f"not reopened, and everything stays as it is: {said}")
+            print_note(f"not reopened, and everything stays as it is: {said}", event="not_reopened")
         else:
             publisher.close()
             self._publisher = publisher = self._opened_anew(settings)
-            self._notes = LinkNotes(print_note, is_eager=True)
+            self._notes = _link_notes()
         self._told = ""
         self._notifier.tell(READY=1)
         return publisher
@@ -250,11 +251,17 @@ class Service:
             publisher = settings.open(self._hooks)
         except ReliablePubError as error:
             publisher = self._settings.open(self._hooks)
-            print_note(f"reopened, but as it was: {error}")
+            print_note(f"reopened, but as it was: {error}", event="not_reopened")
         else:
             self._settings = settings
-            print_note("reopened")
+            print_note("reopened", event="reopened")
         return publisher
+
+
+def _link_notes() -> LinkNotes:
+    """Lines about the connection; none as JSON, where log records tell of it with their fields."""
+    say = (lambda _: None) if loglines.is_json() else print_note
+    return LinkNotes(say, is_eager=True)
 
 
 def _in_short(status: Status) -> str:

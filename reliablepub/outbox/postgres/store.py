@@ -301,6 +301,11 @@ class PostgresStore:
     # ------------------------------------------------------------------ turns
 
     @property
+    def lock_wait_s(self) -> float:
+        """Always 0: a turn waits for no lock that applications hold."""
+        return 0.0
+
+    @property
     def is_stepping(self) -> bool:
         """Return False: the commit that has a change of the clock moves all times."""
         return False

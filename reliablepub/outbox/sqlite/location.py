@@ -391,10 +391,12 @@ class WritingConnection(sqlite3.Connection):
     Attributes:
         place: the open files, which are compared with the path after each commit.
         is_unsure: the disk failed during the last commit; see `transactions`.
+        lock_wait_s: seconds spent so far in taking the lock of the writer.
     """
 
     place: Place
     is_unsure = False
+    lock_wait_s = 0.0
 
     @property
     def must_stay(self) -> bool:

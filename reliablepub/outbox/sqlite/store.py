@@ -395,6 +395,12 @@ class SqliteStore:
         return self._bell if self._bell.fileno() >= 0 else None
 
     @property
+    def lock_wait_s(self) -> float:
+        """Seconds spent waiting for SQLite's lock, since the connection was opened."""
+        connection = self._writer.connection
+        return 0.0 if connection is None else connection.lock_wait_s
+
+    @property
     def is_stepping(self) -> bool:
         """Whether stored times are still to follow a change of the wall clock."""
         return bool(self._steps.walks)

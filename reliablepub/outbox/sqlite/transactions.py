@@ -22,6 +22,7 @@ next commit that succeeds overwrites the failed frames.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +47,12 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
     try:
         # The write lock is taken now: a transaction that begins by reading cannot wait for it
         # later (SQLITE_BUSY_SNAPSHOT).
-        connection.execute("BEGIN IMMEDIATE")
+        begun = time.monotonic()
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        finally:
+            if isinstance(connection, WritingConnection):
+                connection.lock_wait_s += time.monotonic() - begun
         yield
         committing = True
         connection.execute("COMMIT")

@@ -1,0 +1,109 @@
+"""`reliablepub relay --log-format json`: every line is an object, also errors at the start."""
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reliablepub import Message, Outbox
+from reliablepub.cli import loglines
+from reliablepub.testing import FakeBroker
+from tests.cli.conftest import NOBODY, Cli
+
+EVERY_LINE = {"time", "level", "logger", "text", "event"}
+
+
+def lines(text: str) -> list[dict[str, Any]]:
+    """The lines, each a JSON object with what every line has."""
+    found = [json.loads(line) for line in text.splitlines()]
+    for line in found:
+        assert set(line) >= EVERY_LINE
+        assert datetime.fromisoformat(line["time"]).tzinfo is not None
+    return found
+
+
+def test_a_relay_tells_all_of_its_life_as_json(cli: Cli, fake: FakeBroker) -> None:
+    with Outbox(cli.folder / "o.db") as outbox:
+        outbox.enqueue(Message(b"x", exchange="no-such", message_id="m-1"))
+        outbox.enqueue(Message(b"x", routing_key="all"))
+    ended = cli(
+        "relay", "--outbox", "o.db", "--drain", "--log-format", "json", "--health-port", "0"
+    )
+    assert ended.code == 0
+    assert (ended.json["confirmed"], ended.json["parked"]) == (1, 1)  # it implies --json
+    told = {line["event"]: line for line in lines(ended.err)}
+    assert told["health"]["logger"] == "reliablepub.cli"
+    assert (told["connected"]["level"], told["connected"]["connects"]) == ("INFO", 1)
+    parked = told["parked"]
+    assert (parked["level"], parked["message_id"], parked["reply_code"]) == ("ERROR", "m-1", 404)
+
+
+def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) -> None:
+    relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json", "--url", NOBODY)
+    assert relay.stderr is not None
+    (first,) = lines(relay.stderr.readline())
+    assert (first["event"], first["level"]) == ("disconnected", "WARNING")
+    relay.send_signal(signal.SIGTERM)
+    ended = cli.ended(relay)
+    assert [line["event"] for line in lines(ended.err)] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "config", "said"),
+    [
+        (("--log-format", "json", "--bogus"), {}, None, "No such option '--bogus'"),
+        (("--log-format=json", "--window", "x"), {}, None, "'x' is not a valid integer"),
+        (("--log-format", "json", "--outbox", "no.db", "--drain"), {}, None, "there is no outbox"),
+        ((), {"RELIABLEPUB_LOG_FORMAT": "json"}, None, "Missing option '--outbox'"),
+        ((), {}, "[relay]\nlog-format = 'json'\nbogus = 1\n", "unknown key 'bogus'"),
+    ],
+)
+def test_errors_at_the_start_are_json(
+    cli: Cli,
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    config: str | None,
+    said: str,
+) -> None:
+    if config is not None:
+        (cli.folder / "relay.toml").write_text(config)
+        arguments = ("--config", "relay.toml")
+    cli.environment |= environment
+    ended = cli("relay", *arguments)
+    assert ended.code in {2, 4}
+    (line,) = lines(ended.err)
+    assert (line["level"], line["event"]) == ("ERROR", "error")
+    assert said in line["text"]
+
+
+def test_a_configuration_that_cannot_be_read_is_reported_as_text(cli: Cli) -> None:
+    (cli.folder / "relay.toml").write_text("log-format = ")
+    assert "is not TOML" in cli("relay", "--config", "relay.toml").error
+
+
+def test_other_commands_keep_their_lines(cli: Cli) -> None:
+    cli.environment["RELIABLEPUB_LOG_FORMAT"] = "json"
+    assert cli("outbox", "status", "--outbox", "no.db").error
+
+
+def test_a_bug_is_a_line_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    loglines.use("json")
+    try:
+        sys.excepthook(ZeroDivisionError, ZeroDivisionError("ours"), None)
+    finally:
+        loglines.use("text")
+    (line,) = lines(capsys.readouterr().err)
+    assert (line["level"], line["event"]) == ("CRITICAL", "bug")
+    assert "ZeroDivisionError: ours" in line["traceback"]
+
+
+def test_it_is_among_the_last_of_the_same_flag() -> None:
+    wanted: Callable[..., str] = loglines.wanted
+    assert wanted(["--log-format", "json", "--log-format", "text"], {}) == "text"
+    assert wanted(["--log-format"], {}) == "text"
+    assert wanted([], {"RELIABLEPUB_CONFIG": str(Path("no-such"))}) == "text"

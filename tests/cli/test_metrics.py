@@ -1,0 +1,50 @@
+"""`reliablepub outbox metrics`: what a second process exports of an outbox."""
+
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from reliablepub import Message, Outbox
+from tests.cli.conftest import Cli
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Values by name and label ``outbox``."""
+    return {
+        (sample.name, sample.labels["outbox"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_it_tells_that_messages_are_open_and_nobody_relays(cli: Cli) -> None:
+    with Outbox(cli.folder / "o.db") as outbox:
+        outbox.enqueue(Message(b"x", routing_key="all"))
+    ended = cli("outbox", "metrics", "--outbox", "o.db", "--name", "orders")
+    assert (ended.code, ended.err) == (0, "")
+    found = samples(ended.out)
+    assert found["reliablepub_open_messages", "orders"] == 1
+    assert found["reliablepub_outbox_relayed", "orders"] == 0
+    assert found["reliablepub_build_info", "orders"] == 1
+    assert ("reliablepub_connected", "orders") not in found
+
+
+def test_a_file_is_replaced_as_a_whole(cli: Cli) -> None:
+    Outbox(cli.folder / "o.db").create()
+    target = cli.folder / "orders.prom"
+    target.write_text("old")
+    ended = cli("outbox", "metrics", "--outbox", "o.db", "--to", target)
+    assert (ended.code, ended.out) == (0, "")
+    full = str(cli.folder / "o.db")
+    assert samples(target.read_text())["reliablepub_outbox_readable", full] == 1
+    assert list(cli.folder.glob("*.prom*")) == [target]
+    failed = cli("outbox", "metrics", "--outbox", "o.db", "--to", Path("no") / "such.prom")
+    assert failed.code == 2
+    assert "cannot write no/such.prom: No such file or directory" in failed.error
+
+
+def test_an_outbox_that_is_not_there_is_a_metric(cli: Cli) -> None:
+    ended = cli("outbox", "metrics", "--outbox", "no.db", "--name", "o")
+    assert ended.code == 0
+    assert samples(ended.out)["reliablepub_outbox_readable", "o"] == 0
+    assert not (cli.folder / "no.db").exists()

@@ -1,0 +1,452 @@
+"""A real Prometheus reads what is shipped: each expression, and alerts as trouble comes and goes.
+
+The rules are those that are shipped, with seconds for minutes: `quickened`.
+"""
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from prometheus_client import CollectorRegistry, start_http_server
+from tenacity import stop_after_attempt, wait_fixed, wait_none
+
+from reliablepub import Breaker, Message, Outbox, OutboxFull, Publisher, Retries, RetryPolicy
+from reliablepub.cli import main
+from reliablepub.observe.metrics import Metrics
+from reliablepub.testing import FakeBroker, faults
+from tests import prometheus
+from tests.cli.conftest import Cli, eventually
+from tests.disks import fill, small_disk
+from tests.observe.test_shipped import FOLDER, alerts, panels
+from tests.prometheus import Prometheus
+
+pytestmark = pytest.mark.timeout(400)
+ONCE = Retries(stop_after_attempt(1), wait_none())
+QUICK_PAUSES = RetryPolicy(
+    returned=Retries(stop_after_attempt(1000), wait_none()),
+    breaker=Breaker(refusals_max=1, pause=wait_fixed(1)),
+)
+
+
+def quickened(rules: str) -> str:
+    """The rules with each minute of waiting as a second, and each hour as ten.
+
+    A day of memory stays. Ages and hangs of some minutes become seconds.
+    """
+    rules = re.sub(r"for: (\d+)m", r"for: \1s", rules)
+    rules = re.sub(r"\[(\d+)m\]", r"[\1s]", rules).replace("[1h]", "[10s]")
+    for old, new in (
+        (") > 300\n        for: 2s", ") > 5\n        for: 2s"),
+        ("last_turn_age_seconds) > 60", "last_turn_age_seconds) > 2"),
+        ("blocked_seconds_total[15s])) > 300", "blocked_seconds_total[15s])) > 3"),
+        ("log_size_bytes) > 64e6", "log_size_bytes) > 300e3"),
+    ):
+        assert old in rules
+        rules = rules.replace(old, new)
+    return rules
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    prometheus.required()
+    rules = quickened((FOLDER / "alerts.yml").read_text())
+    with Prometheus(tmp_path_factory.mktemp("prometheus"), rules) as server:
+        yield server
+
+
+@pytest.fixture
+def scraped(server: Prometheus, request: pytest.FixtureRequest) -> Iterator[CollectorRegistry]:
+    """A registry of this process that Prometheus scrapes, as one instance."""
+    registry = CollectorRegistry(auto_describe=True)
+    http, thread = start_http_server(0, "127.0.0.1", registry)
+    name = request.node.name
+    server.scrape(name, f"127.0.0.1:{http.server_port}")
+    yield registry
+    server.forget(name)
+    http.shutdown()
+    http.server_close()
+    thread.join()
+
+
+@contextmanager
+def fires_and_is_resolved(server: Prometheus, alert: str, outbox: str) -> Iterator[None]:
+    """The alert fires while the block's trouble lasts; when the block ends, it is resolved.
+
+    The block ends by mending what it is about.
+    """
+    name = f"Reliablepub{alert}"
+    assert (name, outbox) not in server.firing()
+    server.until_fires(name, outbox)
+    yield
+    server.until_resolved(name, outbox)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+    return port
+
+
+def enqueue(path: Path, count: int) -> None:
+    with closing(Outbox(path)) as outbox:
+        for _ in range(count):
+            outbox.enqueue(Message(b"x", routing_key="all"))
+
+
+# ---------------------------------------------------------------------- every expression
+
+
+def test_prometheus_reads_every_expression(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    """Those of the dashboard that are no rates of rare events find samples, too."""
+    metrics = Metrics("all", outbox=outbox, registry=scraped)
+    with Publisher(broker.url, outbox=outbox, hooks=[metrics]) as publisher:
+        publisher.publish(b"x", routing_key="q").result(60)
+        server.until(
+            lambda: bool(server.query('reliablepub_ledger_confirmed_messages_total{outbox="all"}')),
+            "it is scraped",
+        )
+        for alert in alerts():
+            server.query(alert["expr"])
+        expressions = [target["expr"] for panel in panels() for target in panel.get("targets", [])]
+        assert expressions
+        for expression in expressions:
+            asked = expression.replace("$outbox", "all").replace("$__rate_interval", "10s")
+            assert "$" not in asked
+            server.until(lambda asked=asked: bool(server.query(asked)), asked)  # type: ignore[misc]
+
+
+# ---------------------------------------------------------------------- processes that are killed
+
+
+def test_a_relay_that_is_killed_pages_and_resolves_nothing(
+    server: Prometheus, cli: Cli, fake: FakeBroker, tmp_path: Path
+) -> None:
+    """Its backlog stays an alert without it, until it is back and has delivered."""
+    port = free_port()
+    options = ("--outbox", "o.db", "--name", "killed", "--health-port", str(port))
+    url = fake.url
+    fake.stop()
+    enqueue(cli.folder / "o.db", 40)
+    relay = cli.begin("relay", *options, "--url", url)
+    server.scrape("killed", f"127.0.0.1:{port}")
+    trouble = ("BacklogIsOld", "BacklogStandsStill", "IsDisconnected")
+    for alert in trouble:
+        server.until_fires(f"Reliablepub{alert}", "killed")
+    relay.kill()
+    relay.wait()
+    server.until_fires("ReliablepubIsDown", "killed")
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        backlog = {
+            ("ReliablepubBacklogIsOld", "killed"),
+            ("ReliablepubBacklogStandsStill", "killed"),
+        }
+        assert backlog <= server.firing()
+        time.sleep(0.3)
+    assert ("ReliablepubIsNotScraped", "killed") not in server.firing()
+    fake.start()
+    cli.begin("relay", *options, "--url", fake.url)
+    for alert in ("IsDown", *trouble):
+        server.until_resolved(f"Reliablepub{alert}", "killed")
+    assert Outbox(cli.folder / "o.db").status().open == 0
+    server.forget("killed")
+    server.until_fires("ReliablepubIsNotScraped", "killed")
+    server.scrape("killed again", f"127.0.0.1:{port}")
+    server.until_resolved("ReliablepubIsNotScraped", "killed")
+    server.forget("killed again")
+
+
+def test_a_second_process_tells_that_nobody_relays(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    Metrics("orphan", outbox=outbox, registry=scraped)
+    broker.declare_queue("all")
+    enqueue(outbox, 3)
+    with (
+        fires_and_is_resolved(server, "HasNoRelay", "orphan"),
+        Publisher(broker.url, outbox=outbox) as publisher,
+    ):
+        assert publisher.flush(60).is_flushed
+
+
+# ---------------------------------------------------------------------- one publisher in trouble
+
+
+@contextmanager
+def publishing(
+    registry: CollectorRegistry, broker: FakeBroker, name: str, outbox: Path, **options: Any
+) -> Iterator[Publisher]:
+    """A publisher that is scraped, and connected."""
+    metrics = Metrics(name, outbox=outbox, registry=registry)
+    hooks = [metrics, *options.pop("hooks", ())]
+    settings: dict[str, Any] = {"outbox": outbox, "hooks": hooks, "close_timeout_s": 0, **options}
+    with Publisher(broker.url, **settings) as publisher:
+        publisher.publish(b"first", routing_key="q").result(60)
+        yield publisher
+
+
+def test_a_relay_that_hangs(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    released, hangs = threading.Event(), threading.Event()
+
+    class Hang:
+        def on_stored(self, events: Any) -> None:
+            if events[0].message_id == "hang":
+                hangs.set()
+                released.wait(120)
+
+    with publishing(scraped, broker, "hang", outbox, hooks=[Hang()]) as publisher:
+        with closing(Outbox(outbox)) as opened:
+            opened.enqueue(Message(b"x", routing_key="q"))
+        caller = threading.Thread(
+            target=publisher.publish,
+            args=(b"x",),
+            kwargs={"routing_key": "q", "message_id": "hang"},
+        )
+        caller.start()
+        assert hangs.wait(60)
+        with fires_and_is_resolved(server, "RelayHangs", "hang"):
+            released.set()
+            caller.join(60)
+
+
+def test_a_broker_that_is_away(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    with publishing(scraped, broker, "away", outbox):
+        broker.stop()
+        with fires_and_is_resolved(server, "IsDisconnected", "away"):
+            broker.start()
+
+
+def test_a_broker_that_is_blocked(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    with publishing(scraped, broker, "blocked", outbox) as publisher:
+        broker.block("low on memory")
+        publisher.publish(b"x", routing_key="q")
+        with fires_and_is_resolved(server, "IsBlocked", "blocked"):
+            broker.unblock()
+
+
+def test_connections_that_come_and_go(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    with publishing(scraped, broker, "storm", outbox) as publisher:
+
+        def drop() -> bool:
+            connects = publisher.status.connects
+            broker.drop_connections()
+            eventually(lambda: publisher.status.connects > connects)
+            publisher.publish(b"x", routing_key="q").result(60)
+            return ("ReliablepubReconnectStorm", "storm") in server.firing()
+
+        server.until(drop, "the storm is seen")
+        server.until_resolved("ReliablepubReconnectStorm", "storm")
+
+
+def test_a_broker_that_contradicts_itself(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    with publishing(scraped, broker, "stray", outbox) as publisher:
+        server.until(
+            lambda: bool(server.query('reliablepub_contradictions_total{outbox="stray"} == 0')),
+            "it is scraped before",
+        )
+        broker.inject(faults.StrayAck(tag=1))
+        publisher.publish(b"x", routing_key="q").result(60)
+        with fires_and_is_resolved(server, "BrokerContradictsItself", "stray"):
+            pass  # it is an alert on the last hour
+
+
+def test_a_message_that_loses_each_connection(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    with publishing(scraped, broker, "aside", outbox) as publisher:
+        broker.inject(faults.DropConnection(routing_key="poison", keep=True))
+        broker.declare_queue("poison")
+        publisher.publish(b"x", routing_key="poison", message_id="poison")
+        command = ["outbox", "park", "poison", "--outbox", str(outbox)]
+
+        def parked() -> bool:
+            """It cannot be parked at the moments at which it is in flight."""
+            CliRunner().invoke(main, command)
+            return publisher.status.counters.parked == 1
+
+        with fires_and_is_resolved(server, "MessageIsSetAside", "aside"):
+            server.until(parked, "an operator has parked it")
+
+
+def test_messages_that_are_parked_and_that_expire(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    retry = RetryPolicy(returned=ONCE)
+    with publishing(scraped, broker, "parked", outbox, retry=retry) as publisher:
+        publisher.publish(b"x", routing_key="nowhere")
+        publisher.publish(b"x", routing_key="q", expires_in_s=1e-6)
+        server.until_fires("ReliablepubMessagesExpired", "parked")
+        with fires_and_is_resolved(server, "MessagesAreParked", "parked"):
+            broker.declare_queue("nowhere")
+            with closing(Outbox(outbox)) as opened:
+                assert opened.retry() == 2
+        server.until_resolved("ReliablepubMessagesExpired", "parked")
+
+
+def test_a_destination_that_is_paused(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    with publishing(scraped, broker, "paused", outbox, retry=QUICK_PAUSES) as publisher:
+        publisher.publish(b"x", routing_key="missing")
+        with fires_and_is_resolved(server, "DestinationIsPaused", "paused"):
+            broker.declare_queue("missing")
+
+
+def test_messages_that_are_not_accepted(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    limits = {"open_messages_max": 5, "full_timeout_s": 0.0}
+    with publishing(scraped, broker, "full", outbox, **limits) as publisher:
+        server.until(
+            lambda: bool(server.query('reliablepub_rejected_messages_total{outbox="full"} == 0')),
+            "it is scraped before",
+        )
+        broker.inject(faults.HoldConfirms())
+        publisher.publish_many([Message(b"x", routing_key="q")] * 5)
+        for _ in range(25):
+            with pytest.raises(OutboxFull):
+                publisher.publish(b"x", routing_key="q")
+        server.until_fires("ReliablepubOutboxFillsUp", "full")
+        broker.release_confirms()
+        server.until_resolved("ReliablepubOutboxFillsUp", "full")
+        server.until_resolved("ReliablepubRejectsMessages", "full")
+
+
+def test_refusals_fire_at_once(
+    server: Prometheus, scraped: CollectorRegistry, outbox: Path
+) -> None:
+    """Of a process that only enqueues, which has counted none before."""
+    metrics = Metrics("refused", outbox=outbox, registry=scraped)
+    with closing(Outbox(outbox, hooks=[metrics], open_messages_max=1)) as opened:
+        opened.enqueue(Message(b"x", routing_key="q"))
+        server.until(
+            lambda: bool(
+                server.query('reliablepub_rejected_messages_total{outbox="refused"} == 0')
+            ),
+            "it is scraped before",
+        )
+        with pytest.raises(OutboxFull):
+            opened.enqueue(Message(b"x", routing_key="q"))
+        with fires_and_is_resolved(server, "RejectsMessages", "refused"):
+            pass  # it is an alert on the last minutes
+
+
+def test_a_callback_that_fails(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    class Bad:
+        def on_stored(self, events: Any) -> None:
+            if events[0].message_id == "bad":
+                raise ZeroDivisionError
+
+    with publishing(scraped, broker, "callback", outbox, hooks=[Bad()]) as publisher:
+        server.until(
+            lambda: bool(server.query('reliablepub_callback_errors_total{outbox="callback"} == 0')),
+            "it is scraped before",
+        )
+        publisher.publish(b"x", routing_key="q", message_id="bad").result(60)
+        with fires_and_is_resolved(server, "CallbackFails", "callback"):
+            pass  # it is an alert on the last hour
+
+
+# ---------------------------------------------------------------------- the file and its disk
+
+
+def test_a_file_that_cannot_be_read(
+    server: Prometheus, scraped: CollectorRegistry, outbox: Path
+) -> None:
+    outbox.write_bytes(b"no database at all, but long enough to be taken for the header of one")
+    Metrics("unreadable", outbox=outbox, registry=scraped)
+    with fires_and_is_resolved(server, "OutboxIsUnreadable", "unreadable"):
+        outbox.unlink()
+        Outbox(outbox).create()
+
+
+def test_a_log_that_is_long(
+    server: Prometheus, scraped: CollectorRegistry, broker: FakeBroker, outbox: Path
+) -> None:
+    """The threshold is 300 kB here."""
+    Metrics("log", outbox=outbox, registry=scraped)
+    with ExitStack() as stack:
+        opened = stack.enter_context(closing(Outbox(outbox)))
+        for _ in range(50):
+            opened.enqueue(Message(b"x" * 10_000, routing_key="q"))
+        with fires_and_is_resolved(server, "LogIsLong", "log"):
+            stack.close()  # the last connection empties the log
+
+
+@dataclass
+class Disk:
+    """What the system tells of a disk."""
+
+    free: float
+    total: float
+
+
+@pytest.mark.parametrize(
+    ("alert", "free", "total"),
+    [
+        ("DiskIsNearlyFull", 4e9, 100e9),
+        ("DiskIsNearlyFull", 90e6, 1e9),
+        ("DiskFillsUp", 14e9, 100e9),
+    ],
+)
+def test_a_disk_that_fills_up(  # noqa: PLR0917 - fixtures, and the case
+    server: Prometheus,
+    scraped: CollectorRegistry,
+    outbox: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alert: str,
+    free: float,
+    total: float,
+) -> None:
+    disk = Disk(free, total)
+    monkeypatch.setattr("reliablepub.observe.metrics.shutil.disk_usage", lambda _: disk)
+    name = f"{alert}-{free:g}"
+    Outbox(outbox).create()
+    Metrics(name, outbox=outbox, registry=scraped)
+    with fires_and_is_resolved(server, alert, name):
+        disk.free = 0.5 * total
+
+
+def test_a_disk_that_is_full(
+    server: Prometheus,
+    scraped: CollectorRegistry,
+    broker: FakeBroker,
+    tmp_path: Path,
+) -> None:
+    with (
+        small_disk(tmp_path, "tmpfs", 24) as disk,
+        publishing(scraped, broker, "disk", disk / "o.db"),
+    ):
+        fill(disk)
+        with fires_and_is_resolved(server, "DiskIsFull", "disk"):
+            (disk / "filler").unlink()
+
+
+def test_every_alert_is_tried_here() -> None:
+    source = Path(__file__).read_text()
+    for alert in alerts():
+        short = alert["alert"].removeprefix("Reliablepub")
+        assert re.search(rf'"(Reliablepub)?{short}"', source), short
