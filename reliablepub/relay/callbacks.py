@@ -170,8 +170,8 @@ class Notices:
         events = self._events.get(outcome.kind.value)
         if events is not None:
             facts, attempts = _facts(entry), entry.attempts
-            ended = (epoch, settlement.tag, outcome, attempts, latency_s, entry.stored_at)
-            events.append(AttemptEnded(*facts, *ended))
+            tag, stored_at = settlement.tag, entry.stored_at
+            events.append(AttemptEnded(*facts, epoch, tag, outcome, attempts, latency_s, stored_at))
 
     def given_up(self, parked: Iterable[Attempt], discarded: Iterable[Attempt]) -> None:
         """Note that entries were given up, and committed as such."""

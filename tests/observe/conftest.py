@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from reliablepub.testing import FakeBroker
-from tests.cli.conftest import eventually
+from tests.cli.conftest import cli, eventually, fake
 
-__all__ = ["Scrape", "eventually"]
+__all__ = ["Scrape", "cli", "eventually", "fake"]
 
 
 class Scrape:

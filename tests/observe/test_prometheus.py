@@ -295,7 +295,8 @@ def test_messages_that_are_parked_and_that_expire(
     retry = RetryPolicy(returned=ONCE)
     with publishing(scraped, broker, "parked", outbox, retry=retry) as publisher:
         publisher.publish(b"x", routing_key="nowhere")
-        publisher.publish(b"x", routing_key="q", expires_in_s=1e-6)
+        with closing(Outbox(outbox)) as opened:  # its deadline has passed when the relay reads it
+            opened.enqueue(Message(b"x", routing_key="q", expires_in_s=1e-6))
         server.until_fires("ReliablepubMessagesExpired", "parked")
         with fires_and_is_resolved(server, "MessagesAreParked", "parked"):
             broker.declare_queue("nowhere")

@@ -10,6 +10,7 @@ import pytest
 from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Publisher, RetryPolicy, Unroutable
+from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, DestinationChanged, LinkChanged, MessageGivenUp
 from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.policy import Retries
@@ -127,7 +128,7 @@ def test_a_line_names_the_trace_that_the_message_was_published_in(
     written: Journal, log: pytest.LogCaptureFixture
 ) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
-    headers: list[dict[str, object]] = [
+    headers: list[dict[str, FieldValue]] = [
         {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"},
         {"traceparent": "00-nonsense"},
         {"traceparent": b"\x00"},
