@@ -36,7 +36,9 @@ def _of_module(module: ModuleType) -> Iterator[str]:
 
 
 def _of(path: str, value: Any) -> Iterator[str]:
-    if not inspect.isclass(value):
+    if inspect.ismodule(value):
+        yield path  # its representation names the folder that it was loaded from
+    elif not inspect.isclass(value):
         yield f"{path}{_signature(value)}" if callable(value) else f"{path} = {value!r}"
     elif is_typeddict(value):
         yield from (f"{path}[{key}]: {kind}" for key, kind in _annotations(value).items())
