@@ -44,7 +44,8 @@ def test_a_relay_tells_all_of_its_life_as_json(cli: Cli, fake: FakeBroker) -> No
 
 
 def test_a_stopped_relay_has_said_each_thing_once(cli: Cli, fake: FakeBroker) -> None:
-    relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json", "--url", NOBODY)
+    cli.environment["RELIABLEPUB_URL"] = NOBODY
+    relay = cli.begin("relay", "--outbox", "o.db", "--log-format", "json")
     assert relay.stderr is not None
     (first,) = lines(relay.stderr.readline())
     assert (first["event"], first["level"]) == ("disconnected", "WARNING")

@@ -12,7 +12,7 @@ def row(metric: Metric) -> str:
     name = f"`{metric.name}`"
     if metric.label:
         values = ", ".join(f"`{value}`" for value in metric.values)
-        name = f"{name} by `{metric.label}`: {values}"
+        name = f"{name} by `{metric.label}`" + (f": {values}" if values else "")
     return f"| {name} | {metric.type} | {metric.means} |"
 
 

@@ -74,7 +74,8 @@ def test_an_alert_asks_for_metrics_and_names_commands_that_there_are(alert: dict
     for command in INLINE.findall(alert["annotations"]["description"]):
         assert_command(command.split()[1:])
     for label in re.findall(r"\$labels\.(\w+)", alert["annotations"]["summary"]):
-        assert label in {OUTBOX_LABEL, *OF_SCRAPE}
+        kept = " ".join(re.findall(r"by \(([^)]*)\)", alert["expr"]))
+        assert label in {OUTBOX_LABEL, *OF_SCRAPE, *re.findall(r"\w+", kept)}
 
 
 def test_what_means_that_messages_do_not_arrive_is_alerted() -> None:

@@ -21,6 +21,9 @@ from reliablepub.testing import FakeBroker
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "observing.md").read_text()
 ABOUT = "message m-1 to exchange 'orders' with routing key 'key'"
 NO_ROUTE = Outcome(OutcomeKind.RETURNED, 312, "NO_\nROUTE")
+TRACED: dict[str, FieldValue] = {
+    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+}
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +54,10 @@ def written(now: Now) -> Journal:
 
 
 def attempt(name: str, exchange: str = "orders") -> AttemptEnded:
-    return AttemptEnded("m-1", exchange, "key", None, 3, "1-1", 7, NO_ROUTE, 1, 0.1, 0.0)
+    return AttemptEnded("m-1", exchange, "key", TRACED, 3, "1-1", 7, NO_ROUTE, 1, 0.1, 0.0)
 
 
-GIVEN_UP = MessageGivenUp("m-1", "orders", "key", None, 3, NO_ROUTE, 3)
+GIVEN_UP = MessageGivenUp("m-1", "orders", "key", TRACED, 3, NO_ROUTE, 3)
 SAMPLES: dict[str, object] = {
     **dict.fromkeys(("connected", "disconnected", "blocked", "unblocked"), LinkChanged("", 1, 2)),
     **dict.fromkeys(("paused", "resumed"), DestinationChanged("orders", "key", 5, NO_ROUTE)),
