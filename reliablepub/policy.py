@@ -13,7 +13,7 @@ is one attempt.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -125,16 +125,7 @@ class Retries:
 
 
 _MANY_ATTEMPTS: Final = 1_000_000
-_DAY_S: Final = 24 * 3600.0
-_DEPLOYMENT_S: Final = 15 * 60.0
-
-
 _ONCE: Final = Retries(stop_after_attempt(1), wait_random_exponential(multiplier=1, max=60))
-
-
-def _for(seconds: float) -> Retries:
-    """A budget of so many seconds."""
-    return Retries(stop_after_delay(seconds), wait_random_exponential(multiplier=0.2, max=60))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +149,7 @@ class Breaker:
     """
 
     refusals_max: int = 5
-    pause: WaitStrategy = field(default_factory=lambda: wait_exponential(multiplier=1, max=60))
+    pause: WaitStrategy = wait_exponential(multiplier=1, max=60)  # noqa: RUF009 (it has no state)
     destinations_max: int = 10_000
 
     def __post_init__(self) -> None:
@@ -169,10 +160,6 @@ class Breaker:
         if not callable(self.pause):
             msg = f"pause is {self.pause!r}; it takes a strategy, such as wait_fixed(3)"
             raise ConfigurationError(msg)
-
-
-_OF_THE_PATIENT: Final = Breaker()
-"""The default breaker. Compared by identity: an equal breaker that the caller gives is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +211,15 @@ class RetryPolicy:
             to by this user (403). Default (None): ``refused`` if that is given, otherwise 24 hours.
     """
 
-    nacked: Retries = field(default_factory=lambda: _for(_DAY_S))
-    returned: Retries = field(default_factory=lambda: _for(_DEPLOYMENT_S))
+    nacked: Retries = Retries(
+        stop_after_delay(24 * 3600), wait_random_exponential(multiplier=0.2, max=60)
+    )
+    returned: Retries = Retries(
+        stop_after_delay(15 * 60), wait_random_exponential(multiplier=0.2, max=60)
+    )
     refused: Retries | None = None
     decide: Callable[[Refusal], Verdict | None] | None = None
-    breaker: Breaker | None = _OF_THE_PATIENT
+    breaker: Breaker | None = Breaker()
     unavailable: Retries | None = None
 
     @classmethod
@@ -246,7 +237,7 @@ class RetryPolicy:
 
     def pauses(self, outcome: Outcome) -> bool:
         """Whether this refusal may pause the destination of its message."""
-        if self.breaker is _OF_THE_PATIENT:
+        if self.breaker is _DEFAULT.breaker:  # by identity: an equal one is the caller's
             return self.retries(outcome).is_patient
         return self.breaker is not None
 
@@ -264,7 +255,10 @@ class RetryPolicy:
             case OutcomeKind.REFUSED:
                 if outcome.concern is Concern.MESSAGE:
                     return self.refused or _ONCE
-                return self.unavailable or self.refused or _for(_DAY_S)
+                return self.unavailable or self.refused or _DEFAULT.nacked
             case _:
                 msg = f"{outcome.kind} is no refusal and has no budget"
                 raise ValueError(msg)
+
+
+_DEFAULT: Final = RetryPolicy()

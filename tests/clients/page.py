@@ -18,30 +18,28 @@ if TYPE_CHECKING:
 HEAD = """\
 # What clients tell their callers
 
-The same faults of a broker, played to several Python clients: what did each tell its caller of each
-message, and was it true? The broker is [FakeBroker](fake-broker.md), the truth is its history. This
-page is written by `make client-table`, which takes about three minutes; part of it is played in
-every test run and compared with what stands here.
+What seven Python publishers report to their callers when a broker misbehaves, and whether it is
+true. Each cell shows the worst result among the messages of a script; the scripts follow below.
+The broker is [FakeBroker](fake-broker.md), whose history is the truth.
 
 | | |
 |---|---|
-| true | confirmed, and a queue has it; or returned, nacked or refused, and no queue has it |
-| unsure | an error that leaves it open: the caller knows that it must be sent again |
-| hung | the caller was told nothing in six seconds |
-| **false failure** | told to be refused, and a queue has it |
-| **false confirm** | told to be confirmed, and no queue has it |
-| **lost** | nothing was told, and no queue has it |
-
-In each cell of this table stands the worst that happened to one of the messages of the script:
+| true | reported as confirmed, and a queue has it; or as a failure, and no queue has it |
+| unsure | an error that leaves the outcome open: the caller knows to send the message again |
+| hung | no report within six seconds |
+| **false failure** | reported as refused, and a queue has it |
+| **false confirm** | reported as confirmed, and no queue has it |
+| **lost** | not reported, and no queue has it |
 
 """
 
 USED = """\
 ## How each was used
 
-In the way its own documentation recommends for confirms; where it offers a timeout for a confirm,
-it is one second. An application goes on after an error, and opens what is closed. The code is in
-`tests/clients`, a module for each.
+As its own documentation recommends for confirms, with a timeout of one second where it offers one
+for a confirm. The application continues after an error, and reopens closed channels and
+connections. The code is in `tests/clients`, a module for each client. `make client-table` writes
+this page in about three minutes; each test run repeats part of it and compares.
 
 """
 

@@ -1,4 +1,4 @@
-"""`await AsyncPublisher.publish()` is a receipt, and `await receipt` the verdict.
+"""`await AsyncPublisher.publish()` is a receipt, and `await receipt` the outcome.
 
 Budgets of one attempt, so that the first refusal is told, as by the others; what is uncertain is
 sent again. Any number of publishes is in flight.

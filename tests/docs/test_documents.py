@@ -15,6 +15,7 @@ import reliablepub
 from reliablepub.cli import main
 from tests.docs.documents import (
     DOCUMENTS,
+    README,
     ROOT,
     anchors,
     blocks,
@@ -31,6 +32,7 @@ RUN_HERE = [
     for path, name in zip(DOCUMENTS, NAMES, strict=True)
     if name.id != "docs/spark.md"  # that one in tests/spark
 ]
+KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
 TESTED = sorted((ROOT / "examples").glob("test_*.py"))
 SCRIPTS = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTED))
 EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
@@ -109,6 +111,53 @@ def test_every_link_leads_somewhere(document: Path) -> None:
             assert fragment in anchors(path), link
 
 
+@pytest.mark.parametrize("document", NAMES)
+def test_a_link_shows_a_title_and_no_file_name(document: Path) -> None:
+    assert re.findall(r"\[[\w/-]+\.md\]\(", document.read_text()) == []
+
+
+def test_the_site_has_four_kinds_of_pages_and_every_page() -> None:
+    nav = re.findall(
+        r"^  ( *)- (?:([\w -]+):)?(.*)$",
+        (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[2],
+        re.MULTILINE,
+    )
+    kinds = [title for indent, title, page in nav if not indent and not page]
+    assert kinds == KINDS
+    pages = [page.strip() for indent, _, page in nav if indent]
+    assert sorted(pages) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_first_page_links_every_page_under_its_kind() -> None:
+    text = README.read_text().partition("## Documentation")[2]
+    kinds, linked = (
+        re.findall(r"^### (.*)$", text, re.MULTILINE),
+        re.findall(r"docs/([\w-]+\.md)\)", text),
+    )
+    assert kinds == KINDS
+    assert set(linked) == {path.name for path in (ROOT / "docs").glob("*.md")}
+
+
+@pytest.mark.parametrize("document", NAMES)
+def test_a_page_begins_with_what_the_reader_came_for(document: Path) -> None:
+    """A title, then a paragraph: no heading, code or table before it."""
+    title, blank, first = document.read_text().splitlines()[:3]
+    assert title.startswith("# ")
+    assert blank == ""
+    assert re.match(r"[\w`*]", first), first
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param("It is never silently lost", id="promise"),
+        pytest.param('.execute("INSERT INTO orders VALUES (?, ?)", (1, 250))', id="transaction"),
+    ],
+)
+def test_it_is_told_once(told: str) -> None:
+    assert sum(path.read_text().count(told) for path in DOCUMENTS) == 1
+
+
 def test_the_file_map_shows_every_module_and_no_other() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     file_map = text.partition("<!-- file map")[2].partition("```text\n")[2].partition("```")[0]
@@ -158,6 +207,11 @@ def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path)
     api = (tmp_path / "api" / "index.html").read_text()
     shown = set(re.findall(r'id="reliablepub\.(\w+)"', api))
     assert set(reliablepub.__all__) <= shown
+    entries = re.findall(r'<h3 id="([\w.]+)"', api)
+    assert entries[0] == "reliablepub.Publisher"
+    text = re.sub(r"<[^>]+>", "", api)
+    private = re.findall(r"= _[A-Za-z]\w*|= \(lambda", text)
+    assert private == [], "a default that the reader cannot look up"
     # Nothing that the theme would have to fetch a program for.
     assert [page for page in tmp_path.rglob("*.html") if "mermaid" in page.read_text()] == []
 
