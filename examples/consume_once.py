@@ -5,8 +5,8 @@ message is published twice. Run it with nothing installed but reliablepub::
 
     python examples/consume_once.py
 
-or against your own, which nobody breaks: there the message is published again by hand, under its
-id: ``python examples/consume_once.py amqp://guest:guest@localhost/``
+or against your own broker, which stays whole; there the message is published again by hand, under
+its id: ``python examples/consume_once.py amqp://guest:guest@localhost/``
 
 It prints::
 

@@ -8,7 +8,7 @@ Run it; it needs faststream[rabbit], and brings a broker along::
 
     python examples/faststream_consumer.py
 
-or uses your own, which nobody breaks: there one message is published again by hand, under its id:
+or uses your own, which stays whole; there one message is published again by hand, under its id:
 ``python examples/faststream_consumer.py amqp://guest:guest@localhost/``
 
 It prints::

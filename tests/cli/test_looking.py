@@ -181,13 +181,13 @@ def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
     [
         (1, ("gone", None, "nothing")),
         (2, ("confirmed", "persisted", "nothing")),
-        (3, ("parked", "not written", "nothing until a person decides")),
-        (4, ("parked", "not written", "nothing until a person decides")),
+        (3, ("parked", "not written", "nothing until an operator decides")),
+        (4, ("parked", "not written", "nothing until an operator decides")),
         (5, ("waiting", "possibly persisted", "it is sent when it is due")),
         (6, ("in flight", "possibly persisted", "the broker answers")),
         (7, ("ready", "not written", "it is sent")),
         (8, ("ready", "not written", "it is sent when its ordering key is free")),
-        (10, ("expired", "possibly persisted", "nothing until a person decides")),
+        (10, ("expired", "possibly persisted", "nothing until an operator decides")),
     ],
 )
 def test_every_kind_of_trouble_is_explained(

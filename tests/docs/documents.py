@@ -11,12 +11,14 @@ is expected to have (queues, tables) is made by a comment that only the source s
     broker.declare_queue("invoices")
     -->
 
-A block that needs Spark is called ``py``; tests/spark runs it.
+Commands in ``console`` and ``sh`` blocks run in between, in the same folder (`shell`). A block that
+needs Spark is called ``py``; tests/spark runs it.
 
 Functions of a block that are called ``test_...`` are called, with a ``fake_broker`` or ``tmp_path``
 if they ask for one.
 """
 
+import code
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from reliablepub.testing import FakeBroker
+from tests.docs.shell import commands_of, run_command
 
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
@@ -65,21 +68,55 @@ def needs_postgres(document: Path) -> bool:
     return any(DATABASE in b.text for b in blocks(document) if b.language in ("python", "setup"))
 
 
-def run(document: Path, folder: Path, database: str = DATABASE) -> None:
-    """Run the Python of a document; the working folder is an empty one already."""
+def run(document: Path, folder: Path, database: str = DATABASE, *, pasted: bool = False) -> None:
+    """Run the Python and the commands of a document; the working folder is an empty one already.
+
+    Args:
+        document: its path.
+        folder: the working folder.
+        database: URL of an empty database.
+        pasted: give the Python to an interactive interpreter, line by line.
+    """
     with FakeBroker() as broker:
         namespace: dict[str, Any] = {"__name__": "__document__", "broker": broker}
+        replaced = {PLACEHOLDER: broker.url, DATABASE: database}
+        environment: dict[str, str] = {}
         for block in blocks(document):
+            if block.language in ("console", "sh"):
+                for command in commands_of(block.language, block.text):
+                    if command.is_run:
+                        run_command(command, replaced, environment)
             if block.language not in ("python", "setup"):
                 continue
             before = set(namespace)
-            # Line numbers as in the document, so that a traceback points into it.
-            text = block.text.replace(PLACEHOLDER, broker.url).replace(DATABASE, database)
-            source = "\n" * block.line + text
-            exec(compile(source, str(document), "exec", dont_inherit=True), namespace)
+            text = block.text
+            for old, new in replaced.items():
+                text = text.replace(old, new)
+            if pasted and block.language == "python":
+                _Interpreter(namespace).paste(text)
+            else:
+                # Line numbers as in the document, so that a traceback points into it.
+                source = "\n" * block.line + text
+                exec(compile(source, str(document), "exec", dont_inherit=True), namespace)
             for name in sorted(set(namespace) - before):
                 if name.startswith("test_"):
                     _call_test(namespace[name], folder)
+
+
+class _Interpreter(code.InteractiveConsole):
+    """Python's prompt, which ends a block of code at an empty line; errors are raised."""
+
+    def paste(self, text: str) -> None:
+        is_open = False
+        for line in (*text.splitlines(), ""):
+            is_open = self.push(line)
+        assert not is_open, "the prompt still waits for a line"
+
+    def showtraceback(self) -> None:
+        raise  # noqa: PLE0704 - called while the error is handled
+
+    def showsyntaxerror(self, *_: Any, **__: Any) -> None:
+        raise  # noqa: PLE0704 - called while the error is handled
 
 
 def _call_test(test: Callable[..., None], folder: Path) -> None:

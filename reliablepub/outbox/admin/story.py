@@ -34,11 +34,11 @@ class Next(StrEnum):
     SENT = "it is sent"
     SENT_LATER = "it is sent when it is due"
     HELD = "it is sent when its ordering key is free"
-    PAUSED = "it is sent when its destination is well again"
+    PAUSED = "it is sent when its destination recovers"
     CONNECTED = "it is sent when the relay is connected"
     UNBLOCKED = "it is sent when the broker lifts its block"
-    RELAYED = "it is sent when somebody relays this outbox"
-    DECIDED = "nothing until a person decides"
+    RELAYED = "it is sent when a relay runs for this outbox"
+    DECIDED = "nothing until an operator decides"
     NOTHING = "nothing"
 
 

@@ -421,7 +421,7 @@ class PostgresStore:
 
         Raises:
             Intervened: an operator changed messages; nothing was stored.
-            OutboxUnsure: it stores messages, and nobody knows whether it has.
+            OutboxUnsure: it stores messages, and it is unknown whether it has.
             OutboxError: nothing was stored.
         """
         self._commits += 1
