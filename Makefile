@@ -27,7 +27,7 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus pythons python-sid lowest spark-versions client-table java clean
 
 # Four at once: much of it waits for a broker or for Spark. The longest come first.
 test: .venv/.installed rabbitmq postgres prometheus java lint typecheck
@@ -82,6 +82,11 @@ bench: .venv/.installed rabbitmq postgres java
 # make mutants ONLY="reliablepub/_core/confirms.py reliablepub/_core/lane.py"
 mutants: .venv/.installed
 	$(BIN)/python -m tests.mutation $(ONLY)
+
+# The site, seen by a browser. No part of `test`: the browser takes 414 MB.
+test-site: .venv/.installed
+	@command -v chromium google-chrome >/dev/null || .ci/install-chromium
+	$(BIN)/pytest -m browser tests/docs
 
 # The pages of docs/ as a site, in build/site.
 docs: .venv/.installed

@@ -32,6 +32,8 @@ from tests.docs.shell import commands_of, run_command
 ROOT = Path(__file__).parent.parent.parent
 README = ROOT / "README.md"
 DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
+KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
+"""Of pages, in the order of the site."""
 PLACEHOLDER = "amqp://guest:guest@localhost/"
 DATABASE = "postgresql://app@localhost/shop"
 

@@ -15,6 +15,7 @@ import reliablepub
 from reliablepub.cli import main
 from tests.docs.documents import (
     DOCUMENTS,
+    KINDS,
     README,
     ROOT,
     anchors,
@@ -38,7 +39,6 @@ RUN_HERE = [
     for path, name in zip(DOCUMENTS, NAMES, strict=True)
     if not is_run_elsewhere(str(name.id))
 ]
-KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
 TESTED = sorted((ROOT / "examples").glob("test_*.py"))
 SCRIPTS = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTED))
 EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
