@@ -1,7 +1,7 @@
 """The site in a real browser: navigation, search, copying code, light and dark, a phone.
 
 `make test-site` installs Debian's Chromium if there is no browser, and runs it. The browser needs
-no driver: a page of the site's own server acts as a reader would (`seen.js`), and posts what it saw.
+no driver: a page of the site acts as a reader would (`seen.js`), and posts what it saw.
 """
 
 import json
