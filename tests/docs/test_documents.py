@@ -44,6 +44,7 @@ SCRIPTS = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTED))
 EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
 
 
+@pytest.mark.timeout(300)  # each command starts a process
 @pytest.mark.parametrize("document", RUN_HERE)
 def test_a_document_runs(
     document: Path,
@@ -58,6 +59,7 @@ def test_a_document_runs(
         run(document, tmp_path)
 
 
+@pytest.mark.timeout(300)
 def test_the_tutorial_can_be_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run(ROOT / "docs" / "tutorial.md", tmp_path, pasted=True)
@@ -232,6 +234,7 @@ def test_the_walk_of_a_message_names_what_there_is() -> None:
                 found = getattr(found, name)
 
 
+@pytest.mark.timeout(300)
 def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
