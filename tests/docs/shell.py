@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-NOT_RUN = ("git", "make", "pip", "python3", ".venv/bin/", "fuser", "systemctl")
+NOT_RUN = ("git", "make", "pip", "pytest", "python3", ".venv/bin/", "fuser", "systemctl")
 """How commands begin that are not run: they take the network, root, or hours."""
 SAFELY = {
     "/etc/prometheus/rules/": "",
