@@ -378,7 +378,7 @@ def exposition(accept: str) -> tuple[str, bytes]:
     return content_type, encode(REGISTRY)
 
 
-def exposition_of(name: str, outbox: Where) -> bytes:
+def exposition_of(name: str, outbox: Where) -> tuple[bytes, bool]:
     """Encode the metrics of an outbox alone, as a process without a publisher exposes them.
 
     Args:
@@ -386,11 +386,13 @@ def exposition_of(name: str, outbox: Where) -> bytes:
         outbox: path or URL of the outbox.
 
     Returns:
-        Text in Prometheus' exposition format, for the textfile collector of node_exporter.
+        Text in Prometheus' exposition format, for the textfile collector of node_exporter; and
+        whether the outbox can be read.
     """
     registry = CollectorRegistry(auto_describe=True)
     Metrics(name, outbox=outbox, registry=registry)
-    return generate_latest(registry)
+    readable = registry.get_sample_value("reliablepub_outbox_readable", {OUTBOX_LABEL: name})
+    return generate_latest(registry), bool(readable)
 
 
 # ---------------------------------------------------------------------- all of one registry

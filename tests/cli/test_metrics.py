@@ -45,6 +45,6 @@ def test_a_file_is_replaced_as_a_whole(cli: Cli) -> None:
 
 def test_an_outbox_that_is_not_there_is_a_metric(cli: Cli) -> None:
     ended = cli("outbox", "metrics", "--outbox", "no.db", "--name", "o")
-    assert ended.code == 0
+    assert ended.code == 4
     assert samples(ended.out)["reliablepub_outbox_readable", "o"] == 0
     assert not (cli.folder / "no.db").exists()

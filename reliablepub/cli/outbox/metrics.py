@@ -51,15 +51,17 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
       0  done
       2  bad usage, the file cannot be written, or prometheus-client is not installed
       3  interrupted
+      4  the outbox cannot be used; the metrics are written all the same, and say so
     """  # noqa: D301 - click: keep these lines as they are
     try:
         from reliablepub.observe.metrics import exposition_of  # noqa: PLC0415 - an extra
     except ImportError as error:
         raise Failure(str(error), Exit.BAD_INPUT) from None
-    text = exposition_of(name or database.name, database)
+    text, is_readable = exposition_of(name or database.name, database)
+    ending = Exit.CONFIRMED if is_readable else Exit.OUTBOX
     if to is None:
         print_text(text.decode().rstrip("\n"))
-        return Exit.CONFIRMED
+        return ending
     beside = to.with_name(f"{to.name}.{os.getpid()}")  # the collector ignores names without .prom
     try:
         beside.write_bytes(text)
@@ -68,4 +70,4 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
         with suppress(OSError):
             beside.unlink()
         raise Failure(f"cannot write {to}: {error.strerror}", Exit.BAD_INPUT) from None
-    return Exit.CONFIRMED
+    return ending
