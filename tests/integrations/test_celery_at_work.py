@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pika
 import pytest
 from sqlalchemy import Engine, text
 
@@ -92,7 +93,14 @@ class Shop:
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "real":
-        yield request.getfixturevalue("rabbitmq_node").url
+        node: RabbitMQNode = request.getfixturevalue("rabbitmq_node")
+        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
+            for queue in (
+                "celery",
+                "shop",
+            ):  # a test that killed its worker leaves duplicates there
+                connection.channel().queue_delete(queue)
+        yield node.url
         return
     with FakeBroker() as broker:
         yield broker.url

@@ -28,6 +28,7 @@ from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import enqueue
 from reliablepub.outbox.sqlite.enqueue import _is_autocommit, is_stored
+from reliablepub.outbox.sqlite.location import Place
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.writers import writer_of
@@ -161,6 +162,25 @@ def test_the_connection_of_a_framework_is_refused_with_what_to_use(path: Path) -
     ):
         Outbox(path).enqueue(b"x", connection=connection)
     engine.dispose()
+
+
+def test_the_number_of_a_deleted_log_may_be_another_databases(
+    path: Path, app: sqlite3.Connection
+) -> None:
+    """A file system gives the number of a deleted file to the next one."""
+    app.execute("PRAGMA journal_mode = WAL")
+    with app:
+        Outbox(path).enqueue(Message(b"x"), connection=app)
+    place, other = Place(path), path.with_name("other.db")
+    with closing(sqlite3.connect(other)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        Outbox(other).enqueue(Message(b"x"), connection=connection)
+        _, _, reused = Place(other)._inodes
+        file, log, _ = place._inodes
+        place._inodes = (file, log, reused)  # as recorded before the index was deleted
+        assert not place.is_left_open(Place(path))
+        other.with_name("other.db-shm").unlink()
+        assert place.is_left_open(Place(path)), "it is open, and has no name any more"
 
 
 def test_the_callers_row_factory_does_not_matter(path: Path, app: sqlite3.Connection) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -208,24 +208,28 @@ class Link:
             OutboxUnreachable: the connection cannot be opened, or was lost.
             OutboxError: the statement failed.
         """
-        with reported(self.server):
-            was_open = self.is_open
-            try:
-                return self._run(name, values or {})
-            except psycopg.Error:
-                if not was_open or self.is_open:
-                    raise
-            return self._run(name, values or {})
+        return self._twice(lambda: self._run(name, values or {}))
 
     def read(self, name: str, values: Values) -> list[Row]:
         """Run a statement that reads messages by an index; return its rows.
+
+        It is run again if a connection from before was lost, as `rows`.
 
         Raises:
             OutboxUnreachable: the connection cannot be opened, or was lost.
             OutboxError: the statement failed.
         """
+        return self._twice(lambda: self.transact([BY_INDEX, (name, values)])[1])
+
+    def _twice(self, run: Callable[[], list[Row]]) -> list[Row]:
         with reported(self.server):
-            return self.transact([BY_INDEX, (name, values)])[1]
+            was_open = self.is_open
+            try:
+                return run()
+            except psycopg.Error:
+                if not was_open or self.is_open:
+                    raise
+            return run()
 
     def _run(self, name: str, values: Values) -> list[Row]:
         connection = self.open()

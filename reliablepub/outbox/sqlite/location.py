@@ -333,8 +333,18 @@ class Place:
         return self._locked_fd < 0 or _has_lock(self._locked_fd)
 
     def is_left_open(self, instead: Place) -> bool:
-        """Whether this process still has one of these files open that is not in ``instead``."""
-        return bool(open_files().keys() & (set(self._inodes) - set(instead._inodes)))
+        """Whether this process still has one of these files open that is not in ``instead``.
+
+        The number of a deleted log or index may belong to another file by now, such as the index of
+        another database of this process: only one without a name is the old one.
+        """
+        files, gone = open_files(), set(self._inodes) - set(instead._inodes)
+        return any(
+            inode == self.file or _is_deleted(descriptor)
+            for inode in gone
+            if inode is not None
+            for descriptor in files.get(inode, ())
+        )
 
     def _now(self) -> tuple[Inode | None, ...]:
         return tuple(_inode(name) for name in self._names)
@@ -374,6 +384,13 @@ class Place:
             lost = "-wal" if now[1] != self._inodes[1] else "-shm"
             what = f"lost its {self._path.name}{lost}, which was deleted, moved or replaced"
         return moved(self._path, what)
+
+
+def _is_deleted(descriptor: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_nlink == 0
+    except OSError:  # closed by another thread meanwhile
+        return False
 
 
 def moved(path: Path, what: str) -> OutboxMoved:
