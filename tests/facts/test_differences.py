@@ -68,8 +68,9 @@ def test_queue_types(site: Site, client: RawClient) -> None:
 
 def test_permissions(site: Site, connect: Connect) -> None:
     """Who was given no permissions."""
+    user = site.add_nobody()  # before the connection, whose login may take 10 s
     client = connect()
-    client.user = client.password = site.add_nobody()
+    client.user = client.password = user
     client.start()
     client.log_in()
     client.hear_only(commands.Connection.Tune)

@@ -224,8 +224,9 @@ def test_a_delete(client: RawClient) -> None:
 
 
 def test_no_permission_is_needed(site: Site, connect: Connect) -> None:
+    user = site.add_reader()  # before the connection, whose login may take 10 s
     client = connect()
-    client.user = client.password = site.add_reader()
+    client.user = client.password = user
     client.opened()
     assert consume(client) == ["basic.consumeok me"]
     assert declare(client, REPLY_TO) == [f"queue.declareok {REPLY_TO} 0 1"]

@@ -30,8 +30,9 @@ def test_a_publish_to_an_internal_exchange(client: RawClient) -> None:
 
 
 def test_who_may_not_write(site: Site, connect: Connect, queue: str) -> None:
+    user = site.add_reader()  # before the connection, whose login may take 10 s
     client = connect()
-    client.user = client.password = site.add_reader()
+    client.user = client.password = user
     client.opened()
     client.publish(queue)
     access = "access" if site.version < (4, 0) else "write access"

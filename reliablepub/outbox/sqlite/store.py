@@ -570,7 +570,9 @@ class SqliteStore:
         try:
             with self._reading() as connection:
                 connection.place.note_index()
-                if self._version == _version(connection):
+                # A lock that was lost is taken again by `changed_elsewhere`, before another process
+                # that closes the file deletes the log.
+                if self._version == _version(connection) and connection.place.is_locked:
                     return False  # the commit was one of this connection
                 connection.place.forget_index()
         except OutboxError:
