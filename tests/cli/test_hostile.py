@@ -25,6 +25,8 @@ from reliablepub.outcome import Outcome, OutcomeKind
 from reliablepub.testing import FakeBroker
 
 EVIL = "\x1b[2J\x1b]0;owned\x07\x00\x9b1m\r\n\u202eevil\u2028"
+NOTE = EVIL.replace("\x00", "")
+"""With U+0000 it is refused, since PostgreSQL cannot store it."""
 Run = Callable[..., Result]
 
 
@@ -55,7 +57,7 @@ def path(tmp_path: Path) -> Path:
     with Outbox(path) as outbox:
         outbox.enqueue(Message(b"ok\rgone\r\n\tx", content_type="text/plain"))
     intervene(
-        outbox_at(path), [5], Intervention(Action.RETRY, note=f"why {EVIL}", person=f"me{EVIL}")
+        outbox_at(path), [5], Intervention(Action.RETRY, note=f"why {NOTE}", person=f"me{NOTE}")
     )
     return path
 

@@ -142,6 +142,8 @@ def test_while_all_are_being_answered_no_more_are_taken(server: HealthServer, lo
     answers = [ends(connection) for connection in waiting]
     for connection in waiting:
         connection.close()
+    while server._server._answering and time.monotonic() < deadline:
+        time.sleep(0.005)
     assert all(b" 200 " in found.splitlines()[0] for found in answers)
     assert ask(server, "/live")[0] == 200
 

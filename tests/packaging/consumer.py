@@ -10,6 +10,7 @@ wheel; and by Python, where nothing but the core dependencies is installed::
 
 import asyncio
 import contextlib
+import os
 import pickle
 import sqlite3
 import tempfile
@@ -140,7 +141,8 @@ def publish(url: str, outbox: Path) -> None:
 
 def be_refused(broker: FakeBroker, outbox: Path) -> None:
     broker.inject(faults.Nack(routing_key="created"))
-    with Publisher(broker.url, outbox=outbox, retry=POLICY) as publisher:
+    os.environ |= {"RELIABLEPUB_URL": broker.url, "RELIABLEPUB_OUTBOX": str(outbox)}
+    with Publisher.from_env(retry=POLICY) as publisher:
         receipts = [
             publisher.publish(b"", exchange="orders", routing_key=key)
             for key in ("created", "nobody wants it")

@@ -75,7 +75,7 @@ def test_the_consumer_uses_every_public_verb() -> None:
 @pytest.mark.parametrize(
     ("kind", "offered"),
     [
-        (reliablepub.Receipt, {"message_id", "is_settled", "result"}),
+        (reliablepub.Receipt, {"add_done_callback", "message_id", "is_settled", "result"}),
         (reliablepub.AsyncReceipt, {"message_id", "is_settled", "result"}),
         (reliablepub.BatchReceipt, {"is_settled", "open", "wait"}),
         (reliablepub.AsyncBatchReceipt, {"is_settled", "open", "wait"}),
