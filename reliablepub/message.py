@@ -243,21 +243,6 @@ class Message:
         )
 
 
-def message_of(given: bytes | Message, fields: MessageFields) -> Message:
-    """Return the message that a caller gave whole, or as a body and fields.
-
-    Raises:
-        InvalidMessage: the broker would refuse the message; or fields were given beside a whole
-            one.
-    """
-    if not isinstance(given, Message):
-        return Message(given, **fields)
-    if fields:
-        problem = "was given beside a Message, which has its own; use dataclasses.replace"
-        raise InvalidMessage(next(iter(fields)), problem)
-    return given
-
-
 def _invalid_body(body: object) -> InvalidMessage:
     if type(body) is bytes:
         problem = f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}"

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, Protocol
 
-from reliablepub.errors import ConfigurationError, Damaged, OutboxFull, Withdrawn
-from reliablepub.message import Message, MessageFields, message_of
+from reliablepub.errors import ConfigurationError, Damaged, InvalidMessage, OutboxFull, Withdrawn
+from reliablepub.message import Message, MessageFields
 from reliablepub.outcome import Outcome, Persistence
 
 
@@ -51,11 +51,14 @@ def identified(given: bytes | Message, fields: MessageFields) -> Message:
     """Return the message that a caller gave whole, or as a body and fields; always with an id.
 
     Raises:
-        InvalidMessage: as `message_of`.
+        InvalidMessage: the broker would refuse the message; or fields were given beside a whole
+            one.
     """
     if isinstance(given, Message):
-        message = message_of(given, fields)
-        return message if message.message_id is not None else message.with_message_id(new_id())
+        if fields:
+            problem = "was given beside a Message, which has its own; use dataclasses.replace"
+            raise InvalidMessage(next(iter(fields)), problem)
+        return given if given.message_id is not None else given.with_message_id(new_id())
     if fields.get("message_id") is None:
         fields["message_id"] = new_id()  # before the message is made, which spares a copy
     return Message(given, **fields)

@@ -111,14 +111,14 @@ class Outbox:
             given, the message is on disk.
 
         Raises:
-            InvalidMessage: the broker would refuse the message; nothing was stored.
+            InvalidMessage: the broker would refuse the message, or the database cannot store a text
+                of it; nothing was stored.
             OutboxFull: a limit of this outbox is reached; the message was not stored. An open
                 transaction of the application stays open, and blocks the relay until it ends.
             OutboxDiskFull: the disk is full; the message was not stored.
             OutboxUnsure: the disk or the network failed during the commit; check whether the
                 message was stored.
             OutboxUnreachable: the database server cannot be reached; the message was not stored.
-            InvalidMessage: the database cannot store a text of the message.
             OutboxMoved: the path no longer leads to the open files; the message was not stored.
             OutboxForked: the file was open when this process was forked; the message was not
                 stored.

@@ -23,7 +23,7 @@ POLL_S: Final = 0.05
 REST_S: Final = 0.2
 """The most seconds between two looks of an idle relay whose bell is armed.
 
-Each counts as a turn, and a probe waits for one (`reliablepub.observe.health`)."""
+Each counts as a turn, by whose age probes judge the relay (`reliablepub.observe.health`)."""
 QUICK_S: Final = 0.001
 """From a ring to the first look."""
 SOON_S: Final = 0.005
