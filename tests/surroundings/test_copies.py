@@ -15,9 +15,7 @@ from tests.writers import writer_of
 
 COPIES = {
     "the file": "import shutil; shutil.copy({0!r}, {0!r} + '.copy')",
-    # The status file is written under another name first, which may be gone before it is copied.
-    "the folder": "import shutil, os; shutil.copytree(os.path.dirname({0!r}), {0!r} + '-copies', "
-    "ignore=shutil.ignore_patterns('*.new'))",
+    "the folder": "from tests.surroundings.app import copy_folder; copy_folder({0!r})",
 }
 
 
