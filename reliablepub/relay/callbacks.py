@@ -232,15 +232,20 @@ class Notices:
     def _look_at_link(self, status: Status) -> None:
         """Note a change of the connection.
 
-        Another attempt to connect is not a change; a failure for another reason is.
+        Another attempt to connect is not a change; a failure for another reason is. The next
+        attempt may begin in the turn that hears of the failure, so an attempt with a reason tells
+        of one as well.
         """
-        reason = "" if status.link is Link.CONNECTED else status.reason
-        last, now = self._link, (status.link, reason)
-        if status.link is Link.CONNECTING or last == now:
+        link, reason = status.link, "" if status.link is Link.CONNECTED else status.reason
+        if link is Link.CONNECTING:
+            if not reason:
+                return
+            link = Link.DISCONNECTED
+        last, self._link = self._link, (link, reason)
+        if last == self._link:
             return
-        self._link = now
-        name = status.link.value
-        if status.link is Link.CONNECTED and last[0] is Link.BLOCKED:
+        name = link.value
+        if link is Link.CONNECTED and last[0] is Link.BLOCKED:
             name = "unblocked"
         events = self._events.get(name)
         if events is not None:

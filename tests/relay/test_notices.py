@@ -134,6 +134,21 @@ def test_a_lost_connection_is_told_once_for_each_reason(store: Store) -> None:
     assert listener.told("sent")[-1].attempt == 2
 
 
+def test_a_lost_connection_is_told_when_the_next_attempt_begins_in_the_same_turn(
+    store: Store,
+) -> None:
+    listener = Listener()
+    w = World(store, hooks=[listener])
+    w.connect()
+    w.turn()
+    w.lose_connection("reset")
+    w.turn(after_s=100)
+    w.connect()
+    w.turn()
+    told = [(name, events[0].reason) for name, events in listener.calls if "connected" in name]
+    assert told == [("connected", ""), ("disconnected", "reset"), ("connected", "")]
+
+
 def test_pauses_are_told(store: Store) -> None:
     listener = Listener()
     breaker = Breaker(refusals_max=1, pause=wait_fixed(10))
