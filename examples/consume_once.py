@@ -48,7 +48,7 @@ def main() -> None:
             if broker:
                 broker.inject(faults.DropConnection(accepted=True))
             receipt = publisher.publish(b"hello", routing_key=queue)
-            receipt.result(timeout=30)
+            receipt.result(timeout_s=30)
             if not broker:
                 publisher.publish(b"hello", routing_key=queue, message_id=receipt.message_id)
 

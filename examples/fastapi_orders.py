@@ -100,7 +100,7 @@ def create_app(url: str, file: Path) -> FastAPI:
     async def health(
         publisher: Annotated[AsyncPublisher, Depends(publisher_of)],
     ) -> dict[str, str | int]:
-        status = await publisher.flush(timeout=5)
+        status = await publisher.flush(timeout_s=5)
         return {"link": status.link, "open": status.open}
 
     return app

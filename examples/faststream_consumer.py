@@ -100,7 +100,7 @@ async def main() -> None:
                 connection=connection, outbox=folder / "outbox.db"
             ) as publisher:
                 receipt = await publisher.publish_many(orders)
-                await receipt.wait(timeout=30)
+                await receipt.wait(timeout_s=30)
                 async with asyncio.timeout(30):
                     await invoices.until(20)
         print("more deliveries than invoices:", invoices.deliveries > invoices.count())

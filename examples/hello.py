@@ -32,10 +32,10 @@ def main() -> None:
             queue = connection.channel().queue_declare("", exclusive=True).method.queue
             prompt = RetryPolicy.prompt()  # a few tries, then parked
             with Publisher(url, outbox=folder / "outbox.db", retry=prompt) as publisher:
-                publisher.publish(b"hello", routing_key=queue).result(timeout=30)
+                publisher.publish(b"hello", routing_key=queue).result(timeout_s=30)
                 print("confirmed")
                 try:
-                    publisher.publish(b"hello?", routing_key="nowhere").result(timeout=30)
+                    publisher.publish(b"hello?", routing_key="nowhere").result(timeout_s=30)
                 except Unroutable as error:
                     print(f"parked: {error.reply_code} {error.reply_text}")
 

@@ -89,7 +89,7 @@ def main() -> None:
             connection.channel().queue_declare(queue, durable=True)
         with Publisher(url, outbox=folder / "readings.db") as publisher:
             print("measured:", measure_on(publisher, queue, toggle_line))
-            status = publisher.flush(timeout=60)
+            status = publisher.flush(timeout_s=60)
         numbers = arrived(url, queue)
         is_complete = all(numbers[sensor] == set(range(ROUNDS)) for sensor in SENSORS)
         total = sum(map(len, numbers.values()))

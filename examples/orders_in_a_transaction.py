@@ -83,7 +83,7 @@ def main() -> None:
 
         # Here in the same program; usually one `reliablepub relay` for all processes of a host.
         with Publisher(url, outbox=path) as relay:
-            relay.flush(timeout=30)
+            relay.flush(timeout_s=30)
         print("published:", arrived(channel, invoices))
         print("orders:", [row[0] for row in db.execute("SELECT number FROM orders")])
         db.close()

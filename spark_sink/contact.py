@@ -78,7 +78,7 @@ def ask(settings: Settings) -> None:
         return
     nothing = Topology([], [], declare=False)
     try:
-        provision(addresses, nothing, timeout=_ASK_TIMEOUT_S, ssl_context=context)
+        provision(addresses, nothing, timeout_s=_ASK_TIMEOUT_S, ssl_context=context)
     except TopologyError as error:
         reason = error.problems[-1]
         if is_for_good(reason):

@@ -37,7 +37,7 @@ def check(settings: Settings, columns: Columns) -> None:
             queues.append(Queue(str(queue)))
     topology = Topology(exchanges, queues, declare=False)
     try:
-        provision(urls(settings), topology, timeout=_TIMEOUT_S, ssl_context=ssl_context(settings))
+        provision(urls(settings), topology, timeout_s=_TIMEOUT_S, ssl_context=ssl_context(settings))
     except TopologyError as error:
         problems = [problem for problem in error.problems if _IS_OTHERWISE not in problem]
         if len(problems) == len(error.problems):

@@ -233,13 +233,13 @@ class AsyncPublisher:
         """Connection, messages open and in flight, and the ledger, as of the relay's last turn."""
         return self._client.status
 
-    async def flush(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as `Publisher`
+    async def flush(self, timeout_s: float | None = None) -> Status:
         """Wait until every message that the outbox holds now, and that may be sent now, is settled.
 
         It does not wait for messages whose ``not_before`` has not come, nor does `aclose`.
 
         Args:
-            timeout: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
             the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
@@ -252,20 +252,20 @@ class AsyncPublisher:
         done = Signal(self._check())
         flush = self._client.relay.begin_flush(done)
         try:
-            is_flushed = await done.wait(timeout)
+            is_flushed = await done.wait(timeout_s)
         finally:
             self._client.relay.end_flush(flush)
         self._client.check_alive()
         return replace(self._client.status, is_flushed=is_flushed)
 
-    async def aclose(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109 - as `Publisher`
+    async def aclose(self, timeout_s: float | None = None) -> Status:
         """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
         Messages still open then stay in the outbox, for the next publisher or relay that opens it.
         If cancelled, the publisher goes on closing.
 
         Args:
-            timeout: seconds; None for ``close_timeout_s``.
+            timeout_s: seconds; None for ``close_timeout_s``.
 
         Returns:
             the last status; ``open`` tells how many messages are left.
@@ -277,7 +277,7 @@ class AsyncPublisher:
         self._client.check_process()
         if self._bridge is not None:
             self._bridge.check()
-        self._client.begin_close(timeout)
+        self._client.begin_close(timeout_s)
         if self._bridge is not None:
             await self._bridge.until_ended()
             self._client.end_close()

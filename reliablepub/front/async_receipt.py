@@ -66,11 +66,11 @@ class AsyncReceipt(SingleOutcome):
         """``await receipt`` is ``await receipt.result()``."""
         return self.result().__await__()
 
-    async def result(self, timeout: float | None = None) -> Confirmed:  # noqa: ASYNC109 - as `Receipt`
+    async def result(self, timeout_s: float | None = None) -> Confirmed:
         """Wait for the outcome.
 
         Args:
-            timeout: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
             the confirm.
@@ -88,7 +88,7 @@ class AsyncReceipt(SingleOutcome):
             RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
-        await self._waiting.until_settled(self, f"message {self.message_id}", timeout)
+        await self._waiting.until_settled(self, f"message {self.message_id}", timeout_s)
         return self._known()
 
 
@@ -120,11 +120,11 @@ class AsyncBatchReceipt(Counts):
         """``await receipt`` is ``await receipt.wait()``."""
         return self.wait().__await__()
 
-    async def wait(self, timeout: float | None = None) -> AsyncBatchReceipt:  # noqa: ASYNC109
+    async def wait(self, timeout_s: float | None = None) -> AsyncBatchReceipt:
         """Wait until every message has its outcome. Then ``failures`` holds those given up.
 
         Args:
-            timeout: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit.
 
         Raises:
             StillOpen: the time is up. The publisher goes on publishing the messages.
@@ -133,7 +133,7 @@ class AsyncBatchReceipt(Counts):
             RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
-        await self._waiting.until_settled(self, "a batch", timeout)
+        await self._waiting.until_settled(self, "a batch", timeout_s)
         return self
 
 

@@ -21,7 +21,7 @@ def provision(
     url: str | Sequence[str],
     topology: Topology,
     *,
-    timeout: float = 30.0,
+    timeout_s: float = 30.0,
     ssl_context: ssl.SSLContext | None = None,
 ) -> None:
     """Declare or check a topology at the first broker that answers.
@@ -29,7 +29,7 @@ def provision(
     Args:
         url: ``amqp://user:password@host:port/vhost`` or ``amqps://...``, or several for failover.
         topology: the topology; ``topology.declare`` says whether to declare or to check it.
-        timeout: seconds for the whole call.
+        timeout_s: seconds for the whole call.
         ssl_context: for ``amqps``; None verifies certificates and host names against the system's
             certificate authorities.
 
@@ -39,11 +39,11 @@ def provision(
     """
     addresses = parse_addresses(url, ssl_context=ssl_context)
     warn_of_exposed(addresses)
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout_s
     transport = PikaTransport(
         addresses, run=0, heartbeat_s=10, ssl_context=ssl_context, topology=topology
     )
-    reason = f"no answer within {timeout:g} s"
+    reason = f"no answer within {timeout_s:g} s"
     with closing(transport):
         for _ in addresses:
             transport.connect()

@@ -174,13 +174,13 @@ class Publisher:
         """Connection, messages open and in flight, and the ledger, as of the relay's last turn."""
         return self._client.status
 
-    def flush(self, timeout: float | None = None) -> Status:
+    def flush(self, timeout_s: float | None = None) -> Status:
         """Wait until every message that the outbox holds now, and that may be sent now, is settled.
 
         It does not wait for messages whose ``not_before`` has not come, nor does `close`.
 
         Args:
-            timeout: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
             the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
@@ -192,17 +192,17 @@ class Publisher:
             RelayHeldUp: a callback of the application does not return.
         """
         self._client.check_process()
-        is_flushed = self._client.relay.flush(timeout)
+        is_flushed = self._client.relay.flush(timeout_s)
         self._client.check_alive()
         return replace(self._client.status, is_flushed=is_flushed)
 
-    def close(self, timeout: float | None = None) -> Status:
+    def close(self, timeout_s: float | None = None) -> Status:
         """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
         Messages still open then stay in the outbox, for the next publisher or relay that opens it.
 
         Args:
-            timeout: seconds; None for ``close_timeout_s``.
+            timeout_s: seconds; None for ``close_timeout_s``.
 
         Returns:
             the last status; ``open`` tells how many messages are left.
@@ -214,7 +214,7 @@ class Publisher:
             RelayHeldUp: a callback of the application does not return. The publisher ends when the
                 callback does.
         """
-        self._client.begin_close(timeout)
+        self._client.begin_close(timeout_s)
         self._client.end_close()
         return self._client.status
 

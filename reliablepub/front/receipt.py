@@ -311,11 +311,11 @@ class Receipt(SingleOutcome):
     def __init__(self, message_id: str, relay: _Relay) -> None:
         super().__init__(message_id, _Waiting(relay))
 
-    def result(self, timeout: float | None = None) -> Confirmed:
+    def result(self, timeout_s: float | None = None) -> Confirmed:
         """Wait for the outcome.
 
         Args:
-            timeout: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit.
 
         Returns:
             the confirm.
@@ -333,7 +333,7 @@ class Receipt(SingleOutcome):
             RelayHeldUp: a callback of the application does not return.
             WrongThread: this is the relay's own thread, for instance in a hook.
         """
-        self._waiting.until_settled(self, f"message {self.message_id}", timeout)
+        self._waiting.until_settled(self, f"message {self.message_id}", timeout_s)
         return self._known()
 
     def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
@@ -373,11 +373,11 @@ class BatchReceipt(Counts):
     def __init__(self, relay: _Relay) -> None:
         super().__init__(_Waiting(relay))
 
-    def wait(self, timeout: float | None = None) -> BatchReceipt:
+    def wait(self, timeout_s: float | None = None) -> BatchReceipt:
         """Wait until every message has its outcome. Then ``failures`` holds those given up.
 
         Args:
-            timeout: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit.
 
         Raises:
             StillOpen: the time is up. The publisher goes on publishing the messages.
@@ -386,7 +386,7 @@ class BatchReceipt(Counts):
             RelayHeldUp: a callback of the application does not return.
             WrongThread: this is the relay's own thread, for instance in a hook.
         """
-        self._waiting.until_settled(self, "a batch", timeout)
+        self._waiting.until_settled(self, "a batch", timeout_s)
         return self
 
 

@@ -196,7 +196,7 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
                     outbox_at(path), chosen, Intervention(action, **address)
                 ).changed
         producer.join()
-        publisher.flush(timeout=30)
+        publisher.flush(timeout_s=30)
         counters = publisher.status.counters
     parked = {message.message_id for message in Outbox(path).parked(published)}
     arrived = [
@@ -220,7 +220,7 @@ def test_who_waits_is_told(run: Run, path: Path, fake: FakeBroker) -> None:
         assert "low on memory" in run("explain", receipt.message_id).stdout
         assert run("discard", receipt.message_id, "--yes", "--note", "too late").exit_code == 0
         with pytest.raises(Withdrawn, match=r"discarded by .*: too late"):
-            receipt.result(timeout=60)
+            receipt.result(timeout_s=60)
     audit(run)
 
 

@@ -167,7 +167,7 @@ def test_what_is_open_at_close_is_published_by_the_next_publisher(
     rig.kill()
     publisher = front_door(rig.url, outbox=outbox)
     receipt = publisher.publish_many(numbered(100, queue))
-    assert publisher.close(timeout=0).open == 100
+    assert publisher.close(timeout_s=0).open == 100
     with pytest.raises(PublisherClosed):
         receipt.wait(60)
     rig.start()

@@ -39,7 +39,7 @@ def relayed(path: Path, broker: AmqpProbe) -> Callable[[], Status]:
 
     def relay() -> Status:
         with Publisher(broker.url, outbox=path) as publisher:
-            return publisher.flush(timeout=60)
+            return publisher.flush(timeout_s=60)
 
     return relay
 

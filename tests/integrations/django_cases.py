@@ -239,7 +239,7 @@ class Admin(Case):
             Publisher(broker.url, outbox=where, retry=RetryPolicy(returned=once)) as publisher,
         ):
             broker.declare_queue(QUEUE)
-            publisher.flush(timeout=30)
+            publisher.flush(timeout_s=30)
 
     def page(self, **query: str) -> Any:
         return self.client.get(reverse("admin:reliablepub_parkedmessage_changelist"), query)

@@ -300,7 +300,7 @@ def test_a_retry_does_not_pass_on_the_header_of_an_attempt(
         FakeBroker() as broker,
         Publisher(broker.url, outbox=path, topology=topology(app)) as relay,
     ):
-        relay.flush(timeout=60)
+        relay.flush(timeout_s=60)
         (published,) = broker.published
     assert published.properties.headers is not None
     assert published.properties.headers["tenant"] == "north"
@@ -421,7 +421,7 @@ def test_the_relay_declares_what_celery_would(fake_broker: FakeBroker, path: Pat
     ]
     assert "everywhere" in [exchange.name for exchange in declared.exchanges]
     with Publisher(fake_broker.url, outbox=path, topology=declared) as relay:
-        relay.flush(timeout=60)
+        relay.flush(timeout_s=60)
     for queue in declared.queues:
         app.tasks["add"].apply_async((1,), queue=queue.name)
         assert fake_broker.messages(queue.name)

@@ -189,10 +189,10 @@ def check_under_kills(shop: Shop, node: RabbitMQNode, load: Load) -> None:
     began = time.monotonic()
     with shop.running(*WORKER) as worker:
         with Publisher(shop.url, outbox=shop.database, topology=shop_topology()) as publisher:
-            publisher.flush(timeout=60)
+            publisher.flush(timeout_s=60)
         place_orders_under_kills(shop, node, load, random.Random(seed))
         with Publisher(shop.url, outbox=shop.database) as publisher:
-            assert publisher.flush(timeout=600).open == 0
+            assert publisher.flush(timeout_s=600).open == 0
         committed = shop.items(load.items)
         try:
             until(

@@ -52,7 +52,7 @@ def test_it_is_what_dramatiq_sends(case: str, fake_broker: FakeBroker, path: Pat
     ours = OutboxBroker(Outbox(path), url=NOWHERE, max_priority=9)
     SENT[case](actor_of(ours))
     with Publisher(fake_broker.url, outbox=path, topology=ours.topology()) as publisher:
-        assert publisher.flush(timeout=60).open == 0
+        assert publisher.flush(timeout_s=60).open == 0
     ours.close()
     assert seen(fake_broker)[len(expected) :] == expected
     assert Outbox(path).parked() == []

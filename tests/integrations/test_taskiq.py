@@ -46,7 +46,7 @@ def test_it_is_what_taskiq_sends(fake_broker: FakeBroker, path: Path) -> None:
     expected = seen(fake_broker)
     asyncio.run(send(same_ids(OutboxBroker(Outbox(path), url=NOWHERE, **queues))))
     with Publisher(fake_broker.url, outbox=path) as publisher:
-        assert publisher.flush(timeout=60).open == 0
+        assert publisher.flush(timeout_s=60).open == 0
     assert len(expected) == 3
     assert seen(fake_broker)[3:] == expected
     assert Outbox(path).parked() == []

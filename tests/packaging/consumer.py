@@ -118,7 +118,7 @@ def publish(url: str, outbox: Path) -> None:
         )
         assert_type(receipt, Receipt)
         assert_type(receipt.message_id, str)
-        confirmed = receipt.result(timeout=TIMEOUT_S)
+        confirmed = receipt.result(timeout_s=TIMEOUT_S)
         assert_type(confirmed, Confirmed)
         assert confirmed.message_id == receipt.message_id
         later = datetime.now(UTC) - timedelta(seconds=1)
@@ -126,11 +126,11 @@ def publish(url: str, outbox: Path) -> None:
 
         batch = publisher.publish_many(order(number) for number in range(2, 12))
         assert_type(batch, BatchReceipt)
-        batch = batch.wait(timeout=TIMEOUT_S)
+        batch = batch.wait(timeout_s=TIMEOUT_S)
         assert (batch.stored, batch.confirmed, batch.failed) == (10, 10, 0)
         assert_type(batch.failures, list[PublishError])
 
-        status = publisher.flush(timeout=TIMEOUT_S)
+        status = publisher.flush(timeout_s=TIMEOUT_S)
         assert_type(status, Status)
         assert_type(publisher.status.link, Link)
         assert_type(status.paused, tuple[Paused, ...])
@@ -150,7 +150,7 @@ def be_refused(broker: FakeBroker, outbox: Path) -> None:
         errors: list[PublishError] = []
         for receipt in receipts:
             try:
-                receipt.result(timeout=TIMEOUT_S)
+                receipt.result(timeout_s=TIMEOUT_S)
             except (Nacked, Unroutable) as error:
                 assert_type(error.reply_code, int)
                 errors.append(pickle.loads(pickle.dumps(error)))
@@ -214,12 +214,12 @@ async def publish_async(url: str, outbox: Path) -> None:
         receipt = await publisher.publish(b"", exchange="orders", routing_key="created")
         assert_type(receipt, AsyncReceipt)
         assert_type(await receipt, Confirmed)
-        assert_type(await receipt.result(timeout=TIMEOUT_S), Confirmed)
+        assert_type(await receipt.result(timeout_s=TIMEOUT_S), Confirmed)
         batch = await publisher.publish_many(orders(), source="orders")
         assert_type(batch, AsyncBatchReceipt)
-        assert (await batch.wait(timeout=TIMEOUT_S)).confirmed == 10
+        assert (await batch.wait(timeout_s=TIMEOUT_S)).confirmed == 10
         assert_type(publisher.status, Status)
-        assert_type(await publisher.flush(timeout=TIMEOUT_S), Status)
+        assert_type(await publisher.flush(timeout_s=TIMEOUT_S), Status)
         assert_type(await publisher.aclose(), Status)
 
 

@@ -47,7 +47,7 @@ with FakeBroker() as broker:
     broker.declare_queue("q")
     metrics = Metrics("shop")
     with Publisher(broker.url, outbox="observed.db", hooks=[metrics]) as publisher:
-        publisher.publish(b"...", routing_key="q").result(timeout=60)
+        publisher.publish(b"...", routing_key="q").result(timeout_s=60)
 assert b"reliablepub" in prometheus_client.generate_latest()
 """,
     "spark": """

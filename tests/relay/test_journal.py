@@ -175,7 +175,7 @@ def test_a_publisher_logs_its_failures_and_no_secret(
     with Publisher(fake_broker.url, outbox=tmp_path / "o.db", retry=retry) as publisher:
         receipt = publisher.publish(b"the body", routing_key="nowhere", message_id="m-1")
         with pytest.raises(Unroutable):
-            receipt.result(timeout=60)
+            receipt.result(timeout_s=60)
     events = [vars(record).get("event") for record in log.records]
     assert events[0] == "connected"
     assert {"returned", "parked"} <= set(events)

@@ -224,7 +224,7 @@ class Run:
         # close() still waits up to 1 s for confirms of messages in flight. The others stay in the
         # outbox, if there is one.
         try:
-            self.publisher.close(timeout=0)
+            self.publisher.close(timeout_s=0)
         except PublisherClosed as error:  # the relay has failed
             self._end(Stopped.OUTBOX, str(error))
         self._look()
@@ -319,7 +319,7 @@ class Run:
         now = time.monotonic()
         if now >= self._alive_at:
             self._alive_at = now + ALIVE_S
-            self.publisher.flush(timeout=0)  # raises if the publisher has failed
+            self.publisher.flush(timeout_s=0)  # raises if the publisher has failed
         if self.patience.is_over(self.publisher.status, now):
             self._end(Stopped.TIMEOUT)
             return True

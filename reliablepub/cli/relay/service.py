@@ -172,7 +172,7 @@ class Service:
         """Look after the publisher; return whether it is drained."""
         status = publisher.status
         self._notes.look(status)
-        if is_draining and (not status.open or publisher.flush(timeout=_LOOK_S).is_flushed):
+        if is_draining and (not status.open or publisher.flush(timeout_s=_LOOK_S).is_flushed):
             return True
         self._look_after(publisher, status, time.monotonic())
         if self._stop.is_reopen_due:
@@ -210,7 +210,7 @@ class Service:
         """Send the status (at most once a second) and the watchdog message when they are due."""
         if now >= self._alive_at:
             self._alive_at = now + _ALIVE_S
-            publisher.flush(timeout=0)  # raises if the publisher has failed
+            publisher.flush(timeout_s=0)  # raises if the publisher has failed
             in_short = _in_short(status)
             if in_short != self._told:
                 self._told = in_short
