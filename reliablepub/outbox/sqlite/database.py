@@ -111,8 +111,8 @@ def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
         NotAnOutbox: the outbox is of another version.
         OutboxError: the database is not UTF-8.
     """
-    refuse_utf16(cursor, path)
     if not holds_outbox(cursor, path):
+        refuse_utf16(cursor, path)
         for statement in schema():
             cursor.execute(statement)
         cursor.execute(QUERIES["record_version"], (VERSION, time.time()))

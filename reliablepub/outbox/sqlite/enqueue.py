@@ -7,6 +7,7 @@ or more of the caller's connection than SQLite tells.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -45,6 +46,8 @@ class Enqueuing:
     path: Path
     ballast: Ballast
     _place: Place | None = field(default=None, init=False)
+    _checked: tuple[int, str] | None = field(default=None, init=False)
+    """The process, and the name by which the connection knows the file: checked for `_place`."""
 
     def within(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Cursor], T]) -> T:
         """Run ``work`` through the caller's connection, in its open transaction if there is one.
@@ -75,7 +78,7 @@ class Enqueuing:
             if not is_theirs and _is_autocommit(connection):
                 with transaction(connection, self.path):
                     done = self._beside_tables(cursor, work)
-                self._check_place()
+                self._check_place(cursor)
                 return done
             if is_theirs:
                 _write_first(cursor)
@@ -85,7 +88,7 @@ class Enqueuing:
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
                 done = self._beside_tables(cursor, work)
-                self._check_place()
+                self._check_place(cursor)
             except BaseException:
                 if connection.in_transaction:  # SQLite may have ended it on a full disk
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
@@ -137,7 +140,16 @@ class Enqueuing:
         return work(cursor)
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
+        """Check that the caller's connection is to the file at the path, and that it is safe.
+
+        Raises:
+            ConfigurationError: it is to another file.
+            OutboxError: the file cannot be used as an outbox.
+        """
         _, _, name = cursor.execute("PRAGMA database_list").fetchone()
+        if self._checked == (os.getpid(), name):
+            return  # `_check_place` notices when other files are at the path
+        self._checked = None
         try:
             is_same = bool(name) and check_file(self.path) and self.path.samefile(name)
         except FileNotFoundError:
@@ -150,12 +162,16 @@ class Enqueuing:
         check_side_files(self.path, OF_SQLITE)
         if self._place is None:
             _warn_of_unsynced(cursor, self.path)
+        else:
+            self._checked = os.getpid(), name
 
-    def _check_place(self) -> None:
+    def _check_place(self, cursor: sqlite3.Cursor) -> None:
         """Check that the caller's connection has the files open that are at the path.
 
         Raises:
+            ConfigurationError: the path leads to another file by now.
             OutboxMoved: it has other files open.
+            OutboxError: the file cannot be used as an outbox.
         """
         # The files at the path are compared with those of the last call. If they differ, the caller
         # has either opened a new connection to the new files, or still has the old ones open.
@@ -168,6 +184,8 @@ class Enqueuing:
             place = Place(self.path)
             if self._place.is_left_open(place):
                 raise
+            self._checked = None
+            self._check_same_file(cursor)
             self._place = place
 
 
