@@ -27,7 +27,7 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus pythons python-sid lowest spark-versions client-table java clean
 
 # Four at once: much of it waits for a broker or for Spark. The longest come first.
 test: .venv/.installed rabbitmq postgres prometheus java lint typecheck
@@ -95,6 +95,11 @@ docs: .venv/.installed
 # What people install, in dist/.
 dist: .venv/.installed
 	$(BIN)/hatchling build
+
+# What an installation consists of: CycloneDX 1.6, made from the lock.
+sbom:
+	@mkdir -p dist
+	.ci/sbom > dist/reliablepub.cdx.json
 
 # A data pipeline on Spark, in a batch and as a stream, and the proof that nothing is missing.
 flights: .venv/.flights java

@@ -1,4 +1,4 @@
-"""What the site needs beyond the pages in this folder: the README, the examples, and diagrams.
+"""What the site needs beyond the pages in this folder: the README, the examples and diagrams.
 
 Called by mkdocs (``hooks`` in mkdocs.yml). Must never know: what a page says.
 
@@ -10,6 +10,7 @@ the pages need it: participants, arrows and notes.
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
@@ -37,6 +38,12 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
         name = example.relative_to(ROOT).as_posix()
         files.append(File.generated(config, name, abs_src_path=str(example)))
     return files
+
+
+def on_post_build(*, config: MkDocsConfig) -> None:
+    """Beside the pages, their Markdown: llms.txt links to it."""
+    for page in (ROOT / "docs").glob("*.md"):
+        shutil.copy(page, config.site_dir)
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:

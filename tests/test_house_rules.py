@@ -22,7 +22,7 @@ INTEGRATION_LINES_MAX = 200
 
 TOP_LEVEL = {
     *(".ci", ".git", ".gitignore", "LICENSE", "Makefile", "README.md"),
-    *("CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml"),
+    *("CONTRIBUTING.md", "Containerfile", "SECURITY.md", "mkdocs.yml"),
     *("docs", "examples", "pyproject.toml", "reliablepub", "spark_sink", "tests"),
 }
 MAY_PRINT = ("reliablepub/cli/", "reliablepub/demo/", "reliablepub/testing/command.py")

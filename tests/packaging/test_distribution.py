@@ -22,6 +22,7 @@ FILES = {
         "Makefile",
         "README.md",
         "CONTRIBUTING.md",
+        "Containerfile",
         "SECURITY.md",
         "mkdocs.yml",
         "pyproject.toml",

@@ -1,0 +1,68 @@
+"""Containerfile: paths, options and ports that it names exist, and fit the pod that is shipped."""
+
+import json
+import re
+import tomllib
+
+from tests.docs.test_documents import assert_command
+from tests.observe.test_pod import pod, relay
+from tests.packaging.conftest import ROOT
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Each instruction with its arguments, lines that continue joined."""
+    text = (ROOT / "Containerfile").read_text()
+    joined = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    found = (line.partition(" ") for line in joined.splitlines() if line.strip())
+    return [(name, words.strip()) for name, _, words in found]
+
+
+def of(name: str) -> list[str]:
+    return [words for found, words in instructions() if found == name]
+
+
+def test_what_it_copies_is_there() -> None:
+    from_here = [words.split()[:-1] for words in of("COPY") if "--from" not in words]
+    for source in (name for names in from_here for name in names):
+        assert (ROOT / source).exists(), source
+    (from_build,) = (words.split() for words in of("COPY") if "--from" in words)
+    assert from_build[0] == "--from=build"
+    assert f"venv {from_build[1]} " in of("RUN")[0]
+    assert f"PATH={from_build[2]}/bin:" in of("ENV")[0]
+
+
+def test_the_build_names_locks_and_extras_that_there_are() -> None:
+    copied = [word for words in of("COPY") for word in words.split()]
+    locks = re.findall(r"(?:--requirement|--constraint) (\.ci\S+)", " ".join(of("RUN")))
+    assert len(locks) == 2
+    assert set(locks) <= set(copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    ((name, _, extras),) = (words.partition("=") for words in of("ARG"))
+    assert name == "EXTRAS"
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    images = {words.split()[0] for words in of("FROM")}
+    (python,) = (re.findall(r"python:(3\.\d+)-slim$", image)[0] for image in images)
+    assert f"Programming Language :: Python :: {python}" in project["classifiers"]
+
+
+def test_its_command_has_options_that_there_are_and_suits_the_pod() -> None:
+    (program,) = json.loads(of("ENTRYPOINT")[0])
+    assert program == relay()["command"][0] == "reliablepub"
+    words = json.loads(of("CMD")[0])
+    assert_command(words)
+    port = words[words.index("--health-port") + 1]
+    assert [port] == of("EXPOSE") == [str(relay()["ports"][0]["containerPort"])]
+    path = relay()["livenessProbe"]["httpGet"]["path"]
+    assert f"http://127.0.0.1:{port}{path}'" in of("HEALTHCHECK")[0]
+    _, workload = pod()
+    user = workload["spec"]["template"]["spec"]["securityContext"]
+    assert of("USER") == [f"{user['runAsUser']}:{user['runAsGroup']}"]
+
+
+def test_the_variables_of_its_example_are_those_of_the_command_line() -> None:
+    shown = re.findall(r"RELIABLEPUB_\w+", (ROOT / "Containerfile").read_text())
+    assert shown
+    for name in shown:
+        assert_command(
+            ["relay", "--" + name.removeprefix("RELIABLEPUB_").lower().replace("_", "-")]
+        )
