@@ -7,7 +7,7 @@ It must never know sockets or other channels.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pamqp import commands
 
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
     from reliablepub.testing.channel_base import Peer, Transacting
 
+_SHARED_MAX_BYTES = 65_536
+"""Largest body that a channel keeps to share it with an equal next one."""
+
+_T = TypeVar("_T", str, bytes)
+
 
 class Channel(ChannelBase):
     """The server's side of a channel: open, or closed by the server and waiting for close-ok."""
@@ -38,6 +43,8 @@ class Channel(ChannelBase):
         self._header: bytes | None = None
         self._body: list[bytes] = []
         self._missing = 0
+        self._last: Publish | None = None
+        """The last publish, if it is small: the next one shares what is equal."""
 
     # ------------------------------------------------------------------------------ frames in
 
@@ -123,8 +130,17 @@ class Channel(ChannelBase):
         self._method, self._header, self._body = None, None, []
         if immediate:
             raise AmqpError(540, "immediate=true")
+        last = self._last
+        if last is not None:  # a million equal messages take the memory of one body
+            exchange = _old(exchange, last.exchange)
+            routing_key = _old(routing_key, last.routing_key)
+            header, body = _old(header, last.header), _old(body, last.body)
         try:
-            properties = decoding.decode_properties(header)
+            properties = (
+                last.properties
+                if last is not None and header is last.header
+                else decoding.decode_properties(header)
+            )
         except decoding.MalformedError:  # the channel process of RabbitMQ crashes
             raise AmqpError(541, ids=(0, 0)) from None
         publish = Publish(
@@ -137,6 +153,7 @@ class Channel(ChannelBase):
             connection=self.connection.number,
             channel=self.number,
         )
+        self._last = publish if len(body) <= _SHARED_MAX_BYTES else None
         self.publishing.publish(publish)
 
     # ------------------------------------------------------------------------------ the end
@@ -145,10 +162,15 @@ class Channel(ChannelBase):
         """Stop: open delivery tags are dropped, deliveries go back to their queues."""
         if self.is_open:
             self.is_open = False
-            self._method, self._header, self._body = None, None, []
+            self._method, self._header, self._body, self._last = None, None, [], None
             if self.transaction is not None:
                 self.transaction.release()
             self.consuming.close()
+
+
+def _old(new: _T, old: _T) -> _T:
+    """The old object if both are equal, so that the new one is freed."""
+    return old if new == old else new
 
 
 def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:

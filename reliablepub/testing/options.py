@@ -46,7 +46,8 @@ class NodeOptions:
             is not listed has no limit.
         frame_max: Frame size in bytes, proposed in connection.tune.
         max_message_size: Limit of a body in bytes; a larger one is refused with 406.
-        flush_delay_s: Seconds for which persistent messages are collected, then written together.
+        flush_delay_s: Seconds for which persistent messages are collected, then written together
+            and confirmed. 0 writes what has arrived as soon as no more input waits.
         history_max: Most publishes kept in the history.
         history_bytes_max: Limit of the bytes of their bodies; the last publish is always kept.
         connections_max: Limit of connections; one more is closed at once, with a warning in the log
@@ -62,7 +63,7 @@ class NodeOptions:
     user_channel_max: Mapping[str, int] = field(default_factory=dict)
     frame_max: int = 131_072
     max_message_size: int = 128 * 1024 * 1024
-    flush_delay_s: float = 0.002
+    flush_delay_s: float = 0.0
     history_max: int = 100_000
     history_bytes_max: int = 256 * 1024 * 1024
     connections_max: int = 1024

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from reliablepub.testing import encoding, faults
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
 from reliablepub.testing.content_header import rewritten
+from reliablepub.testing.decoding import decode_properties
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE
 from reliablepub.testing.field_types import field_type
 from reliablepub.testing.history import Fate
@@ -100,8 +101,7 @@ class Publishing:
     def _check_properties(self, publish: Publish) -> None:
         properties, user = publish.properties, self._channel.connection.user
         if properties.reply_to == PSEUDO_QUEUE:
-            properties.reply_to = self._channel.reply_name()
-            publish.header = rewritten(publish.header, reply_to=properties.reply_to)
+            _rewrite(publish, reply_to=self._channel.reply_name())
         if properties.user_id is not None and properties.user_id != user:
             explanation = (
                 f"user_id property set to '{properties.user_id}' "
@@ -127,9 +127,8 @@ class Publishing:
         vhost = self._channel.connection.vhost
         queues = [] if faults.Return in kinds else vhost.route(publish)
         keys = [] if kinds & {faults.Return, faults.Nack} else routing_keys(publish)
-        headers = publish.properties.headers
-        if headers and headers.pop("BCC", None) is not None:  # blind: consumers must not see it
-            publish.header = rewritten(publish.header, drop=("BCC",))
+        if "BCC" in (publish.properties.headers or {}):  # blind: consumers must not see it
+            _rewrite(publish, drop=("BCC",))
         has_replied = self._node.reply(publish, keys)
         if faults.Nack in kinds:
             publish.rejected = True
@@ -267,6 +266,12 @@ class Publishing:
 
 def _kinds(publish: Publish) -> set[type[faults.Fault]]:
     return {type(fault) for fault in publish.faults}
+
+
+def _rewrite(publish: Publish, *, drop: tuple[str, ...] = (), reply_to: str | None = None) -> None:
+    """Change the header of a publish; other publishes may share the old one."""
+    publish.header = rewritten(publish.header, drop=drop, reply_to=reply_to)
+    publish.properties = decode_properties(publish.header)
 
 
 def oversize(size: int, size_max: int) -> str:

@@ -129,12 +129,12 @@ class Server:
             self.thaw()
         elif is_due:
             self.listen()
+        self._carry_out_faults()  # before the write that is due: a crash loses this turn's messages
         if not self.is_frozen:
             node.handle_timeout()
             for link in list(self._links.values()):
                 link.connection.handle_timeout()
-        while node.triggered:
-            self._carry_out(node.triggered.popleft())
+        self._carry_out_faults()  # of publishes that an alarm withheld until now
         for fd, link in list(self._links.items()):
             if not self.is_frozen and (not link.write(node.now) or link.finish(node.now)):
                 self._forget(fd, link)
@@ -142,6 +142,11 @@ class Server:
                 self._watch(link.sock, link.interest(node.now), self._on_link(fd, link))
         listens = selectors.EVENT_READ if self.is_up else 0
         self._watch(self._listener, listens, self._accept)
+
+    def _carry_out_faults(self) -> None:
+        while self._node.triggered:
+            self._node.flush()
+            self._carry_out(self._node.triggered.popleft())
 
     def _carry_out(self, fault: Crash | Freeze) -> None:
         if isinstance(fault, Freeze):

@@ -25,6 +25,8 @@ from pika.exceptions import (
 )
 
 from reliablepub.testing import FakeBroker, Fate, NodeOptions, faults
+from tests.broker.raw_tcp import hear_out, opened
+from tests.broker.sans_io import encode_publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -247,6 +249,17 @@ def test_a_crash_loses_what_was_not_written() -> None:
             channel = connection.channel()
         connection.close()
         assert [one.fate for one in broker.published] == [Fate.ACCEPTED, Fate.LOST]
+
+
+def test_a_crash_loses_what_arrived_in_the_same_moment(fake_broker: FakeBroker) -> None:
+    fake_broker.declare_queue("q")
+    fake_broker.inject(faults.Crash(nth=2))
+    with opened(fake_broker) as client:
+        client.sendall(encode_publish("q", b"one") + encode_publish("q", b"two"))
+        _, is_reset = hear_out(client)
+    assert is_reset
+    assert [one.fate for one in fake_broker.published] == [Fate.LOST, Fate.LOST]
+    assert bodies(fake_broker) == []
 
 
 def test_the_crash_fault_comes_back_by_itself(fake_broker: FakeBroker) -> None:

@@ -635,3 +635,39 @@ def test_an_exchange_in_use_is_kept_when_told_so(client: Client) -> None:
         commands.Exchange.Delete(exchange="x", if_unused=True), commands.Channel.Close
     )
     assert close.reply_text == "PRECONDITION_FAILED - exchange 'x' in vhost '/' in use"
+
+
+# ------------------------------------------------------------------------------- memory, time
+
+
+def test_equal_publishes_share_what_is_equal(client: Client) -> None:
+    for content in (bytes(1024), bytes(1024), b"other", bytes(70_000), bytes(70_000)):
+        client.publish(content=content, properties=Properties(message_id="a"))
+    first, second, other, *_ = (entry.publish for entry in client.node.vhost.queues["q"].ready)
+    assert second.body is first.body
+    assert second.header is first.header
+    assert second.properties is first.properties
+    assert other.body == b"other"
+    assert other.properties.message_id == "a"
+    assert [one.delivery_tag for one in (first, second, other)] == [1, 2, 3]
+
+
+def test_a_header_that_is_rewritten_is_not_shared(client: Client) -> None:
+    hidden = Properties(headers={"BCC": ["q"], "o": 5})
+    for routing_key in ("q", "nowhere", "nowhere"):
+        client.publish(routing_key, b"", properties=hidden)
+    publishes = [entry.publish for entry in client.node.vhost.queues["q"].ready]
+    assert [one.properties.headers for one in publishes] == [{"o": 5}] * 3
+    client.publish(content=b"", properties=Properties(headers={"o": 5}))
+    client.publish(content=b"", properties=hidden)
+    assert len(client.node.vhost.queues["q"].ready) == 5
+
+
+def test_a_persistent_publish_is_confirmed_as_soon_as_all_input_is_processed(
+    client: Client,
+) -> None:
+    client.publish()
+    client.publish()
+    client.frames.clear()
+    client.wait(0)
+    assert client.only(Basic.Ack).delivery_tag == 2
