@@ -13,9 +13,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
+from reliablepub.testing import views
 from reliablepub.testing.declaring import frozen_arguments
-from reliablepub.testing.faults import Crash, Freeze
-from reliablepub.testing.history import Published, StoredMessage
+from reliablepub.testing.faults import Crash, Fault, Freeze
+from reliablepub.testing.making import made_publish
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions, Permissions
 from reliablepub.testing.queues import Queue
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Mapping
 
-    from reliablepub.testing.faults import Fault
+    from reliablepub.testing.history import Published, StoredMessage
+    from reliablepub.testing.views import ConsumerState, QueueState, UnackedMessage
 
 
 class FakeBroker:
@@ -104,6 +106,12 @@ class FakeBroker:
         vhost = quote(virtual_host or self._options.virtual_hosts[0], safe="")
         return f"{scheme}://{credentials}@{host}:{self._port}/{vhost}"
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the port accepts connections: started, and not crashed."""
+        with self._changed:
+            return self._server is not None and self._server.is_up
+
     def start(self) -> None:
         """Start serving; after a crash or a stop, on the same port. Does nothing if it is up."""
         with self._changed:
@@ -128,6 +136,19 @@ class FakeBroker:
         self.stop()
         self.start()
 
+    def reset(self) -> None:
+        """`stop`, forget everything but the options, and `start` again if it was running.
+
+        Connections are closed; queues, exchanges, messages, faults, the history and permissions
+        that were set later are gone.
+        """
+        was_running = self._server is not None
+        self.stop()
+        with self._changed:
+            self._node = Node(self._options)
+        if was_running:
+            self.start()
+
     def crash(self, *, lose_unsynced: bool = True) -> None:
         """Die as by kill -9: connections are reset, and the port refuses until `start`.
 
@@ -147,6 +168,21 @@ class FakeBroker:
         """Add faults; each sees only events from now on."""
         with self._changed:
             self._node.script.inject(*faults)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The faults in force: injected, and not yet used up."""
+        with self._changed:
+            return self._node.script.faults
+
+    def clear_faults(self) -> None:
+        """Remove every fault, and send the confirms that `HoldConfirms` held back."""
+
+        def clear() -> None:
+            self._node.script.remove(Fault)
+            self._node.release_confirms()
+
+        self._act(clear)
 
     def release_confirms(self) -> None:
         """Send every confirm held back by `HoldConfirms`, and remove these faults."""
@@ -243,6 +279,42 @@ class FakeBroker:
         with self._changed:
             self._vhost(virtual_host).remove_exchange(name)
 
+    def publish(
+        self,
+        body: bytes,
+        routing_key: str = "",
+        *,
+        exchange: str = "",
+        properties: Mapping[str, Any] | None = None,
+        virtual_host: str | None = None,
+    ) -> bool:
+        """Put a message into the queues that it reaches, as if a client had published it before.
+
+        It is on disk at once, sees no fault, and is not in `published`.
+
+        Args:
+            body: The body.
+            routing_key: The name of a queue, unless an exchange is given.
+            exchange: The exchange; by default the default exchange.
+            properties: Basic properties by name (`message_id`, `headers`, ...); `delivery_mode` is
+                2 by default.
+            virtual_host: By default the first one.
+
+        Returns:
+            Whether a queue took it.
+
+        Raises:
+            KeyError: There is no such exchange.
+            ValueError: There is no such property, or its value cannot be encoded.
+        """
+        publish = made_publish(exchange, routing_key, body, dict(properties or {}))
+        with self._changed:
+            vhost = self._vhost(virtual_host)
+            vhost.exchanges[exchange]
+            taken: list[bool] = []
+            self._act(lambda: taken.append(self._node.seed(vhost, publish)))
+        return taken[0]
+
     # ------------------------------------------------------------------ looking
 
     def set_permissions(
@@ -257,16 +329,24 @@ class FakeBroker:
         with self._changed:
             found = self._vhost(virtual_host).queues[queue]
             found.expire(monotonic())
-            return tuple(
-                StoredMessage(
-                    exchange=entry.publish.exchange,
-                    routing_key=entry.publish.routing_key,
-                    body=entry.publish.body,
-                    properties=entry.publish.properties,
-                    redelivered=entry.redelivered,
-                )
-                for entry in found.ready
-            )
+            return tuple(map(views.stored, found.ready))
+
+    def queues(self, *, virtual_host: str | None = None) -> tuple[QueueState, ...]:
+        """The queues, with numbers of messages and consumers."""
+        with self._changed:
+            for queue in self._vhost(virtual_host).queues.values():
+                queue.expire(monotonic())
+            return views.queues(self._node, self._vhost(virtual_host))
+
+    def consumers(self, *, virtual_host: str | None = None) -> tuple[ConsumerState, ...]:
+        """The consumers of all queues."""
+        with self._changed:
+            return views.consumers(self._node, self._vhost(virtual_host))
+
+    def unacked(self, *, virtual_host: str | None = None) -> tuple[UnackedMessage, ...]:
+        """The messages that clients got and have not acknowledged."""
+        with self._changed:
+            return views.unacknowledged(self._node, self._vhost(virtual_host))
 
     @property
     def published(self) -> tuple[Published, ...]:

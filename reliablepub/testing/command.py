@@ -1,6 +1,6 @@
 """`reliablepub broker`: the fake broker as a process, for demos and for clients in any language.
 
-This module knows the command line and signals. It must never know AMQP.
+This module knows the command line, signals and files of TLS. It must never know AMQP.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 import errno
 import shlex
 import signal
+import ssl
 import threading
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import click
 
 from reliablepub.testing.broker import FakeBroker
+from reliablepub.testing.control import ControlServer
 from reliablepub.testing.faults import FaultFileError, load_faults
 from reliablepub.testing.options import NodeOptions
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -24,7 +30,7 @@ from reliablepub.testing.options import NodeOptions
 @click.option(
     "--faults",
     "fault_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_FILE,
     help="A TOML file with [[fault]] tables.",
 )
 @click.option(
@@ -36,31 +42,95 @@ from reliablepub.testing.options import NodeOptions
     show_default=True,
     help="A user who may log in; may be given several times.",
 )
+@click.option(
+    "--vhost",
+    "virtual_hosts",
+    multiple=True,
+    default=["/"],
+    show_default=True,
+    help="A virtual host; may be given several times.",
+)
+@click.option("--tls-certificate", type=_FILE, help="Speak AMQPS, with this certificate (PEM).")
+@click.option("--tls-key", type=_FILE, help="Its key, if that is in another file.")
+@click.option(
+    "--control-port",
+    type=int,
+    help="Serve the control port, HTTP with JSON; 0 picks a free port.",
+)
+@click.option(
+    "--allow-remote",
+    is_flag=True,
+    help="Permit a --host that other machines can reach, as in a container. Nothing is protected.",
+)
+@click.option(
+    "--history-max",
+    default=NodeOptions().history_max,
+    show_default=True,
+    help="Most publishes kept to be looked at.",
+)
+@click.option(
+    "--history-bytes-max",
+    default=NodeOptions().history_bytes_max,
+    show_default=True,
+    help="Most bytes of their bodies.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
 def broker(
-    host: str, port: int, fault_file: Path | None, users: tuple[str, ...], seed: int
+    host: str,
+    port: int,
+    *,
+    fault_file: Path | None,
+    tls_certificate: Path | None,
+    tls_key: Path | None,
+    control_port: int | None,
+    allow_remote: bool,
+    users: tuple[str, ...],
+    **options: Any,  # noqa: ANN401 - of NodeOptions, by name
 ) -> None:
-    """Serve a fake RabbitMQ until SIGTERM or SIGINT; the first line printed is its URL."""
+    """Serve a fake RabbitMQ until SIGTERM or SIGINT; the first line printed is its URL.
+
+    With --control-port the second line is the URL of the control port.
+    """
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    try:
-        faults = load_faults(fault_file) if fault_file is not None else ()
-        options = NodeOptions(seed=seed, users=dict(map(_credentials, users)))
-        fake = FakeBroker(host=host, port=port, options=options)
-        fake.inject(*faults)
-        fake.start()
-    except (FaultFileError, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-            taken = f"port {port} of {host} is taken, perhaps by a RabbitMQ that you can use"
-            raise click.ClickException(f"{taken}; --port 0 picks a free one") from error
-        raise click.ClickException(str(error)) from error
-    try:
+    with ExitStack() as stack:
+        try:
+            faults = load_faults(fault_file) if fault_file is not None else ()
+            fake = FakeBroker(
+                host=host,
+                port=port,
+                allow_remote=allow_remote,
+                options=NodeOptions(users=dict(map(_credentials, users)), **options),
+                tls=_tls_context(tls_certificate, tls_key),
+            )
+            fake.inject(*faults)
+            stack.enter_context(fake)
+            control = None
+            if control_port is not None:
+                port = control_port
+                control = ControlServer(fake, host, control_port, is_remote=allow_remote)
+                stack.enter_context(control)
+        except (FaultFileError, ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                taken = f"port {port} of {host} is taken, perhaps by a RabbitMQ that you can use"
+                raise click.ClickException(f"{taken}; --port 0 picks a free one") from error
+            raise click.ClickException(str(error)) from error
         click.echo(fake.url)  # click flushes
+        if control is not None:
+            click.echo(control.url)
         click.echo(f"For other terminals: export RELIABLEPUB_URL={shlex.quote(fake.url)}", err=True)
         stopped.wait()
-    finally:
-        fake.stop()
+
+
+def _tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        if key is not None:
+            raise ValueError("--tls-key is the key of a certificate: give --tls-certificate too")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context
 
 
 def _credentials(text: str) -> tuple[str, str]:

@@ -27,10 +27,11 @@ from reliablepub.testing.replies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pamqp.base import Frame
 
+    from reliablepub.testing.consuming import Consuming
     from reliablepub.testing.history import Publish
     from reliablepub.testing.node import Node
 
@@ -127,6 +128,10 @@ class Connection:
     def has_capability(self, name: str) -> bool:
         """Whether the client announced a capability."""
         return name in self._handshake.capabilities
+
+    def consuming(self) -> Iterable[tuple[int, Consuming]]:
+        """The number and the consuming side of every open channel."""
+        return [(one.number, one.consuming) for one in self._channels.values()]
 
     # ------------------------------------------------------------------------------ inputs
 

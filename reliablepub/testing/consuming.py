@@ -18,6 +18,8 @@ from reliablepub.testing.field_types import field_type, is_integer
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from reliablepub.testing.channel_base import ChannelBase
     from reliablepub.testing.history import Publish
     from reliablepub.testing.queues import Entry, Queue
@@ -34,6 +36,11 @@ class Consuming:
         self._prefetch_channel = 0
         self._last_tag = 0
         self._unacked: dict[int, Delivery] = {}
+
+    @property
+    def unacked(self) -> Mapping[int, Delivery]:
+        """The deliveries that are not acknowledged, by their tags."""
+        return self._unacked
 
     @property
     def is_congested(self) -> bool:

@@ -25,7 +25,9 @@ from reliablepub.testing.routing import VirtualHost, routing_keys
 from reliablepub.testing.timers import Timers
 
 if TYPE_CHECKING:
-    from reliablepub.testing.consumers import Receiver
+    from collections.abc import Iterable, Mapping
+
+    from reliablepub.testing.consumers import Consumer, Delivery, Receiver
     from reliablepub.testing.history import Publish
     from reliablepub.testing.options import NodeOptions, Permissions
     from reliablepub.testing.queues import Buried, Entry, Queue
@@ -49,6 +51,9 @@ class Client(Protocol):
     def is_open(self) -> bool:
         """Whether the handshake is done and the connection is not closed."""
 
+    def consuming(self) -> Iterable[tuple[int, Consumes]]:
+        """The number and the consuming side of every open channel."""
+
     def handle_unblocked(self) -> None:
         """The alarm is over."""
 
@@ -63,6 +68,16 @@ class Client(Protocol):
 
     def drop(self, *, reset: bool) -> None:
         """End the TCP connection without connection.close."""
+
+
+class Consumes(Protocol):
+    """The consuming side of a channel, as a view of the broker sees it."""
+
+    consumers: dict[str, Consumer]
+
+    @property
+    def unacked(self) -> Mapping[int, Delivery]:
+        """The deliveries that are not acknowledged, by their tags."""
 
 
 class Publisher(Protocol):
@@ -143,6 +158,12 @@ class Node:
         deliver(queue, self.now)
         queue.trim()
         return True
+
+    def seed(self, vhost: VirtualHost, publish: Publish) -> bool:
+        """Put a message of a test into the queues that it reaches; False if no queue takes it."""
+        taken = [self.enqueue(queue, publish, None) for queue in vhost.route(publish)]
+        self.write_now(publish)
+        return any(taken)
 
     def _expire_later(self, queue: Queue, entry: Entry) -> None:
         if entry.expires_at is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pika
 import pytest
@@ -14,6 +17,7 @@ from click.testing import CliRunner
 from pika.exceptions import NackError
 
 from reliablepub.testing.command import broker
+from tests.certificates import signed
 
 ROOT = Path(__file__).parents[2]
 RUN = "from reliablepub.testing.command import broker; broker()"
@@ -93,3 +97,58 @@ def test_a_host_that_others_can_reach_is_refused() -> None:
     result = CliRunner().invoke(broker, ["--host", "0.0.0.0"])
     assert result.exit_code == 1
     assert "loopback" in result.output
+
+
+def test_the_control_port_virtual_hosts_and_limits() -> None:
+    options = ["--control-port", "0", "--vhost", "/", "--vhost", "shop", "--history-max", "1"]
+    with started("--port", "0", *options, "--history-bytes-max", "100") as process:
+        assert process.stdout is not None
+        url, control = (process.stdout.readline().strip() for _ in range(2))
+        assert url.startswith("amqp://guest:guest@127.0.0.1:")
+        with urlopen(f"{control}/queues?vhost=shop", timeout=60) as answer:
+            assert json.load(answer) == []
+        connection = pika.BlockingConnection(pika.URLParameters(url))
+        channel = connection.channel()
+        channel.confirm_delivery()
+        for body in (b"one", b"two"):
+            channel.basic_publish("", "q", body)
+        connection.close()
+        with urlopen(f"{control}/published", timeout=60) as answer:
+            published = json.load(answer)
+        assert published["count"] == 2
+        assert [one["body"] for one in published["messages"]] == ["two"]
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_a_certificate_makes_it_amqps(tmp_path: Path) -> None:
+    both = signed(tmp_path, "IP:127.0.0.1")
+    with started("--port", "0", "--tls-certificate", str(both)) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("amqps://")
+        parameters = pika.URLParameters(url)
+        context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+        parameters.ssl_options = pika.SSLOptions(context, "127.0.0.1")
+        pika.BlockingConnection(parameters).close()
+        process.terminate()
+    result = CliRunner().invoke(broker, ["--tls-key", str(both)])
+    assert "give --tls-certificate too" in result.output
+    (tmp_path / "empty").touch()
+    result = CliRunner().invoke(broker, ["--tls-certificate", str(tmp_path / "empty")])
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+
+
+def test_a_control_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        result = CliRunner().invoke(broker, ["--port", "0", "--control-port", str(port)])
+    assert result.exit_code == 1
+    assert f"port {port} of 127.0.0.1 is taken" in result.output
+
+
+def started(*options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, *options], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )

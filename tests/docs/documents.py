@@ -4,7 +4,8 @@ Knows: fences, hidden set-up comments, inline code and links. Must never know: w
 
 How a document is run: every ```` ```python ```` block, in order, in one namespace, in an empty
 folder. The address ``amqp://guest:guest@localhost/`` becomes that of a fake broker, and the URL
-``postgresql://app@localhost/shop`` that of an empty database. What the reader
+``postgresql://app@localhost/shop`` that of an empty database; ``http://localhost:15673`` becomes
+that of the fake broker's control port. What the reader
 is expected to have (queues, tables) is made by a comment that only the source shows::
 
     <!-- setup
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from reliablepub.testing import FakeBroker
+from reliablepub.testing.control import ControlServer
 from tests.docs.shell import commands_of, run_command
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,6 +37,7 @@ DOCUMENTS = [README, *sorted((ROOT / "docs").glob("*.md"))]
 KINDS = ["Tutorial", "How-to guides", "Reference", "Explanation"]
 """Of pages, in the order of the site."""
 PLACEHOLDER = "amqp://guest:guest@localhost/"
+CONTROL = "http://localhost:15673"
 DATABASE = "postgresql://app@localhost/shop"
 
 _PART = re.compile(
@@ -79,9 +82,9 @@ def run(document: Path, folder: Path, database: str = DATABASE, *, pasted: bool 
         database: URL of an empty database.
         pasted: give the Python to an interactive interpreter, line by line.
     """
-    with FakeBroker() as broker:
+    with FakeBroker() as broker, ControlServer(broker, "127.0.0.1", 0) as control:
         namespace: dict[str, Any] = {"__name__": "__document__", "broker": broker}
-        replaced = {PLACEHOLDER: broker.url, DATABASE: database}
+        replaced = {PLACEHOLDER: broker.url, DATABASE: database, CONTROL: control.url}
         environment: dict[str, str] = {}
         for block in blocks(document):
             if block.language in ("console", "sh"):

@@ -25,6 +25,7 @@ SAFELY = {
     "/etc/prometheus/rules/": "",
     "/etc/systemd/system/": "",
     "--health-host 0.0.0.0 --health-port 9108": "--health-port 0",
+    "--control-port 15673": "--control-port 0",
 }
 """What a test must not do to the machine it runs on, and does instead."""
 BROKER_PORT = 5672

@@ -28,7 +28,7 @@ from reliablepub.testing.faults.events import (
     Freeze,
     HalfOpen,
 )
-from reliablepub.testing.faults.files import KINDS, FaultFileError, load_faults
+from reliablepub.testing.faults.files import KINDS, FaultFileError, fault_of, load_faults
 from reliablepub.testing.faults.mix import AnyOf
 from reliablepub.testing.faults.network import (
     STEPS,
@@ -80,5 +80,6 @@ __all__ = [
     "SliceOutput",
     "StallHandshake",
     "StrayAck",
+    "fault_of",
     "load_faults",
 ]

@@ -46,10 +46,19 @@ def load_faults(path: Path) -> tuple[Fault, ...]:
     if unknown or not isinstance(entries, list):
         message = f"{path}: expected only [[fault]] tables, found {unknown or 'fault'}"
         raise FaultFileError(message)
-    return tuple(_fault_of(f"{path}: fault {i}", entry) for i, entry in enumerate(entries, 1))
+    return tuple(fault_of(f"{path}: fault {i}", entry) for i, entry in enumerate(entries, 1))
 
 
-def _fault_of(where: str, entry: object) -> Fault:
+def fault_of(where: str, entry: object) -> Fault:
+    """The fault of a table with a `kind` and the fields of that kind.
+
+    Args:
+        where: What an error names: the file and the entry.
+        entry: The table.
+
+    Raises:
+        FaultFileError: It is no table, or has a wrong kind, key or value.
+    """
     if not isinstance(entry, dict):
         message = f"{where}: expected a table, not {entry!r}"
         raise FaultFileError(message)
@@ -75,7 +84,7 @@ def _fault_of(where: str, entry: object) -> Fault:
 def _value(where: str, key: str, value: object, annotation: str) -> object:
     """A TOML value as the value of a field (`int | None`, `float`, `bool`, `str`, or faults)."""
     if annotation.startswith("tuple[") and isinstance(value, list):
-        return tuple(_fault_of(f"{where}: {key} {i}", one) for i, one in enumerate(value, 1))
+        return tuple(fault_of(f"{where}: {key} {i}", one) for i, one in enumerate(value, 1))
     wanted = set(re.findall(r"\w+", annotation))
     if type(value).__name__ in wanted or (type(value) is int and "float" in wanted):
         return value

@@ -58,6 +58,11 @@ class FaultScript:
             random = Random(f"{self._seed}/{self._injected}")  # noqa: S311 - repeatable, no secret
             self._rules.append(_Rule(fault, random))
 
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """The faults in force, in the order of injection."""
+        return tuple(rule.fault for rule in self._rules)
+
     def remove(self, kind: type[Fault]) -> None:
         """Remove every rule of a kind."""
         self._rules = [rule for rule in self._rules if not isinstance(rule.fault, kind)]
