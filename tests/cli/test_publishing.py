@@ -59,13 +59,13 @@ class Scripted:
                 receipt.given_up(ENTRY, Outcome(verdict))
         return receipt
 
-    def flush(self, timeout: float) -> None:
-        del timeout
+    def flush(self, timeout_s: float) -> None:
+        del timeout_s
         if self.is_closed:
             raise PublisherClosed("the publisher has failed")
 
-    def close(self, timeout: float) -> None:
-        del timeout
+    def close(self, timeout_s: float) -> None:
+        del timeout_s
 
 
 def message(line: Line) -> Message:
