@@ -88,11 +88,11 @@ class DrivenPublisher:
     def status(self) -> Status:
         return self._publisher.status
 
-    def flush(self, timeout: float | None = None) -> Status:
-        return self._loop.run(self._publisher.flush(timeout))
+    def flush(self, timeout_s: float | None = None) -> Status:
+        return self._loop.run(self._publisher.flush(timeout_s))
 
-    def close(self, timeout: float | None = None) -> Status:
-        return self._loop.run(self._publisher.aclose(timeout))
+    def close(self, timeout_s: float | None = None) -> Status:
+        return self._loop.run(self._publisher.aclose(timeout_s))
 
     def let_go(self) -> None:
         """Of what is not the publisher's own, after it has failed."""
@@ -122,8 +122,8 @@ class GuestPublisher(DrivenPublisher):
         self._connection = host
         return host
 
-    def close(self, timeout: float | None = None) -> Status:
-        status = super().close(timeout)
+    def close(self, timeout_s: float | None = None) -> Status:
+        status = super().close(timeout_s)
         self.let_go()
         return status
 
