@@ -93,11 +93,17 @@ def is_single(queue: Queue) -> bool:
     return queue.arguments.get("x-single-active-consumer") is True
 
 
-def requeue(deliveries: Iterable[Delivery], now: float) -> None:
-    """Put messages that were not acknowledged back into their queues, and deliver them."""
+def requeue(deliveries: Iterable[Delivery], now: float, *, is_lost: bool) -> None:
+    """Put messages that were not acknowledged back into their queues, and deliver them.
+
+    Args:
+        deliveries: The deliveries.
+        now: Time, in seconds.
+        is_lost: Whether their channel is gone; else the client asked for it.
+    """
     entries: dict[Queue, list[Entry]] = {}
     for delivery in deliveries:
         entries.setdefault(delivery.queue, []).append(delivery.entry)
     for queue, returned in entries.items():
-        queue.requeue(returned)
+        queue.requeue(returned, is_lost=is_lost)
         deliver(queue, now)

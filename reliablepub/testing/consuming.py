@@ -6,6 +6,7 @@ come into a queue, or which consumer gets the next one.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from pamqp.commands import Basic
@@ -13,8 +14,9 @@ from pamqp.commands import Basic
 from reliablepub.testing import encoding
 from reliablepub.testing.consumers import Consumer, Delivery, deliver, is_single
 from reliablepub.testing.consumers import requeue as put_back
+from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
-from reliablepub.testing.field_types import field_type, is_integer
+from reliablepub.testing.field_types import Long, field_type, is_integer
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
@@ -71,8 +73,12 @@ class Consuming:
             return
         queue = self._channel.queue_or_last(method.queue, "read")
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
+        if queue.is_quorum and self._prefetch_channel:
+            where = self._channel.place("queue", queue.name)
+            raise AmqpError(540, f"{where} does not support global qos")
         is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
-        if is_taken or (method.exclusive and is_single(queue)):
+        is_taken = is_taken or (method.exclusive and is_single(queue))
+        if is_taken and not queue.is_quorum:  # a quorum queue ignores the flag
             explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
             raise AmqpError(403, explanation)
         priority = (method.arguments or {}).get("x-priority", 0)
@@ -147,7 +153,7 @@ class Consuming:
             routing_key=publish.routing_key,
             message_count=len(queue.ready),
         )
-        self._channel.send_content(payload, publish)
+        self._channel.send_content(payload, _counted(entry) if queue.is_quorum else publish)
 
     def send(self, consumer: Consumer, entry: Entry) -> None:
         """basic.deliver."""
@@ -162,7 +168,7 @@ class Consuming:
             exchange=publish.exchange,
             routing_key=publish.routing_key,
         )
-        self._channel.send_content(payload, publish)
+        self._channel.send_content(payload, _counted(entry) if entry.delivery_count else publish)
 
     def acknowledge(self, tag: int, *, multiple: bool) -> None:
         """basic.ack."""
@@ -191,7 +197,7 @@ class Consuming:
             if requeue is False:
                 delivery.queue.bury(delivery.entry.publish, "rejected")
         if requeue:
-            put_back(deliveries.values(), self._node.now)
+            put_back(deliveries.values(), self._node.now, is_lost=False)
         for queue in {delivery.queue for delivery in deliveries.values()} | self._queues():
             deliver(queue, self._node.now)
 
@@ -217,7 +223,7 @@ class Consuming:
             consumer.queue.consumers.remove(consumer)
         gone, self.consumers = self.consumers, {}
         deliveries, self._unacked = self._unacked, {}
-        put_back(deliveries.values(), self._node.now)
+        put_back(deliveries.values(), self._node.now, is_lost=True)
         for consumer in gone.values():
             self._hand_over(consumer.queue)
 
@@ -251,3 +257,9 @@ class Consuming:
         else:
             tags = [one for one in self._unacked if one <= tag] if multiple else [tag]
         return {one: self._unacked.pop(one) for one in tags}
+
+
+def _counted(entry: Entry) -> Publish:
+    """The message with the header that tells how often a quorum queue got it back."""
+    count = {"x-delivery-count": Long(entry.delivery_count)}
+    return dataclasses.replace(entry.publish, header=rewritten(entry.publish.header, add=count))

@@ -14,7 +14,7 @@ from pamqp.commands import Queue as QueueMethods
 from reliablepub.testing import encoding
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, check_reply_name
 from reliablepub.testing.field_types import field_type
-from reliablepub.testing.queue_arguments import COMPARED, check_queue_arguments
+from reliablepub.testing.queue_arguments import COMPARED, check_queue_arguments, check_quorum_flags
 from reliablepub.testing.queues import Queue
 from reliablepub.testing.replies import AmqpError, erlang_binary
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
@@ -116,6 +116,13 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
         if method.queue:
             _check_name(name, "queue")
         check_queue_arguments(arguments, channel.place("queue", name))
+        if arguments.get("x-queue-type") == "quorum":
+            check_quorum_flags(
+                channel.place("queue", name),
+                durable=method.durable,
+                exclusive=method.exclusive,
+                auto_delete=method.auto_delete,
+            )
         queue = Queue(
             name,
             durable=method.durable,
@@ -151,6 +158,13 @@ def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
     count = 0
     if name in vhost.queues:
         queue = channel.queue(name)
+        if queue.is_quorum and (method.if_unused or method.if_empty):
+            flag = "if-unused" if method.if_unused else "if-empty"
+            explanation = (
+                f"cannot delete {channel.place('queue', name)}. queue.delete operations with "
+                f"{flag} flag set are not supported by quorum queues"
+            )
+            raise AmqpError(540, explanation)
         if method.if_unused and queue.consumers:
             explanation = f"{channel.place('queue', name)} in use"
             raise AmqpError(406, explanation)

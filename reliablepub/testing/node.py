@@ -150,7 +150,7 @@ class Node:
         if entry is None:
             return False
         self._expire_later(queue, entry)
-        if queue.durable and publish.is_persistent:
+        if queue.writes(publish):
             publish.waiting += 1
             if not self._unwritten:
                 self.timers.at(self.now + self.options.flush_delay_s, self._write)

@@ -20,25 +20,37 @@ _PRIORITY_MAX = 255
 _OVERFLOWS = ("drop-head", "reject-publish", "reject-publish-dlx")
 _QUEUE_MODES = ("default", "lazy")
 _QUEUE_VERSIONS = (1, 2)
+_STRATEGIES = ("at-most-once", "at-least-once")
+_LOCATORS = ("client-local", "balanced", "random", "least-leaders")
+_MODULES = {"classic": "rabbit_classic_queue", "quorum": "rabbit_quorum_queue"}
+"""RabbitMQ's names of the queue types, by `x-queue-type`."""
 
 
 def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
     """Raise 406 for the first argument with a wrong value; unknown arguments are accepted."""
     dlx = arguments.get("x-dead-letter-exchange")
     if dlx is not None and not isinstance(dlx, str):
-        kind = f"invalid type '{field_type(dlx)}' for arg 'x-dead-letter-exchange' in {where}"
-        raise AmqpError(406, kind)
-    for name, reason_against in _CHECKS.items():
+        wrong = f"invalid type '{field_type(dlx)}' for arg 'x-dead-letter-exchange' in {where}"
+        raise AmqpError(406, wrong)
+    kind = "quorum" if arguments.get("x-queue-type") == "quorum" else "classic"
+    foreign = _NOT_OF[kind]
+    for name in (*_CHECKS, *foreign):
         value = arguments.get(name)
-        reason = None if value is None else reason_against(value)
+        if name in foreign and name in arguments:
+            raise AmqpError(406, f"invalid arg '{name}' for {where} of queue type {_MODULES[kind]}")
+        reason = None if value is None or name in foreign else _CHECKS[name](value)
         if name == "x-dead-letter-routing-key" and value is not None and dlx is None:
             reason = reason or "routing_key_but_no_dlx_defined"
         if reason is not None:
             raise AmqpError(406, f"invalid arg '{name}' for {where}: {reason}")
-    for name in _OF_OTHER_TYPES:
-        if name in arguments:
-            kind = "of queue type rabbit_classic_queue"
-            raise AmqpError(406, f"invalid arg '{name}' for {where} {kind}")
+
+
+def check_quorum_flags(where: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
+    """Raise 406 for the first flag that a quorum queue cannot have."""
+    flags = {"auto-delete": auto_delete, "exclusive-owner": exclusive, "non-durable": not durable}
+    for name, is_wrong in flags.items():
+        if is_wrong:
+            raise AmqpError(406, f"invalid property '{name}' for {where}")
 
 
 def _count(value: object) -> str | None:
@@ -82,7 +94,19 @@ def _version(value: object) -> str | None:
 
 
 def _type(value: object) -> str | None:
-    return _text(value) or (None if value == "classic" else f"\"unsupported queue type '{value}'\"")
+    return _text(value) or (None if value in _MODULES else f"\"unsupported queue type '{value}'\"")
+
+
+def _strategy(value: object) -> str | None:
+    return _text(value) or (None if value in _STRATEGIES else "invalid_dlx_strategy")
+
+
+def _locator(value: object) -> str | None:
+    return _text(value) or (None if value in _LOCATORS else "invalid_queue_locator_arg")
+
+
+def _size(value: object) -> str | None:
+    return "{value_zero,0}" if value == 0 and is_integer(value) else _count(value)
 
 
 def _flag(value: object) -> str | None:
@@ -101,10 +125,15 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "x-queue-mode": _mode,
     "x-queue-version": _version,
     "x-single-active-consumer": _flag,
+    "x-dead-letter-strategy": _strategy,
+    "x-max-in-memory-length": _count,
+    "x-max-in-memory-bytes": _count,
+    "x-quorum-initial-group-size": _size,
+    "x-queue-leader-locator": _locator,
 }
 """Checks by argument, in RabbitMQ's order."""
 
-_OF_OTHER_TYPES = (
+_NOT_CLASSIC = (
     "x-dead-letter-strategy",
     "x-delivery-limit",
     "x-initial-cluster-size",
@@ -115,6 +144,19 @@ _OF_OTHER_TYPES = (
     "x-quorum-initial-group-size",
     "x-stream-max-segment-size-bytes",
 )
+
+_NOT_QUORUM = (
+    "x-initial-cluster-size",
+    "x-max-age",
+    "x-max-priority",
+    "x-queue-master-locator",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-stream-max-segment-size-bytes",
+)
+
+_NOT_OF = {"classic": _NOT_CLASSIC, "quorum": _NOT_QUORUM}
+"""Arguments that a queue of the type cannot have."""
 
 COMPARED = (
     "x-expires",
@@ -130,5 +172,11 @@ COMPARED = (
     "x-single-active-consumer",
     "x-queue-type",
     "x-queue-master-locator",
+    "x-delivery-limit",
+    "x-dead-letter-strategy",
+    "x-max-in-memory-length",
+    "x-max-in-memory-bytes",
+    "x-queue-leader-locator",
+    "x-quorum-initial-group-size",
 )
 """Arguments that must be equal in a second declaration; others are not compared."""

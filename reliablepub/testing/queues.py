@@ -1,7 +1,8 @@
 """One queue: its ready messages, its limits, and the messages that survive a crash.
 
 This module knows queue arguments (`x-max-length`, `x-max-length-bytes`, `x-overflow`,
-`x-message-ttl`, `x-max-priority`), `expiration`, and the order of messages. Time is an argument.
+`x-message-ttl`, `x-max-priority`, `x-delivery-limit`), `expiration`, the order of messages, and
+how a quorum queue differs from a classic one. Time is an argument.
 It must never know exchanges, channels, how messages are delivered, or where a dead letter goes.
 """
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 REJECTING = frozenset({"reject-publish", "reject-publish-dlx"})
 
+_BEFORE_ALL = -(1 << 62)
+"""Position of the first message that came back to the head of a quorum queue."""
+
+_LOW_LIMIT = 0.8
+"""A quorum queue that refuses takes messages again at this share of its limits (rabbit_fifo)."""
+
 
 @dataclass(slots=True, eq=False)
 class Entry:
@@ -29,6 +36,8 @@ class Entry:
     """Whether the message is on disk."""
     redelivered: bool = False
     priority: int = 0
+    delivery_count: int = 0
+    """How often a quorum queue got the message back."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -43,12 +52,12 @@ class Buried:
     queue: Queue
     publish: Publish
     reason: str
-    """`rejected`, `expired` or `maxlen`."""
+    """`rejected`, `expired`, `maxlen` or `delivery_limit`."""
 
 
 @dataclass(slots=True, eq=False)
 class Queue:
-    """A classic queue."""
+    """A classic queue, or a quorum queue."""
 
     name: str
     durable: bool = False
@@ -65,13 +74,29 @@ class Queue:
     used_at: float | None = None
     """When a queue with `x-expires` was last used."""
     _position: int = 0
+    _returned: int = _BEFORE_ALL
+    _refuses: bool = False
+    """Whether a quorum queue with `reject-publish` has exceeded a limit."""
+
+    @property
+    def is_quorum(self) -> bool:
+        """Whether it is a quorum queue."""
+        return bool(self.arguments) and self.arguments.get("x-queue-type") == "quorum"
+
+    def writes(self, publish: Publish) -> bool:
+        """Whether the message goes to disk: on a quorum queue, whatever its delivery mode."""
+        return self.durable and (publish.is_persistent or self.is_quorum)
 
     def offer(self, publish: Publish, now: float) -> Entry | None:
         """Add a publish; None if the queue is full and refuses it."""
         if self.arguments:
             self.expire(now)
             overflow = self.arguments.get("x-overflow")
-            if overflow in REJECTING and self._is_full(len(publish.body)):
+            if self.is_quorum:
+                self._refuses = self._refuses and not self._has_room_again()
+                if self._refuses:
+                    return None
+            elif overflow in REJECTING and self._is_full(len(publish.body)):
                 if overflow == "reject-publish-dlx":
                     self.bury(publish, "maxlen")
                 return None
@@ -89,7 +114,13 @@ class Queue:
         return entry
 
     def trim(self) -> None:
-        """Drop messages from the head while a limit is exceeded."""
+        """Drop messages from the head while a limit is exceeded.
+
+        A quorum queue with `reject-publish` keeps what exceeds it, and refuses the next message.
+        """
+        if self.is_quorum and self.arguments.get("x-overflow") == "reject-publish":
+            self._refuses = self._refuses or self._is_full(0, room=-1)
+            return
         while self.ready and self.arguments and self._is_full(0, room=-1):
             self.bury(self.take().publish, "maxlen")
 
@@ -109,14 +140,42 @@ class Queue:
         self.ready_bytes -= len(entry.publish.body)
         return entry
 
-    def requeue(self, entries: list[Entry]) -> None:
-        """Put deliveries back into their places, marked as redelivered."""
+    def requeue(self, entries: list[Entry], *, is_lost: bool = False) -> None:
+        """Put deliveries back into their places, marked as redelivered.
+
+        Args:
+            entries: The deliveries.
+            is_lost: Whether the channel is gone; else the client asked for it.
+        """
         if self.is_deleted:
             return
+        if self.is_quorum:
+            entries = self._counted(entries, is_lost=is_lost)
         for entry in entries:
             entry.redelivered = True
             self.ready_bytes += len(entry.publish.body)
         self.ready = deque(sorted([*self.ready, *entries], key=lambda entry: entry.place))
+
+    def _counted(self, entries: list[Entry], *, is_lost: bool) -> list[Entry]:
+        """Count a delivery of each message, and give it its new place; drop it beyond the limit.
+
+        A message that its client puts back goes to the tail, unless there is a delivery limit.
+        """
+        limit = self.arguments.get("x-delivery-limit")
+        kept = []
+        for entry in entries:
+            entry.delivery_count += 1
+            if isinstance(limit, int) and entry.delivery_count > limit:
+                self.bury(entry.publish, "delivery_limit")
+                continue
+            if is_lost or limit is not None:
+                self._returned += 1
+                entry.position = self._returned
+            else:
+                self._position += 1
+                entry.position = self._position
+            kept.append(entry)
+        return kept
 
     def expire(self, now: float) -> None:
         """Drop expired messages from the head only, as a classic queue does."""
@@ -136,13 +195,12 @@ class Queue:
     def lose(self, *, keep_unwritten: bool) -> list[Publish]:
         """Drop all messages that do not survive a restart; returns their publishes.
 
-        Persistent messages in a durable queue survive if they are written.
+        Persistent messages in a durable queue, and all in a quorum queue, survive if written.
         """
         kept: deque[Entry] = deque()
         lost = []
         for entry in self.ready:
-            survives = entry.publish.is_persistent and (entry.written or keep_unwritten)
-            if self.durable and survives:
+            if self.writes(entry.publish) and (entry.written or keep_unwritten):
                 entry.written = True
                 kept.append(entry)
             else:
@@ -158,6 +216,15 @@ class Queue:
             return True
         bytes_max = self.arguments.get("x-max-length-bytes")
         return bytes_max is not None and self.ready_bytes + body_size > bytes_max
+
+    def _has_room_again(self) -> bool:
+        """Whether the lengths have fallen to the share of the limits that ends a refusal."""
+        lengths = (
+            ("x-max-length", len(self.ready)),
+            ("x-max-length-bytes", self.ready_bytes),
+        )
+        limits = ((self.arguments.get(name), length) for name, length in lengths)
+        return all(limit is None or length <= int(limit * _LOW_LIMIT) for limit, length in limits)
 
     def _expiry(self, publish: Publish, now: float) -> float | None:
         ttls = [self.arguments.get("x-message-ttl"), publish.properties.expiration]

@@ -215,6 +215,32 @@ def test_requeued_messages_are_back_in_their_place() -> None:
     assert [entry.redelivered for entry in queue.ready] == [True, True, False, False]
 
 
+def test_a_full_quorum_queue_refuses_until_it_has_room_again() -> None:
+    arguments = {"x-queue-type": "quorum", "x-overflow": "reject-publish", "x-max-length": 5}
+    queue = Queue("q", durable=True, arguments=arguments)
+
+    def is_taken() -> bool:
+        is_taken = queue.offer(publish("", "q"), 0.0) is not None
+        queue.trim()
+        return is_taken
+
+    assert [is_taken() for _ in range(8)] == [True] * 6 + [False] * 2
+    queue.take()
+    assert not is_taken()
+    queue.take()  # four of five: 80 %
+    assert is_taken()
+
+
+def test_a_quorum_queue_keeps_transient_messages_that_are_written() -> None:
+    queue = Queue("q", durable=True, arguments={"x-queue-type": "quorum"})
+    for is_written in (True, False):
+        entry = queue.offer(publish("", "q", persistent=False), 0.0)
+        assert entry is not None
+        entry.written = is_written
+    assert len(queue.lose(keep_unwritten=False)) == 1
+    assert len(queue.ready) == 1
+
+
 def test_a_restart_keeps_what_is_durable_and_written() -> None:
     vhost = vhost_with("durable", x="direct")
     vhost.add_queue(Queue("brief"))

@@ -58,10 +58,10 @@ def test_refusals(site: Site, connect: Connect) -> None:
 def test_queue_types(site: Site, client: RawClient) -> None:
     """Queue types."""
     name = unique("queue")
-    arguments: FieldTable = {"x-queue-type": "quorum"}
+    arguments: FieldTable = {"x-queue-type": "stream"}
     client.send(commands.Queue.Declare(queue=name, durable=True, arguments=arguments))
     reason = f"invalid arg 'x-queue-type' for queue '{name}' in vhost '/': "
-    refusal = f"PRECONDITION_FAILED - {reason}\"unsupported queue type 'quorum'\""
+    refusal = f"PRECONDITION_FAILED - {reason}\"unsupported queue type 'stream'\""
     expected = f"channel.close 406 {refusal} (50, 10)"
     assert client.told() == [expected if site.is_fake else f"queue.declareok {name} 0 0"]
 
