@@ -45,6 +45,7 @@ from reliablepub.message import Message, MessageFields
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 
 if TYPE_CHECKING:
+    from reliablepub.credentials import Credentials, CredentialsProvider, PasswordFile
     from reliablepub.front.async_publisher import AsyncPublisher
     from reliablepub.front.async_receipt import AsyncBatchReceipt, AsyncReceipt
     from reliablepub.front.options import PublisherOptions
@@ -71,6 +72,8 @@ __all__ = [
     "Breaker",
     "ConfigurationError",
     "Confirmed",
+    "Credentials",
+    "CredentialsProvider",
     "Damaged",
     "Exchange",
     "Expired",
@@ -98,6 +101,7 @@ __all__ = [
     "OutboxUnsure",
     "Outcome",
     "OutcomeKind",
+    "PasswordFile",
     "Paused",
     "Persistence",
     "PublishError",
@@ -130,6 +134,9 @@ __all__ = [
 
 
 _LAZY = {
+    "Credentials": "credentials",
+    "CredentialsProvider": "credentials",
+    "PasswordFile": "credentials",
     "AsyncPublisher": "front.async_publisher",
     "AsyncBatchReceipt": "front.async_receipt",
     "AsyncReceipt": "front.async_receipt",

@@ -68,6 +68,8 @@ class RabbitMQNode:
         tls: A file with a certificate and its key, to speak AMQPS too. Clients must have one as
             well, signed by the ``ca.crt`` beside it.
         beside: A running node to make a cluster with; it must outlive this one.
+        plugins: Names of plugins to enable; a start takes longer then.
+        config: Further lines of ``rabbitmq.conf``.
     """
 
     def __init__(
@@ -77,7 +79,11 @@ class RabbitMQNode:
         root: Path = _HERE,
         tls: Path | None = None,
         beside: "RabbitMQNode | None" = None,
+        plugins: tuple[str, ...] = (),
+        config: str = "",
     ) -> None:
+        self._plugins = plugins
+        self._config = config
         self._tls = tls
         self._max_message_size = max_message_size
         self._root = root
@@ -304,9 +310,9 @@ class RabbitMQNode:
                 authority=self._tls.with_name("ca.crt"),
                 file=self._tls,
             )
-        (self._folder / "rabbitmq.conf").write_text(config)
+        (self._folder / "rabbitmq.conf").write_text(config + self._config)
         (self._folder / "advanced.config").write_text(_ADVANCED_CONFIG)
-        (self._folder / "enabled_plugins").write_text("[].\n")
+        (self._folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         cookie = self._folder / ".erlang.cookie"
         cookie.write_text(self._cookie)
         cookie.chmod(0o400)
@@ -315,7 +321,7 @@ class RabbitMQNode:
         installed = _in(self._root, _BIN / "rabbitmq-server").resolve().parent.parent / "plugins"
         plugins = self._folder / "plugins"
         plugins.mkdir()
-        for core in installed.glob("rabbit-[0-9]*"):
+        for core in installed.glob("*-[0-9]*" if self._plugins else "rabbit-[0-9]*"):
             (plugins / core.name).symlink_to(_HERE / core.relative_to(self._root))
 
     @contextlib.contextmanager

@@ -13,13 +13,13 @@ from typing import Any, Final, TypeVar
 import click
 
 from reliablepub.cli.output import Form, print_note
+from reliablepub.credentials import CredentialsProvider, PasswordFile, read_password
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.environment import (
     KEYS_VARIABLE,
     OUTBOX_VARIABLE,
     PASSWORD_VARIABLE,
     URL_VARIABLE,
-    read_password,
 )
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys, exposure
@@ -31,6 +31,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 _READ: Final = "reliablepub.password-file"
 """Key of `click.Context.meta` for the password file's content, while options are parsed."""
+_FILE: Final = "reliablepub.password-file-path"
+"""Key for its path."""
 _AS_GIVEN: Final = "reliablepub.urls"
 _PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
@@ -67,7 +69,9 @@ def password_option(function: _F) -> _F:
 
 
 def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
-    ctx.meta[_READ] = None  # an earlier parse of the options may have set it (relay, SIGHUP)
+    ctx.meta[_READ] = ctx.meta[_FILE] = (
+        None  # an earlier parse of the options may have set it (relay, SIGHUP)
+    )
     if path is None or ctx.resilient_parsing:
         return
     try:
@@ -76,6 +80,7 @@ def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from None
     ctx.meta[_READ] = password
+    ctx.meta[_FILE] = path
 
 
 def with_passwords(
@@ -104,6 +109,12 @@ def urls_as_given(ctx: click.Context) -> tuple[str, ...]:
     """The values of ``--url`` as the user gave them, without the content of the password file."""
     given: tuple[str, ...] = ctx.meta[_AS_GIVEN]
     return given
+
+
+def credentials_of(ctx: click.Context) -> CredentialsProvider | None:
+    """``--password-file`` as a provider, which reads it at each connection; None without it."""
+    path: Path | None = ctx.meta.get(_FILE)
+    return None if path is None else PasswordFile(path)
 
 
 def note_exposure(path: Path) -> None:

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from reliablepub.credentials import PasswordFile, read_password
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.options import PublisherOptions
 from reliablepub.outbox.encryption import OutboxKeys, exposure
@@ -21,39 +22,13 @@ URL_VARIABLE: Final = "RELIABLEPUB_URL"
 PASSWORD_VARIABLE: Final = "RELIABLEPUB_PASSWORD_FILE"  # noqa: S105 - a name
 
 
-def read_password(path: Path) -> str:
-    """Return the password that a file holds; a line end behind it is not part of it.
-
-    Raises:
-        ConfigurationError: the file cannot be read, or is empty.
-    """
-    try:
-        password = path.read_text(encoding="utf-8").rstrip("\r\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        msg = f"cannot read the password file {path}: {reason}"
-        raise ConfigurationError(msg) from None
-    if not password:
-        raise ConfigurationError(f"the password file {path} is empty")
-    return password
-
-
 def urls_of_environment() -> list[str]:
-    """Return the broker's URLs, with the password of the file if there is one.
+    """Return the broker's URLs.
 
     Raises:
-        ConfigurationError: no URL is set, or the password file cannot be used.
+        ConfigurationError: no URL is set.
     """
-    urls = _value(URL_VARIABLE, "amqp://user:password@host/").split()
-    path = os.environ.get(PASSWORD_VARIABLE)
-    if not path:
-        return urls
-    if words := exposure(path):
-        LOGGER.warning("%s", words)
-    from reliablepub.transport.address import with_password  # noqa: PLC0415 - it imports pika
-
-    password = read_password(Path(path))
-    return [with_password(url, password) for url in urls]
+    return _value(URL_VARIABLE, "amqp://user:password@host/").split()
 
 
 def outbox_of_environment() -> str:
@@ -66,14 +41,20 @@ def outbox_of_environment() -> str:
 
 
 def options_of_environment(options: PublisherOptions) -> PublisherOptions:
-    """Return the options, with the keys that the environment names if none are given.
+    """Return the options, with the keys and the password file of the environment if none are given.
 
     Raises:
-        ConfigurationError: the file of keys cannot be used.
+        ConfigurationError: the file of keys, or that of the password, cannot be used.
     """
     path = os.environ.get(KEYS_VARIABLE)
     if path and "outbox_keys" not in options:
-        return {**options, "outbox_keys": OutboxKeys.read(path)}
+        options = {**options, "outbox_keys": OutboxKeys.read(path)}
+    path = os.environ.get(PASSWORD_VARIABLE)
+    if path and "credentials" not in options:
+        if words := exposure(path):
+            LOGGER.warning("%s", words)
+        read_password(Path(path))  # a file that is missing from the start is a mistake, no outage
+        options = {**options, "credentials": PasswordFile(Path(path))}
     return options
 
 

@@ -16,6 +16,7 @@ from math import inf
 from typing import Final, TypedDict
 
 from reliablepub._core.session import Session
+from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.relay_client import RelayClient
 from reliablepub.outbox.encryption import OutboxKeys
@@ -78,6 +79,10 @@ class PublisherOptions(TypedDict, total=False):
     ssl_context: ssl.SSLContext | None
     """For ``amqps``; None, the default, verifies certificates and host names against the system's
     certificate authorities."""
+    credentials: CredentialsProvider | None
+    """A callable that returns `Credentials`, asked at each connection and before their lifetime
+    ends; None, the default, takes user and password from the URL. It runs on a thread of its own.
+    While it raises or hangs there is no connection, and ``status.reason`` says why."""
 
 
 def new_client(
@@ -101,6 +106,7 @@ def new_client(
     full_timeout_s: float | None = None,
     close_timeout_s: float = 10.0,
     ssl_context: ssl.SSLContext | None = None,
+    credentials: CredentialsProvider | None = None,
 ) -> RelayClient:
     """Check the arguments of a publisher, and make its relay and its side of it from them.
 
@@ -113,6 +119,7 @@ def new_client(
         heartbeat_s=heartbeat_s,
         ssl_context=ssl_context,
         topology=topology,
+        credentials=credentials,
     )
     for name, value in (
         ("window_min", window_min),
@@ -160,13 +167,14 @@ def _transport(
     heartbeat_s: int,
     ssl_context: ssl.SSLContext | None,
     topology: Topology | None,
+    credentials: CredentialsProvider | None,
 ) -> Callable[[int], Transport]:
     """A function that opens the transport, given the number of the store's run."""
     if connection is None and url is not None:
         from reliablepub.transport.address import parse_addresses, warn_of_exposed
         from reliablepub.transport.pika import PikaTransport
 
-        addresses = parse_addresses(url, ssl_context=ssl_context)
+        addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
         warn_of_exposed(addresses)
         return lambda run: PikaTransport(
             addresses,
@@ -174,11 +182,14 @@ def _transport(
             heartbeat_s=heartbeat_s,
             ssl_context=ssl_context,
             topology=topology,
+            credentials=credentials,
         )
     if connection is None or url is not None or ssl_context is not None:
         raise ConfigurationError("give either a URL or a connection, which has its own TLS")
     if topology is not None:
         raise ConfigurationError("declare the topology on the connection, which is yours")
+    if credentials is not None:
+        raise ConfigurationError("give credentials to the connection, which is yours")
     from reliablepub.transport.aio_pika import AioPikaTransport, lent
 
     host = lent(connection)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import secrets
 import threading
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
@@ -323,6 +324,27 @@ class FakeBroker:
         """Set a user's permissions, for open connections too."""
         name = virtual_host or self._options.virtual_hosts[0]
         self._act(lambda: self._node.set_permissions(user, name, permissions))
+
+    def issue_token(self, lifetime_s: float, *, user: str | None = None) -> str:
+        """A token to log in with instead of a password, as of RabbitMQ's OAuth 2 plugin.
+
+        Once it has expired, a login with it is refused, and a connection that has it stays: but
+        what needs a permission closes its channel with 403, until ``connection.update-secret``
+        brings another token. RabbitMQ remembers a permission for up to a minute while a channel is
+        busy; this broker does not.
+
+        Args:
+            lifetime_s: Seconds from now; 0 or less for one that has expired.
+            user: Whose rights it gives; by default those of the first user.
+        """
+        secret = f"token-{secrets.token_hex(16)}"
+        name = next(iter(self._options.users)) if user is None else user
+        self._act(lambda: self._node.add_token(secret, name, lifetime_s))
+        return secret
+
+    def expire_tokens(self) -> None:
+        """Let every token expire that was issued so far."""
+        self._act(self._node.expire_tokens)
 
     def messages(self, queue: str, *, virtual_host: str | None = None) -> tuple[StoredMessage, ...]:
         """The messages ready in a queue, the head first."""

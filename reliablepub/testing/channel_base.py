@@ -7,7 +7,7 @@ never know the parts themselves, or which method does what.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from pamqp import commands
 
@@ -28,6 +28,12 @@ if TYPE_CHECKING:
     from reliablepub.testing.queues import Queue
     from reliablepub.testing.routing import Exchange
 
+_EXPIRED: Final = (
+    'backend rabbit_auth_backend_oauth2 returned an error: "Provided JWT token has expired at '
+    'timestamp 1700000000 (validated at 1700000001)"'
+)
+"""RabbitMQ's words, with two times; a test should not depend on them."""
+
 
 class Peer(Client, Protocol):
     """The connection of a channel, as the channel sees it."""
@@ -38,6 +44,10 @@ class Peer(Client, Protocol):
     @property
     def frame_max(self) -> int:
         """The negotiated frame size."""
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the client logged in with a token, and it has expired."""
 
     @property
     def is_congested(self) -> bool:
@@ -129,6 +139,9 @@ class ChannelBase(ABC):
 
     def check_access(self, right: str, what: str, name: str) -> None:
         """Raise 403 unless the user has the right to `configure`, `write` or `read` the name."""
+        if self.connection.has_expired:
+            place, user = self.place(what, name or "amq.default"), self.connection.user
+            raise AmqpError(403, f"access to {place} refused for user '{user}', {_EXPIRED}")
         if not self.connection.permissions.allow(right, name or "amq.default"):
             place, user = self.place(what, name or "amq.default"), self.connection.user
             raise AmqpError(403, f"access to {place} refused for user '{user}'")
@@ -147,7 +160,8 @@ class ChannelBase(ABC):
 
     def exchange(self, name: str, right: str | None) -> Exchange:
         """The exchange; raises 403 without the right (None needs none), or 404."""
-        if right is not None and self.connection.permissions is not EVERYTHING:
+        client = self.connection
+        if right is not None and (client.permissions is not EVERYTHING or client.has_expired):
             self.check_access(right, "exchange", name)
         exchange = self.connection.vhost.exchanges.get(name)
         if exchange is None:

@@ -53,7 +53,7 @@ class Connection:
         """Bytes that the socket has not taken yet; set by `link`."""
         self.vhost = node.vhost
         self.permissions = EVERYTHING
-        self._handshake = Handshake(node.options, faults)
+        self._handshake = Handshake(node, faults)
         self._frames = wire.FrameBuffer()
         self._has_protocol = False
         self._is_closing = False
@@ -78,6 +78,12 @@ class Connection:
     def user(self) -> str:
         """The user that logged in."""
         return self._handshake.user
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the client logged in with a token, and it has expired."""
+        token = self._handshake.token
+        return token is not None and token.expires_at <= self.node.now
 
     @property
     def frame_max(self) -> int:
@@ -322,6 +328,7 @@ class Connection:
             self.send(encoding.encode_method(0, commands.Connection.CloseOk()))
             self._end(Ending.FLUSH)
         elif isinstance(method, commands.Connection.UpdateSecret):
+            self._handshake.update_secret(method.new_secret or "")
             self.send(encoding.encode_method(0, commands.Connection.UpdateSecretOk()))
         else:
             explanation = "unexpected method in connection state running"

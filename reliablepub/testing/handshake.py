@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pamqp.base import Frame
 
-    from reliablepub.testing.options import NodeOptions
+    from reliablepub.testing.node import Node, Token
 
 _CAPABILITIES = (
     "authentication_failure_close",
@@ -35,6 +35,7 @@ _CAPABILITIES = (
     "publisher_confirms",
 )
 _OPEN_IDS = (10, 40)
+_UPDATE_SECRET_IDS = (10, 70)
 _STEPS: dict[type[Frame], str] = {
     Methods.StartOk: "start_ok",
     Methods.TuneOk: "tune_ok",
@@ -53,12 +54,14 @@ class ScriptedRefusal(AmqpError):
 class Handshake:
     """The state of the handshake with one client, and the negotiated limits."""
 
-    def __init__(self, options: NodeOptions, faults: Iterable[ConnectionFault] = ()) -> None:
-        self._options = options
+    def __init__(self, node: Node, faults: Iterable[ConnectionFault] = ()) -> None:
+        options = self._options = node.options
+        self._node = node
         self._fault = next((one for one in faults if isinstance(one, HandshakeFault)), None)
         self.permissions = EVERYTHING
         self._expected: type[Frame] = Methods.StartOk
         self.user = ""
+        self.token: Token | None = None
         self.capabilities: frozenset[str] = frozenset()
         self.frame_max = wire.FRAME_MIN_SIZE
         self.channel_max = options.channel_max
@@ -127,6 +130,22 @@ class Handshake:
         self._expected = Methods.Close
         return Methods.OpenOk()
 
+    def update_secret(self, secret: str) -> None:
+        """``connection.update-secret``: another token; without effect for a user with a password.
+
+        RabbitMQ checks the signature here, and the expiry with the next permission.
+
+        Raises:
+            AmqpError: The secret is no token.
+        """
+        if self.token is None:
+            return
+        token = self._node.token(secret)
+        if token is None:
+            explanation = "New secret was refused by one of the backends"
+            raise AmqpError(530, explanation, _UPDATE_SECRET_IDS)
+        self.user, self.token = token.user, token
+
     def _go_wrong_at(self, step: str | None) -> None:
         fault = self._fault
         if fault is None or fault.at != step:
@@ -145,6 +164,10 @@ class Handshake:
         data = response.encode() if isinstance(response, str) else bytes(response)
         user, password = _credentials(method.mechanism, data)
         known = self._options.users.get(user)
+        token = self._node.token(password)
+        if token is not None and token.expires_at > self._node.now:
+            self.user, self.token = token.user, token
+            return
         if known is None or not hmac.compare_digest(known.encode(), password.encode()):
             if "authentication_failure_close" not in self.capabilities:
                 raise SilentlyRefused

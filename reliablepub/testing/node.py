@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from time import time
 from typing import TYPE_CHECKING, Protocol
@@ -90,6 +90,19 @@ class Publisher(Protocol):
         """Send the confirms that are due."""
 
 
+@dataclass(slots=True)
+class Token:
+    """What RabbitMQ reads in an OAuth 2 token.
+
+    Attributes:
+        user: The user whose rights it gives, for the user name of the login is ignored.
+        expires_at: When it expires, in seconds of `Node.now`.
+    """
+
+    user: str
+    expires_at: float
+
+
 class Node:
     """One RabbitMQ node."""
 
@@ -101,6 +114,7 @@ class Node:
         self.history = History(options.history_max, options.history_bytes_max)
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Client] = {}
+        self.tokens: dict[str, Token] = {}
         self.reply_consumers: dict[str, Receiver] = {}
         """Channels that consume direct replies, by the name that was generated for each."""
         self.alarm: str | None = None
@@ -132,6 +146,19 @@ class Node:
         for connection in self.connections.values():
             if connection.user == user and connection.vhost is self.vhosts[virtual_host]:
                 connection.permissions = permissions
+
+    def add_token(self, secret: str, user: str, lifetime_s: float) -> None:
+        """Accept a token for so many seconds."""
+        self.tokens[secret] = Token(user, self.now + lifetime_s)
+
+    def expire_tokens(self) -> None:
+        """Let all tokens expire now, on open connections too."""
+        for token in self.tokens.values():
+            token.expires_at = min(token.expires_at, self.now)
+
+    def token(self, secret: str) -> Token | None:
+        """The token that a client gives instead of a password; None if it is none of ours."""
+        return self.tokens.get(secret)
 
     def handle_timeout(self) -> None:
         """Run the timers that are due."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
 
 import pika
 
+from reliablepub.credentials import Credentials, CredentialsProvider
 from reliablepub.errors import ConfigurationError
 
 _DEFAULT_PORT = {"amqp": 5672, "amqps": 5671}
@@ -49,6 +50,11 @@ class Address:
         """The URL without credentials."""
         return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
 
+    def with_credentials(self, credentials: Credentials) -> Address:
+        """The address with other credentials; the user stays if they name none."""
+        user = self.user if credentials.user is None else credentials.user
+        return replace(self, user=user, password=credentials.secret)
+
     @property
     def is_local(self) -> bool:
         """Whether the host is a loopback address, so that traffic stays on this host."""
@@ -64,7 +70,10 @@ class Address:
 
 
 def parse_addresses(
-    url: str | Sequence[str], *, ssl_context: object | None = None
+    url: str | Sequence[str],
+    *,
+    ssl_context: object | None = None,
+    credentials: CredentialsProvider | None = None,
 ) -> tuple[Address, ...]:
     """Parse one URL, or several for failover.
 
@@ -72,6 +81,7 @@ def parse_addresses(
         url: URLs that all begin with ``amqp://``, or all with ``amqps://``. A URL may name several
             hosts, separated by commas: ``amqp://user:password@first,second:5673/vhost``.
         ssl_context: the TLS context that the caller gave, if any; it requires ``amqps://``.
+        credentials: the provider that the caller gave, if any; the URLs hold no password then.
 
     Raises:
         ConfigurationError: a URL is invalid. The text does not contain the URL, which may hold a
@@ -93,7 +103,16 @@ def parse_addresses(
             "certificates for TLS were given, but the URL is amqp://, which is not encrypted; "
             "write amqps://"
         )
-    return addresses
+    if credentials is None:
+        return addresses
+    if not callable(credentials):
+        raise ConfigurationError("credentials must be a callable that returns Credentials")
+    if any(map(has_password, urls)):
+        raise ConfigurationError(
+            "the URL has a password, and a provider of credentials was given too; remove it from "
+            "the URL"
+        )
+    return tuple(replace(address, password="") for address in addresses)
 
 
 def warn_of_exposed(addresses: Sequence[Address]) -> None:

@@ -27,6 +27,8 @@ from aiormq.abc import AbstractConnection
 
 from reliablepub._core.events import (
     Blocked,
+    ChannelClosed,
+    ChannelEvent,
     Connected,
     ConnectionClose,
     ConnectionLost,
@@ -45,6 +47,7 @@ from reliablepub.transport.aiormq_hooks import (
     read_any_reply_text,
     untested,
 )
+from reliablepub.transport.base import says_expired
 from reliablepub.transport.departures import LOOK_S
 from reliablepub.transport.frames import encode_batch
 
@@ -175,9 +178,19 @@ class Guest:
             self._tell(ConnectionLost(what))
             return
         if self._home is None:
-            self._home = GuestChannels(connection, run=self._run, tell=self._tell)
+            self._home = GuestChannels(connection, run=self._run, tell=self._hear)
         self._is_connected = True
         self._tell(Connected(_where(connection)))
+
+    def _hear(self, event: ChannelEvent) -> None:
+        """Pass an event on, unless it is the end of the application's token.
+
+        Then no message is to blame, and there is nothing to do but to wait for the application.
+        """
+        if isinstance(event, ChannelClosed) and says_expired(event.reply_code, event.reply_text):
+            self._host.loop.call_soon(_do, self.disconnect, event.reply_text)
+        else:
+            self._tell(event)
 
     def _look_what_left(self) -> None:
         assert self._home is not None

@@ -8,7 +8,7 @@ which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from reliablepub._core.events import Event
 from reliablepub.message import Message
@@ -22,6 +22,22 @@ def text(words: str | bytes | None) -> str:
     if words is None:
         return ""
     return words.decode(errors="replace") if isinstance(words, bytes) else words
+
+
+_ACCESS_REFUSED: Final = 403
+_EXPIRED: Final = 'returned an error: "Provided JWT token has expired'
+
+
+def says_expired(code: int, words: str) -> bool:
+    """Whether a broker closes a channel because the token of the connection has expired.
+
+    RabbitMQ's OAuth 2 backend lets the connection stay, and refuses what needs a permission: "403
+    ACCESS_REFUSED - access to exchange ... refused for user ..., backend
+    rabbit_auth_backend_oauth2 returned an error: "Provided JWT token has expired at timestamp
+    ...". The words come after names, so a long name may cut them off; then the message is treated
+    as one whose user lacks the permission, and tried again for as long.
+    """
+    return code == _ACCESS_REFUSED and _EXPIRED in words
 
 
 class CannotEncode(Exception):

@@ -42,13 +42,15 @@ from reliablepub._core.events import (
     Returned,
     Unblocked,
 )
+from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import TopologyError
 from reliablepub.message import Message
 from reliablepub.topology import Topology
 from reliablepub.transport.address import Address, connection_parameters
-from reliablepub.transport.base import text
+from reliablepub.transport.base import says_expired, text
 from reliablepub.transport.departures import LOOK_S, Departures, acknowledged, held_by_kernel
 from reliablepub.transport.frames import PublishFrames, attempt_tag, encode_batch
+from reliablepub.transport.login import Answer, Login, Tenure
 from reliablepub.transport.pika_bounded import BoundedServices
 from reliablepub.transport.pika_hooks import HookedConnection, HookFailed, WatchedLoop, hooks
 from reliablepub.transport.provision import Provision
@@ -208,6 +210,8 @@ class PikaTransport:
         ssl_context: TLS context for ``amqps``; by default one that verifies certificates and host
             names.
         topology: declared or checked on each new connection, before `Connected` is reported.
+        credentials: asked for user and secret at each connection, and before their lifetime ends;
+            None for those in the addresses.
 
     Attributes:
         problems: differences from the topology on the last connection.
@@ -221,6 +225,7 @@ class PikaTransport:
         heartbeat_s: int,
         ssl_context: ssl.SSLContext | None = None,
         topology: Topology | None = None,
+        credentials: CredentialsProvider | None = None,
     ) -> None:
         self.problems: Sequence[str] = ()
         self._topology = topology
@@ -248,12 +253,20 @@ class PikaTransport:
         for end in (self._bell, self._clapper):
             end.settimeout(0)
         self._loop.add_handler(self._bell.fileno(), self._on_bell, self._loop.READ)
+        self._login = None if credentials is None else Login(credentials, self._loop, self.wake)
+        self._tenure: Tenure | None = None
 
     def connect(self) -> None:
         """Start connecting to the next address."""
         address = self._addresses[self._next_address % len(self._addresses)]
         self._next_address += 1
         self._where = f"{address.host}:{address.port}"
+        if self._login is None:
+            self._open(address)
+        else:
+            self._login.ask(partial(self._on_login, address))
+
+    def _open(self, address: Address) -> None:
         self._close = None
         self._bounded = BoundedServices(self._loop) if hooks.why_off() else None
         connection_class = HookedConnection if self._bounded is None else SelectConnection
@@ -278,6 +291,8 @@ class PikaTransport:
     def disconnect(self, reason: str) -> None:
         """Drop the connection at once, without a closing handshake."""
         connection, self._connection = self._connection, None
+        if self._login is not None:
+            self._login.cancel()
         self._forget_all()
         self._events.append(ConnectionLost(self._there(reason)))
         if connection is not None:
@@ -379,6 +394,17 @@ class PikaTransport:
     def _on_bell(self, _fd: int, _events: int) -> None:
         with suppress(OSError):
             self._bell.recv(_RINGS_MAX)
+        if self._login is not None:
+            self._login.look()
+
+    def _on_login(self, address: Address, answer: Answer) -> None:
+        """Connect with the credentials that the provider gave."""
+        if answer.credentials is None:
+            self._events.append(ConnectionLost(f"no credentials: {answer.problem}"))
+            return
+        assert self._login is not None
+        self._tenure = Tenure(self._login, self._loop, answer)
+        self._open(address.with_credentials(answer.credentials))
 
     def _close_connection(self, connection: SelectConnection) -> None:
         if not (connection.is_closing or connection.is_closed):
@@ -431,11 +457,17 @@ class PikaTransport:
         connection.add_on_connection_blocked_callback(self._on_blocked)
         connection.add_on_connection_unblocked_callback(self._on_unblocked)
         self._watch(connection, received=-1, silent=0)
+        if self._tenure is not None:
+            is_current = partial(self._is_current, connection)
+            self._tenure.begin(connection, is_current, self.disconnect)
         if self._topology is None:
             self._events.append(Connected(self._where))
         else:
             assert isinstance(connection, SelectConnection)
             Provision(connection, self._topology, partial(self._on_provisioned, connection)).start()
+
+    def _is_current(self, connection: Connection) -> bool:
+        return connection is self._connection
 
     def _watch(self, connection: Connection, received: int, silent: int) -> None:
         """Check every quarter of a heartbeat interval whether the broker has sent anything."""
@@ -558,8 +590,11 @@ class PikaTransport:
         """Report ``channel.close`` with its failed method, which pika's own callback leaves out."""
         method = frame.method
         by_publish = (method.class_id, method.method_id) == _BASIC_PUBLISH
-        self._forget(epoch)
         said = text(method.reply_text)
+        if says_expired(method.reply_code, said):
+            self.disconnect(said)  # no message is to blame; the next login has other credentials
+            return
+        self._forget(epoch)
         self._events.append(ChannelClosed(epoch, method.reply_code, said, by_publish))
 
     def _on_channel_close(self, epoch: int, channel: Channel, error: Exception) -> None:

@@ -50,6 +50,7 @@ SHORT_FORM = {"threads", LENT}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The other publishers meet RabbitMQ in the long form only; the bundled broker meets all.
 
+    A password is changed there by `rabbitmqctl` alone, which takes seconds: in the long form too.
     So with PostgreSQL, which is behind the relay, where all publishers are alike; and an outbox
     there meets RabbitMQ in the long form only.
     """
@@ -59,7 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         params = callspec.params
         is_long = item.path.stem in LONG and params.get("rig") == "real"
-        if is_long and params["front_door"] not in SHORT_FORM:
+        is_slow = item.path.stem == "test_credentials" and params.get("rig") == "real"
+        if is_slow or (is_long and params["front_door"] not in SHORT_FORM):
             item.add_marker(pytest.mark.soak)
         if "postgres" not in (params.get("open_publisher"), params.get("outbox")):
             continue

@@ -19,12 +19,14 @@ import click
 from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
+    credentials_of,
     json_option,
     note_exposed_outbox,
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
     url_option,
+    urls_as_given,
     window_options,
 )
 from reliablepub.cli.output import print_error, print_json, print_note, print_result
@@ -37,6 +39,7 @@ from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.cli.tracing import tracing_hooks, tracing_option
+from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import OutboxError
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.database import Database
@@ -81,6 +84,7 @@ class _Settings:
     timeout_s: float
     ssl_context: ssl.SSLContext | None
     hooks: list[object]
+    credentials: CredentialsProvider | None
 
 
 @click.command(cls=ConfigurableCommand)
@@ -214,15 +218,17 @@ def publish(  # noqa: PLR0917 - one argument for each option
     )
     if recipe.is_ndjson is False:
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
+    ctx = click.get_current_context()
     settings = _Settings(
-        urls,
+        urls_as_given(ctx),
         database,
         outbox_keys,
         window_min,
         window_max,
         timeout_s,
-        tls_context(click.get_current_context()),
+        tls_context(ctx),
         tracing_hooks(is_wanted=tracing),
+        credentials_of(ctx),
     )
     note_exposed_urls(urls)
     if database is not None:
@@ -273,6 +279,7 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
         close_timeout_s=0,
         ssl_context=settings.ssl_context,
         hooks=settings.hooks,
+        credentials=settings.credentials,
     )
     reader = _Reader(read_lines(source.fd, stop))
     before = publisher.status

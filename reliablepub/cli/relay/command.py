@@ -21,6 +21,7 @@ from reliablepub.cli.config import ConfigurableCommand, config_option
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
+    credentials_of,
     json_option,
     note_exposed_outbox,
     note_exposed_urls,
@@ -172,7 +173,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         raise NotAnOutbox(f"there is no outbox {database.name}, so there is nothing to drain")
     begun = time.monotonic()
     settings = Settings(
-        urls,
+        urls_as_given(ctx),
         database,
         outbox_keys,
         keep_confirmed_s,
@@ -180,6 +181,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         window_max,
         tls_context(ctx),
         RetryPolicy.prompt() if drain else None,  # the caller waits for the end of --drain
+        credentials_of(ctx),
     )
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
@@ -227,7 +229,7 @@ def _reread(ctx: click.Context) -> Settings:
     with ctx.command.make_context(ctx.info_name, arguments, parent=ctx.parent) as again:
         values = again.params
         return Settings(
-            values["urls"],
+            urls_as_given(again),
             values["database"],
             values["outbox_keys"],
             values["keep_confirmed_s"],
@@ -235,6 +237,7 @@ def _reread(ctx: click.Context) -> Settings:
             values["window_max"],
             tls_context(again),
             RetryPolicy.prompt() if values["drain"] else None,
+            credentials_of(again),
         )
 
 

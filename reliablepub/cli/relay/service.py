@@ -23,6 +23,7 @@ from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
 from reliablepub.cli.relay.notify import Notifier
 from reliablepub.cli.signals import Stop
+from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import (
     ConfigurationError,
     OutboxInUse,
@@ -48,7 +49,7 @@ class Settings:
     """Settings with which a relay is opened and, after SIGHUP, reopened.
 
     Attributes:
-        urls: URLs of the broker, with passwords.
+        urls: URLs of the broker, with passwords unless there are ``credentials``.
         outbox: database of the outbox.
         outbox_keys: keys that encrypt its messages, or None.
         keep_confirmed_s: seconds for which confirmed messages stay in the outbox.
@@ -56,6 +57,7 @@ class Settings:
         window_max: upper limit of messages in flight.
         ssl_context: TLS settings for ``amqps``; None: the system's certificate authorities.
         retry: retry policy; None: the default policy.
+        credentials: asked for the password at each connection; None: it is in the URLs.
     """
 
     urls: tuple[str, ...] = field(repr=False)
@@ -66,6 +68,7 @@ class Settings:
     window_max: int
     ssl_context: ssl.SSLContext | None = None
     retry: RetryPolicy | None = None
+    credentials: CredentialsProvider | None = None
 
     def open(self, hooks: Sequence[object]) -> Publisher:
         """Open a publisher, which relays the outbox."""
@@ -77,6 +80,7 @@ class Settings:
             window_min=self.window_min,
             window_max=self.window_max,
             ssl_context=self.ssl_context,
+            credentials=self.credentials,
             close_timeout_s=0,
             retry=self.retry,
             hooks=hooks,

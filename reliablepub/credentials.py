@@ -1,0 +1,126 @@
+"""`Credentials`: user, secret and lifetime, as a provider returns them; `PasswordFile`, a provider.
+
+Knows: files, and where a JSON Web Token keeps its expiry. Must never know: connections, or when a
+provider is asked.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import os
+import time
+from base64 import urlsafe_b64decode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import TypeAlias
+
+from reliablepub.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """What a publisher shows to the broker when it connects, and for how long it is valid.
+
+    Attributes:
+        secret: password or token. Never printed.
+        user: user name; None for the one in the URL. RabbitMQ ignores it beside an OAuth 2 token.
+        lifetime_s: seconds, from now on, for which the secret is valid; None for no end. Before
+            that time ends, the publisher asks its provider again and gives the broker the new
+            secret.
+
+    Raises:
+        ConfigurationError: the secret is empty or has a character U+0000, or the lifetime is not
+            more than 0.
+    """
+
+    secret: str = field(repr=False)
+    user: str | None = None
+    lifetime_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.secret, str) or not self.secret or "\0" in self.secret:
+            raise ConfigurationError("a secret must be a text, not empty, without U+0000")
+        if self.user is not None and (not isinstance(self.user, str) or "\0" in self.user):
+            raise ConfigurationError("the user of credentials must be a text without U+0000")
+        if self.lifetime_s is not None and not 0 < self.lifetime_s < inf:
+            raise ConfigurationError(
+                f"the lifetime of credentials is {self.lifetime_s} s: they have expired, or it is "
+                "no finite number"
+            )
+
+
+_EXP_MAX = 1e12
+"""More is no time in seconds: the year is 33658."""
+
+CredentialsProvider: TypeAlias = Callable[[], Credentials]
+"""A callable that returns the credentials of now. It runs on a thread of its own, may block, and
+may raise: then there is no connection, and it is asked again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordFile:
+    """A provider that reads a file at each connection: a password or token that is rotated there.
+
+    The secret is the whole file, without a line end behind it. If it is a JSON Web Token, its
+    ``exp`` says how long it is valid; a file with anything else is read at each connection only.
+
+    Args:
+        path: path of the file.
+        user: user name; None for the one in the URL.
+    """
+
+    path: str | os.PathLike[str]
+    user: str | None = None
+
+    def __call__(self) -> Credentials:
+        """Read the file.
+
+        Raises:
+            ConfigurationError: the file cannot be read, is empty, or holds an expired token.
+        """
+        secret = read_password(Path(self.path))
+        expires_at = _expiry(secret)
+        if expires_at is None:
+            return Credentials(secret, self.user)
+        lifetime_s = expires_at - time.time()
+        if lifetime_s <= 0:
+            raise ConfigurationError(f"the token in {self.path} expired {-lifetime_s:.0f} s ago")
+        return Credentials(secret, self.user, lifetime_s)
+
+
+def read_password(path: Path) -> str:
+    """Return the password that a file holds; a line end behind it is not part of it.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is empty.
+    """
+    try:
+        password = path.read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        msg = f"cannot read the password file {path}: {reason}"
+        raise ConfigurationError(msg) from None
+    if not password:
+        raise ConfigurationError(f"the password file {path} is empty")
+    return password
+
+
+def _expiry(secret: str) -> float | None:
+    """The ``exp`` of a JSON Web Token, in seconds since 1970; None for any other text.
+
+    The signature is not checked: the broker does that. This only says when to read again.
+    """
+    parts = secret.split(".")
+    if len(parts) != 3:  # noqa: PLR2004 - header, claims, signature
+        return None
+    try:
+        claims = json.loads(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        return None
+    exp = claims.get("exp") if isinstance(claims, dict) else None
+    if isinstance(exp, bool) or not isinstance(exp, int | float):
+        return None
+    return float(exp) if abs(exp) < _EXP_MAX else None
