@@ -69,9 +69,8 @@ def password_option(function: _F) -> _F:
 
 
 def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
-    ctx.meta[_READ] = ctx.meta[_FILE] = (
-        None  # an earlier parse of the options may have set it (relay, SIGHUP)
-    )
+    # An earlier parse of the options may have set it: a relay parses them again after SIGHUP.
+    ctx.meta[_READ] = ctx.meta[_FILE] = None
     if path is None or ctx.resilient_parsing:
         return
     try:
