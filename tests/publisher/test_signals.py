@@ -37,10 +37,13 @@ class Interruption:
         self.is_done = False
         self._left = at
         self._handler = handler
+        # CPython calls a trace function that is unset meanwhile without holding it: one object,
+        # which lives as long as this one.
+        self._tracer = self._trace
 
     def __enter__(self) -> Self:
         self._before = sys.gettrace()
-        sys.settrace(self._trace)
+        sys.settrace(self._tracer)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -54,7 +57,7 @@ class Interruption:
                 self.is_done = True
                 sys.settrace(None)
                 self._handler()
-        return self._trace
+        return self._tracer
 
 
 def interrupted_everywhere(step: int = 1) -> Iterator[int]:
