@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -18,11 +17,10 @@ from reliablepub.testing import FakeBroker, NodeOptions, control, faults
 from reliablepub.testing.control import ControlServer
 from tests.broker.raw_tcp import opened
 from tests.broker.sans_io import encode_publish
+from tests.broker.test_broker import channel_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pika.adapters.blocking_connection import BlockingChannel
 
 PATIENCE_S = 60
 
@@ -66,18 +64,6 @@ class Control:
 def server(fake_broker: FakeBroker) -> Iterator[Control]:
     with ControlServer(fake_broker, "127.0.0.1", 0) as server:
         yield Control(server.url)
-
-
-@contextmanager
-def channel_of(broker: FakeBroker) -> Iterator[BlockingChannel]:
-    connection = pika.BlockingConnection(pika.URLParameters(broker.url))
-    try:
-        channel = connection.channel()
-        channel.confirm_delivery()
-        yield channel
-    finally:
-        if connection.is_open:
-            connection.close()
 
 
 def test_the_root_names_every_request(server: Control, fake_broker: FakeBroker) -> None:
