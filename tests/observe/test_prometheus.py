@@ -433,9 +433,6 @@ def test_a_disk_that_fills_up(  # noqa: PLR0917 - fixtures, and the case
         disk.free = 0.5 * total
 
 
-# Not in each run: it does not fire each time. A reader's loan from the ballast may leave room for
-# small messages, and what else keeps it silent is not known.
-@pytest.mark.soak
 def test_a_disk_that_is_full(
     server: Prometheus,
     scraped: CollectorRegistry,

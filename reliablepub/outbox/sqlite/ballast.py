@@ -60,12 +60,7 @@ class Ballast:
 
         A reserved byte is one that the file system has allocated.
         """
-        try:
-            found = os.lstat(self._path)
-        except OSError:
-            return False
-        kept = min(found.st_size, found.st_blocks * _BLOCK_BYTES)
-        return stat.S_ISREG(found.st_mode) and kept >= self._least
+        return self._lacking() <= self._size - self._least
 
     @property
     def _least(self) -> int:
@@ -123,7 +118,8 @@ class Ballast:
         Raises:
             sqlite3.Error: the database cannot be read.
         """
-        lacking = 0 if self.is_whole else self._size
+        # What was lent counts too: it is room for readers, not for new messages.
+        lacking = self._lacking()
         folder = self._outbox.parent
         spare = free_bytes(folder) - owed_bytes(connection, self._outbox) - lacking
         if lacking and spare >= 0 and not may_take(folder, lacking):
@@ -154,6 +150,16 @@ class Ballast:
             "stored, and messages accepted before are safe and still published; free some space, "
             f"at least {needed - spare:.0f} bytes, and try again"
         )
+
+    def _lacking(self) -> int:
+        """Return how many bytes of the whole are not reserved."""
+        try:
+            found = os.lstat(self._path)
+        except OSError:
+            return self._size
+        if not stat.S_ISREG(found.st_mode):
+            return self._size
+        return max(0, self._size - min(found.st_size, found.st_blocks * _BLOCK_BYTES))
 
     def _is_complete(self) -> bool:
         try:
