@@ -431,6 +431,19 @@ def test_ballast_lends_a_little_and_no_more(tmp_path: Path) -> None:
     assert (tmp_path / "outbox.db.ballast").stat().st_size == BALLAST_BYTES
 
 
+def test_a_loan_is_no_room_for_a_new_message(tmp_path: Path) -> None:
+    """Or a full disk would be told as one with room after each look at it."""
+    with small_disk(tmp_path, "tmpfs", 24) as disk, closing(SqliteStore(disk / "o.db")) as store:
+        fill(disk)
+        ballast = Ballast(disk / "o.db")
+        while ballast.lend():
+            pass
+        assert free_bytes(disk) > MARGIN_BYTES
+        assert Outbox(disk / "o.db").status().is_disk_full
+        with pytest.raises(OutboxDiskFull):
+            store.commit(Changes(new=[Entry(Message(b"x", routing_key="q", message_id="m"), 1.0)]))
+
+
 def test_ballast_that_somebody_else_has_removed_gives_nothing(tmp_path: Path) -> None:
     ballast = Ballast(tmp_path / "outbox.db", size=8192)
     ballast.restore()

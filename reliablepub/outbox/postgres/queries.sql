@@ -3,15 +3,10 @@
 
 -- An enqueuer's message. Its connection may be the application's, so this is all that it needs.
 -- name: enqueue
-INSERT INTO reliablepub_messages (
-    id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body,
-    due_at, expires_at, ordering_key, shard
-) VALUES (
-    coalesce(:id, nextval('reliablepub_message_ids')), :message_id, :exchange, :routing_key, :properties,
-    :stored_at, :size, :checksum, :body, :due_at, :expires_at, :ordering_key,
-    reliablepub_shard_of(:ordering_key, :exchange, :routing_key)
-)
-RETURNING 1;
+SELECT reliablepub_store(
+    :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
+    :due_at, :expires_at, :ordering_key
+);
 
 -- The first message of a deduplication key is stored with it. The key of a message that is open or
 -- parked is kept beyond its time.

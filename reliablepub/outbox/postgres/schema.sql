@@ -254,6 +254,36 @@ INSERT INTO reliablepub_turns
 SELECT shard, 0, 0, '', now(), true, 0, 0, 0, 0, 0, 0, 0, pg_current_snapshot()
 FROM generate_series(0, {shards} - 1) AS shard;
 
+-- Stores a message as the enqueuers of this library do. A function, because the server keeps the plan
+-- of its INSERT for the session: to plan it anew takes as long as to run it, and a prepared statement
+-- of the client's would be lost behind a PgBouncer that pools transactions.
+CREATE FUNCTION reliablepub_store(
+    id bigint,
+    message_id text,
+    exchange text,
+    routing_key text,
+    properties text,
+    stored_at double precision,
+    size integer,
+    checksum bigint,
+    body bytea,
+    due_at double precision,
+    expires_at double precision,
+    ordering_key text
+) RETURNS integer LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO reliablepub_messages (
+        id, message_id, exchange, routing_key, properties, stored_at, size, checksum, body, due_at,
+        expires_at, ordering_key, shard
+    ) VALUES (
+        coalesce(id, nextval('reliablepub_message_ids')), message_id, exchange, routing_key, properties,
+        stored_at, size, checksum, body, due_at, expires_at, ordering_key,
+        reliablepub_shard_of(ordering_key, exchange, routing_key)
+    );
+    RETURN 1;
+END
+$$;
+
 -- Stores a message, in any language and in any transaction, and returns its message id. Properties
 -- are JSON, such as '{{"content_type": "application/json", "headers": {{"n": 1}}}}'.
 CREATE FUNCTION reliablepub_enqueue(
@@ -274,13 +304,10 @@ BEGIN
     IF octet_length(exchange) > 255 OR octet_length(routing_key) > 255 OR octet_length(id_) > 255 THEN
         RAISE EXCEPTION 'exchange, routing key and message id may have at most 255 bytes';
     END IF;
-    INSERT INTO reliablepub_messages (
-        shard, message_id, exchange, routing_key, properties, body, ordering_key, stored_at, due_at,
-        expires_at, size
-    ) VALUES (
-        reliablepub_shard_of(ordering_key, exchange, routing_key), id_, exchange, routing_key,
-        properties, body, ordering_key, wall, extract(epoch FROM not_before), wall + expires_in_s,
-        octet_length(body) + octet_length(properties) + 200
+    PERFORM reliablepub_store(
+        NULL, id_, exchange, routing_key, properties, wall,
+        octet_length(body) + octet_length(properties) + 200, -1, body, extract(epoch FROM not_before),
+        wall + expires_in_s, ordering_key
     );
     RETURN id_;
 END

@@ -236,7 +236,7 @@ class Link:
         try:
             cursor = connection.cursor(binary=True)
             cursor.execute(self.queries[name], values)
-            return cursor.fetchall() if cursor.description else []
+            return cursor.fetchall() if cursor.rownumber is not None else []
         except psycopg.Error as error:
             self.drop_if_lost(error)
             raise
@@ -262,7 +262,7 @@ class Link:
                     failure = error
             if failure is not None:
                 raise failure
-            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            return [cursor.fetchall() if cursor.rownumber is not None else [] for cursor in cursors]
         except psycopg.Error as error:
             self.drop_if_lost(failure or error)
             raise failure or error from None
