@@ -10,7 +10,6 @@ import asyncio
 import ipaddress
 import secrets
 import threading
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -214,6 +213,34 @@ class FakeBroker:
         """Resume after `freeze`."""
         self._act(lambda: self._running().thaw())
 
+    def advance(self, seconds: float, *, clients_are_silent: bool = False) -> None:
+        """Set the broker's clock ahead, so that no test has to wait.
+
+        What becomes due happens in its order, as if the time had passed: messages, queues and
+        tokens expire, deliveries that were not acknowledged in time close their channels, delayed
+        confirms and deliveries are sent, an alarm with `for_s` ends. A crash or a freeze with
+        `for_s` ends too. The clients' clocks stay: so their heartbeats are not late, unless
+        `clients_are_silent`.
+
+        Args:
+            seconds: How far.
+            clients_are_silent: Whether the clients were silent all that time: the connection of a
+                client that missed its heartbeats is closed.
+
+        Raises:
+            ValueError: `seconds` is negative.
+        """
+        if seconds < 0:
+            raise ValueError("the clock can only be set ahead")
+
+        def advance() -> None:
+            if self._server is not None and self._server.is_frozen:
+                self._node.clock.advance(seconds)  # what is due happens when the freeze ends
+            else:
+                self._node.advance(seconds, clients_are_silent=clients_are_silent)
+
+        self._act(advance)
+
     # ------------------------------------------------------------------ declaring
 
     def declare_exchange(
@@ -350,14 +377,16 @@ class FakeBroker:
         """The messages ready in a queue, the head first."""
         with self._changed:
             found = self._vhost(virtual_host).queues[queue]
-            found.expire(monotonic())
+            self._node.tick()
+            found.expire(self._node.now)
             return tuple(map(views.stored, found.ready))
 
     def queues(self, *, virtual_host: str | None = None) -> tuple[QueueState, ...]:
         """The queues, with numbers of messages and consumers."""
         with self._changed:
+            self._node.tick()
             for queue in self._vhost(virtual_host).queues.values():
-                queue.expire(monotonic())
+                queue.expire(self._node.now)
             return views.queues(self._node, self._vhost(virtual_host))
 
     def consumers(self, *, virtual_host: str | None = None) -> tuple[ConsumerState, ...]:
@@ -416,7 +445,7 @@ class FakeBroker:
 
     def _act(self, action: Callable[[], None]) -> None:
         with self._changed:
-            self._node.now = monotonic()
+            self._node.tick()
             action()
             self._node.flush()
             if self._server is not None:

@@ -184,6 +184,13 @@ class Connection:
         elif self._withheld is not None:
             self._tell_blocked()
 
+    def handle_advanced(self, seconds: float) -> None:
+        """The clock was set ahead; the client is not late for that."""
+        self._began_at += seconds
+        self._heard_at += seconds
+        self._spoke_at += seconds
+        self._closing_at += seconds
+
     def handle_drained(self) -> None:
         """The client has read its output: go on delivering and reading."""
         for channel in self._channels.values():

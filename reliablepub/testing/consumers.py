@@ -65,6 +65,10 @@ class Delivery:
     entry: Entry
     queue: Queue
     consumer: Consumer | None
+    at: float
+    """When it was taken from its queue, in seconds of `Node.now`."""
+    loses_ack: bool = False
+    """Whether a fault ignores its acknowledgement."""
 
 
 def deliver(queue: Queue, now: float) -> None:

@@ -7,7 +7,9 @@ come into a queue, or which consumer gets the next one.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from pamqp.commands import Basic
 
@@ -16,13 +18,15 @@ from reliablepub.testing.consumers import Consumer, Delivery, deliver, is_single
 from reliablepub.testing.consumers import requeue as put_back
 from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
+from reliablepub.testing.faults import CancelConsumer, DelayDelivery, LoseAck, RepeatDelivery
 from reliablepub.testing.field_types import Long, field_type, is_integer
 from reliablepub.testing.replies import AmqpError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from reliablepub.testing.channel_base import ChannelBase
+    from reliablepub.testing.faults import DeliveryFault
     from reliablepub.testing.history import Publish
     from reliablepub.testing.queues import Entry, Queue
 
@@ -38,6 +42,10 @@ class Consuming:
         self._prefetch_channel = 0
         self._last_tag = 0
         self._unacked: dict[int, Delivery] = {}
+        self._late: list[Delivery] = []
+        """Deliveries that a fault delays."""
+        self._is_timed = False
+        """Whether a timer looks for deliveries that are not acknowledged in time."""
 
     @property
     def unacked(self) -> Mapping[int, Delivery]:
@@ -51,7 +59,7 @@ class Consuming:
 
     def has_credit(self) -> bool:
         """Whether the channel-wide prefetch allows another delivery."""
-        return not 0 < self._prefetch_channel <= len(self._unacked)
+        return not 0 < self._prefetch_channel <= len(self._unacked) + len(self._late)
 
     def qos(self, method: Basic.Qos) -> None:
         """basic.qos: for new consumers, or for the whole channel if global."""
@@ -142,9 +150,14 @@ class Consuming:
         if not queue.ready:
             self._channel.reply(Basic.GetEmpty())
             return
-        entry = queue.take()
+        delivery = self._taken(queue.take(), queue, None)
+        faults = self._node.script.on_delivery(queue.name)
+        self._send(delivery, faults, partial(self._send_got, delivery, no_ack=method.no_ack))
+
+    def _send_got(self, delivery: Delivery, *, no_ack: bool) -> None:
+        queue, entry = delivery.queue, delivery.entry
         queue.expire(self._node.now)  # message_count must not include expired messages
-        tag = self._open(Delivery(entry, queue, None), no_ack=method.no_ack)
+        tag = self._open(delivery, no_ack=no_ack)
         publish = entry.publish
         payload = encoding.encode_get_ok(
             tag,
@@ -157,9 +170,20 @@ class Consuming:
 
     def send(self, consumer: Consumer, entry: Entry) -> None:
         """basic.deliver."""
+        faults = self._node.script.on_delivery(consumer.queue.name)
+        if any(isinstance(fault, CancelConsumer) for fault in faults):
+            consumer.queue.put_back(entry)
+            self._cancel_by_server(consumer)
+            self._leave(consumer)
+            return
         if not consumer.no_ack:
             consumer.unacked += 1
-        tag = self._open(Delivery(entry, consumer.queue, consumer), no_ack=consumer.no_ack)
+        delivery = self._taken(entry, consumer.queue, consumer)
+        self._send(delivery, faults, partial(self._send_delivered, delivery, consumer))
+
+    def _send_delivered(self, delivery: Delivery, consumer: Consumer) -> None:
+        entry = delivery.entry
+        tag = self._open(delivery, no_ack=consumer.no_ack)
         publish = entry.publish
         payload = encoding.encode_deliver(
             consumer.tag,
@@ -169,6 +193,32 @@ class Consuming:
             routing_key=publish.routing_key,
         )
         self._channel.send_content(payload, _counted(entry) if entry.delivery_count else publish)
+
+    def _taken(self, entry: Entry, queue: Queue, consumer: Consumer | None) -> Delivery:
+        return Delivery(entry, queue, consumer, self._node.now)
+
+    def _send(
+        self, delivery: Delivery, faults: tuple[DeliveryFault, ...], send: Callable[[], None]
+    ) -> None:
+        """Send a delivery as the faults say: late, twice, or without hearing of its ack."""
+        delivery.loses_ack = any(isinstance(fault, LoseAck) for fault in faults)
+        if (
+            any(isinstance(one, RepeatDelivery) for one in faults)
+            and not delivery.entry.is_repeated
+        ):
+            copy = dataclasses.replace(delivery.entry, redelivered=True, is_repeated=True)
+            delivery.queue.put_back(copy)
+        late_s = max((one.for_s for one in faults if isinstance(one, DelayDelivery)), default=0.0)
+        if late_s:
+            self._late.append(delivery)
+            self._node.timers.at(self._node.now + late_s, partial(self._send_late, delivery, send))
+        else:
+            send()
+
+    def _send_late(self, delivery: Delivery, send: Callable[[], None]) -> None:
+        if any(one is delivery for one in self._late):  # else it is in its queue again
+            self._late = [one for one in self._late if one is not delivery]
+            send()
 
     def acknowledge(self, tag: int, *, multiple: bool) -> None:
         """basic.ack."""
@@ -207,6 +257,10 @@ class Consuming:
 
     def handle_queue_deleted(self, consumer: Consumer) -> None:
         """The queue is gone: send basic.cancel, if the client has announced the capability."""
+        self._cancel_by_server(consumer)
+        self._return_late(consumer)
+
+    def _cancel_by_server(self, consumer: Consumer) -> None:
         del self.consumers[consumer.tag]
         if self._channel.connection.has_capability("consumer_cancel_notify"):
             self._channel.reply(Basic.Cancel(consumer.tag, nowait=True))
@@ -222,8 +276,9 @@ class Consuming:
         for consumer in self.consumers.values():
             consumer.queue.consumers.remove(consumer)
         gone, self.consumers = self.consumers, {}
-        deliveries, self._unacked = self._unacked, {}
-        put_back(deliveries.values(), self._node.now, is_lost=True)
+        deliveries = [*self._unacked.values(), *self._late]
+        self._unacked, self._late = {}, []
+        put_back(deliveries, self._node.now, is_lost=True)
         for consumer in gone.values():
             self._hand_over(consumer.queue)
 
@@ -232,6 +287,7 @@ class Consuming:
 
     def _leave(self, consumer: Consumer) -> None:
         consumer.queue.consumers.remove(consumer)
+        self._return_late(consumer)
         self._hand_over(consumer.queue)
 
     def _hand_over(self, queue: Queue) -> None:
@@ -242,11 +298,45 @@ class Consuming:
         if queue.auto_delete and not queue.consumers and not queue.is_deleted:
             vhost.remove_queue(queue.name)
 
+    def _return_late(self, consumer: Consumer) -> None:
+        """The consumer is gone: what was late for it goes to others."""
+        returned = [one for one in self._late if one.consumer is consumer]
+        self._late = [one for one in self._late if one.consumer is not consumer]
+        put_back(returned, self._node.now, is_lost=True)
+
     def _open(self, delivery: Delivery, *, no_ack: bool) -> int:
         self._last_tag += 1
         if not no_ack:
             self._unacked[self._last_tag] = delivery
+            self._watch_time()
         return self._last_tag
+
+    def _watch_time(self) -> None:
+        """Have a timer look when the oldest delivery must be acknowledged."""
+        timeout_s = self._node.options.consumer_timeout_s
+        if timeout_s is None or self._is_timed or not self._unacked:
+            return
+        self._is_timed = True
+        oldest = next(iter(self._unacked.values()))
+        check = WeakMethod(self._check_time)  # or the timer would keep closed channels alive
+        self._node.timers.at(oldest.at + timeout_s, lambda: (found := check()) and found())
+
+    def _check_time(self) -> None:
+        """Close the channel if its oldest delivery is late (rabbit_channel, consumer_timeout)."""
+        self._is_timed = False
+        timeout_s = self._node.options.consumer_timeout_s
+        assert timeout_s is not None
+        oldest = next(iter(self._unacked.values()), None)
+        if oldest is None or oldest.at + timeout_s > self._node.now:
+            self._watch_time()
+            return
+        error = AmqpError(
+            406,
+            f"delivery acknowledgement on channel {self._channel.number} timed out. Timeout value "
+            f"used: {timeout_s * 1000:.0f} ms. This timeout value can be configured, see consumers "
+            "doc guide to learn more",
+        )
+        self._channel.close(error.code, error.reply_text, (0, 0))
 
     def _close(self, tag: int, *, multiple: bool) -> dict[int, Delivery]:
         if multiple and tag == 0:
@@ -256,7 +346,7 @@ class Consuming:
             raise AmqpError(406, explanation)
         else:
             tags = [one for one in self._unacked if one <= tag] if multiple else [tag]
-        return {one: self._unacked.pop(one) for one in tags}
+        return {one: self._unacked.pop(one) for one in tags if not self._unacked[one].loses_ack}
 
 
 def _counted(entry: Entry) -> Publish:

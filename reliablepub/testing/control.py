@@ -380,6 +380,9 @@ _PATHS: Final[dict[tuple[str, int], dict[str, Action]]] = {
     ("unblock", 1): {"POST": _call("unblock")},
     ("freeze", 1): {"POST": _call("freeze")},
     ("thaw", 1): {"POST": _call("thaw")},
+    ("advance", 1): {
+        "POST": _call("advance", seconds=(float, ...), clients_are_silent=(bool, False))
+    },
     ("reset", 1): {"POST": _call("reset")},
     ("published", 1): {"GET": _published},
     ("messages", 1): {"POST": _publish},

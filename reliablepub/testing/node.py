@@ -11,9 +11,9 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from time import time
 from typing import TYPE_CHECKING, Protocol
 
+from reliablepub.testing.clock import Clock
 from reliablepub.testing.consumers import deliver
 from reliablepub.testing.dead_letters import destinations, died
 from reliablepub.testing.direct_reply import check_reply_name
@@ -59,6 +59,9 @@ class Client(Protocol):
 
     def handle_thawed(self) -> None:
         """The freeze is over."""
+
+    def handle_advanced(self, seconds: float) -> None:
+        """The clock was set ahead; the client is not late for that."""
 
     def handle_lost(self) -> None:
         """The socket is gone."""
@@ -108,6 +111,7 @@ class Node:
 
     def __init__(self, options: NodeOptions) -> None:
         self.options = options
+        self.clock = Clock()
         self.now = 0.0
         self.vhosts = {name: VirtualHost(name) for name in options.virtual_hosts}
         self.script = FaultScript(options.seed)
@@ -159,6 +163,22 @@ class Node:
     def token(self, secret: str) -> Token | None:
         """The token that a client gives instead of a password; None if it is none of ours."""
         return self.tokens.get(secret)
+
+    def tick(self) -> None:
+        """Look at the clock."""
+        self.now = self.clock.monotonic()
+
+    def advance(self, seconds: float, *, clients_are_silent: bool) -> None:
+        """Set the clock ahead; run the timers that become due, each at its time."""
+        until = self.now + seconds
+        self.clock.advance(seconds)
+        while (due_at := self.timers.deadline) is not None and due_at <= until:
+            self.now = max(self.now, due_at)
+            self.handle_timeout()
+        self.now = until
+        if not clients_are_silent:
+            for connection in list(self.connections.values()):
+                connection.handle_advanced(seconds)
 
     def handle_timeout(self) -> None:
         """Run the timers that are due."""
@@ -240,7 +260,7 @@ class Node:
         return bool(names)
 
     def _bury(self, vhost: VirtualHost, buried: Buried) -> None:
-        publish = died(buried, int(time()))
+        publish = died(buried, int(self.clock.wall()))
         with suppress(AmqpError):  # in RabbitMQ the queue's process crashes, and starts again
             self.reply(publish, routing_keys(publish))
         for queue in destinations(vhost, publish, buried.reason):

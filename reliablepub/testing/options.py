@@ -50,6 +50,8 @@ class NodeOptions:
             and confirmed. 0 writes what has arrived as soon as no more input waits.
         history_max: Most publishes kept in the history.
         history_bytes_max: Limit of the bytes of their bodies; the last publish is always kept.
+        consumer_timeout_s: Seconds in which a delivery must be acknowledged; then its channel is
+            closed with 406. None for no limit.
         connections_max: Limit of connections; one more is closed at once, with a warning in the log
             of `reliablepub.testing`.
         seed: Seed of all random choices.
@@ -66,6 +68,7 @@ class NodeOptions:
     flush_delay_s: float = 0.0
     history_max: int = 100_000
     history_bytes_max: int = 256 * 1024 * 1024
+    consumer_timeout_s: float | None = 1_800.0
     connections_max: int = 1024
     seed: int = 0
 

@@ -36,6 +36,8 @@ class Entry:
     """Whether the message is on disk."""
     redelivered: bool = False
     priority: int = 0
+    is_repeated: bool = False
+    """Whether it is the copy that a fault delivers once more."""
     delivery_count: int = 0
     """How often a quorum queue got the message back."""
 
@@ -139,6 +141,12 @@ class Queue:
         entry = self.ready.popleft()
         self.ready_bytes -= len(entry.publish.body)
         return entry
+
+    def put_back(self, entry: Entry) -> None:
+        """Put a message at the head that was taken, and delivered to no client."""
+        if not self.is_deleted:
+            self.ready.appendleft(entry)
+            self.ready_bytes += len(entry.publish.body)
 
     def requeue(self, entries: list[Entry], *, is_lost: bool = False) -> None:
         """Put deliveries back into their places, marked as redelivered.

@@ -13,7 +13,6 @@ import logging
 import selectors
 import socket
 import threading
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from reliablepub.testing.connection import Connection
@@ -78,7 +77,7 @@ class Server:
             return
         self.is_frozen = False
         self._resumes_at = None
-        self._node.now = monotonic()
+        self._node.tick()
         self._node.thaw()
 
     def reset_connections(self) -> None:
@@ -110,7 +109,7 @@ class Server:
             while not self._is_stopping:
                 events = self._selector.select(wait_s)
                 with self._lock:
-                    self._node.now = monotonic()
+                    self._node.tick()
                     for key, mask in events:
                         key.data(mask)
                     self._advance()
@@ -244,7 +243,9 @@ class Server:
         soonest = min((time for time in times if time is not None), default=None)
         if soonest is None:
             return None
-        return min(max(0.0, soonest - monotonic()), _WAIT_MAX_S)  # select() overflows at ten years
+        return min(
+            max(0.0, soonest - self._node.clock.monotonic()), _WAIT_MAX_S
+        )  # select() overflows at ten years
 
     def _drain_wakes(self, _mask: int) -> None:
         with contextlib.suppress(BlockingIOError):

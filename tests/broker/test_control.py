@@ -360,3 +360,19 @@ def test_it_listens_on_ipv6_too(fake_broker: FakeBroker) -> None:
         pytest.skip(f"no IPv6 here: {error}")
     with server:
         assert Control(server.url).do("GET /")["is_up"] is True
+
+
+def test_the_clock_is_set_ahead(server: Control, fake_broker: FakeBroker) -> None:
+    fake_broker.declare_queue("q", arguments={"x-message-ttl": 60_000})
+    fake_broker.publish(b"a", "q")
+    server.do("POST /advance", {"seconds": 59})
+    assert fake_broker.messages("q")
+    server.do("POST /advance?seconds=2")
+    assert not fake_broker.messages("q")
+    status, said = server.ask("POST /advance", {"seconds": -1})
+    assert (status, said) == (400, {"error": "the clock can only be set ahead"})
+
+
+def test_a_fault_of_deliveries(server: Control, fake_broker: FakeBroker) -> None:
+    server.do("POST /faults", {"kind": "repeat_delivery", "queue": "q"})
+    assert fake_broker.faults == (faults.RepeatDelivery(queue="q"),)

@@ -3,6 +3,8 @@
 It must never know a frame.
 """
 
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from reliablepub.testing import FakeBroker, NodeOptions, Permissions
@@ -30,6 +32,12 @@ class Site(Protocol):
 
     def add_reader(self) -> str:
         """A user who may do all but write; the name is the password."""
+
+    def consumer_timeout_ms(self) -> AbstractContextManager[int]:
+        """How long new channels wait for an acknowledgement; no longer than can be waited for."""
+
+    def let_pass(self, milliseconds: int) -> None:
+        """Have so much time gone by on the broker's clock, now or soon."""
 
 
 class FakeSite:
@@ -63,6 +71,13 @@ class FakeSite:
     def add_reader(self) -> str:
         return "reader"
 
+    @contextmanager
+    def consumer_timeout_ms(self) -> Iterator[int]:
+        yield 1_800_000
+
+    def let_pass(self, milliseconds: int) -> None:
+        self.broker.advance(milliseconds / 1000)
+
 
 class RealSite:
     """RabbitMQ."""
@@ -89,3 +104,26 @@ class RealSite:
             self.node.ctl("add_user", "reader", "reader")
         self.node.ctl("set_permissions", "reader", ".*", "^$", ".*")
         return "reader"
+
+    @contextmanager
+    def consumer_timeout_ms(self) -> Iterator[int]:
+        before = self.node.eval(
+            "{element(2, application:get_env(rabbit, consumer_timeout)), "
+            "element(2, application:get_env(rabbit, channel_tick_interval))}."
+        )
+        # RabbitMQ looks at each tick, and closes the channel again until close-ok has come.
+        self._set_consumer_timeout("{1000, 3000}")
+        try:
+            yield 1000
+        finally:
+            self._set_consumer_timeout(before)
+
+    def _set_consumer_timeout(self, value_and_tick: str) -> None:
+        self.node.eval(
+            f"{{Value, Tick}} = {value_and_tick}, "
+            "application:set_env(rabbit, consumer_timeout, Value), "
+            "application:set_env(rabbit, channel_tick_interval, Tick)."
+        )
+
+    def let_pass(self, milliseconds: int) -> None:
+        """Its time passes by itself."""

@@ -8,6 +8,7 @@ from pamqp import commands
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
 from tests.facts.raw_client import Properties, RawClient
+from tests.facts.site import Site
 
 
 def consume(client: RawClient, queue: str, tag: str = "me", **options: Any) -> None:
@@ -211,3 +212,22 @@ def test_dead_letters(client: RawClient, queue: str, reason: str) -> None:
     assert headers["x-first-death-reason"] == reason
     assert headers["x-first-death-queue"] == name
     assert headers["x-first-death-exchange"] == ""
+
+
+def test_a_delivery_that_is_not_acked_in_time(site: Site, connect: Connect, queue: str) -> None:
+    with site.consumer_timeout_ms() as timeout_ms:
+        client = connect().opened()
+        publish(client, queue, b"a")
+        consume(client, queue)
+        client.told(3)
+        site.let_pass(timeout_ms)
+        text = (
+            "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out. Timeout value "
+            f"used: {timeout_ms} ms. This timeout value can be configured, see consumers doc guide "
+            "to learn more"
+        )
+        assert client.told() == [f"channel.close 406 {text} (0, 0)"]
+        client.send(commands.Channel.CloseOk())
+    client = connect().opened()
+    client.send(commands.Basic.Get(queue=queue))
+    assert client.told(3)[0] == f"basic.getok 1 True  {queue} 0"

@@ -16,6 +16,12 @@ from reliablepub.testing.faults.answers import (
     ShuffleConfirms,
     StrayAck,
 )
+from reliablepub.testing.faults.deliveries import (
+    CancelConsumer,
+    DelayDelivery,
+    LoseAck,
+    RepeatDelivery,
+)
 from reliablepub.testing.faults.events import (
     Block,
     CloseChannel,
@@ -40,7 +46,7 @@ from reliablepub.testing.faults.network import (
     SliceOutput,
     StallHandshake,
 )
-from reliablepub.testing.faults.rule import ConnectionFault, Fault, PublishFault
+from reliablepub.testing.faults.rule import ConnectionFault, DeliveryFault, Fault, PublishFault
 from reliablepub.testing.faults.script import FaultScript
 
 __all__ = [
@@ -49,15 +55,18 @@ __all__ = [
     "AnyOf",
     "Bandwidth",
     "Block",
+    "CancelConsumer",
     "CloseChannel",
     "CloseConnection",
     "ConnectionFault",
     "Crash",
     "CutStream",
     "DelayConfirm",
+    "DelayDelivery",
     "DelayReturn",
     "DeleteExchange",
     "DeleteQueue",
+    "DeliveryFault",
     "DropConfirm",
     "DropConnection",
     "DropReturn",
@@ -72,9 +81,11 @@ __all__ = [
     "HoldConfirms",
     "LateReturn",
     "Latency",
+    "LoseAck",
     "Nack",
     "PublishFault",
     "RefuseHandshake",
+    "RepeatDelivery",
     "Return",
     "ShuffleConfirms",
     "SliceOutput",

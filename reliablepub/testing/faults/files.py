@@ -11,7 +11,7 @@ import re
 import tomllib
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing.faults import answers, events, mix, network
+from reliablepub.testing.faults import answers, deliveries, events, mix, network
 from reliablepub.testing.faults.rule import Fault
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, type[Fault]] = {
     kind.kind: kind
-    for module in (answers, events, network, mix)
+    for module in (answers, deliveries, events, network, mix)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Fault) and hasattr(kind, "kind")
 }

@@ -15,7 +15,10 @@ from reliablepub.testing.replies import NAMES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A rule; its events are publishes (`PublishFault`) or connections (`ConnectionFault`).
+    """A rule; its events are those of its base class.
+
+    They are publishes (`PublishFault`), deliveries (`DeliveryFault`) or connections
+    (`ConnectionFault`).
 
     Attributes:
         nth: Act on the nth matching event, counted from 1, and not before.
@@ -53,6 +56,13 @@ class PublishFault(Fault):
     """A rule about publishes; with `routing_key`, only about those with this key."""
 
     routing_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryFault(Fault):
+    """A rule about messages that go to consumers; with `queue`, only about those of this queue."""
+
+    queue: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

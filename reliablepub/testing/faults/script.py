@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 
 from reliablepub.testing.faults.mix import AnyOf
-from reliablepub.testing.faults.rule import ConnectionFault, Fault, PublishFault
+from reliablepub.testing.faults.rule import ConnectionFault, DeliveryFault, Fault, PublishFault
 
 
 class _Rule:
@@ -79,6 +79,18 @@ class FaultScript:
         ]
         fired = self._fire(rules)
         return tuple(fault for fault in fired if isinstance(fault, PublishFault))
+
+    def on_delivery(self, queue: str) -> tuple[DeliveryFault, ...]:
+        """The faults that act on this delivery."""
+        if not self._rules:
+            return ()
+        rules = [
+            rule
+            for rule in self._rules
+            if isinstance(rule.fault, DeliveryFault) and rule.fault.queue in (None, queue)
+        ]
+        fired = self._fire(rules)
+        return tuple(fault for fault in fired if isinstance(fault, DeliveryFault))
 
     def on_connection(self) -> tuple[ConnectionFault, ...]:
         """The faults that act on this new connection."""

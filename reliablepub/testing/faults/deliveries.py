@@ -1,0 +1,54 @@
+"""Faults of deliveries: what goes wrong between a queue and its consumers.
+
+This module must never know how the broker carries out a fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reliablepub.testing.faults.rule import DeliveryFault, check_positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelConsumer(DeliveryFault):
+    """The server cancels the consumer (basic.cancel) that was to get the message.
+
+    The message stays in the queue, and unacknowledged messages stay with the channel. It does not
+    act on basic.get.
+    """
+
+    kind = "cancel_consumer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayDelivery(DeliveryFault):
+    """The message is delivered `for_s` seconds late; later messages overtake it.
+
+    A basic.get is answered late.
+    """
+
+    kind = "delay_delivery"
+    for_s: float
+
+    def __post_init__(self) -> None:
+        """A delay lasts."""
+        DeliveryFault.__post_init__(self)
+        check_positive(for_s=self.for_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatDelivery(DeliveryFault):
+    """The message is delivered once more, to the next free consumer, marked as redelivered."""
+
+    kind = "repeat_delivery"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoseAck(DeliveryFault):
+    """The ack, nack or reject of the message is lost: it stays unacknowledged.
+
+    It comes again when its channel ends.
+    """
+
+    kind = "lose_ack"
