@@ -19,9 +19,9 @@ from reliablepub.testing.faults import Crash, Fault, Freeze
 from reliablepub.testing.making import made_publish
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions, Permissions
-from reliablepub.testing.queues import Queue
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange, VirtualHost
 from reliablepub.testing.server import Server
+from reliablepub.testing.streams import new_queue
 
 if TYPE_CHECKING:
     import ssl
@@ -276,7 +276,7 @@ class FakeBroker:
         with self._changed:
             vhost = self._vhost(virtual_host)
             if name not in vhost.queues:
-                vhost.add_queue(Queue(name, durable=durable, arguments=dict(arguments or {})))
+                vhost.add_queue(new_queue(name, durable=durable, arguments=dict(arguments or {})))
 
     def bind(
         self,

@@ -203,9 +203,7 @@ def _recover(
 ) -> None:
     if not method.requeue:
         raise AmqpError(540, "requeue=false")
-    if isinstance(method, commands.Basic.Recover):
-        channel.reply(commands.Basic.RecoverOk())
-    channel.consuming.recover()
+    channel.consuming.recover(nowait=isinstance(method, commands.Basic.RecoverAsync))
 
 
 _HANDLERS: dict[type[Frame], Callable[[Channel, Any], None]] = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from reliablepub.testing.streams import Stream
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -48,6 +50,8 @@ class Consumer:
     prefetch: int
     priority: int = 0
     unacked: int = 0
+    offset: int = 0
+    """Of the next message that it gets from a stream."""
 
     def has_credit(self) -> bool:
         """Whether the consumer may get another message now."""
@@ -75,6 +79,9 @@ def deliver(queue: Queue, now: float) -> None:
     """Deliver ready messages to consumers, round robin, those of the highest priority first."""
     if not queue.consumers:
         return
+    if isinstance(queue, Stream):
+        _deliver_stream(queue)
+        return
     if queue.ready and queue.ready[0].expires_at != now:  # a TTL of 0 allows delivery at once
         queue.expire(now)
     has_one = is_single(queue)
@@ -90,6 +97,19 @@ def deliver(queue: Queue, now: float) -> None:
         entry = queue.take()
         queue.expire(now)
         consumer.receiver.send(consumer, entry)
+
+
+def _deliver_stream(stream: Stream) -> None:
+    """Send to each consumer what comes next for it."""
+    for consumer in list(stream.consumers):
+        while (
+            consumer.offset < len(stream.ready)
+            and consumer.has_credit()
+            and consumer in stream.consumers  # a delivery may end in its cancellation
+        ):
+            entry = stream.ready[consumer.offset]
+            consumer.offset += 1
+            consumer.receiver.send(consumer, entry)
 
 
 def is_single(queue: Queue) -> bool:

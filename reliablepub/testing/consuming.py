@@ -20,7 +20,9 @@ from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
 from reliablepub.testing.faults import CancelConsumer, DelayDelivery, LoseAck, RepeatDelivery
 from reliablepub.testing.field_types import Long, field_type, is_integer
+from reliablepub.testing.queue_arguments import crashed
 from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,9 +86,11 @@ class Consuming:
         if queue.is_quorum and self._prefetch_channel:
             where = self._channel.place("queue", queue.name)
             raise AmqpError(540, f"{where} does not support global qos")
+        offset = self._offset(queue, method) if isinstance(queue, Stream) else 0
         is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
         is_taken = is_taken or (method.exclusive and is_single(queue))
-        if is_taken and not queue.is_quorum:  # a quorum queue ignores the flag
+        ignores_flag = queue.is_quorum or isinstance(queue, Stream)
+        if is_taken and not ignores_flag:
             explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
             raise AmqpError(403, explanation)
         priority = (method.arguments or {}).get("x-priority", 0)
@@ -95,12 +99,34 @@ class Consuming:
             reason = f'"expected integer, got {field_type(priority)}"'
             raise AmqpError(406, f"invalid arg 'x-priority' for {where}: {reason}")
         consumer = Consumer(
-            self, tag, queue, method.no_ack, method.exclusive, self._prefetch_consumer, priority
+            self,
+            tag,
+            queue,
+            method.no_ack,
+            method.exclusive,
+            self._prefetch_consumer,
+            priority,
+            offset=offset,
         )
         self.consumers[tag] = consumer
         queue.consumers.append(consumer)
         self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
         deliver(queue, self._node.now)
+
+    def _offset(self, stream: Stream, method: Basic.Consume) -> int:
+        """Where a consumer of a stream begins; its errors are those of rabbit_stream_queue."""
+        where = self._channel.place("queue", stream.name)
+        if not self._prefetch_consumer:
+            raise AmqpError(406, f"consumer prefetch count is not set for '{where}'")
+        if method.no_ack:
+            what = "automatic acknowledgement not supported by stream queues"
+            raise AmqpError(540, f"{what} {where}")
+        start: object = (method.arguments or {}).get("x-stream-offset", "next")
+        offset = stream.first_offset(start, self._node.now, self._node.clock.wall())
+        if offset is None:
+            reason = f'{{invalid_stream_offset_arg,{{longstr,<<"{start!s}">>}}}}'
+            raise AmqpError(406, f"invalid arg 'x-stream-offset' for {where}: {reason}")
+        return offset
 
     def _consume_replies(self, method: Basic.Consume) -> None:
         """basic.consume of the pseudo-queue, which needs no permission."""
@@ -145,6 +171,9 @@ class Consuming:
     def get(self, method: Basic.Get) -> None:
         """basic.get."""
         queue = self._channel.queue_or_last(method.queue, "read")
+        if isinstance(queue, Stream):
+            where = self._channel.place("queue", queue.name)
+            raise AmqpError(540, f"basic.get not supported by stream queues {where}")
         self._node.keep_while_used(self._channel.connection.vhost, queue)
         queue.expire(self._node.now)
         if not queue.ready:
@@ -192,7 +221,11 @@ class Consuming:
             exchange=publish.exchange,
             routing_key=publish.routing_key,
         )
-        self._channel.send_content(payload, _counted(entry) if entry.delivery_count else publish)
+        if isinstance(consumer.queue, Stream):
+            publish = _located(entry)
+        elif entry.delivery_count:
+            publish = _counted(entry)
+        self._channel.send_content(payload, publish)
 
     def _taken(self, entry: Entry, queue: Queue, consumer: Consumer | None) -> Delivery:
         return Delivery(entry, queue, consumer, self._node.now)
@@ -226,10 +259,19 @@ class Consuming:
 
     def reject(self, tag: int, *, multiple: bool, requeue: bool) -> None:
         """basic.nack and basic.reject."""
-        self._settle_or_hold(self._close(tag, multiple=multiple), requeue)
+        deliveries = self._close(tag, multiple=multiple)
+        for delivery in deliveries.values():
+            if isinstance(delivery.queue, Stream):
+                where = self._channel.place("queue", delivery.queue.name)
+                what = "basic.nack and basic.reject not supported by stream queues"
+                raise AmqpError(540, f"{what} {where}")
+        self._settle_or_hold(deliveries, requeue)
 
-    def recover(self) -> None:
-        """basic.recover with requeue."""
+    def recover(self, *, nowait: bool) -> None:
+        """basic.recover with requeue; its answer comes before the messages."""
+        if any(isinstance(one.queue, Stream) for one in self._unacked.values()):
+            raise crashed()
+        self._channel.reply(Basic.RecoverOk(), nowait=nowait)
         deliveries, self._unacked = self._unacked, {}
         self.settle(deliveries, requeue=True)
 
@@ -353,3 +395,12 @@ def _counted(entry: Entry) -> Publish:
     """The message with the header that tells how often a quorum queue got it back."""
     count = {"x-delivery-count": Long(entry.delivery_count)}
     return dataclasses.replace(entry.publish, header=rewritten(entry.publish.header, add=count))
+
+
+def _located(entry: Entry) -> Publish:
+    """The message with its offset, and without the headers that a stream does not keep."""
+    headers = entry.publish.properties.headers or {}
+    lost = {name for name, value in headers.items() if isinstance(value, dict | list)}
+    offset = {"x-stream-offset": Long(entry.position)}
+    header = rewritten(entry.publish.header, drop=lost, add=offset)
+    return dataclasses.replace(entry.publish, header=header)

@@ -14,13 +14,18 @@ from pamqp.commands import Queue as QueueMethods
 from reliablepub.testing import encoding
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, check_reply_name
 from reliablepub.testing.field_types import field_type
-from reliablepub.testing.queue_arguments import COMPARED, check_queue_arguments, check_quorum_flags
-from reliablepub.testing.queues import Queue
+from reliablepub.testing.queue_arguments import (
+    COMPARED,
+    check_queue_arguments,
+    check_replicated_flags,
+)
 from reliablepub.testing.replies import AmqpError, erlang_binary
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
+from reliablepub.testing.streams import Stream, new_queue
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel_base import ChannelBase
+    from reliablepub.testing.queues import Queue
 
 
 _CLASSIC = frozenset({None, "classic"})
@@ -116,14 +121,14 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
         if method.queue:
             _check_name(name, "queue")
         check_queue_arguments(arguments, channel.place("queue", name))
-        if arguments.get("x-queue-type") == "quorum":
-            check_quorum_flags(
+        if arguments.get("x-queue-type") in ("quorum", "stream"):
+            check_replicated_flags(
                 channel.place("queue", name),
                 durable=method.durable,
                 exclusive=method.exclusive,
                 auto_delete=method.auto_delete,
             )
-        queue = Queue(
+        queue = new_queue(
             name,
             durable=method.durable,
             auto_delete=method.auto_delete,
@@ -165,13 +170,9 @@ def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
                 f"{flag} flag set are not supported by quorum queues"
             )
             raise AmqpError(540, explanation)
-        if method.if_unused and queue.consumers:
-            explanation = f"{channel.place('queue', name)} in use"
-            raise AmqpError(406, explanation)
-        if method.if_empty and queue.ready:
-            explanation = f"{channel.place('queue', name)} not empty"
-            raise AmqpError(406, explanation)
-        count = len(queue.ready)
+        if not isinstance(queue, Stream):  # which is deleted whatever the flags say
+            _check_deletable(channel, queue, method)
+            count = len(queue.ready)
         channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
         channel.connection.node.remove_queue(vhost, name)
         queue.purge()
@@ -179,9 +180,21 @@ def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
         channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
 
 
+def _check_deletable(channel: ChannelBase, queue: Queue, method: QueueMethods.Delete) -> None:
+    where = channel.place("queue", queue.name)
+    if method.if_unused and queue.consumers:
+        raise AmqpError(406, f"{where} in use")
+    if method.if_empty and queue.ready:
+        raise AmqpError(406, f"{where} not empty")
+
+
 def purge_queue(channel: ChannelBase, method: QueueMethods.Purge) -> None:
     """queue.purge."""
-    count = channel.queue_or_last(method.queue, "read").purge()
+    queue = channel.queue_or_last(method.queue, "read")
+    if isinstance(queue, Stream):
+        where = channel.place("queue", queue.name)
+        raise AmqpError(540, f"queue.purge not supported by stream queues {where}")
+    count = queue.purge()
     channel.reply(QueueMethods.PurgeOk(count), nowait=method.nowait)
 
 

@@ -5,6 +5,7 @@ PURE: this module must never know what an argument does.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.field_types import field_type, is_integer
@@ -22,8 +23,14 @@ _QUEUE_MODES = ("default", "lazy")
 _QUEUE_VERSIONS = (1, 2)
 _STRATEGIES = ("at-most-once", "at-least-once")
 _LOCATORS = ("client-local", "balanced", "random", "least-leaders")
-_MODULES = {"classic": "rabbit_classic_queue", "quorum": "rabbit_quorum_queue"}
+_MODULES = {
+    "classic": "rabbit_classic_queue",
+    "quorum": "rabbit_quorum_queue",
+    "stream": "rabbit_stream_queue",
+}
 """RabbitMQ's names of the queue types, by `x-queue-type`."""
+_AGE = re.compile(r"(\d+)(.*)", re.DOTALL)
+_UNITS_S = {"Y": 31_536_000, "M": 2_592_000, "D": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
@@ -32,7 +39,8 @@ def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
     if dlx is not None and not isinstance(dlx, str):
         wrong = f"invalid type '{field_type(dlx)}' for arg 'x-dead-letter-exchange' in {where}"
         raise AmqpError(406, wrong)
-    kind = "quorum" if arguments.get("x-queue-type") == "quorum" else "classic"
+    kind = arguments.get("x-queue-type")
+    kind = kind if kind in ("quorum", "stream") else "classic"
     foreign = _NOT_OF[kind]
     for name in (*_CHECKS, *foreign):
         value = arguments.get(name)
@@ -45,8 +53,10 @@ def check_queue_arguments(arguments: dict[str, Any], where: str) -> None:
             raise AmqpError(406, f"invalid arg '{name}' for {where}: {reason}")
 
 
-def check_quorum_flags(where: str, *, durable: bool, exclusive: bool, auto_delete: bool) -> None:
-    """Raise 406 for the first flag that a quorum queue cannot have."""
+def check_replicated_flags(
+    where: str, *, durable: bool, exclusive: bool, auto_delete: bool
+) -> None:
+    """Raise 406 for the first flag that a quorum queue and a stream cannot have."""
     flags = {"auto-delete": auto_delete, "exclusive-owner": exclusive, "non-durable": not durable}
     for name, is_wrong in flags.items():
         if is_wrong:
@@ -109,6 +119,29 @@ def _size(value: object) -> str | None:
     return "{value_zero,0}" if value == 0 and is_integer(value) else _count(value)
 
 
+def _age(value: object) -> str | None:
+    if not isinstance(value, str):
+        return _text(value)
+    return "invalid_max_age" if seconds_of(value) is None else None
+
+
+def seconds_of(age: str) -> int | None:
+    """The seconds of an age such as `7D`; None if the unit is none, or the number is 0.
+
+    Raises:
+        AmqpError: 541 if it does not begin with a number.
+    """
+    found = _AGE.fullmatch(age)
+    if found is None:
+        raise crashed()
+    return int(found[1]) * _UNITS_S.get(found[2], 0) or None
+
+
+def crashed() -> AmqpError:
+    """541: a process of RabbitMQ crashes."""
+    return AmqpError(541, ids=(0, 0))
+
+
 def _flag(value: object) -> str | None:
     return None if isinstance(value, bool) else f"{{unacceptable_type,{field_type(value)}}}"
 
@@ -130,6 +163,9 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "x-max-in-memory-bytes": _count,
     "x-quorum-initial-group-size": _size,
     "x-queue-leader-locator": _locator,
+    "x-max-age": _age,
+    "x-initial-cluster-size": _size,
+    "x-stream-max-segment-size-bytes": _count,
 }
 """Checks by argument, in RabbitMQ's order."""
 
@@ -155,7 +191,26 @@ _NOT_QUORUM = (
     "x-stream-max-segment-size-bytes",
 )
 
-_NOT_OF = {"classic": _NOT_CLASSIC, "quorum": _NOT_QUORUM}
+_NOT_STREAM = (
+    "x-dead-letter-exchange",
+    "x-dead-letter-routing-key",
+    "x-dead-letter-strategy",
+    "x-delivery-limit",
+    "x-expires",
+    "x-max-in-memory-bytes",
+    "x-max-in-memory-length",
+    "x-max-length",
+    "x-max-priority",
+    "x-message-ttl",
+    "x-overflow",
+    "x-queue-master-locator",
+    "x-queue-mode",
+    "x-queue-version",
+    "x-quorum-initial-group-size",
+    "x-single-active-consumer",
+)
+
+_NOT_OF = {"classic": _NOT_CLASSIC, "quorum": _NOT_QUORUM, "stream": _NOT_STREAM}
 """Arguments that a queue of the type cannot have."""
 
 COMPARED = (
@@ -178,5 +233,8 @@ COMPARED = (
     "x-max-in-memory-bytes",
     "x-queue-leader-locator",
     "x-quorum-initial-group-size",
+    "x-max-age",
+    "x-initial-cluster-size",
+    "x-stream-max-segment-size-bytes",
 )
 """Arguments that must be equal in a second declaration; others are not compared."""

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from pamqp import commands, frame, header
-from pamqp.common import FieldTable
 
 from tests.amqp_probe import unique
 from tests.facts.conftest import Connect
@@ -53,17 +52,6 @@ def test_refusals(site: Site, connect: Connect) -> None:
     client.start()
     client.log_in(mechanism="NONE", response="")
     assert is_ended(client) == site.is_fake
-
-
-def test_queue_types(site: Site, client: RawClient) -> None:
-    """Queue types."""
-    name = unique("queue")
-    arguments: FieldTable = {"x-queue-type": "stream"}
-    client.send(commands.Queue.Declare(queue=name, durable=True, arguments=arguments))
-    reason = f"invalid arg 'x-queue-type' for queue '{name}' in vhost '/': "
-    refusal = f"PRECONDITION_FAILED - {reason}\"unsupported queue type 'stream'\""
-    expected = f"channel.close 406 {refusal} (50, 10)"
-    assert client.told() == [expected if site.is_fake else f"queue.declareok {name} 0 0"]
 
 
 def test_permissions(site: Site, connect: Connect) -> None:
