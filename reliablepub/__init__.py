@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus
     from reliablepub.outbox.admin.integrity import Audit
     from reliablepub.outbox.admin.rekeying import Rekeyed
+    from reliablepub.outbox.admin.scheduling import ScheduleChange
     from reliablepub.outbox.encryption import OutboxKeys
     from reliablepub.outbox.outbox import Outbox
     from reliablepub.outbox.sqlite.salvage import Salvaged
@@ -121,6 +122,7 @@ __all__ = [
     "RetryIn",
     "RetryPolicy",
     "Salvaged",
+    "ScheduleChange",
     "Status",
     "StillOpen",
     "Topology",
@@ -149,6 +151,7 @@ _LAZY = {
     "OutboxStatus": "outbox.admin.inspection",
     "Audit": "outbox.admin.integrity",
     "Rekeyed": "outbox.admin.rekeying",
+    "ScheduleChange": "outbox.admin.scheduling",
     "Salvaged": "outbox.sqlite.salvage",
     "OutboxKeys": "outbox.encryption",
     "Outbox": "outbox.outbox",

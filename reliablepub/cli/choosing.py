@@ -10,12 +10,13 @@ import functools
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.output import count_of
 from reliablepub.outbox.admin.selection import STATES, Selection
 from reliablepub.outbox.admin.story import resolve
 from reliablepub.outbox.database import Database
@@ -80,13 +81,24 @@ _FILTERS: Final[dict[str, dict[str, Any]]] = {
 
 def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the filter options; the function receives them as ``chosen``, a `Selection`."""
+    return _with_filters(function, _FILTERS)
+
+
+def selection_options_of_waiting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the filter options of a command for waiting messages; see `selection_options`."""
+    return _with_filters(function, {k: v for k, v in _FILTERS.items() if k != "--state"})
+
+
+def _with_filters(
+    function: Callable[..., Any], filters: Mapping[str, Mapping[str, Any]]
+) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def with_selection(**values: Any) -> Any:  # noqa: ANN401 - click's
         now = time.time()
         older_than, newer_than = values.pop("older_than"), values.pop("newer_than")
         chosen = Selection(
-            states=values.pop("state") or STATES,
+            states=values.pop("state", ()) or STATES,
             exchange=values.pop("exchange"),
             routing_key=values.pop("routing_key"),
             ordering_key=values.pop("key"),
@@ -96,7 +108,7 @@ def selection_options(function: Callable[..., Any]) -> Callable[..., Any]:
         )
         return function(chosen=chosen, **values)
 
-    for name, settings in reversed(_FILTERS.items()):
+    for name, settings in reversed(list(filters.items())):
         with_selection = click.option(name, **settings)(with_selection)
     return with_selection
 
@@ -114,6 +126,25 @@ def rows_named(database: Database, names: tuple[str, ...]) -> list[int]:
             raise unknown(database, name)
         found += rows
     return found
+
+
+def rows_named_or_nothing(database: Database, names: tuple[str, ...]) -> list[int]:
+    """The row ids of messages to be changed.
+
+    Raises:
+        Failure: an ID is unknown. It may be a typing error, so the command changes nothing.
+    """
+    try:
+        return rows_named(database, names)
+    except Failure as error:
+        raise Failure(f"nothing was changed: {error.message}", error.code) from error
+
+
+def named(ids: list[int]) -> str:
+    """Messages by their row ids, or how many they are."""
+    if len(ids) > 5:  # noqa: PLR2004 - more ids do not fit on a line
+        return count_of(len(ids), "message")
+    return f"message{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"
 
 
 def unknown(database: Database, name: str) -> Failure:

@@ -7,6 +7,7 @@ value.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -245,3 +246,17 @@ def form_option(function: _F) -> _F:
 def as_form(value: str | None) -> Form:
     """The form that the options select; a table by default."""
     return Form(value or Form.TABLE)
+
+
+def moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
+    """The value of an option that is a time with an offset; a callback of click."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        problem = f"{text!r} is not a time with an offset, such as 2026-12-24T18:00:00+01:00"
+        raise click.BadParameter(problem, ctx, param)
+    return found

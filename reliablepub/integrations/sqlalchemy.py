@@ -10,24 +10,19 @@ its rollback, or with that of the savepoint it was enqueued in.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
-from sqlalchemy.orm import Session, scoped_session
 
-from reliablepub import ConfigurationError, Message, Outbox
+from reliablepub import Message, Outbox, ScheduleChange
+from reliablepub.integrations.sqlalchemy_joining import Within, WithinAsync, through
 
-Within: TypeAlias = Session | scoped_session[Any] | Connection
-"""Whose transaction a message joins. For a session with several engines, give the connection:
-``session.connection(bind_arguments={"mapper": Order})``."""
-WithinAsync: TypeAlias = AsyncSession | AsyncConnection
-"""Whose transaction a message joins, with asyncio."""
 T = TypeVar("T")
 
 _JOINED: Final[ContextVar[Mapping[SessionOutbox, Within | WithinAsync]]] = ContextVar(
@@ -72,10 +67,51 @@ class SessionOutbox:
                 not be rolled back with its transaction (`immediate_transactions`).
             OutboxError: the message was not stored (`Outbox.enqueue`).
         """
+        return self._through_or_alone(within, partial(self.outbox.enqueue, message, key=key))
+
+    def cancel(self, key: str, *, note: str = "", within: Within | None = None) -> ScheduleChange:
+        """Cancel the message of a key, unless it was sent, as part of a transaction.
+
+        Args:
+            key: the key that was given to `enqueue`.
+            note: the reason, for ``reliablepub outbox explain``.
+            within: session or connection whose transaction this joins. None: that of `joined`, or
+                else the message is cancelled at once.
+
+        Returns:
+            Whether the message was cancelled, it was too late, or the key is not known.
+
+        Raises:
+            ConfigurationError: the transaction cannot be joined (`Outbox.cancel`).
+            OutboxError: nothing was changed (`Outbox.cancel`).
+        """
+        return self._through_or_alone(within, partial(self.outbox.cancel, key, note=note))
+
+    def reschedule(
+        self, key: str, not_before: datetime, *, note: str = "", within: Within | None = None
+    ) -> ScheduleChange:
+        """Send the message of a key at another time, unless it was sent; part of a transaction.
+
+        Args:
+            key: the key that was given to `enqueue`.
+            not_before: the new time, with a time zone; one in the past sends the message now.
+            note: the reason, for ``reliablepub outbox explain``.
+            within: session or connection whose transaction this joins. None: that of `joined`, or
+                else the message is rescheduled at once.
+
+        Returns:
+            Whether the message has its new time, it was too late, or the key is not known.
+
+        Raises:
+            ConfigurationError: the transaction cannot be joined (`Outbox.reschedule`).
+            OutboxError: nothing was changed (`Outbox.reschedule`).
+        """
+        change = partial(self.outbox.reschedule, key, not_before, note=note)
+        return self._through_or_alone(within, change)
+
+    def _through_or_alone(self, within: Within | None, work: Callable[..., T]) -> T:
         target = self._target(within)
-        if target is None:
-            return self.outbox.enqueue(message, key=key)
-        return _through(target, partial(self.outbox.enqueue, message, key=key))
+        return work() if target is None else through(target, work)
 
     async def enqueue_async(
         self,
@@ -119,7 +155,7 @@ class SessionOutbox:
             ConfigurationError: the connection is to another database.
             OutboxError: the outbox was not added (`Outbox.create`).
         """
-        _through(connection, self.outbox.create)
+        through(connection, self.outbox.create)
 
     def _target(self, within: Within | None) -> Within | None:
         target = within if within is not None else _JOINED.get({}).get(self)
@@ -128,39 +164,6 @@ class SessionOutbox:
         if isinstance(target, AsyncConnection):
             return target.sync_connection
         return target
-
-
-def _through(target: Within, work: Callable[..., T]) -> T:
-    """Call ``work(connection=...)`` with what an `Outbox` takes for this session or connection."""
-    connection = target if isinstance(target, Connection) else target.connection()
-    if not connection.in_transaction():
-        connection.begin()  # as its first statement would; the driver's connection alone does not
-    if connection.dialect.name != "sqlite":
-        return work(connection=connection)
-    driver = connection.connection.driver_connection
-    is_async = connection.dialect.is_async
-    own = driver._conn if is_async else driver  # type: ignore[union-attr]  # noqa: SLF001
-    if not isinstance(own, sqlite3.Connection):
-        msg = f"the driver {connection.dialect.driver} is not supported: use pysqlite or aiosqlite"
-        raise ConfigurationError(msg)
-    if connection.in_nested_transaction() and _is_legacy(own):
-        raise ConfigurationError(
-            "the session is in a savepoint, and Python's sqlite3 begins no transaction before one: "
-            "the message could be stored without it. Nothing was stored; call "
-            "reliablepub.integrations.sqlalchemy.immediate_transactions(engine) at the start"
-        )
-    if not is_async:
-        return work(connection=own)
-    # aiosqlite has a thread for each connection, and no public way to run a function there.
-    adapted: Any = connection.connection.dbapi_connection
-    done: T = adapted.run_async(lambda aio: aio._execute(work, connection=own))  # noqa: SLF001
-    return done
-
-
-def _is_legacy(connection: sqlite3.Connection) -> bool:
-    """Whether sqlite3 begins transactions itself, before INSERT, UPDATE and DELETE only."""
-    has_autocommit = getattr(connection, "autocommit", None) in (True, False)
-    return connection.isolation_level is not None and not has_autocommit
 
 
 def immediate_transactions(engine: Engine | AsyncEngine) -> None:

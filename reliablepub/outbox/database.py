@@ -76,6 +76,12 @@ class Session(Protocol):
         Only while no relay runs, in a transaction that may write.
         """
 
+    def is_own(self, id_: int) -> bool:
+        """Whether this transaction itself has stored a message, and the ledger does not count it.
+
+        In an outbox whose ledger counts each message at once, it is always False.
+        """
+
     def check_room(self, size: int) -> None:
         """Raise `OutboxDiskFull` if messages of this size cannot be stored."""
 
@@ -136,6 +142,17 @@ class Database(Protocol):
 
         Raises:
             OutboxUnsure: it is unknown whether the changes are stored.
+            OutboxError: nothing was changed.
+        """
+
+    def within(self, connection: Any, work: Callable[[Session], T]) -> T:  # noqa: ANN401 - any library's
+        """Run ``work`` in the application's transaction, and return its result.
+
+        No relay commits until that transaction ends.
+
+        Raises:
+            ConfigurationError: the connection is to another database, or PostgreSQL's transaction
+                cannot be joined.
             OutboxError: nothing was changed.
         """
 

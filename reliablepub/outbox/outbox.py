@@ -24,9 +24,13 @@ from reliablepub.outbox.entry import Entry, OpenLimits, identified, new_id
 from reliablepub.outbox.opening import Where, outbox_at
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from reliablepub.outbox.admin.inspection import HeldKey, OutboxStatus, ParkedMessage
     from reliablepub.outbox.admin.integrity import Audit
+    from reliablepub.outbox.admin.interventions import Intervention
     from reliablepub.outbox.admin.rekeying import Rekeyed
+    from reliablepub.outbox.admin.scheduling import ScheduleChange
     from reliablepub.outbox.database import Session
     from reliablepub.outbox.sqlite.salvage import Salvaged
 
@@ -140,6 +144,95 @@ class Outbox:
         except ReliablePubError as error:
             tell_rejected(self._rejections, 1, error)
             raise
+
+    def cancel(
+        self,
+        key: str,
+        *,
+        note: str = "",
+        connection: Any = None,  # noqa: ANN401 - of the library that the application uses
+    ) -> ScheduleChange:
+        """Remove the message of a deduplication key, unless it was sent; a relay may run.
+
+        The message is cancelled or sent, never both. It counts as discarded, and its key is
+        forgotten: a later message with this key is stored. Any message with a key can be cancelled,
+        also one without ``not_before``.
+
+        Args:
+            key: the key that was given to `enqueue`.
+            note: the reason, for ``reliablepub outbox explain``.
+            connection: the application's connection to the same database. The message is cancelled
+                by the commit of its transaction, and stays if that is rolled back. No relay of the
+                outbox sends anything until the transaction has ended, so keep it short. On
+                PostgreSQL, it must be open and ``READ COMMITTED``.
+
+        Returns:
+            Whether the message was cancelled, it was too late, or the key is not known.
+
+        Raises:
+            ConfigurationError: the connection is to another database, or in a transaction that
+                cannot be joined.
+            NotAnOutbox: there is no outbox.
+            OutboxUnsure: the network failed during the commit; it is unknown whether the message is
+                cancelled.
+            OutboxError: nothing was changed.
+        """
+        from reliablepub.outbox.admin.scheduling import cancelling
+
+        words = f"cancelled by key {key}"
+        return self._by_key(key, cancelling(f"{words}: {note}" if note else words), connection)
+
+    def reschedule(
+        self,
+        key: str,
+        not_before: datetime,
+        *,
+        note: str = "",
+        connection: Any = None,  # noqa: ANN401 - of the library that the application uses
+    ) -> ScheduleChange:
+        """Change the time of the message of a deduplication key, unless it was sent.
+
+        A relay may run. The deadline of the message (``expires_in_s``) stays.
+
+        Args:
+            key: the key that was given to `enqueue`.
+            not_before: the new time, with a time zone; one in the past sends the message now.
+            note: the reason, for ``reliablepub outbox explain``.
+            connection: the application's connection to the same database. The message is
+                rescheduled by the commit of its transaction. No relay of the outbox sends anything
+                until the transaction has ended, so keep it short. On PostgreSQL, it must be open
+                and ``READ COMMITTED``.
+
+        Returns:
+            Whether the message has its new time, it was too late, or the key is not known.
+
+        Raises:
+            InvalidMessage: the time is not a datetime with a time zone, or is before 1970.
+            ConfigurationError: the connection is to another database, or in a transaction that
+                cannot be joined.
+            NotAnOutbox: there is no outbox.
+            OutboxUnsure: the network failed during the commit; it is unknown whether the message
+                has its new time.
+            OutboxError: nothing was changed.
+        """
+        from reliablepub.outbox.admin.scheduling import rescheduling
+
+        return self._by_key(key, rescheduling(not_before, note), connection)
+
+    def _by_key(
+        self,
+        key: str,
+        what: Intervention,
+        connection: Any,  # noqa: ANN401 - of the library that the application uses
+    ) -> ScheduleChange:
+        from reliablepub.outbox.admin.scheduling import by_key
+
+        utf8("key", key)
+        if connection is not None:
+            return self._database.within(connection, lambda session: by_key(session, key, what))
+        with self._database.reading():
+            pass  # raises if there is none: this must not add an outbox to a database
+        return self._database.write(lambda session: by_key(session, key, what))
 
     def create(self, *, connection: Any = None) -> None:  # noqa: ANN401 - of any library
         """Add the outbox to the database, if it is not there yet, as the first message would.

@@ -233,6 +233,15 @@ WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
 SELECT id FROM reliablepub_parked
 WHERE ordering_key = :ordering_key AND state = 'parked' AND is_skipped = 0 ORDER BY id;
 
+-- A later or an earlier time to send a message. Refusals before it no longer count.
+-- name: due_at
+UPDATE reliablepub_messages SET due_at = :due_at, returned = 0, refused = 0, refused_at = NULL
+WHERE id = :id;
+
+-- Only for messages that an operator names: there is no index.
+-- name: forget_keys_of
+DELETE FROM reliablepub_keys WHERE id = :id;
+
 -- name: skip
 UPDATE reliablepub_parked SET is_skipped = 1 WHERE id = :id;
 

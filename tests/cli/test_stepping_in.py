@@ -190,10 +190,10 @@ def test_people_step_in_while_a_relay_publishes(run: Run, path: Path, fake: Fake
         producer.start()
         while not is_done():
             for action in changed:
-                address = {"routing_key": "elsewhere"} if action is Action.REROUTE else {}
+                routing_key = "elsewhere" if action is Action.REROUTE else None
                 chosen = find_ids(outbox_at(path), Selection(states=("ready",)))[-7:]
                 changed[action] += intervene(
-                    outbox_at(path), chosen, Intervention(action, **address)
+                    outbox_at(path), chosen, Intervention(action, routing_key=routing_key)
                 ).changed
         producer.join()
         publisher.flush(timeout_s=30)

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from contextlib import suppress
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from django.urls import reverse
 from psycopg.conninfo import conninfo_to_dict
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import Message, Publisher, Retries, RetryPolicy
+from reliablepub import Message, Publisher, Retries, RetryPolicy, ScheduleChange
 from reliablepub.integrations.celery import use_outbox
 from reliablepub.integrations.django import DjangoOutbox
 from reliablepub.integrations.django.databases import where_of
@@ -117,6 +118,23 @@ class Transactions(Case):
             key = f"{self.id()} once"
             first = DjangoOutbox().enqueue(Message(b""), key=key)
             assert DjangoOutbox().enqueue(Message(b""), key=key) == first
+
+    def test_a_message_is_cancelled_with_the_block(self) -> None:
+        when = datetime(2038, 1, 19, tzinfo=UTC)
+        keys = [f"{self.id()} {n}" for n in range(3)]
+        for key in keys[:2]:
+            DjangoOutbox().enqueue(Message(b"", not_before=when), key=key)
+        with suppress(Undone), transaction.atomic():
+            assert DjangoOutbox().cancel(keys[0])
+            raise Undone
+        with transaction.atomic():
+            assert DjangoOutbox().cancel(keys[0])
+            DjangoOutbox().enqueue(Message(b"", not_before=when), key=keys[2])
+            assert DjangoOutbox().cancel(keys[2])
+        assert DjangoOutbox().cancel(keys[0]) is ScheduleChange.UNKNOWN
+        assert DjangoOutbox().reschedule(keys[1], when)
+        assert DjangoOutbox().outbox.cancel(keys[1])
+        assert DjangoOutbox().outbox.audit().is_right
 
     def test_a_celery_task_belongs_to_the_block(self) -> None:
         app = Celery("shop", broker="amqp://127.0.0.1:9", set_as_current=False)

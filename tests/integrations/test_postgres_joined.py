@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import psycopg
 import pytest
@@ -118,6 +119,32 @@ def test_a_message_goes_with_an_asynchronous_session(
 
     asyncio.run(enqueue())
     assert stored(outbox) == ["kept"]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_a_message_is_cancelled_in_an_asynchronous_session(
+    driver: str, outbox: Outbox, postgres_outbox: str
+) -> None:
+    pytest.importorskip(driver)
+    of_sessions = SessionOutbox(outbox)
+    for key in ("a", "b", "c"):
+        outbox.enqueue(message(key), key=key)
+
+    async def change() -> None:
+        engine = async_engine_of(postgres_outbox, driver)
+        async with AsyncSession(engine) as session:
+            async with session.begin():
+                assert await session.run_sync(lambda sync: of_sessions.cancel("a", within=sync))
+                with of_sessions.joined(session):
+                    when = datetime(2038, 1, 19, tzinfo=UTC)
+                    assert await session.run_sync(lambda _: of_sessions.reschedule("c", when))
+            assert await session.run_sync(lambda sync: of_sessions.cancel("b", within=sync))
+            await session.rollback()
+        await engine.dispose()
+
+    asyncio.run(change())
+    assert stored(outbox) == ["b", "c"]
+    assert outbox.audit().is_right
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])

@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,14 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
-from reliablepub import ConfigurationError, Message, NotAnOutbox, Outbox, Status
+from reliablepub import (
+    ConfigurationError,
+    Message,
+    NotAnOutbox,
+    Outbox,
+    ScheduleChange,
+    Status,
+)
 from reliablepub.integrations.sqlalchemy import (
     SessionOutbox,
     immediate_transactions,
@@ -226,6 +234,25 @@ def test_an_async_session_commits_and_rolls_back(path: Path, outbox: SessionOutb
 
     run(path, work)
     assert both(path) == ([1], [b"1", b"4", b"5", b"6"])
+    assert outbox.outbox.audit().is_right
+
+
+def test_a_message_is_cancelled_with_the_commit(path: Path, outbox: SessionOutbox) -> None:
+    when = datetime(2038, 1, 19, tzinfo=UTC)
+    for key in ("a", "b", "c"):
+        outbox.enqueue(Message(key.encode(), not_before=when), key=key)
+
+    async def work(engine: AsyncEngine) -> None:
+        async with AsyncSession(engine) as session:
+            assert await session.run_sync(lambda sync: outbox.cancel("a", within=sync))
+            await session.commit()
+            assert await session.run_sync(lambda sync: outbox.cancel("b", within=sync))
+            await session.rollback()
+
+    run(path, work)
+    assert outbox.cancel("a") is ScheduleChange.UNKNOWN
+    assert outbox.reschedule("c", datetime(2030, 1, 1, tzinfo=UTC), note="sooner")
+    assert both(path) == ([], [b"b", b"c"])
     assert outbox.outbox.audit().is_right
 
 

@@ -5,6 +5,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -263,7 +264,7 @@ def test_what_is_damaged_can_be_discarded(path: Path, store: SqliteStore) -> Non
 
 
 @pytest.mark.parametrize("address", [{"exchange": "x" * 256}, {"routing_key": "x" * 256}])
-def test_nothing_is_sent_where_no_message_can_go(address: dict[str, str]) -> None:
+def test_nothing_is_sent_where_no_message_can_go(address: dict[str, Any]) -> None:
     with pytest.raises(InvalidMessage):
         Intervention(Action.REROUTE, **address)
 

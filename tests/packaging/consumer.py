@@ -55,6 +55,7 @@ from reliablepub import (
     RetryIn,
     RetryPolicy,
     Salvaged,
+    ScheduleChange,
     Status,
     Topology,
     TopologyError,
@@ -199,6 +200,8 @@ def enqueue(path: Path) -> None:
     assert outbox.path == path
     outbox.create()
     assert outbox.enqueue(order(12), key="order 12") == message_id
+    assert_type(outbox.reschedule("order 12", datetime.now(UTC)), ScheduleChange)
+    assert_type(outbox.cancel("nothing", note="no order"), ScheduleChange)
     assert_type(outbox.position("nothing"), int)
     outbox.forget("nothing")
     outbox.close()

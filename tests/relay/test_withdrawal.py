@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,7 +31,7 @@ def full(sqlite: SqliteStore) -> World:
 
 @pytest.fixture
 def step_in(path: Path) -> Callable[..., Effect]:
-    def do(world: World, action: Action, *ids: int, **address: str) -> Effect:
+    def do(world: World, action: Action, *ids: int, **address: Any) -> Effect:
         what = Intervention(action, person="jo@host", note="as agreed", **address)
         return intervene(outbox_at(path), ids, what, clock=lambda: world.time.wall)
 

@@ -15,6 +15,7 @@ from reliablepub.cli.exits import ask_for_command
 
 _COMMANDS: Final = {
     "audit": "reliablepub.cli.outbox.audit:audit",
+    "cancel": "reliablepub.cli.outbox.schedule:cancel",
     "check": "reliablepub.cli.outbox.check:check",
     "create": "reliablepub.cli.outbox.create:create",
     "discard": "reliablepub.cli.outbox.stepping_in:discard",
@@ -30,8 +31,10 @@ _COMMANDS: Final = {
     "prune": "reliablepub.cli.outbox.prune:prune",
     "rekey": "reliablepub.cli.outbox.rekey:rekey",
     "reroute": "reliablepub.cli.outbox.stepping_in:reroute",
+    "reschedule": "reliablepub.cli.outbox.schedule:reschedule",
     "retry": "reliablepub.cli.outbox.stepping_in:retry",
     "salvage": "reliablepub.cli.outbox.salvage:salvage",
+    "schedule": "reliablepub.cli.outbox.schedule:schedule",
     "show": "reliablepub.cli.outbox.show:show",
     "stats": "reliablepub.cli.outbox.stats:stats",
     "status": "reliablepub.cli.outbox.status:status",

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import ask, rows_named, selection_options
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.choosing import ask, named, rows_named_or_nothing, selection_options
+from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
@@ -209,7 +209,7 @@ def _step_in(
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
     with patiently("looking through the outbox"):
-        ids = _named_rows(database, names) if names else find_ids(database, chosen)
+        ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
     effect = Effect()
     if dry_run and not as_json and not names:
         rows = find(database, chosen, limit=_PREVIEW)
@@ -220,14 +220,6 @@ def _step_in(
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, keys=keys, progress=progress)
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
-
-
-def _named_rows(database: Database, names: tuple[str, ...]) -> list[int]:
-    """The row ids; an unknown ID may be a typing error, so the command changes nothing then."""
-    try:
-        return rows_named(database, names)
-    except Failure as error:
-        raise Failure(f"nothing was changed: {error.message}", error.code) from error
 
 
 def _question(what: Intervention, count: int) -> str:
@@ -259,25 +251,19 @@ def _report(
         print_result(f"{count_of(effect.changed, 'message')} {_DONE[action]}")
     if effect.possible:
         print_note(
-            f"a queue may have {_named(effect.possible)} all the same: an attempt had no answer, "
+            f"a queue may have {named(effect.possible)} all the same: an attempt had no answer, "
             "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:
-        print_error(f"{_named(effect.damaged)} left alone: damaged, or unfit for the new address")
+        print_error(f"{named(effect.damaged)} left alone: damaged, or unfit for the new address")
     if effect.in_flight:
         print_note(
-            f"{_named(effect.in_flight)} left alone: in flight, so the broker may have it; wait "
+            f"{named(effect.in_flight)} left alone: in flight, so the broker may have it; wait "
             "for its answer, or stop the relay first"
         )
     if effect.unfit and is_named:
         allowed = " or ".join(FIT[action])
-        print_error(f"{_named(effect.unfit)} left alone: gone, or not {allowed}")
+        print_error(f"{named(effect.unfit)} left alone: gone, or not {allowed}")
     if effect.damaged or (effect.unfit and is_named):
         return Exit.BAD_INPUT
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
-
-
-def _named(ids: list[int]) -> str:
-    if len(ids) > 5:  # noqa: PLR2004 - more ids do not fit on a line
-        return count_of(len(ids), "message")
-    return f"message{'' if len(ids) == 1 else 's'} {', '.join(map(str, ids))}"

@@ -21,6 +21,7 @@ from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     credentials_of,
     json_option,
+    moment,
     note_exposed_outbox,
     note_exposed_urls,
     outbox_option,
@@ -57,19 +58,6 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
         return Template(text)
     except TemplateError as error:
         raise click.BadParameter(str(error), ctx, param) from None
-
-
-def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
-        problem = f"{text!r} is not a time with an offset, such as 2026-12-24T18:00:00+01:00"
-        raise click.BadParameter(problem, ctx, param)
-    return moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +116,7 @@ class _Settings:
 )
 @click.option(
     "--not-before",
-    callback=_moment,
+    callback=moment,
     metavar="WHEN",
     help="Send nothing before this time, such as 2026-12-24T18:00:00+01:00. Needs --outbox, where "
     "the messages wait; `reliablepub relay` publishes them.",

@@ -13,12 +13,13 @@ without it, the default one.
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 
 from django.conf import settings
-from django.db import DEFAULT_DB_ALIAS, connections
+from django.db import DEFAULT_DB_ALIAS, connections, transaction
 
-from reliablepub import Message, Outbox
+from reliablepub import Message, Outbox, ScheduleChange
 from reliablepub.integrations.django.databases import where_of
 
 _OUTBOXES: Final[dict[tuple[str, str], Outbox]] = {}
@@ -83,6 +84,50 @@ class DjangoOutbox:
             DatabaseError: PostgreSQL did not store the message, such as Django's `ProgrammingError`
                 if there is no outbox: run ``migrate``.
         """
+        outbox, connection = self._through()
+        return outbox.enqueue(message, key=key, connection=connection)
+
+    def cancel(self, key: str, *, note: str = "") -> ScheduleChange:
+        """Cancel the message of a key, unless it was sent, as part of the transaction.
+
+        Args:
+            key: the key that was given to `enqueue`.
+            note: the reason, for ``reliablepub outbox explain``.
+
+        Returns:
+            Whether the message was cancelled, it was too late, or the key is not known.
+
+        Raises:
+            TransactionManagementError: the block has failed, and can only be rolled back.
+            ImproperlyConfigured: the database cannot hold an outbox.
+            OutboxError: nothing was changed (`Outbox.cancel`).
+        """
+        with transaction.atomic(self.using):
+            outbox, connection = self._through()
+            return outbox.cancel(key, note=note, connection=connection)
+
+    def reschedule(self, key: str, not_before: datetime, *, note: str = "") -> ScheduleChange:
+        """Send the message of a key at another time, unless it was sent; part of the transaction.
+
+        Args:
+            key: the key that was given to `enqueue`.
+            not_before: the new time, with a time zone; one in the past sends the message now.
+            note: the reason, for ``reliablepub outbox explain``.
+
+        Returns:
+            Whether the message has its new time, it was too late, or the key is not known.
+
+        Raises:
+            TransactionManagementError: the block has failed, and can only be rolled back.
+            ImproperlyConfigured: the database cannot hold an outbox.
+            OutboxError: nothing was changed (`Outbox.reschedule`).
+        """
+        with transaction.atomic(self.using):
+            outbox, connection = self._through()
+            return outbox.reschedule(key, not_before, note=note, connection=connection)
+
+    def _through(self) -> tuple[Outbox, Any]:
+        """Return the outbox, and what it takes for Django's connection."""
         connection = connections[self.using]
         at = (self.using, str(connection.settings_dict["NAME"]))
         if at not in _OUTBOXES:
@@ -91,7 +136,7 @@ class DjangoOutbox:
         connection.validate_no_broken_transaction()
         is_file = connection.vendor == "sqlite"
         through = connection.connection if is_file else connection
-        return _OUTBOXES[at].enqueue(message, key=key, connection=through)
+        return _OUTBOXES[at], through
 
     def __repr__(self) -> str:
         """Name the database."""

@@ -96,6 +96,9 @@ class Intervention:
         routing_key: the new routing key, for `Action.REROUTE`; None keeps the routing key.
         note: the reason, for later readers of the record.
         person: the operator who decided, by default ``user@host``.
+        due_at: when an open message is to be sent (seconds since 1970), for `Action.RETRY`; None
+            sends it now.
+        is_unsent: whether to leave alone a message that a queue may hold, as one in flight.
     """
 
     action: Action
@@ -103,6 +106,8 @@ class Intervention:
     routing_key: str | None = None
     note: str = ""
     person: str = field(default_factory=lambda: f"{_user()}@{socket.gethostname()}")
+    due_at: float | None = None
+    is_unsent: bool = False
 
     def __post_init__(self) -> None:
         """Refuse an address that no message can have, and text that not every database can store.
@@ -116,6 +121,11 @@ class Intervention:
                 raise InvalidMessage(name, "has the character U+0000")
         Message(b"", self.exchange or "", self.routing_key or "")
 
+    @property
+    def states(self) -> tuple[str, ...]:
+        """States of a message in which it is possible."""
+        return FIT[self.action] if self.due_at is None else OPEN_STATES
+
 
 @dataclass(slots=True)
 class Effect:
@@ -123,7 +133,8 @@ class Effect:
 
     Attributes:
         changed: how many messages were changed.
-        in_flight: ids left alone, because the relay has sent them and awaits the broker's answer.
+        in_flight: ids left alone, because the relay has sent them and awaits the broker's answer;
+            of an intervention in unsent messages also those that a queue may hold.
         unfit: ids left alone, because the message is gone or its state does not allow the action.
         damaged: ids left alone, because the row differs from what was stored, or the message
             cannot have the new address.
@@ -242,9 +253,9 @@ class _Step:
         for id_ in ids:
             found = self._session.run("state", {"id": id_}).fetchone()
             state, shard = found or (None, 0)
-            if state not in FIT[self._what.action]:
+            if state not in self._what.states:
                 effect.unfit.append(id_)
-            elif id_ in self._in_flight:
+            elif id_ in self._in_flight or (self._what.is_unsent and self._is_possible(id_)):
                 effect.in_flight.append(id_)
             else:
                 self._ledger = self._ledgers.setdefault(shard, dict(NO_CHANGE))
@@ -300,8 +311,7 @@ class _Step:
 
     def _discard(self, id_: int, state: str) -> None:
         self._ledger["discarded"] += 1
-        (is_possible,) = self._session.run("is_possible", {"id": id_}).fetchone()
-        if is_possible:
+        if self._is_possible(id_):
             self._effect.possible.append(id_)
             record = {"id": id_, "at": self._now, "reply_text": EARLIER}
             self._session.run("remember_counts", record)
@@ -313,7 +323,14 @@ class _Step:
             self._session.run("delete_parked", {"id": id_}).fetchone()
             self._ledger[state] -= 1
 
+    def _is_possible(self, id_: int) -> bool:
+        (is_possible,) = self._session.run("is_possible", {"id": id_}).fetchone()
+        return bool(is_possible)
+
     def _make_due(self, id_: int, state: str) -> None:
+        if self._what.due_at is not None:
+            self._session.run("due_at", {"id": id_, "due_at": self._what.due_at})
+            return
         if state in OPEN_STATES:
             self._session.run("due_now", {"id": id_})
             return

@@ -59,6 +59,7 @@ _CONDITIONS: Final = {
     "reliablepub_parked": {
         "reason": _CONTAINS.format(text=_SAID.format(of="")),
         "given_up_before": "parked_at <= :given_up_before",
+        "due_before": "1 = 0",
     },
     "reliablepub_messages": {
         # The first condition spares the lookup in the history for messages that never failed.
@@ -66,6 +67,7 @@ _CONDITIONS: Final = {
         "FROM reliablepub_attempts AS a WHERE a.id = reliablepub_messages.id AND "
         f"{_CONTAINS.format(text=_SAID.format(of='a.'))})",
         "given_up_before": "1 = 0",
+        "due_before": "due_at <= :due_before",
     },
 }
 _OF_BOTH: Final = {
@@ -90,6 +92,8 @@ class Selection:
         stored_after: earliest time of storage (seconds since 1970).
         given_up_before: latest time at which the message was given up (seconds since 1970); no open
             message matches.
+        due_before: latest time at which the message is due (seconds since 1970), retries included;
+            only waiting messages match.
     """
 
     states: tuple[str, ...] = STATES
@@ -100,6 +104,7 @@ class Selection:
     stored_before: float | None = None
     stored_after: float | None = None
     given_up_before: float | None = None
+    due_before: float | None = None
 
     def within(self, states: tuple[str, ...]) -> Selection:
         """Return this selection limited to these states, unless it already names states."""
@@ -139,9 +144,29 @@ def find(
     """
     with database.reading() as session:
         found = list(islice(_merged(session, selection, sort, limit), limit))
-        for row in found:
-            if row["parked_at"] is None and row["attempts"]:
-                row.update(next(session.rows("last_attempt", {"id": row["id"]}), {}))
+        return _with_last_attempt(session, found)
+
+
+def found_by_due_time(
+    database: Database, selection: Selection, *, limit: int
+) -> list[dict[str, Any]]:
+    """List open messages as `find` does, the one that is due next first.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    table = "reliablepub_messages"
+    # The column, not the one of the result: an index has its order.
+    order = f"{table}.due_at, {table}.id LIMIT :limit"
+    with database.reading() as session:
+        query, values = selection.query(table, session.glob, columns=_TABLES[table][1], order=order)
+        return _with_last_attempt(session, list(session.select(query, values | {"limit": limit})))
+
+
+def _with_last_attempt(session: Session, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for row in found:
+        if row["parked_at"] is None and row["attempts"]:
+            row.update(next(session.rows("last_attempt", {"id": row["id"]}), {}))
     return found
 
 

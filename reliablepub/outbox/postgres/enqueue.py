@@ -197,19 +197,14 @@ def execute(
     Raises:
         ConfigurationError: it is not a connection that this library knows.
     """
-    if hasattr(connection, "get_bind"):  # SQLAlchemy's Session
-        connection = connection.connection()
-    if hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's Connection
+    connection, is_sqlalchemy = _known(connection)
+    if is_sqlalchemy:
         if values is None:
             _run_script(connection, text)
             return ()
         from sqlalchemy import text as of  # noqa: PLC0415 - the application has it
 
         return tuple(connection.execute(of(text), values).first() or ())
-    if isinstance(connection, sqlite3.Connection) or not hasattr(connection, "cursor"):
-        kind = type(connection).__name__
-        msg = f"connection is a {kind}; it must be psycopg's, psycopg2's, Django's or SQLAlchemy's"
-        raise ConfigurationError(msg)
     with connection.cursor() as cursor:
         if values is None:
             cursor.execute(text)
@@ -217,6 +212,42 @@ def execute(
         cursor.execute(for_dbapi(text), values)
         row = cursor.fetchone() or ()
         return tuple(row.values()) if isinstance(row, dict) else tuple(row)
+
+
+def execute_text(
+    connection: Any,  # noqa: ANN401 - of a library that the application chose
+    text: str,
+) -> list[tuple[Any, ...]]:
+    """Run a statement that contains its values on the application's connection; return its rows.
+
+    Raises:
+        ConfigurationError: it is not a connection that this library knows.
+    """
+    connection, is_sqlalchemy = _known(connection)
+    if is_sqlalchemy:  # without parameters, or a driver would look for placeholders behind each %
+        found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
+        return [tuple(row) for row in found] if found.returns_rows else []
+    with connection.cursor() as cursor:
+        cursor.execute(text)
+        rows = cursor.fetchall() if cursor.description else []
+        return [tuple(row.values() if isinstance(row, dict) else row) for row in rows]
+
+
+def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any library
+    """Return a connection of a library that this one knows, and whether it is SQLAlchemy's.
+
+    Raises:
+        ConfigurationError: it is another one.
+    """
+    if hasattr(connection, "get_bind"):  # SQLAlchemy's Session
+        connection = connection.connection()
+    if hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's Connection
+        return connection, True
+    if isinstance(connection, sqlite3.Connection) or not hasattr(connection, "cursor"):
+        kind = type(connection).__name__
+        msg = f"connection is a {kind}; it must be psycopg's, psycopg2's, Django's or SQLAlchemy's"
+        raise ConfigurationError(msg)
+    return connection, False
 
 
 def _run_script(connection: Any, text: str) -> None:  # noqa: ANN401 - SQLAlchemy's

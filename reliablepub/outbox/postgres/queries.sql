@@ -501,6 +501,58 @@ SELECT
 FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 RETURNING turn;
 
+-- In a transaction of the application. If the relay was faster, it returns no row, and is run again.
+-- name: join_turn
+INSERT INTO reliablepub_turns
+SELECT
+    t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
+    t.discarded, t.open_bytes, t.intervention, t.seen
+FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
+ON CONFLICT (shard, turn) DO NOTHING
+RETURNING turn, pg_current_xact_id()::text;
+
+-- name: isolation
+SELECT current_setting('transaction_isolation');
+
+-- name: is_transaction
+SELECT coalesce(pg_current_xact_id_if_assigned()::text = :xid, false);
+
+-- As count_new, without the messages that the transaction itself has stored. Others see them after its
+-- commit, and count them then, so the snapshot must say that it was running.
+-- name: count_new_of_others
+WITH t AS (SELECT seen FROM reliablepub_turns WHERE shard = :shard AND turn = :turn),
+new AS (
+    SELECT count(*) AS n, coalesce(sum(size), 0) AS size FROM (
+        SELECT size FROM reliablepub_messages
+        WHERE shard = :shard AND run IS NULL AND xid >= (SELECT pg_snapshot_xmax(seen) FROM t)
+        AND xid <> pg_current_xact_id()
+        UNION ALL
+        SELECT m.size FROM (
+            SELECT x.xid FROM t, pg_snapshot_xip(t.seen) AS x (xid) WHERE x.xid <> pg_current_xact_id()
+        ) AS x CROSS JOIN LATERAL (
+            SELECT size FROM reliablepub_messages
+            WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
+        ) AS m
+    ) AS fresh
+),
+own AS (
+    SELECT least(pg_snapshot_xmin(s), pg_current_xact_id())::text || ':' || pg_snapshot_xmax(s)::text
+        || ':' || coalesce((
+            SELECT string_agg(r.xid::text, ',' ORDER BY r.xid) FROM (
+                SELECT pg_snapshot_xip(s) AS xid
+                UNION SELECT pg_current_xact_id()
+            ) AS r WHERE r.xid < pg_snapshot_xmax(s)
+        ), '') AS seen
+    FROM pg_current_snapshot() AS s
+)
+UPDATE reliablepub_turns AS u SET
+    stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = own.seen::pg_snapshot
+FROM new, own WHERE u.shard = :shard AND u.turn = :turn;
+
+-- name: is_own
+SELECT 1 FROM reliablepub_messages
+WHERE id = :id AND run IS NULL AND xid = pg_current_xact_id_if_assigned();
+
 -- The state of a message, and its shard. A message that has become visible after the operator's turn
 -- has counted is not there yet: it could not be taken off the counts.
 -- name: state

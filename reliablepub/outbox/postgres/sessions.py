@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import dict_row, tuple_row
 
 from reliablepub.errors import (
+    ConfigurationError,
     NotAnOutbox,
     OutboxError,
     OutboxLocked,
@@ -25,7 +26,7 @@ from reliablepub.outbox.database import NO_VALUES, Cursor, Session, Space
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, new_id
 from reliablepub.outbox.postgres.creating import create
-from reliablepub.outbox.postgres.enqueue import Enqueuing
+from reliablepub.outbox.postgres.enqueue import Enqueuing, execute_text
 from reliablepub.outbox.postgres.ownership import EXPIRY_S, is_lost_turn
 from reliablepub.outbox.postgres.server import (
     AGAIN,
@@ -35,7 +36,7 @@ from reliablepub.outbox.postgres.server import (
     is_cut_off,
     outbox_error,
 )
-from reliablepub.outbox.postgres.sql import for_dbapi, named, within
+from reliablepub.outbox.postgres.sql import for_dbapi, named, with_values, within
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
@@ -117,6 +118,10 @@ class PostgresSession:
         self._each("remember_left_in_flight", {"at": now, "reply_text": LEFT_IN_FLIGHT})
         self._each("clear_in_flight")
 
+    def is_own(self, id_: int) -> bool:
+        """Whether this transaction has stored a message: the ledger counts it after the commit."""
+        return self.run("is_own", {"id": id_}).fetchone() is not None
+
     def check_room(self, size: int) -> None:
         """Do nothing: only the server knows its disk."""
 
@@ -137,15 +142,104 @@ class PostgresSession:
     ) -> Cursor:
         # It puts the values into the statement, so the server need not guess their types.
         cursor = psycopg.ClientCursor(self._connection, row_factory=row_factory)
+        return cursor.execute(for_dbapi(statement).encode(), self._bound(values))
+
+    def _bound(self, values: Mapping[str, object]) -> dict[str, object]:
         shard = values.get("shard", 0)
         assert isinstance(shard, int)
         bound = {**values, "shard": shard, "turn": self._turns.get(shard)}
         check_texts(bound)
-        return cursor.execute(for_dbapi(statement).encode(), bound)
+        return bound
 
     def _each(self, name: str, values: Mapping[str, object] = NO_VALUES) -> None:
         for shard in self._turns:
             self.run(name, {**values, "shard": shard})
+
+
+class Rows:
+    """The rows of a statement, as far as a DB-API cursor would give them out."""
+
+    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
+        self._rows = iter(rows)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows that are left."""
+        return self._rows
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """Return the next row, or None."""
+        return next(self._rows, None)
+
+    def fetchall(self) -> list[tuple[Any, ...]]:
+        """Return the rows that are left."""
+        return list(self._rows)
+
+
+class JoinedSession(PostgresSession):
+    """A transaction of the application, on a connection of its own.
+
+    Only the application ends the transaction, and relays wait until then. A turn that a relay takes
+    first is no error, which would end it. Values are written into the statements, because each
+    library binds them in another way.
+
+    Args:
+        server: where the outbox is.
+        connection: the application's connection.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        connection: Any,  # noqa: ANN401 - of a library that the application chose
+    ) -> None:
+        super().__init__(connection, server, allows_loss=True)
+
+    def take_turns(self) -> None:
+        """Keep out the relay of each shard until the transaction ends; count what is new.
+
+        Raises:
+            ConfigurationError: there is no transaction, or it sees only what was committed before
+                it began: then it would not see the turns of relays.
+            OutboxLocked: relays were faster each time.
+        """
+        (isolation,) = self.run("isolation").fetchone()
+        if isolation != "read committed":
+            raise ConfigurationError(
+                f"the transaction is {isolation}, and a message is cancelled or rescheduled in one "
+                "that is read committed; nothing was changed"
+            )
+        token, until = new_id(), time.monotonic() + _TAKING_S
+        while (turn := self._take_turn(len(self._turns), token, until)) is not None:
+            self._turns[len(self._turns)] = turn
+        self._each("count_new_of_others")
+
+    def _take_turn(self, shard: int, token: str, until: float) -> int | None:
+        values = {"shard": shard, "token": token}
+        while True:
+            taken = self.run("join_turn", values).fetchone()
+            if taken is not None:
+                break
+            if self.run("newest_turn", values).fetchone() is None:
+                return None
+            if time.monotonic() > until:
+                raise OutboxLocked("relays keep the outbox busy; nothing was changed, try again")
+        turn, transaction = taken
+        (is_same,) = self.run("is_transaction", {"xid": transaction}).fetchone()
+        if not is_same:
+            raise ConfigurationError(
+                "the connection is in autocommit mode, and a message is cancelled or rescheduled "
+                "in a transaction: begin one, or leave out the connection; nothing was changed"
+            )
+        return int(turn)
+
+    def _run(
+        self,
+        statement: str,
+        values: Mapping[str, object],
+        row_factory: Any = tuple_row,  # noqa: ANN401
+    ) -> Cursor:
+        assert row_factory is tuple_row, "rows as dictionaries are not needed here"
+        return Rows(execute_text(self._connection, with_values(statement, self._bound(values))))
 
 
 class PostgresDatabase:
@@ -251,6 +345,21 @@ class PostgresDatabase:
         if is_lost_turn(error) or error.sqlstate in AGAIN:
             return OutboxLocked(f"outbox {self.name}: relays keep it busy; try again")
         return outbox_error(self.server, error)
+
+    def within(
+        self,
+        connection: Any,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
+        work: Callable[[Session], T],
+    ) -> T:
+        """Run ``work`` in the application's transaction, which becomes an operator's turn.
+
+        Errors of the database are those of the application's library.
+        """
+        session = JoinedSession(self.server, connection)
+        session.take_turns()
+        result = work(session)
+        session.end_turns()
+        return result
 
     def status(self) -> dict[str, Any] | None:
         """Return what the relay of the first shard shows that has one."""

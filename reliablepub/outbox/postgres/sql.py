@@ -10,8 +10,11 @@ bound.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Final
+
+from psycopg.sql import Literal
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.queries import named as queries_of
@@ -54,6 +57,11 @@ def queries(schema: str) -> dict[str, str]:
 def for_dbapi(text: str) -> str:
     """Return a statement as psycopg, psycopg2 and Django want it: with ``%(name)s``."""
     return _VALUE.sub(r"%(\1)s", _escaped(text))
+
+
+def with_values(text: str, values: Mapping[str, object]) -> str:
+    """Return a statement in which its values are literals."""
+    return _VALUE.sub(lambda found: Literal(values[found[1]]).as_string(None), text)
 
 
 def _escaped(text: str) -> str:

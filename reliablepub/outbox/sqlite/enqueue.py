@@ -68,11 +68,10 @@ class Enqueuing:
             )
         with (
             GATE.use(),
-            _texts_as_str(connection),
+            _plain_rows(connection),
             reported(self.path),
             closing(connection.cursor()) as cursor,
         ):
-            cursor.row_factory = None  # the caller's connection may have set one
             self._check_same_file(cursor)
             is_theirs = connection.in_transaction
             if not is_theirs and _is_autocommit(connection):
@@ -220,13 +219,14 @@ def _write_first(cursor: sqlite3.Cursor) -> None:
 
 
 @contextmanager
-def _texts_as_str(connection: sqlite3.Connection) -> Iterator[None]:
-    """Set aside the caller's `text_factory` within the block."""
-    theirs, connection.text_factory = connection.text_factory, str
+def _plain_rows(connection: sqlite3.Connection) -> Iterator[None]:
+    """Set aside the caller's `text_factory` and `row_factory` within the block."""
+    theirs = connection.text_factory, connection.row_factory
+    connection.text_factory, connection.row_factory = str, None
     try:
         yield
     finally:
-        connection.text_factory = theirs
+        connection.text_factory, connection.row_factory = theirs
 
 
 def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12

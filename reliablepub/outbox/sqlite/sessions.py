@@ -70,6 +70,10 @@ class SqliteSession:
         """Record messages that an ended relay left in flight as uncertain."""
         settle_left_in_flight(self._connection, now)
 
+    def is_own(self, _id: int) -> bool:
+        """Return False: the ledger counts a message in the transaction that stores it."""
+        return False
+
     def check_room(self, size: int) -> None:
         """Check that the disk has room for messages of this size, and for the reserve."""
         self._ballast.check(self._connection, size)
@@ -177,6 +181,12 @@ class SqliteDatabase:
     def write(self, work: Callable[[Session], T]) -> T:
         """Run ``work`` in one transaction on this object's own connection."""
         return self._write(lambda own: work(self._session(own)))
+
+    def within(self, connection: sqlite3.Connection, work: Callable[[Session], T]) -> T:
+        """Run ``work`` through the application's connection, under the write lock."""
+        return self._enqueuing.within(
+            connection, lambda cursor: work(self._session(cursor.connection))
+        )
 
     def status(self) -> dict[str, Any] | None:
         """Return the contents of the status file."""
