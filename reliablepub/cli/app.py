@@ -99,7 +99,7 @@ def _load(plug_in: EntryPoint) -> click.Command:
         command = plug_in.load()
         if isinstance(command, click.Command):
             return command
-        problem = f"{plug_in.value} is no click command"
+        problem = f"{plug_in.value} is not a click command"
     except Exception as error:  # noqa: BLE001 - importing a plug-in can raise anything
         problem = f"{type(error).__name__}: {error}"
     message = f"the command {plug_in.name!r} cannot be loaded ({problem})"
@@ -153,7 +153,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 )
 @click.pass_context
 def main(ctx: click.Context) -> int:
-    """Publish to RabbitMQ, and keep what could not be published yet.
+    """Publish messages to RabbitMQ, and store them until they are confirmed.
 
     A stored message is published until the broker confirms it, or it is parked in the outbox with a
     reason. It is never silently lost. It may arrive more than once, under the same message id.

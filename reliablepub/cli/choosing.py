@@ -40,7 +40,9 @@ class Duration(_ParamType):
             return value
         found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
         if found is None:
-            self.fail(f"{value!r} is no duration; write for example 90s, 5m, 2h or 7d", param, ctx)
+            self.fail(
+                f"{value!r} is not a duration; write for example 90s, 5m, 2h or 7d", param, ctx
+            )
         return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}[found[2]]
 
 

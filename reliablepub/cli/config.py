@@ -97,7 +97,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise click.UsageError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"{path} is not TOML: {error}") from None
+        raise click.UsageError(f"{path} is not valid TOML: {error}") from None
 
 
 def _refuse_unknown(
@@ -127,11 +127,11 @@ def _value(path: Path, key: str, value: object, option: click.Option) -> object:
     if not all(isinstance(one, str | int | float) for one in values):
         raise click.UsageError(f"{path}: {key} is a {type(value).__name__}, which no option takes")
     if isinstance(value, list) and not option.multiple:
-        raise click.UsageError(f"{path}: {key} is a list, and takes one value")
+        raise click.UsageError(f"{path}: {key} is a list; it takes one value")
     typed = [str(one) for one in values]
     if key == "url" and any(map(has_password, typed)):
         raise click.UsageError(
-            f"{path}: url holds a password, and a configuration is read by many; put it into a "
-            "file of its own and name that with password-file, or set RELIABLEPUB_URL"
+            f"{path}: url holds a password, which readers of the configuration would see; put the "
+            "password into a separate file and name it with password-file, or set RELIABLEPUB_URL"
         )
     return typed if option.multiple else typed[0]

@@ -65,7 +65,7 @@ def password_option(function: _F) -> _F:
         expose_value=False,
         envvar=PASSWORD_VARIABLE,
         callback=_password,
-        help=f"The password for every URL, in a file of its own. Also from {PASSWORD_VARIABLE}.",
+        help=f"A file with the password for every URL. Also from {PASSWORD_VARIABLE}.",
     )(function)
 
 

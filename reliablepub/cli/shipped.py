@@ -24,7 +24,7 @@ _RUNBOOK: Final = 'runbook_url: "{}#'
     metavar="URL",
     default="on-call.md",
     show_default=True,
-    help="Where your copy of the page on-call is, to which each alert of alerts.yml links.",
+    help="The URL of your copy of the on-call page, to which the alerts of alerts.yml link.",
 )
 def shipped(name: str, runbook: str) -> int:
     """Print a file that comes with reliablepub, for installation.

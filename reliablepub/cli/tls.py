@@ -20,9 +20,10 @@ from reliablepub.cli.options import note_exposure
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 TLS: Final = {
-    "--tls-ca": "Authorities that verify the broker of an amqps URL, instead of the system's.",
-    "--tls-certificate": "A certificate to show to the broker, followed by its chain.",
-    "--tls-key": "The key of that certificate, if it is in a file of its own.",
+    "--tls-ca": "Certificate authorities that verify the broker of an amqps URL, instead of the "
+    "system's.",
+    "--tls-certificate": "A client certificate, followed by its chain.",
+    "--tls-key": "The key of the client certificate, if it is in a separate file.",
 }
 
 
@@ -77,7 +78,7 @@ def _refuse_to_ask() -> NoReturn:
     Without this callback OpenSSL prompts for the password on the terminal, and a service would wait
     for ever.
     """
-    raise click.UsageError("the key of --tls-certificate is encrypted; give it one that is not")
+    raise click.UsageError("the key of --tls-certificate is encrypted; give an unencrypted key")
 
 
 def _reason(error: OSError) -> str:

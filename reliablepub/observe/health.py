@@ -34,7 +34,7 @@ Exposition: TypeAlias = tuple[str, bytes]
 """Content type and body."""
 
 LIVE_WITHIN_S: Final = 30.0
-"""Seconds without a turn after which a relay is not live; an idle relay takes 20 a second. One
+"""Seconds without a turn after which a relay is not live; an idle relay takes one a second. One
 turn may wait 5 s for the lock of SQLite's writer, and longer for a disk that hangs."""
 READY_WITHIN_S: Final = 10.0
 """Seconds without a turn after which a relay is not ready."""

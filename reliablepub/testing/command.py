@@ -60,19 +60,19 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option(
     "--allow-remote",
     is_flag=True,
-    help="Permit a --host that other machines can reach, as in a container. Nothing is protected.",
+    help="Permit a --host that other machines can reach, as in a container.",
 )
 @click.option(
     "--history-max",
     default=NodeOptions().history_max,
     show_default=True,
-    help="Most publishes kept to be looked at.",
+    help="Maximum number of publishes kept for inspection.",
 )
 @click.option(
     "--history-bytes-max",
     default=NodeOptions().history_bytes_max,
     show_default=True,
-    help="Most bytes of their bodies.",
+    help="Maximum total size of their bodies.",
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of all random choices.")
 def broker(

@@ -54,6 +54,12 @@ def section(title: str) -> str:
     return found.group(1)
 
 
+def json_keys(command: str) -> set[str]:
+    """The names that the page gives for ``--json``: the code in the paragraph on it."""
+    (told,) = re.findall(r"`--json` prints (.*?)\n\n", section(command), re.DOTALL)
+    return set(re.findall(r"`(\w+)`", told))
+
+
 def with_shared(text: str) -> str:
     """A section, and those that it links for what several commands have in common."""
     for title in ("Choosing messages", "Changing messages"):
@@ -226,7 +232,7 @@ def test_no_plug_in_takes_the_place_of_a_built_in_command(monkeypatch: pytest.Mo
     [
         ("reliablepub.nowhere:x", "ModuleNotFoundError: No module named 'reliablepub.nowhere'"),
         ("reliablepub.cli.outbox:nothing", "AttributeError"),
-        ("reliablepub.cli.output:age", "is no click command"),
+        ("reliablepub.cli.output:age", "is not a click command"),
     ],
 )
 def test_a_broken_plug_in_says_so_and_disturbs_nobody(

@@ -84,7 +84,7 @@ def test_errors_at_the_start_are_json(
 
 def test_a_configuration_that_cannot_be_read_is_reported_as_text(cli: Cli) -> None:
     (cli.folder / "relay.toml").write_text("log-format = ")
-    assert "is not TOML" in cli("relay", "--config", "relay.toml").error
+    assert "is not valid TOML" in cli("relay", "--config", "relay.toml").error
 
 
 def test_other_commands_keep_their_lines(cli: Cli) -> None:

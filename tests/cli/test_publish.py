@@ -203,7 +203,7 @@ def test_what_may_not_be_sent_yet_is_stored_and_not_waited_for(
     ended = cli("publish", flights(3), *TO_ALL, *wait, "--outbox", "o.db", "--json")
     assert ended.code == 3
     assert (ended.json["stored"], ended.json["open"], ended.json["stopped"]) == (3, 3, "not due")
-    assert "3 messages are stored, not yet published (their time has not come)" in ended.error
+    assert "3 messages are stored, not yet published (they are not due yet)" in ended.error
     assert fake.published_count == 0
     due = {str(row["due_at"]) for row in Outbox(cli.folder / "o.db").rows("open")}
     assert len(due) == 1

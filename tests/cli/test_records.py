@@ -120,7 +120,7 @@ def test_fields_go_where_the_templates_say() -> None:
         (b"{", "is not valid JSON: Expecting property name"),
         (b"[1]", "is not a JSON object"),
         (b"null", "is not a JSON object"),
-        (b'{"a": NaN}', "is not valid JSON: NaN is no JSON number"),
+        (b'{"a": NaN}', "is not valid JSON: NaN is not a JSON number"),
         (b'{"a": "\xff"}', r"is not UTF-8 \(byte 8\)"),
         (
             b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",

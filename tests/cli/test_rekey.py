@@ -48,13 +48,13 @@ def test_a_key_is_replaced(run: Run, keys: Path) -> None:
     found = run("outbox", "check")
     assert "1 message with key 'old', 1 message not encrypted" in " ".join(found.stdout.split())
     result = run("outbox", "rekey", "--outbox-keys", keys)
-    assert (result.exit_code, result.stdout) == (2, "1 message encrypted anew\n")
+    assert (result.exit_code, result.stdout) == (2, "1 message encrypted under the first key\n")
     assert result.stderr.startswith("Error: message 2 left as it is: it is not encrypted")
     result = run("outbox", "rekey", "--outbox-keys", keys, "--json")
     assert json.loads(result.stdout)["changed"] == 0
     assert list(json.loads(result.stdout)["left"]) == ["2"]
     result = run("outbox", "rekey", "--outbox-keys", keys, "--accept-plaintext")
-    assert (result.exit_code, result.stdout) == (0, "1 message encrypted anew\n")
+    assert (result.exit_code, result.stdout) == (0, "1 message encrypted under the first key\n")
     assert "2 messages with key 'new'" in run("outbox", "check").stdout
 
 

@@ -112,11 +112,11 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
     for text, problem in (
         (
             "outbxo = 'o.db'\n",
-            "not reopened, and everything stays as it is: relay.toml: unknown key",
+            "not reopened, nothing was changed: relay.toml: unknown key",
         ),
         (
             "url = 'http://x/'\noutbox = 'o.db'\n",
-            "not reopened, and everything stays as it is: the",
+            "not reopened, nothing was changed: the",
         ),
     ):
         config.write_text(text)
@@ -137,7 +137,7 @@ def test_a_hangup_reads_the_configuration_again_and_loses_nothing(
 
         config.write_text(f'url = "{plain(second)}"\noutbox = "other.db"\n')
         relay.send_signal(signal.SIGHUP)
-        assert "another outbox takes another relay" in relay.stderr.readline()
+        assert "the outbox cannot be changed while the relay runs" in relay.stderr.readline()
         eventually(lambda: Outbox(cli.folder / "o.db").status().open == 0, 60)
         relay.send_signal(signal.SIGTERM)
         ended = cli.ended(relay)
@@ -231,7 +231,7 @@ def test_what_cannot_be_opened_is_reopened_as_it_was(
     )
     with service:
         service.run(is_draining=False)
-    assert "reopened, but as it was: window_max is 0" in capsys.readouterr().err
+    assert "reopened with the earlier settings: window_max is 0" in capsys.readouterr().err
 
 
 def test_a_relay_that_hangs_feeds_no_watchdog(fake: FakeBroker, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Changing messages from the command line, also beside a relay under load."""
 
 import json
-import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -19,7 +18,7 @@ from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.testing import FakeBroker, faults
 from tests.cli.conftest import eventually
-from tests.cli.test_app import section
+from tests.cli.test_app import json_keys
 from tests.cli.trouble import make_trouble
 
 Run = Callable[..., Result]
@@ -240,7 +239,4 @@ def test_prune_asks_only_before_messages_go(
     assert run("explain", 3).stdout.rstrip().endswith(": pruned")
     found = json.loads(run("prune", "--expired", "0s", "--yes", "--json").stdout)
     assert (found["dry_run"], found["expired"], found["parked"]) == (False, 1, 0)
-    (cell,) = re.findall(
-        r"\| `--json` \| (.*?) \|$", section("reliablepub outbox prune"), re.MULTILINE
-    )
-    assert set(re.findall(r"`(\w+)`", cell)) == set(found)
+    assert json_keys("reliablepub outbox prune") == set(found)

@@ -35,8 +35,8 @@ def test_fields_are_filled_in(text: str, record: dict[str, Any], expected: str) 
     [
         ({}, "field 'a' is missing"),
         ({"a": {}}, "field 'a.b' is missing"),
-        ({"a": None}, "field 'a' is no object"),
-        ({"a": "x"}, "field 'a' is no object"),
+        ({"a": None}, "field 'a' is not an object"),
+        ({"a": "x"}, "field 'a' is not an object"),
         ({"a": {"b": None}}, "field 'a.b' is null"),
         ({"a": {"b": [1]}}, "field 'a.b' is a list"),
         ({"a": {"b": {"c": 1}}}, "field 'a.b' is an object"),

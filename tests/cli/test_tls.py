@@ -74,7 +74,7 @@ def test_every_command_that_connects_has_them(
         ("--tls-ca one.key", "--tls-ca: cannot use one.key: it is no PEM file of that kind"),
         ("--tls-certificate one.crt", "cannot use one.crt: it is no PEM file of that kind"),
         ("--tls-certificate one.crt --tls-key ca.key", "one.crt with ca.key: it is no PEM file"),
-        ("--tls-certificate one.crt --tls-key sealed.key", "is encrypted; give it one that is not"),
+        ("--tls-certificate one.crt --tls-key sealed.key", "is encrypted; give an unencrypted key"),
     ],
 )
 def test_what_cannot_be_used_is_named(

@@ -294,7 +294,7 @@ def test_bookkeeping_that_cannot_be_right_is_not_brought_in(
 ) -> None:
     words = bring(open_and_parked, line_of(open_and_parked, 1, **{name: value}))
     if isinstance(value, float) and abs(value) == float("inf"):
-        assert words.endswith("is no JSON number)")
+        assert words.endswith("is not a JSON number)")
     else:
         assert words == f"line 1: {name} is not what `export` writes"
 

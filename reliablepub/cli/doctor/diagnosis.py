@@ -123,9 +123,9 @@ def of_clock(ahead_s: float) -> Finding:
     return _of_outbox(
         "clock",
         ahead_s < AHEAD_S,
-        "no message was stored in the future"
+        "no message has a time in the future"
         if ahead_s < AHEAD_S
-        else f"the newest message was stored {age(ahead_s)} from now",
+        else f"the newest message has a time {age(ahead_s)} in the future",
         "the clock was set back, and delays and deadlines depend on it: check NTP",
     )
 
@@ -197,7 +197,7 @@ def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
     for kind, name, said in probe.missing:
         yield Finding(
             *("broker", kind, Level.PROBLEM, f"{kind} {name!r}, which messages name: {said}"),
-            "declare it, or `reliablepub outbox reroute` them; permissions on it, if it is there",
+            "declare it, grant the user access to it, or `reliablepub outbox reroute` the messages",
         )
 
 
@@ -357,7 +357,7 @@ def _sync(sync_ms: float | None) -> Finding:
         return Finding("outbox", "durability", Level.WARNING, found, remedy)
     found = f"{sync_ms:.2f} ms to write and sync a page"
     if sync_ms < SYNC_TOO_FAST_MS:
-        remedy = "no disk is so fast: a power failure may lose synced data"
+        remedy = "too fast for a real sync: a power failure may lose synced data"
         return Finding("outbox", "durability", Level.WARNING, found, remedy)
     if sync_ms > SYNC_SLOW_MS:
         remedy = "every publish() and every batch waits that long: use batches, or a faster disk"

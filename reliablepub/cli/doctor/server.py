@@ -54,8 +54,7 @@ def of_server(
         "connections",
         Level.OK if share < _FULL else Level.WARNING,
         f"{server['connections']} of {server['connections_max']} in use",
-        "a relay that is started, and an enqueuer, may find none: raise max_connections, or put "
-        "PgBouncer in between",
+        "a new relay or enqueuer may get none: raise max_connections, or put PgBouncer in between",
     )
     yield of_clock(around.ahead_s)
     off_s = around.clock_off_s

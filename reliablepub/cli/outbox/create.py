@@ -45,10 +45,10 @@ _SHARDS_MAX: Final = 64
     help="PostgreSQL: only print the SQL for roles with the least privileges.",
 )
 def create(database: Database, shards: int, allows_loss: bool, wanted: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
-    """Create an outbox, unless it is there.
+    """Create an outbox, unless it exists.
 
     A file needs no such step: the first message creates it. In PostgreSQL the user needs the right
-    to create a schema. With --sql or --roles nothing is connected to.
+    to create a schema. --sql and --roles make no connection.
 
     \b
     Examples:
@@ -57,7 +57,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
 
     \b
     Exit codes:
-      0  done, or it was there
+      0  done, or it existed
       2  bad usage
       3  interrupted
       4  the outbox cannot be created
@@ -78,7 +78,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
         schema = database.server.schema
         print_text(creating.creation(schema, shards=shards, allows_loss=allows_loss))
     elif database.exists():
-        print_note(f"outbox {database.name} is there already; nothing was changed")
+        print_note(f"outbox {database.name} exists already; nothing was changed")
     else:
         creating.create(database.server, shards=shards, allows_loss=allows_loss)
         print_note(f"outbox {database.name} is created")

@@ -18,7 +18,11 @@ from reliablepub.outbox.database import Database
 @click.command()
 @inspected_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
 )
 @form_option
 def duplicates(database: Database, limit: int, form: str | None) -> int:

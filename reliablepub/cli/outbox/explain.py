@@ -27,9 +27,9 @@ _WHERE: Final = {
     "in flight": "is in flight: it was sent, and the broker has not answered yet",
     "parked": "is parked: it was given up, and is kept for you to decide",
     "expired": "has expired: its own deadline passed before it was confirmed",
-    "confirmed": "was confirmed in the end, and is not here any more",
+    "confirmed": "was confirmed, and is no longer in the outbox",
     "discarded": "was discarded by an operator",
-    "gone": "was stored here and is not here any more: most likely it was confirmed at the first "
+    "gone": "was stored here and is gone: most likely it was confirmed at the first "
     "attempt, which leaves no trace, or its history was pruned",
 }
 _VERDICT: Final = {

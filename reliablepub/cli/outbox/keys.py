@@ -25,7 +25,11 @@ from reliablepub.outbox.outbox import Outbox
     help="Send the messages behind the one that holds this key, which stays parked.",
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Most to list."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Maximum number of rows.",
 )
 @inspected_option
 @form_option

@@ -25,7 +25,11 @@ from reliablepub.outbox.database import Database
     "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="Sort order."
 )
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
 )
 @form_option
 def list_messages(
@@ -48,7 +52,7 @@ def list_messages(
     """  # noqa: D301 - click: keep these lines as they are
     with patiently("looking through the outbox"):
         found = find(database, chosen, sort=sort, limit=limit)
-    print_rows(found, as_form(form), COLUMNS, nothing="no such message", lesser=LESSER)
+    print_rows(found, as_form(form), COLUMNS, nothing="no message matches", lesser=LESSER)
     if len(found) == limit:
         print_note(f"the first {limit}; there may be more, see --limit")
     return Exit.CONFIRMED

@@ -38,8 +38,8 @@ from reliablepub.outbox.database import Database
 def metrics(database: Database, name: str | None, to: Path | None) -> int:
     """Print the metrics of an outbox for Prometheus, whether a relay runs or not.
 
-    For the textfile collector of node_exporter, from cron or a timer each minute: it tells that
-    messages are open and no process relays them, which a killed relay cannot tell.
+    Run it each minute from cron or a timer, for the textfile collector of node_exporter. It reports
+    open messages that no process relays, which a killed relay cannot do.
 
     \b
     Example:

@@ -127,9 +127,9 @@ def _report(found: Pruned, *, is_foreseen: bool) -> None:
     print_result(f"{count_of(found.keys, 'key')} {would_be}forgotten")
     if is_foreseen:
         return
-    print_result(f"{size_of(found.bytes_given_back)} given back to the disk")
+    print_result(f"{size_of(found.bytes_given_back)} returned to the disk")
     if found.bytes_unused:
         print_note(
             f"{size_of(found.bytes_unused)} stay in the file, free for new messages: a database "
-            "that was not made by reliablepub is shortened by its owner, with VACUUM"
+            "that reliablepub did not create can be shrunk by its owner, with VACUUM"
         )

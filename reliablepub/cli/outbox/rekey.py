@@ -52,7 +52,7 @@ def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> 
         left = {str(id_): reason for id_, reason in result.left.items()}
         print_json({"changed": result.changed, "left": left})
     else:
-        print_result(f"{count_of(result.changed, 'message')} encrypted anew")
+        print_result(f"{count_of(result.changed, 'message')} encrypted under the first key")
     for id_, reason in list(result.left.items())[:_LISTED_MAX]:
         print_error(f"message {id_} left as it is: {reason}")
     if len(result.left) > _LISTED_MAX:

@@ -213,7 +213,7 @@ def _step_in(
     effect = Effect()
     if dry_run and not as_json and not names:
         rows = find(database, chosen, limit=_PREVIEW)
-        print_rows(rows, Form.TABLE, COLUMNS, nothing="no such message", lesser=LESSER)
+        print_rows(rows, Form.TABLE, COLUMNS, nothing="no message matches", lesser=LESSER)
     if not dry_run:
         if ids and not yes and (not names or action is Action.DISCARD):
             ask(_question(what, len(ids)))

@@ -164,13 +164,13 @@ def _lines(raw: IO[bytes]) -> Iterator[str]:
     """The lines as text.
 
     Raises:
-        BadLine: a line is longer than that of any message.
+        BadLine: a line is too long for a message.
     """
     number = 0
     while line := raw.readline(_LINE_BYTES_MAX + 1):
         number += 1
         if len(line) > _LINE_BYTES_MAX:
-            raise BadLine(f"line {number} is longer than that of any message")
+            raise BadLine(f"line {number} is too long for a message")
         yield line.decode()
 
 

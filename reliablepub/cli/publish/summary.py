@@ -196,7 +196,7 @@ class Summary:
 
     def _go_on(self) -> str:
         if self.outbox is None or self.source == STDIN:
-            return "what comes after it was not published"
+            return "the records after it were not published"
         return "the same command resumes there"
 
     def _parked(self) -> str:
@@ -227,7 +227,7 @@ class Summary:
         are = "is" if self.open == 1 else "are"
         why = self.reason or _WHY.get(self.stopped, "the broker has not confirmed them in time")
         if self.stopped is Stopped.NOT_DUE:  # applies whatever the state of the connection
-            why = "their time has not come"
+            why = "they are not due yet"
         if self.outbox is None:
             return (
                 f"{open_} {are} not confirmed ({why}), and there is no outbox to keep them: "

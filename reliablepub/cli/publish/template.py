@@ -84,7 +84,7 @@ def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
     found: object = record
     for depth, name in enumerate(path, 1):
         if not isinstance(found, Mapping):
-            raise FieldError(f"field {'.'.join(path[: depth - 1])!r} is no object")
+            raise FieldError(f"field {'.'.join(path[: depth - 1])!r} is not an object")
         if name not in found:
             raise FieldError(f"field {'.'.join(path[:depth])!r} is missing")
         found = found[name]
@@ -96,4 +96,4 @@ def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
         case int() | float():
             return str(found)
     kind = "null" if found is None else "a list" if isinstance(found, list) else "an object"
-    raise FieldError(f"field {'.'.join(path)!r} is {kind}; a text, number or truth value is needed")
+    raise FieldError(f"field {'.'.join(path)!r} is {kind}; a text, number or boolean is needed")

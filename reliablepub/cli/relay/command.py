@@ -148,9 +148,9 @@ def relay(  # noqa: PLR0917 - one argument for each option
     standby: bool,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> int:
-    """Publish the messages in an outbox, and all that are put into it later.
+    """Publish the messages in an outbox, and those stored later.
 
-    An outbox has one relay at a time; any number of processes may put messages in. Each change of
+    An outbox has one relay at a time; any number of processes may store messages. Each change of
     the connection is a line on stderr. SIGTERM and SIGINT stop sending, wait up to a second for the
     confirms of messages in flight, and end; open messages stay in the outbox. SIGHUP reads the
     configuration, the password and the keys again, and reconnects. Under systemd the relay reports

@@ -237,10 +237,12 @@ class Service:
             settings = self._reread()
             parse_addresses(settings.urls, ssl_context=settings.ssl_context)
             if settings.outbox.name != self._settings.outbox.name:
-                raise click.UsageError("another outbox takes another relay: restart this one")
+                raise click.UsageError(
+                    "the outbox cannot be changed while the relay runs: restart the relay"
+                )
         except (click.ClickException, ConfigurationError, OSError) as error:
             said = error.format_message() if isinstance(error, click.ClickException) else str(error)
-            print_note(f"not reopened, and everything stays as it is: {said}", event="not_reopened")
+            print_note(f"not reopened, nothing was changed: {said}", event="not_reopened")
         else:
             publisher.close()
             self._publisher = publisher = self._opened_anew(settings)
@@ -255,7 +257,7 @@ class Service:
             publisher = settings.open(self._hooks)
         except ReliablePubError as error:
             publisher = self._settings.open(self._hooks)
-            print_note(f"reopened, but as it was: {error}", event="not_reopened")
+            print_note(f"reopened with the earlier settings: {error}", event="not_reopened")
         else:
             self._settings = settings
             print_note("reopened", event="reopened")

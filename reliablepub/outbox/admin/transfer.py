@@ -215,7 +215,7 @@ def _misfits(row: dict[str, Any]) -> Iterator[str]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _raw(row: dict[str, Any]) -> MessageRow:
