@@ -6,6 +6,7 @@ Knows: /proc. Must never know: Spark's API. Nothing is found, or killed, that is
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 DAEMON = "pyspark.daemon"
@@ -35,6 +36,13 @@ def python_workers(root: int) -> list[int]:
     ]
 
 
+def connected(pids: list[int], port: int) -> list[int]:
+    """Those of the processes that have a TCP connection to this port of some host."""
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    sockets = {f"socket:[{line[9]}]" for line in lines if line[2].endswith(f":{port:04X}")}
+    return [pid for pid in pids if not sockets.isdisjoint(_open_files(pid))]
+
+
 def executors(root: int) -> list[int]:
     """The Java machines of executors."""
     return [pid for pid in descendants(root) if EXECUTOR in _command(pid)]
@@ -55,6 +63,13 @@ def kill(pids: list[int]) -> int:
             continue
         killed += 1
     return killed
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with suppress(FileNotFoundError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                yield os.fspath(file.readlink())
 
 
 def _parent(pid: int) -> int:
