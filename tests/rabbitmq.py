@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,7 +36,8 @@ _CTL_TIMEOUT_S = 30.0
 _LOG_TAIL_BYTES = 4000
 
 _CONFIG = """\
-listeners.tcp.1 = 127.0.0.1:{amqp_port}
+listeners.tcp.1 = {address}:{amqp_port}
+loopback_users = none
 max_message_size = {max_message_size}
 # Only an alarm that a test sets may block a publisher.
 vm_memory_high_watermark.absolute = 2GB
@@ -49,12 +51,35 @@ ssl_options.keyfile = {file}
 ssl_options.verify = verify_peer
 ssl_options.fail_if_no_peer_cert = true
 """
+# Read by a node that has no data yet: it starts as a member of the cluster.
+_PEER_CONFIG = """\
+cluster_formation.peer_discovery_backend = classic_config
+cluster_formation.classic_config.nodes.1 = {peer}
+"""
 _ADVANCED_CONFIG = "[{rabbit, [{msg_store_file_size_limit, 1048576}]}].\n"
 
 
 def is_installed(root: Path = _HERE) -> bool:
     """Whether Debian's rabbitmq-server package is here, or in the Debian unpacked in a folder."""
     return _in(root, _BIN / "rabbitmq-server").exists()
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a node lives.
+
+    Attributes:
+        host: the name by which the nodes of a cluster find it.
+        address: where it listens, and nowhere else.
+        network: the file of its network namespace; empty for the one of this process.
+    """
+
+    host: str = "localhost"
+    address: str = "127.0.0.1"
+    network: str = ""
+
+
+_LOOPBACK = Site()
 
 
 class RabbitMQNode:
@@ -70,6 +95,8 @@ class RabbitMQNode:
         beside: A running node to make a cluster with; it must outlive this one.
         plugins: Names of plugins to enable; a start takes longer then.
         config: Further lines of ``rabbitmq.conf``.
+        site: Another place than this host's loopback.
+        tick_s: Seconds of silence after which nodes of a cluster give each other up.
     """
 
     def __init__(
@@ -81,9 +108,13 @@ class RabbitMQNode:
         beside: "RabbitMQNode | None" = None,
         plugins: tuple[str, ...] = (),
         config: str = "",
+        site: Site = _LOOPBACK,
+        tick_s: int = 60,
     ) -> None:
         self._plugins = plugins
         self._config = config
+        self._site = site
+        self._tick_s = tick_s
         self._tls = tls
         self._max_message_size = max_message_size
         self._root = root
@@ -105,12 +136,10 @@ class RabbitMQNode:
                 self._epmd_port, self._cookie = self._beside._epmd_port, self._beside._cookie
             self._env = self._environment()
             self._write_files()
-            if self._beside is None:
+            if self._beside is None or self._site.network:
                 stack.enter_context(self._epmd())
             stack.callback(self.kill)
             self.start()
-            if self._beside is not None:
-                self._join(self._beside)
             self._exit = stack.pop_all()
         return self
 
@@ -166,8 +195,8 @@ class RabbitMQNode:
 
     @property
     def url(self) -> str:
-        """`amqp://guest:guest@127.0.0.1:PORT/%2F`."""
-        return f"amqp://guest:guest@127.0.0.1:{self.amqp_port}/%2F"
+        """`amqp://guest:guest@127.0.0.1:PORT/%2F`, with the address of its site."""
+        return f"amqp://guest:guest@{self._site.address}:{self.amqp_port}/%2F"
 
     @property
     def amqps_url(self) -> str:
@@ -177,7 +206,7 @@ class RabbitMQNode:
     @property
     def name(self) -> str:
         """The Erlang node name."""
-        return f"reliablepub-{self.amqp_port}@localhost"
+        return f"reliablepub-{self.amqp_port}@{self._site.host}"
 
     @property
     def pid(self) -> int:
@@ -263,6 +292,8 @@ class RabbitMQNode:
 
     def _command(self, *command: str | Path) -> list[str | Path]:
         """A command as it is run inside the root; both it and `chroot` become what they start."""
+        if self._site.network:
+            command = ("nsenter", f"--net={self._site.network}", *command)
         if self._root == _HERE:
             return list(command)
         # Erlang looks into /proc, which is mounted for this command alone.
@@ -270,14 +301,15 @@ class RabbitMQNode:
 
     def _environment(self) -> dict[str, str]:
         """Nothing inherited but PATH: a node of this machine's own must not shine through."""
-        loopback = "-kernel inet_dist_use_interface {127,0,0,1}"
+        loopback = f"-kernel inet_dist_use_interface {{{self._site.address.replace('.', ',')}}}"
+        tick = f"-kernel net_ticktime {self._tick_s}"
         folder = str(_HERE / self._folder.relative_to(self._root))  # as the node sees it
         return {
             "PATH": os.environ["PATH"],
             "HOME": folder,  # the cookie's place
             "LANG": "C.UTF-8",
             "ERL_CRASH_DUMP": "/dev/null",
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_ADDRESS": self._site.address,
             "ERL_EPMD_PORT": str(self._epmd_port),
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
             "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
@@ -291,19 +323,20 @@ class RabbitMQNode:
             "RABBITMQ_MNESIA_BASE": f"{folder}/data",
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_PLUGINS_DIR": f"{folder}/plugins",
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-start_epmd false {loopback}",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-start_epmd false {loopback} {tick}",
             # The script then becomes the virtual machine, so its pid is the one we know.
             "RABBITMQ_ALLOW_INPUT": "true",
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
         }
 
-    def _join(self, peer: "RabbitMQNode") -> None:
-        self.ctl("stop_app")
-        self.ctl("join_cluster", peer.name)
-        self.ctl("start_app")
-
     def _write_files(self) -> None:
-        config = _CONFIG.format(amqp_port=self.amqp_port, max_message_size=self._max_message_size)
+        config = _CONFIG.format(
+            address=self._site.address,
+            amqp_port=self.amqp_port,
+            max_message_size=self._max_message_size,
+        )
+        if self._beside is not None:
+            config += _PEER_CONFIG.format(peer=self._beside.name)
         if self._tls is not None:
             config += _TLS_CONFIG.format(
                 amqps_port=self._amqps_port,
@@ -330,7 +363,13 @@ class RabbitMQNode:
         port = str(self._epmd_port)
         epmd = subprocess.Popen(
             self._command(
-                "setpriv", "--pdeathsig=KILL", "epmd", "-port", port, "-address", "127.0.0.1"
+                "setpriv",
+                "--pdeathsig=KILL",
+                "epmd",
+                "-port",
+                port,
+                "-address",
+                self._site.address,
             ),
             env=self._env,
             start_new_session=True,

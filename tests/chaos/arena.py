@@ -123,7 +123,7 @@ class Arena:
         began = time.monotonic()
         incidents = 0
         with Publisher(self.urls, outbox=self.outbox, **OPTIONS) as publisher:  # type: ignore[arg-type]
-            load = self.load = Load(publisher, self.exchange)
+            load = self.load = Load(publisher, lambda number: message(self.exchange, number))
             self.timeline = Timeline()
             with self.timeline.watch(lambda: load.counts), _running(load):
                 self._confirmed_more_than(load, 0)

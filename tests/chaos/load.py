@@ -5,6 +5,7 @@ It knows the public interface of the publisher; it must never know brokers or fa
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from tenacity import stop_never, wait_fixed
@@ -43,14 +44,25 @@ def message(exchange: str, number: int) -> Message:
 class Load:
     """A thread that publishes at a steady rate until it is stopped.
 
+    Args:
+        publisher: whose `publish_many` is called.
+        message_of: makes the message of a number.
+        rate_per_s: messages a second.
+
     Attributes:
         told: what it was told.
         turned_away: how many messages were not accepted.
     """
 
-    def __init__(self, publisher: Publisher, exchange: str) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        message_of: Callable[[int], Message],
+        rate_per_s: float = RATE_PER_S,
+    ) -> None:
         self._publisher = publisher
-        self._exchange = exchange
+        self._pause_s = PIECE / rate_per_s
+        self._message_of = message_of
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load")
         self._receipts: list[tuple[range, BatchReceipt]] = []
@@ -78,6 +90,15 @@ class Load:
             self.told.confirmed |= set(numbers) - failed
         return self.told
 
+    def wait_until_it_flows(self, timeout_s: float) -> float:
+        """Wait until messages of each key, handed over from now on, are confirmed; the seconds."""
+        began, before = time.monotonic(), len(self._receipts)
+        while len(self._receipts) == before:
+            assert time.monotonic() < began + timeout_s, "nothing is accepted any more"
+            time.sleep(0.02)
+        self._receipts[before][1].wait(began + timeout_s - time.monotonic())
+        return time.monotonic() - began
+
     @property
     def counts(self) -> tuple[int, int]:
         """Messages stored and confirmed so far."""
@@ -86,7 +107,7 @@ class Load:
 
     def _run(self) -> None:
         try:
-            while not self._is_over.wait(PIECE / RATE_PER_S):
+            while not self._is_over.wait(self._pause_s):
                 self._publish()
         except BaseException as error:  # noqa: BLE001 - the test must learn of it
             self._error = error
@@ -95,7 +116,7 @@ class Load:
         numbers = range(self._next, self._next + PIECE)
         self._next += PIECE
         try:
-            receipt = self._publisher.publish_many(message(self._exchange, n) for n in numbers)
+            receipt = self._publisher.publish_many(map(self._message_of, numbers))
         except (OutboxDiskFull, OutboxFull):
             self.turned_away += PIECE
             time.sleep(0.05)

@@ -45,6 +45,7 @@ class Network:
 
     Attributes:
         path: what `enter` takes.
+        link: the name of its link to a bridge, once it has one.
     """
 
     def __enter__(self) -> Self:
@@ -79,6 +80,36 @@ class Network:
     def mend(self) -> None:
         """Let everything pass."""
         self._ip("-n", self._name, "link", "set", "lo", "up")
+
+    def plug(self, bridge: str, address: str) -> None:
+        """Link it to a bridge in the network of this process; its end there is named like `link`.
+
+        Args:
+            bridge: its name.
+            address: of this network, which has 254 of them.
+        """
+        self.link = f"link{next(_numbers)}"
+        peer = ["peer", "name", "uplink", "netns", self._name]
+        self._ip("link", "add", self.link, "type", "veth", *peer)
+        self._ip("link", "set", self.link, "master", bridge, "up")
+        self._ip("-n", self._name, "address", "add", f"{address}/24", "dev", "uplink")
+        self._ip("-n", self._name, "link", "set", "uplink", "up")
+
+    def unplug(self) -> None:
+        """Let nothing pass to or from the bridge; nobody is told."""
+        self._ip("link", "set", self.link, "down")
+
+    def plug_again(self) -> None:
+        """Let everything pass again."""
+        self._ip("link", "set", self.link, "up")
+
+    def swallow(self, address: str) -> None:
+        """Let nothing leave for an address."""
+        self._ip("-n", self._name, "route", "replace", "blackhole", f"{address}/32")
+
+    def swallow_nothing(self) -> None:
+        """Let everything leave again."""
+        self._ip("-n", self._name, "route", "flush", "type", "blackhole")
 
     def _ip(self, *words: str) -> None:
         subprocess.run(["ip", *words], check=True)

@@ -1,0 +1,156 @@
+"""`Cluster`: three RabbitMQ nodes on three hosts, which can lose sight of each other.
+
+Each host is a network namespace with one link to a bridge. The bridge is in the network of this
+process, which must be one of its own, as must be its mounts: see `apart`. It knows nodes and links;
+it must never know what is published.
+"""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tests.chaos.networks import Network
+from tests.rabbitmq import RabbitMQNode, Site
+
+NAME: Final = "rabbits"
+"""A host name with the addresses of all nodes."""
+ADDRESSES: Final = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
+_HERE: Final = "10.77.0.254"
+_TICK_S: Final = 4
+_CONFIG: Final = """\
+cluster_partition_handling = {handling}
+mnesia_table_loading_retry_timeout = 5000
+"""
+_IS_WHOLE: Final = """\
+Nodes = {nodes},
+Ask = fun(M, F) -> rpc:multicall(Nodes, M, F, [], 5000) end,
+{{Running, []}} = Ask(rabbit_nodes, all_running),
+{{Seen, []}} = Ask(rabbit_node_monitor, partitions),
+lists:all(fun(Some) -> length(Some) =:= length(Nodes) end, Running)
+andalso lists:all(fun(Some) -> Some =:= [] end, Seen).
+"""
+
+
+def apart(*arguments: str) -> list[str]:
+    """The command that runs Python with a network, mounts and host names of its own."""
+    return [
+        *("setpriv", "--pdeathsig=KILL", "unshare", "--net", "--mount"),
+        *(sys.executable, *arguments),
+    ]
+
+
+class Cluster:
+    """Three nodes, all running and in sight of each other; everything ends with the process.
+
+    Args:
+        handling: `cluster_partition_handling`.
+        folder: for a file of host names.
+
+    Attributes:
+        nodes: in the order in which they joined.
+        networks: theirs.
+    """
+
+    def __init__(self, handling: str, folder: Path) -> None:
+        self._config = _CONFIG.format(handling=handling)
+        self._folder = folder
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._furnish()
+            self.networks = [stack.enter_context(Network()) for _ in ADDRESSES]
+            self.nodes: list[RabbitMQNode] = []
+            for network, address in zip(self.networks, ADDRESSES, strict=True):
+                network.plug("bridge", address)
+                node = RabbitMQNode(
+                    beside=self.nodes[0] if self.nodes else None,
+                    site=Site(_host(address), address, network.path),
+                    config=self._config,
+                    tick_s=_TICK_S,
+                )
+                self.nodes.append(stack.enter_context(node))
+            self._exit = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    def _furnish(self) -> None:
+        """A bridge, the host names, and a place for the names of networks."""
+        hosts = self._folder / "hosts"
+        lines = [f"{address} {_host(address)} {NAME}\n" for address in ADDRESSES]
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
+        Path("/run/netns").mkdir(exist_ok=True)
+        for command in (
+            "mount -t tmpfs tmpfs /run/netns",
+            f"mount --bind {hosts} /etc/hosts",
+            "ip link set lo up",
+            "ip link add bridge type bridge",
+            f"ip address add {_HERE}/24 dev bridge",
+            "ip link set bridge up",
+        ):
+            subprocess.run(command.split(), check=True)
+
+    # ------------------------------------------------------------------ what nodes see
+
+    @contextlib.contextmanager
+    def hidden(self, *pairs: tuple[int, int]) -> Iterator[None]:
+        """For the block, the first of each two nodes can send nothing to the second."""
+        try:
+            for one, other in pairs:
+                self.networks[one].swallow(ADDRESSES[other])
+            yield
+        finally:
+            for one, _ in pairs:
+                self.networks[one].swallow_nothing()
+
+    @contextlib.contextmanager
+    def unplugged(self, number: int) -> Iterator[None]:
+        """For the block, nobody reaches a node, the publisher neither."""
+        self.networks[number].unplug()
+        try:
+            yield
+        finally:
+            self.networks[number].plug_again()
+
+    # ------------------------------------------------------------------ how they are
+
+    def is_whole(self) -> bool:
+        """Whether every node says that all of them are running, and none is cut off."""
+        nodes = ",".join(f"'{node.name}'" for node in self.nodes)
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+            return self.nodes[0].eval(_IS_WHOLE.format(nodes=f"[{nodes}]")) == "true"
+        return False
+
+    def become_whole(self, patience_s: float) -> int:
+        """Wait until it is whole; then do what an operator would; how many nodes that restarted."""
+        if self._is_whole_within(patience_s):
+            return 0
+        for node in self.nodes[1:]:
+            node.kill()
+        for node in self.nodes[1:]:  # once all are gone: one that still runs would be split off
+            node.start()
+        assert self._is_whole_within(240), f"the cluster does not heal:\n{self.nodes[0].log}"
+        return len(self.nodes) - 1
+
+    def _is_whole_within(self, patience_s: float) -> bool:
+        deadline = time.monotonic() + patience_s
+        while not self.is_whole():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.5)
+        return True
+
+
+def _host(address: str) -> str:
+    return f"rabbit{address.rpartition('.')[2]}"

@@ -1,0 +1,179 @@
+"""What can go wrong with a cluster, by name: each is so for a while, and two may come together.
+
+It knows a cluster, and the queues in it; it must never know the publisher.
+"""
+
+import contextlib
+import random
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from tests.chaos.cluster import Cluster
+
+NODES: Final = range(3)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a fault happens.
+
+    Attributes:
+        cluster: the nodes and their links.
+        queues: by kind.
+        chance: which node, and for how long.
+    """
+
+    cluster: Cluster
+    queues: Mapping[str, str]
+    chance: random.Random
+
+    def others(self, number: int) -> list[int]:
+        return [other for other in NODES if other != number]
+
+    def ask(self, number: int, *words: str) -> None:
+        """Run rabbitmqctl on a node, which may be in no state to answer."""
+        with contextlib.suppress(RuntimeError, subprocess.TimeoutExpired):
+            self.cluster.nodes[number].ctl(*words)
+
+
+Fault: TypeAlias = Callable[[Scene, int], AbstractContextManager[None]]
+"""Something is wrong with a node, by its number, for the block."""
+
+
+# ---------------------------------------------------------------------- links
+
+
+def node_cut_off(scene: Scene, number: int) -> AbstractContextManager[None]:
+    return scene.cluster.unplugged(number)
+
+
+def split_in_two(scene: Scene, number: int) -> AbstractContextManager[None]:
+    """Clients reach both sides, a node alone and the two others."""
+    cuts = [pair for other in scene.others(number) for pair in ((number, other), (other, number))]
+    return scene.cluster.hidden(*cuts)
+
+
+def one_way(scene: Scene, number: int) -> AbstractContextManager[None]:
+    """A node hears the others, and is not heard."""
+    return scene.cluster.hidden(*((number, other) for other in scene.others(number)))
+
+
+def ring(scene: Scene, number: int) -> AbstractContextManager[None]:
+    """Two nodes do not see each other, and the third one sees both: each has a majority."""
+    one, other = scene.others(number)
+    return scene.cluster.hidden((one, other), (other, one))
+
+
+@contextlib.contextmanager
+def link_flaps(scene: Scene, number: int) -> Iterator[None]:
+    for _ in range(scene.chance.randint(3, 6)):
+        with scene.cluster.unplugged(number):
+            time.sleep(scene.chance.uniform(0.2, 2.0))
+        time.sleep(scene.chance.uniform(0.2, 1.0))
+    yield
+
+
+# ---------------------------------------------------------------------- nodes
+
+
+@contextlib.contextmanager
+def node_killed(scene: Scene, number: int) -> Iterator[None]:
+    scene.cluster.nodes[number].kill()
+    try:
+        yield
+    finally:
+        scene.cluster.nodes[number].start()
+
+
+@contextlib.contextmanager
+def node_frozen(scene: Scene, number: int) -> Iterator[None]:
+    """For longer than a heartbeat and a tick."""
+    scene.cluster.nodes[number].pause()
+    try:
+        yield
+        time.sleep(6.0)
+    finally:
+        scene.cluster.nodes[number].resume()
+
+
+@contextlib.contextmanager
+def node_frozen_for_a_moment(scene: Scene, number: int) -> Iterator[None]:
+    for _ in range(3):
+        scene.cluster.nodes[number].pause()
+        time.sleep(1.0)
+        scene.cluster.nodes[number].resume()
+        time.sleep(1.0)
+    yield
+
+
+@contextlib.contextmanager
+def leader_moved(scene: Scene, number: int) -> Iterator[None]:
+    """The one of the quorum queue, to this node."""
+    queue, node = f"'%2F_{scene.queues['quorum']}'", scene.cluster.nodes[number].name
+    move = f"{{ok, _, L}} = ra:members({{{queue}, node()}}), "
+    scene.ask(number, "eval", f"{move} ra:transfer_leadership(L, {{{queue}, '{node}'}}).")
+    yield
+
+
+@contextlib.contextmanager
+def memory_alarm(scene: Scene, number: int) -> Iterator[None]:
+    alarm = "{resource_limit, memory, node()}"
+    scene.ask(number, "eval", f"rabbit_alarm:set_alarm({{{alarm}, []}}).")
+    try:
+        yield
+    finally:
+        scene.ask(number, "eval", f"rabbit_alarm:clear_alarm({alarm}).")
+
+
+@contextlib.contextmanager
+def policy_changed(scene: Scene, number: int) -> Iterator[None]:
+    name = f"p{number}"
+    scene.ask(number, "set_policy", name, ".*", '{"delivery-limit": 9, "max-length": 9000000}')
+    try:
+        yield
+    finally:
+        scene.ask(number, "clear_policy", name)
+
+
+@contextlib.contextmanager
+def rolling_restart(scene: Scene, number: int) -> Iterator[None]:
+    """In order, one after the other, from this one on."""
+    yield
+    for each in (number, *scene.others(number)):
+        scene.cluster.nodes[each].stop()
+        scene.cluster.nodes[each].start()
+
+
+# ---------------------------------------------------------------------- together
+
+
+LINKS: Final[tuple[Fault, ...]] = (node_cut_off, split_in_two, one_way, ring, link_flaps)
+OTHERS: Final[tuple[Fault, ...]] = (
+    node_killed,
+    node_frozen,
+    node_frozen_for_a_moment,
+    leader_moved,
+    memory_alarm,
+    policy_changed,
+    rolling_restart,
+)
+FAULTS: Final = {fault.__name__.replace("_", " "): fault for fault in (*LINKS, *OTHERS)}
+
+
+def names(chance: random.Random) -> list[str]:
+    """One fault, or one of a node while there is one of the links; the latter is mended first."""
+    chosen = chance.choice([[OTHERS], [LINKS], [LINKS], [OTHERS, LINKS]])
+    return [chance.choice(kind).__name__.replace("_", " ") for kind in chosen]
+
+
+def happen(scene: Scene, faults: list[str]) -> None:
+    """Let these be so for a while, each begun and ended at its own time."""
+    with ExitStack() as stack:
+        for name in faults:
+            stack.enter_context(FAULTS[name](scene, scene.chance.choice(NODES)))
+            time.sleep(scene.chance.uniform(0.5, 3.0))
+        time.sleep(scene.chance.uniform(1.0, 10.0))

@@ -1,0 +1,217 @@
+"""A cluster that falls apart and comes together again, under load: sets of faults from seeds.
+
+None is tried again. What the broker lost of its classic queues and streams is printed, and the same
+seed with plain pika shows that it loses such messages too:
+`python -m tests.chaos.sets SEED --client plain`. Any other loss fails.
+"""
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chaos import judge, networks, partitions
+from tests.chaos.account import Told
+from tests.chaos.judge import KINDS, History, kind_of, out_of_order
+from tests.chaos.sets import Plan, play
+from tests.rabbitmq import is_installed
+
+SETS = 14
+SOAK_S = float(os.environ.get("RELIABLEPUB_CHAOS_S", "180"))
+
+real = [
+    pytest.mark.rabbit,
+    pytest.mark.skipif(not is_installed(), reason="no RabbitMQ here"),
+    pytest.mark.skipif(
+        not networks.are_possible(),
+        reason="no cluster is partitioned here: root, iproute2 and network namespaces are needed",
+    ),
+    pytest.mark.timeout(0),
+    pytest.mark.soak,
+]
+
+
+def with_marks(test: Any) -> Any:
+    for mark in real:
+        test = mark(test)
+    return test
+
+
+@with_marks
+@pytest.mark.parametrize("seed", range(SETS))
+def test_a_set(seed: int, tmp_path: Path) -> None:
+    plan = Plan(seed, SOAK_S)
+    result = play(plan, tmp_path)
+    print(f"\n{result}")
+    if any(figures["lost_by_broker"] for figures in result["kinds"].values()):
+        print(
+            f"lost by the broker; with plain pika: {play(replace(plan, client='plain'), tmp_path)}"
+        )
+    assert result["wrong"] == []
+    for figures in result["kinds"].values():
+        assert figures["offered"] == figures["confirmed"] > 0
+
+
+@with_marks
+def test_a_node_cut_off_and_a_node_killed_lose_nothing_of_a_quorum_queue(tmp_path: Path) -> None:
+    plan = Plan(18, 0.0, faults=("node cut off", "node killed"), kinds=("quorum",))
+    result = play(plan, tmp_path)
+    print(f"\n{result}")
+    figures = result["kinds"]["quorum"]
+    assert (result["handling"], result["wrong"]) == ("pause_minority", [])
+    assert (figures["lost_by_broker"], figures["second_ids"], figures["late"]) == (0, 0, 0)
+    assert figures["offered"] == figures["confirmed"] > 0
+
+
+@with_marks
+def test_a_client_that_takes_a_write_for_a_confirm_is_caught(tmp_path: Path) -> None:
+    plan = Plan(0, 0.0, "careless", ("node cut off",), ("quorum",))
+    result = play(plan, tmp_path)
+    assert any("confirmed falsely" in what for what in result["wrong"])
+
+
+# ---------------------------------------------------------------------- what judges, and what plans
+
+
+class _Event:
+    def __init__(self, number: int, epoch: str = "e", tag: int = 1) -> None:
+        self.message_id, self.epoch, self.tag = f"n{number}", epoch, tag
+
+
+def history(*events: tuple[str, int, int]) -> History:
+    written = History()
+    for what, number, tag in events:
+        getattr(written, f"on_{what}")([_Event(number, tag=tag)])
+    return written
+
+
+def test_an_attempt_that_failed_and_one_that_did_not_are_in_order() -> None:
+    events = [("stored", 1, 0), ("sent", 1, 1), ("nacked", 1, 1), ("sent", 1, 2)]
+    assert history(*events, ("confirmed", 1, 2)).wrong({1}) == []
+
+
+@pytest.mark.parametrize(
+    ("events", "confirmed", "wrong"),
+    [
+        ([("sent", 1, 1), ("sent", 1, 1)], set(), "an attempt was sent twice"),
+        ([("sent", 1, 1), ("nacked", 1, 1), ("confirmed", 1, 1)], {1}, "an attempt ended twice"),
+        ([("sent", 1, 1), ("confirmed", 1, 2)], {1}, "ended, and never sent"),
+        ([("sent", 1, 1), ("returned", 1, 1)], {1}, "told as confirmed, and no confirm came"),
+    ],
+)
+def test_what_contradicts_itself_is_found(
+    events: list[tuple[str, int, int]], confirmed: set[int], wrong: str
+) -> None:
+    assert any(what.startswith(wrong) for what in history(*events).wrong(confirmed))
+
+
+def test_the_order_of_a_key_is_that_of_first_arrivals() -> None:
+    assert out_of_order([1, 2, 1, 2, 3]) == []
+    assert out_of_order([1, 3, 2]) == [2]
+
+
+class _Relay:
+    """A relay, a link and three queues, in memory; the link loses some messages once.
+
+    Args:
+        fault: what the relay does wrong.
+    """
+
+    def __init__(self, fault: str = "") -> None:
+        self.told, self.history = Told(), History()
+        self.arrivals: list[tuple[str, bytes, str]] = []
+        self._tag = 0
+        again: list[int] = []
+        for number in range(1, 301):
+            self.told.stored.add(number)
+            self._note("stored", number, 0)
+            is_lost = number % 20 == 10
+            self._send(number, is_lost=is_lost)
+            if is_lost and fault == "a write is a confirm":
+                self.told.confirmed.add(number)
+            elif is_lost and fault != "deletes what was sent":
+                self._note("uncertain", number, self._tag)
+                again.append(number)
+            if fault != "later ones first" or number % 60 == 0:
+                for each in again:
+                    self._send(each)
+                again.clear()
+        if fault == "an id for each attempt":
+            self._arrive(10, "m10")
+
+    def _note(self, what: str, number: int, tag: int) -> None:
+        getattr(self.history, f"on_{what}")([_Event(number, tag=tag)])
+
+    def _arrive(self, number: int, message_id: str) -> None:
+        body = judge.message("", KINDS, number).body
+        self.arrivals.append((kind_of(KINDS, number), body, message_id))
+
+    def _send(self, number: int, *, is_lost: bool = False) -> None:
+        self._tag += 1
+        self._note("sent", number, self._tag)
+        if not is_lost:
+            self._arrive(number, f"n{number}")
+            self._note("confirmed", number, self._tag)
+            self.told.confirmed.add(number)
+
+    def judged(self) -> tuple[dict[str, judge.Figures], list[str]]:
+        found = judge.Load(KINDS, self.told, self.history, None, duplicates_max=60)
+        return judge.judge(found, "", self.arrivals)
+
+
+def test_a_relay_that_sends_again_is_right() -> None:
+    figures, wrong = _Relay().judged()
+    assert wrong == []
+    assert set(figures.values()) == {judge.Figures(100, 100, 0, 0, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    [
+        ("deletes what was sent", "lost"),
+        ("a write is a confirm", "confirmed falsely"),
+        ("a write is a confirm", "told as confirmed, and no confirm came"),
+        ("an id for each attempt", "10 arrived as n10 and as m10"),
+        ("later ones first", "out of order"),
+    ],
+)
+def test_a_careless_relay_is_caught(fault: str, verdict: str) -> None:
+    _, wrong = _Relay(fault).judged()
+    assert any(what.startswith(verdict) for what in wrong), wrong
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_was_confirmed_to_a_classic_queue_or_a_stream_is_the_brokers_loss(
+    kind: str,
+) -> None:
+    relay = _Relay()
+    gone = next(n for n in range(1, 301) if kind_of(KINDS, n) == kind)
+    relay.arrivals = [each for each in relay.arrivals if int(each[1].split()[0]) != gone]
+    figures, wrong = relay.judged()
+    is_the_brokers = kind in judge.BROKER_MAY_LOSE
+    assert figures[kind].lost_by_broker == is_the_brokers
+    assert [what for what in wrong if what.startswith("lost")] == (
+        [] if is_the_brokers else [f"lost: [{gone}]"]
+    )
+
+
+def test_a_seed_is_a_schedule_and_the_sets_have_every_fault() -> None:
+    def schedule(seed: int) -> list[list[str]]:
+        chance = random.Random(seed)
+        return [partitions.names(chance) for _ in range(8)]
+
+    assert schedule(3) == schedule(3)
+    assert {name for s in range(SETS) for one in schedule(s) for name in one} == set(
+        partitions.FAULTS
+    )
+    ways = {(Plan(s).handling, Plan(s).door) for s in range(SETS)}
+    assert len(ways) == 9
+
+
+def test_a_stream_has_a_publisher_of_its_own_unless_it_is_shared() -> None:
+    assert Plan(0).parts == [("classic", "quorum"), ("stream",)]
+    assert Plan(0, is_shared=True).parts == [KINDS]
+    assert Plan(0, kinds=("quorum",)).parts == [("quorum",)]
