@@ -316,7 +316,7 @@ def test_a_run_killed_while_it_waits_is_not_begun_again(
     fake.inject(faults.HoldConfirms())
     publish = ("publish", flights(30), *TO_ALL, "--outbox", "o.db")
     first = cli.begin(*publish)
-    fake.wait_for(30)
+    fake.wait_for(30, timeout_s=60)
     first.kill()
     cli.ended(first)
     fake.release_confirms()
