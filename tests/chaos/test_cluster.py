@@ -68,7 +68,7 @@ def test_a_node_cut_off_and_a_node_killed_lose_nothing_of_a_quorum_queue(tmp_pat
 
 @with_marks
 def test_a_client_that_takes_a_write_for_a_confirm_is_caught(tmp_path: Path) -> None:
-    plan = Plan(0, 0.0, "careless", ("node cut off",), ("quorum",))
+    plan = Plan(18, 0.0, "careless", ("node cut off",), ("quorum",))  # the node it is connected to
     result = play(plan, tmp_path)
     assert any("confirmed falsely" in what for what in result["wrong"])
 
