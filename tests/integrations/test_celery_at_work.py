@@ -90,17 +90,25 @@ class Shop:
         return (self.folder / "log").read_text()[-4000:]
 
 
+@pytest.fixture
+def url_without_queues(rabbitmq_node: RabbitMQNode) -> str:
+    """RabbitMQ without what a worker that was killed has left in its queues."""
+    with pika.BlockingConnection(pika.URLParameters(rabbitmq_node.url)) as connection:
+        for queue in ("celery", "shop"):
+            connection.channel().queue_delete(queue)
+    return rabbitmq_node.url
+
+
+@pytest.fixture
+def shop(url_without_queues: str, database: str, engine: Engine, tmp_path: Path) -> Shop:
+    """A shop whose messages go to RabbitMQ."""
+    return Shop(tmp_path, url_without_queues, database, engine)
+
+
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.rabbit)])
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "real":
-        node: RabbitMQNode = request.getfixturevalue("rabbitmq_node")
-        with pika.BlockingConnection(pika.URLParameters(node.url)) as connection:
-            for queue in (
-                "celery",
-                "shop",
-            ):  # a test that killed its worker leaves duplicates there
-                connection.channel().queue_delete(queue)
-        yield node.url
+        yield request.getfixturevalue("url_without_queues")
         return
     with FakeBroker() as broker:
         yield broker.url
@@ -214,10 +222,7 @@ def check_under_kills(shop: Shop, node: RabbitMQNode, load: Load) -> None:
 
 @pytest.mark.rabbit
 @pytest.mark.timeout(600)
-def test_what_was_committed_runs_and_nothing_else(
-    rabbitmq_node: RabbitMQNode, database: str, engine: Engine, tmp_path: Path
-) -> None:
-    shop = Shop(tmp_path, rabbitmq_node.url, database, engine)
+def test_what_was_committed_runs_and_nothing_else(rabbitmq_node: RabbitMQNode, shop: Shop) -> None:
     load = Load(orders=1_500, items=2, kills={"producer": 2, "relay": 2, "broker": 1})
     check_under_kills(shop, rabbitmq_node, load)
 
@@ -227,10 +232,9 @@ def test_what_was_committed_runs_and_nothing_else(
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(10))
 def test_a_hundred_thousand_tasks_that_were_committed_run(
-    part: int, rabbitmq_node: RabbitMQNode, database: str, engine: Engine, tmp_path: Path
+    part: int, rabbitmq_node: RabbitMQNode, shop: Shop
 ) -> None:
     """In ten parts, each under other kills: of three orders, two are committed."""
-    shop = Shop(tmp_path, rabbitmq_node.url, database, engine)
     load = Load(orders=3_100, items=5, kills={"producer": 4, "relay": 4, "broker": 2})
     check_under_kills(shop, rabbitmq_node, load)
 
