@@ -39,7 +39,6 @@ EXPIRES_IN_S_MAX: Final = 1e9
 _FIXED_BYTES: Final = 128
 _DIRECT_REPLY_TO = "amq.rabbitmq.reply-to"
 _RARE_SHORT_STRINGS = (
-    "content_type",
     "content_encoding",
     "correlation_id",
     "reply_to",
@@ -105,7 +104,8 @@ class Message:
         size: bytes that count against window and outbox limits: body, exchange, routing key,
             properties, and 128 for frames and row.
         is_plain: whether only ``body``, ``exchange``, ``routing_key``, ``headers``, ``message_id``,
-            ``persistent`` and ``ordering_key`` are set. Such messages take a faster path.
+            ``persistent``, ``content_type`` and ``ordering_key`` are set. Such messages take a
+            faster path.
 
     Raises:
         InvalidMessage: the broker would answer this message with an error (RabbitMQ
@@ -163,15 +163,16 @@ class Message:
         fields["body"], fields["exchange"], fields["routing_key"] = body, exchange, routing_key
         size = _FIXED_BYTES + len(body) + _address_bytes(exchange, routing_key)
         if message_id is not None:
-            size += _message_id_bytes(message_id)
-            fields["message_id"] = message_id
+            size, fields["message_id"] = size + _message_id_bytes(message_id), message_id
         if persistent is not True:
             fields["persistent"] = _checked_persistent(persistent)
+        if content_type is not None:
+            size += _short_string_bytes("content_type", content_type)
+            fields["content_type"] = content_type
         if not (
             priority is None
             and expiration is None
             and timestamp is None
-            and content_type is None
             and content_encoding is None
             and correlation_id is None
             and reply_to is None
@@ -185,7 +186,6 @@ class Message:
                 "priority": priority,
                 "expiration": expiration,
                 "timestamp": timestamp,
-                "content_type": content_type,
                 "content_encoding": content_encoding,
                 "correlation_id": correlation_id,
                 "reply_to": reply_to,

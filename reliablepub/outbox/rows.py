@@ -22,7 +22,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
-from functools import partial
+from functools import lru_cache, partial
 from json import JSONDecodeError, JSONEncoder
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -153,7 +153,7 @@ def to_text(message: Message) -> str:
     """Return all properties except ``message_id``, as JSON."""
     m = message
     if m.is_plain and m.headers is None and m.persistent:
-        return "{}"
+        return "{}" if m.content_type is None else _content_type_alone(m.content_type)
     found: dict[str, Any] = {
         name: value for name in _PLAIN if (value := getattr(m, name)) is not None
     }
@@ -164,6 +164,12 @@ def to_text(message: Message) -> str:
     if m.headers is None:
         return _encode(found)
     return _with_headers(found, m.headers)
+
+
+@lru_cache(maxsize=128)
+def _content_type_alone(content_type: str) -> str:
+    """Return the text for a message whose only property is its content type; most share a few."""
+    return _encode({"content_type": content_type})
 
 
 def from_text(text: str) -> dict[str, Any]:

@@ -36,15 +36,21 @@ _TIMESTAMP = Struct(">Q")
 
 _INT32 = range(-(2**31), 2**31)
 _HEADERS_AND_DELIVERY_MODE = 1 << 13 | 1 << 12
+_CONTENT_TYPE = 1 << 15
 _MESSAGE_ID = 1 << 7
 _PLAIN_FLAGS = _HEADERS_AND_DELIVERY_MODE | _MESSAGE_ID
 _ATTEMPT = _OCTET.pack(len(ATTEMPT_HEADER)) + ATTEMPT_HEADER.encode()
 _OURS_BYTES = len(_ATTEMPT) + _TYPED_INT64.size
 _TRANSIENT, _PERSISTENT = 1, 2
-_PLAIN_HEAD = _FLAGS.pack(_PLAIN_FLAGS) + _LENGTH.pack(_OURS_BYTES) + _ATTEMPT + b"l"
-"""First bytes of the properties of a plain message without headers of the application."""
+_PLAIN_HEAD = _FLAGS.pack(_PLAIN_FLAGS)
+"""First bytes of the properties of a plain message without a content type."""
+_HEAD_WITH_TYPE = _FLAGS.pack(_PLAIN_FLAGS | _CONTENT_TYPE)
+"""First bytes of the properties of a plain message with one, which comes next."""
+_PLAIN_TABLE = _LENGTH.pack(_OURS_BYTES) + _ATTEMPT + b"l"
+"""First bytes of the header table of a message without headers of the application."""
+_PLAIN_START = _PLAIN_HEAD + _PLAIN_TABLE
 _ATTEMPT_MODE_AND_ID = Struct(">qBB")
-"""The bytes after `_PLAIN_HEAD`: attempt number, delivery mode, length of the ``message_id``."""
+"""The bytes after `_PLAIN_TABLE`: attempt number, delivery mode, length of the ``message_id``."""
 _MODE_AND_ID = Struct(">BB")
 """The bytes after a header table: delivery mode, length of the ``message_id``."""
 
@@ -63,19 +69,21 @@ def encode_properties(message: Message, attempt: int) -> bytes:
     mode = _PERSISTENT if message.persistent else _TRANSIENT
     if message.is_plain and message.message_id is not None:
         id_ = message.message_id.encode()
-        if not message.headers:
-            return _PLAIN_HEAD + _ATTEMPT_MODE_AND_ID.pack(attempt, mode, len(id_)) + id_
-        return b"".join(
-            (
-                _FLAGS.pack(_PLAIN_FLAGS),
-                _headers(message.headers, attempt),
-                _MODE_AND_ID.pack(mode, len(id_)),
-                id_,
-            )
-        )
+        if message.content_type is None:
+            if not message.headers:
+                return _PLAIN_START + _ATTEMPT_MODE_AND_ID.pack(attempt, mode, len(id_)) + id_
+            head = _PLAIN_HEAD
+        else:
+            content_type = message.content_type.encode()
+            head = _HEAD_WITH_TYPE + _OCTET.pack(len(content_type)) + content_type
+            if not message.headers:
+                rest = _ATTEMPT_MODE_AND_ID.pack(attempt, mode, len(id_))
+                return b"".join((head, _PLAIN_TABLE, rest, id_))
+        table = _headers(message.headers, attempt)
+        return b"".join((head, table, _MODE_AND_ID.pack(mode, len(id_)), id_))
     flags = _HEADERS_AND_DELIVERY_MODE
     out: list[bytes] = [b""]
-    flags |= _add_short_string(out, message.content_type, 1 << 15)
+    flags |= _add_short_string(out, message.content_type, _CONTENT_TYPE)
     flags |= _add_short_string(out, message.content_encoding, 1 << 14)
     out.append(_headers(message.headers, attempt))
     out.append(_OCTET.pack(mode))

@@ -107,6 +107,8 @@ def test_headers_come_back_to_the_bit(headers: dict[str, FieldValue]) -> None:
         },
     )
 )
+@example({"content_type": 'text/plain; x="1"'})
+@example({"content_type": ""})
 def test_properties_come_back(properties: dict[str, Any]) -> None:
     message = Message(b"body", "x", "k", message_id="m", **properties)
     assert round_trip(message) == message

@@ -13,7 +13,7 @@ from pika import data as pika_data
 from pika import spec
 
 from reliablepub.errors import InvalidMessage
-from reliablepub.headers import ATTEMPT_HEADER
+from reliablepub.headers import ATTEMPT_HEADER, FieldValue
 from reliablepub.message import HEADER_BYTES_MAX, Message
 from reliablepub.transport.frames import attempt_number, attempt_tag, encode_properties
 
@@ -144,6 +144,22 @@ def test_pamqp_reads_what_was_written(message: Message) -> None:
     check(decoded, message)
     assert plain(decoded.headers) == plain(headers_of(message))
     assert plain(decoded.timestamp) == plain(message.timestamp)
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize("headers", [None, {}, {"n": 1}])
+@pytest.mark.parametrize("content_type", [None, "", "text/plain", "\u00e4" * 127])
+def test_few_properties_are_written_as_many_are(
+    content_type: str | None, headers: dict[str, FieldValue] | None, *, persistent: bool
+) -> None:
+    message = Message(
+        b"x", "", "q", headers, "id", persistent=persistent, content_type=content_type
+    )
+    assert message.is_plain
+    encoded = encode_properties(message, ATTEMPT)
+    for decoded in (by_pika(encoded), by_pamqp(encoded)):
+        check(decoded, message)
+        assert decoded.headers == headers_of(message)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from reliablepub.cli.publish.template import FieldError, Template
 from reliablepub.cli.signals import Stop, readable
@@ -24,8 +24,7 @@ _BLOCK_BYTES: Final = 256 * 1024
 _BOM: Final = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """A line that is not blank.
 
     Attributes:
@@ -170,7 +169,7 @@ class Recipe:
 
 def _parsed(line: Line) -> dict[str, object]:
     try:
-        record = json.loads(line.body.decode(), parse_constant=_no_constant)
+        record = _decode(line.body.decode())
     except UnicodeDecodeError as error:
         raise BadRecord(line.number, f"is not UTF-8 (byte {error.start + 1})") from None
     except json.JSONDecodeError as error:
@@ -187,3 +186,7 @@ def _parsed(line: Line) -> dict[str, object]:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_decode: Final = json.JSONDecoder(parse_constant=_no_constant).decode
+"""Made once: `json.loads` makes a decoder for each call that has options."""

@@ -57,7 +57,7 @@ class Template:
         if self._fixed is not None:
             return self._fixed
         return "".join(
-            part if isinstance(part, str) else _value(record, part) for part in self._parts
+            [part if isinstance(part, str) else _value(record, part) for part in self._parts]
         )
 
     def __repr__(self) -> str:
@@ -81,6 +81,8 @@ def _part(token: re.Match[str]) -> str | tuple[str, ...]:
 
 
 def _value(record: Mapping[str, object], path: tuple[str, ...]) -> str:
+    if len(path) == 1 and type(text := record.get(path[0])) is str:  # the common case
+        return text
     found: object = record
     for depth, name in enumerate(path, 1):
         if not isinstance(found, Mapping):
