@@ -8,14 +8,16 @@ that the application lends us has a heartbeat of its own.
 import inspect
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from tenacity import stop_after_attempt
 
 from reliablepub import Link, Nacked, Retries, RetryPolicy
 from reliablepub.front.options import new_client
+from reliablepub.hooks import AttemptEnded
 from reliablepub.testing import FakeBroker
-from reliablepub.testing.faults import HoldConfirms, Nack
+from reliablepub.testing.faults import Freeze, HoldConfirms, Nack
 from tests.amqp_probe import AmqpProbe
 from tests.conformance.conftest import FrontDoor
 from tests.conformance.test_survival import numbered, wait_until
@@ -50,19 +52,26 @@ def test_a_frozen_broker_is_noticed_by_its_silence(
     assert {int(body) for body, _ in arrived} == set(range(15))
 
 
+class Overdue:
+    """A hook that counts attempts whose confirm did not come."""
+
+    count = 0
+
+    def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
+        self.count += len(events)
+
+
 def test_a_confirm_that_comes_too_late_is_counted_and_confirms_nothing(
     fake: FakeBroker, outbox: Where, front_door: FrontDoor
 ) -> None:
     fake.declare_queue("q")
-    fake.inject(HoldConfirms(times=10))
+    fake.inject(HoldConfirms(times=10), Freeze(nth=10), Nack(nth=11, times=10))
     once = RetryPolicy(nacked=Retries(stop_after_attempt(1), lambda _: 0.0))
-    options = {"retry": once, "confirm_timeout_s": 2.0}  # until then the broker has to be frozen
-    with front_door(fake.url, outbox=outbox, **options) as publisher:
+    options = {"retry": once, "confirm_timeout_s": 2.0}
+    overdue = Overdue()
+    with front_door(fake.url, outbox=outbox, hooks=[overdue], **options) as publisher:
         receipt = publisher.publish_many(numbered(10, "q"))
-        fake.wait_for(10, 60)
-        fake.freeze()
-        wait_until(lambda: publisher.status.in_flight == 0)
-        fake.inject(Nack(times=10))  # what is sent again
+        wait_until(lambda: overdue.count == 10)
         fake.release_confirms()
         fake.thaw()
         assert [type(error) for error in receipt.wait(60).failures] == [Nacked] * 10
