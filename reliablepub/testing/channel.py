@@ -16,7 +16,7 @@ from reliablepub.testing.channel_base import ChannelBase
 from reliablepub.testing.consuming import Consuming
 from reliablepub.testing.history import Publish
 from reliablepub.testing.publishing import PUBLISH_IDS, Publishing, oversize
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, crashed
 from reliablepub.testing.transactions import Transaction
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class Channel(ChannelBase):
                 if last is not None and header is last.header
                 else decoding.decode_properties(header)
             )
-        except decoding.MalformedError:  # the channel process of RabbitMQ crashes
-            raise AmqpError(541, ids=(0, 0)) from None
+        except decoding.MalformedError:
+            raise crashed() from None
         publish = Publish(
             exchange=exchange,
             routing_key=routing_key,

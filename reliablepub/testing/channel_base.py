@@ -15,6 +15,7 @@ from reliablepub.testing import encoding, wire
 from reliablepub.testing.node import Client
 from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,6 +188,12 @@ class ChannelBase(ABC):
             "It could be originally declared on another connection or the exclusive property "
             "value does not match that of the original declaration.",
         )
+
+    def check_not_stream(self, queue: Queue, what: str) -> None:
+        """Raise 540 if the queue is a stream, which cannot do this."""
+        if isinstance(queue, Stream):
+            where = self.place("queue", queue.name)
+            raise AmqpError(540, f"{what} not supported by stream queues {where}")
 
     def reply_name(self) -> str:
         """The name that replaces the pseudo-queue in `reply_to`; raises 406 without a consumer."""

@@ -20,12 +20,11 @@ from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
 from reliablepub.testing.faults import CancelConsumer, DelayDelivery, LoseAck, RepeatDelivery
 from reliablepub.testing.field_types import Long, field_type, is_integer
-from reliablepub.testing.queue_arguments import crashed
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, crashed
 from reliablepub.testing.streams import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from reliablepub.testing.channel_base import ChannelBase
     from reliablepub.testing.faults import DeliveryFault
@@ -119,8 +118,7 @@ class Consuming:
         if not self._prefetch_consumer:
             raise AmqpError(406, f"consumer prefetch count is not set for '{where}'")
         if method.no_ack:
-            what = "automatic acknowledgement not supported by stream queues"
-            raise AmqpError(540, f"{what} {where}")
+            self._channel.check_not_stream(stream, "automatic acknowledgement")
         start: object = (method.arguments or {}).get("x-stream-offset", "next")
         offset = stream.first_offset(start, self._node.now, self._node.clock.wall())
         if offset is None:
@@ -171,9 +169,7 @@ class Consuming:
     def get(self, method: Basic.Get) -> None:
         """basic.get."""
         queue = self._channel.queue_or_last(method.queue, "read")
-        if isinstance(queue, Stream):
-            where = self._channel.place("queue", queue.name)
-            raise AmqpError(540, f"basic.get not supported by stream queues {where}")
+        self._channel.check_not_stream(queue, "basic.get")
         self._node.keep_while_used(self._channel.connection.vhost, queue)
         queue.expire(self._node.now)
         if not queue.ready:
@@ -261,10 +257,7 @@ class Consuming:
         """basic.nack and basic.reject."""
         deliveries = self._close(tag, multiple=multiple)
         for delivery in deliveries.values():
-            if isinstance(delivery.queue, Stream):
-                where = self._channel.place("queue", delivery.queue.name)
-                what = "basic.nack and basic.reject not supported by stream queues"
-                raise AmqpError(540, f"{what} {where}")
+            self._channel.check_not_stream(delivery.queue, "basic.nack and basic.reject")
         self._settle_or_hold(deliveries, requeue)
 
     def recover(self, *, nowait: bool) -> None:
@@ -393,14 +386,16 @@ class Consuming:
 
 def _counted(entry: Entry) -> Publish:
     """The message with the header that tells how often a quorum queue got it back."""
-    count = {"x-delivery-count": Long(entry.delivery_count)}
-    return dataclasses.replace(entry.publish, header=rewritten(entry.publish.header, add=count))
+    return _with_header(entry.publish, "x-delivery-count", entry.delivery_count)
 
 
 def _located(entry: Entry) -> Publish:
     """The message with its offset, and without the headers that a stream does not keep."""
     headers = entry.publish.properties.headers or {}
     lost = {name for name, value in headers.items() if isinstance(value, dict | list)}
-    offset = {"x-stream-offset": Long(entry.position)}
-    header = rewritten(entry.publish.header, drop=lost, add=offset)
-    return dataclasses.replace(entry.publish, header=header)
+    return _with_header(entry.publish, "x-stream-offset", entry.position, drop=lost)
+
+
+def _with_header(publish: Publish, name: str, value: int, *, drop: Collection[str] = ()) -> Publish:
+    header = rewritten(publish.header, drop=drop, add={name: Long(value)})
+    return dataclasses.replace(publish, header=header)

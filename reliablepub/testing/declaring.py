@@ -191,9 +191,7 @@ def _check_deletable(channel: ChannelBase, queue: Queue, method: QueueMethods.De
 def purge_queue(channel: ChannelBase, method: QueueMethods.Purge) -> None:
     """queue.purge."""
     queue = channel.queue_or_last(method.queue, "read")
-    if isinstance(queue, Stream):
-        where = channel.place("queue", queue.name)
-        raise AmqpError(540, f"queue.purge not supported by stream queues {where}")
+    channel.check_not_stream(queue, "queue.purge")
     count = queue.purge()
     channel.reply(QueueMethods.PurgeOk(count), nowait=method.nowait)
 

@@ -11,7 +11,7 @@ from base64 import b64decode, b64encode
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import crashed
 
 if TYPE_CHECKING:
     from random import Random
@@ -55,4 +55,4 @@ def check_reply_name(name: str) -> None:
     except ValueError:
         is_process = False
     if not is_process:
-        raise AmqpError(541, ids=(0, 0))
+        raise crashed()

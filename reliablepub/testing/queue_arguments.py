@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.field_types import field_type, is_integer
-from reliablepub.testing.replies import AmqpError
+from reliablepub.testing.replies import AmqpError, crashed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,11 +135,6 @@ def seconds_of(age: str) -> int | None:
     if found is None:
         raise crashed()
     return int(found[1]) * _UNITS_S.get(found[2], 0) or None
-
-
-def crashed() -> AmqpError:
-    """541: a process of RabbitMQ crashes."""
-    return AmqpError(541, ids=(0, 0))
 
 
 def _flag(value: object) -> str | None:

@@ -54,6 +54,11 @@ class AmqpError(Exception):
         return self.code not in SOFT
 
 
+def crashed() -> AmqpError:
+    """541: a process of RabbitMQ crashes."""
+    return AmqpError(541, ids=(0, 0))
+
+
 class SilentlyRefused(Exception):
     """The socket is closed without a reply."""
 

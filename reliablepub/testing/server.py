@@ -243,9 +243,8 @@ class Server:
         soonest = min((time for time in times if time is not None), default=None)
         if soonest is None:
             return None
-        return min(
-            max(0.0, soonest - self._node.clock.monotonic()), _WAIT_MAX_S
-        )  # select() overflows at ten years
+        wait_s = max(0.0, soonest - self._node.clock.monotonic())
+        return min(wait_s, _WAIT_MAX_S)  # select() overflows at ten years
 
     def _drain_wakes(self, _mask: int) -> None:
         with contextlib.suppress(BlockingIOError):

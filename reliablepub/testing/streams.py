@@ -15,8 +15,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.field_types import is_integer
-from reliablepub.testing.queue_arguments import crashed, seconds_of
+from reliablepub.testing.queue_arguments import seconds_of
 from reliablepub.testing.queues import Entry, Queue
+from reliablepub.testing.replies import crashed
 
 if TYPE_CHECKING:
     from reliablepub.testing.history import Publish

@@ -3,7 +3,9 @@
 It knows nothing of how it came about, and asks nobody but the broker, the outbox and the callers.
 """
 
+import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -115,3 +117,14 @@ def _look(
 
 def _number(row: dict[str, object]) -> int:
     return int(str(row["message_id"]).removeprefix("n"))
+
+
+def attempts(outbox: Path) -> tuple[int, int, int]:
+    """Uncertain attempts, refused ones, and most that were uncertain on one channel."""
+    with closing(sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)) as db:
+        rows = db.execute(
+            "SELECT outcome, epoch, count(*) FROM reliablepub_history GROUP BY 1, 2"
+        ).fetchall()
+    uncertain = [count for outcome, _, count in rows if outcome == "uncertain"]
+    refused = sum(c for outcome, _, c in rows if outcome not in ("uncertain", "confirmed"))
+    return sum(uncertain), refused, max(uncertain, default=0)

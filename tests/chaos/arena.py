@@ -5,7 +5,6 @@ in it: that is the scenario's.
 """
 
 import json
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -16,7 +15,7 @@ import pika
 
 from reliablepub import Publisher
 from tests.amqp_probe import AmqpProbe
-from tests.chaos.account import close_account
+from tests.chaos.account import attempts, close_account
 from tests.chaos.load import KEYS, OPTIONS, WINDOW_MAX, Load, message
 from tests.chaos.proxy import Proxy
 from tests.chaos.timeline import Timeline
@@ -137,7 +136,7 @@ class Arena:
             told = load.settle()
             connections = status.connects
         took_s = time.monotonic() - began
-        uncertain, refused, per_epoch = self._history()
+        uncertain, refused, per_epoch = attempts(self.outbox)
         account = close_account(
             told,
             self.arrivals(),
@@ -167,16 +166,6 @@ class Arena:
         while load.counts[1] <= count:
             assert time.monotonic() < deadline, "nothing is confirmed any more"
             time.sleep(0.02)
-
-    def _history(self) -> tuple[int, int, int]:
-        """Uncertain attempts, refused ones, and most that were uncertain on one channel."""
-        with closing(sqlite3.connect(f"{self.outbox.as_uri()}?mode=ro", uri=True)) as db:
-            rows = db.execute(
-                "SELECT outcome, epoch, count(*) FROM reliablepub_history GROUP BY 1, 2"
-            ).fetchall()
-        uncertain = [count for outcome, _, count in rows if outcome == "uncertain"]
-        refused = sum(c for outcome, _, c in rows if outcome not in ("uncertain", "confirmed"))
-        return sum(uncertain), refused, max(uncertain, default=0)
 
     def arrivals(self) -> Iterator[tuple[bytes, str]]:
         """Everything in the queues, by a client of its own."""

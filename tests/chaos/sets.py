@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import random
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ import pika
 from reliablepub import Message, Publisher
 from tests.amqp_probe import AmqpProbe
 from tests.chaos import judge, partitions
+from tests.chaos.account import attempts
 from tests.chaos.cluster import NAME, Cluster, apart
 from tests.chaos.judge import KINDS, History
 from tests.chaos.load import OPTIONS, RATE_PER_S, WINDOW_MAX, Load
@@ -110,13 +110,7 @@ class Part:
         """Uncertain ones, refused ones, and most that were uncertain on one channel."""
         if self.outbox is None:
             return 0, 0, 0
-        with closing(sqlite3.connect(f"{self.outbox.as_uri()}?mode=ro", uri=True)) as db:
-            rows = db.execute(
-                "SELECT outcome, epoch, count(*) FROM reliablepub_history GROUP BY 1, 2"
-            ).fetchall()
-        uncertain = [count for outcome, _, count in rows if outcome == "uncertain"]
-        refused = sum(c for outcome, _, c in rows if outcome not in ("uncertain", "confirmed"))
-        return sum(uncertain), refused, max(uncertain, default=0)
+        return attempts(self.outbox)
 
 
 class Set:

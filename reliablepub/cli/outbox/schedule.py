@@ -24,10 +24,10 @@ from reliablepub.cli.options import as_form, form_option, inspected_option, json
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
     count_of,
+    print_change,
     print_error,
     print_json,
     print_note,
-    print_result,
     print_rows,
 )
 from reliablepub.cli.progress import counting, patiently
@@ -193,10 +193,8 @@ def _change(
             "damaged": effect.damaged,
         }
         print_json(result)
-    elif dry_run:
-        print_result(f"{count_of(len(ids), 'message')} would be {done}")
     else:
-        print_result(f"{count_of(effect.changed, 'message')} {done}")
+        print_change(len(ids), effect.changed, done, dry_run=dry_run)
     if effect.in_flight:
         print_note(
             f"{named(effect.in_flight)} left alone: in flight, or an attempt had no answer or was "

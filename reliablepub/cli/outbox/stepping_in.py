@@ -19,10 +19,10 @@ from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
     Form,
     count_of,
+    print_change,
     print_error,
     print_json,
     print_note,
-    print_result,
     print_rows,
 )
 from reliablepub.cli.progress import counting, patiently
@@ -245,10 +245,8 @@ def _report(
             "possibly_persisted": effect.possible,
         }
         print_json(result)
-    elif dry_run:
-        print_result(f"{count_of(len(ids), 'message')} would be {_DONE[action]}")
     else:
-        print_result(f"{count_of(effect.changed, 'message')} {_DONE[action]}")
+        print_change(len(ids), effect.changed, _DONE[action], dry_run=dry_run)
     if effect.possible:
         print_note(
             f"a queue may have {named(effect.possible)} all the same: an attempt had no answer, "
