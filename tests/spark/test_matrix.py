@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -22,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink import SinkListener
 from tests.amqp_probe import AmqpProbe
+from tests.chaos.proxy import Proxy
 from tests.rabbitmq import RabbitMQNode
 from tests.spark.drained import arrived, assert_once_by_id, drained
 from tests.spark.processes import connected, kill, python_workers
@@ -114,8 +114,13 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("trigger", "failure"), CELLS)
-def test_every_row_is_there_once_by_id(
-    lines: DataFrame, rabbitmq: AmqpProbe, tmp_path: Path, trigger: str, failure: str
+def test_every_row_is_there_once_by_id(  # noqa: PLR0917
+    lines: DataFrame,
+    rabbitmq: AmqpProbe,
+    rabbitmq_node: RabbitMQNode,
+    tmp_path: Path,
+    trigger: str,
+    failure: str,
 ) -> None:
     queue = rabbitmq.declare_queue()
     options = {"url": rabbitmq.url, "idColumns": "value", **SLOW}
@@ -123,15 +128,15 @@ def test_every_row_is_there_once_by_id(
     checkpoint = tmp_path / "checkpoint"
     match failure:
         case "worker":
-            port = urlsplit(rabbitmq.url).port
-            assert port is not None
+            with Proxy(rabbitmq_node.amqp_port) as proxy:
 
-            def strike() -> int:
-                # Not the idle ones: Spark 4.0 gives tasks to them although they are dead.
-                return kill(connected(python_workers(os.getpid()), port))
+                def strike() -> int:
+                    # Only the sender has this port. Idle workers keep connections too, and Spark
+                    # gives tasks to them although they are dead.
+                    return kill(connected(python_workers(os.getpid()), proxy.port))
 
-            with in_flight(rabbitmq.url, queue, strike):
-                run(df, checkpoint, trigger, **options)
+                with in_flight(rabbitmq.url, queue, strike):
+                    run(df, checkpoint, trigger, **{**options, "url": proxy.url})
         case "commit":
             troubled = {**options, "format": "troubled", "trouble": "uncommitted"}
             with pytest.raises(StreamingQueryException, match="the driver dies here"):
