@@ -19,7 +19,7 @@ import click
 from reliablepub.testing.broker import FakeBroker
 from reliablepub.testing.control import ControlServer
 from reliablepub.testing.faults import FaultFileError, load_faults
-from reliablepub.testing.options import NodeOptions
+from reliablepub.testing.options import NodeOptions, Permissions
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -49,6 +49,14 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     default=["/"],
     show_default=True,
     help="A virtual host; may be given several times.",
+)
+@click.option(
+    "--permissions",
+    nargs=5,
+    multiple=True,
+    metavar="USER VHOST CONFIGURE WRITE READ",
+    help="Restrict a user to regular expressions; may be given several times. A user with none has "
+    "all rights.",
 )
 @click.option("--tls-certificate", type=_FILE, help="Speak AMQPS, with this certificate (PEM).")
 @click.option("--tls-key", type=_FILE, help="Its key, if that is in another file.")
@@ -85,6 +93,7 @@ def broker(
     control_port: int | None,
     allow_remote: bool,
     users: tuple[str, ...],
+    permissions: tuple[tuple[str, str, str, str, str], ...],
     **options: Any,  # noqa: ANN401 - of NodeOptions, by name
 ) -> None:
     """Serve a fake RabbitMQ until SIGTERM or SIGINT; the first line printed is its URL.
@@ -101,7 +110,11 @@ def broker(
                 host=host,
                 port=port,
                 allow_remote=allow_remote,
-                options=NodeOptions(users=dict(map(_credentials, users)), **options),
+                options=NodeOptions(
+                    users=dict(map(_credentials, users)),
+                    permissions=_granted(permissions),
+                    **options,
+                ),
                 tls=_tls_context(tls_certificate, tls_key),
             )
             fake.inject(*faults)
@@ -121,6 +134,17 @@ def broker(
             click.echo(control.url)
         click.echo(f"For other terminals: export RELIABLEPUB_URL={shlex.quote(fake.url)}", err=True)
         stopped.wait()
+
+
+def _granted(
+    permissions: tuple[tuple[str, str, str, str, str], ...],
+) -> dict[str, dict[str, Permissions]]:
+    """By user and virtual host, as rabbitmqctl takes them."""
+    granted: dict[str, dict[str, Permissions]] = {}
+    for user, vhost, configure, write, read in permissions:
+        rights = Permissions(configure=configure, write=write, read=read)
+        granted.setdefault(user, {})[vhost] = rights
+    return granted
 
 
 def _tls_context(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:

@@ -20,11 +20,23 @@ class Permissions:
         configure: Names that the user may declare and delete.
         write: Names that the user may publish to, and bind as a destination.
         read: Names that the user may consume, get, purge, and bind as a source.
+
+    Raises:
+        ValueError: One of them is not a regular expression.
     """
 
     configure: str = ".*"
     write: str = ".*"
     read: str = ".*"
+
+    def __post_init__(self) -> None:
+        """Compile each expression once, to refuse a bad one here and not at its first use."""
+        for right in ("configure", "write", "read"):
+            try:
+                re.compile(getattr(self, right))
+            except re.error as error:
+                given = getattr(self, right)
+                raise ValueError(f"{right} {given!r} is no regular expression: {error}") from error
 
     def allow(self, right: str, name: str) -> bool:
         """Whether `configure`, `write` or `read` matches a name."""
@@ -55,6 +67,9 @@ class NodeOptions:
         connections_max: Limit of connections; one more is closed at once, with a warning in the log
             of `reliablepub.testing`.
         seed: Seed of all random choices.
+
+    Raises:
+        ValueError: Permissions name a user or a virtual host that does not exist.
     """
 
     users: Mapping[str, str] = field(default_factory=lambda: {"guest": "guest"}, repr=False)
@@ -71,6 +86,15 @@ class NodeOptions:
     consumer_timeout_s: float | None = 1_800.0
     connections_max: int = 1024
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse permissions that would never apply."""
+        for user, granted in self.permissions.items():
+            if user not in self.users:
+                raise ValueError(f"permissions are given to {user!r}, who is none of the users")
+            for name in granted:
+                if name not in self.virtual_hosts:
+                    raise ValueError(f"permissions of {user!r}: there is no virtual host {name!r}")
 
     def permissions_of(self, user: str, virtual_host: str) -> Permissions | None:
         """A user's rights in a virtual host; None if the user may not enter it."""

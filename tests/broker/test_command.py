@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pika
 import pytest
 from click.testing import CliRunner
-from pika.exceptions import NackError
+from pika.exceptions import ChannelClosedByBroker, NackError, ProbableAccessDeniedError
 
 from reliablepub.testing.command import broker
 from tests.certificates import signed
@@ -119,6 +119,36 @@ def test_the_control_port_virtual_hosts_and_limits() -> None:
         assert [one["body"] for one in published["messages"]] == ["two"]
         process.terminate()
         assert process.wait(60) == 0
+
+
+def test_permissions_are_given_as_rabbitmqctl_takes_them() -> None:
+    users = ["--user", "guest:guest", "--user", "shop:secret", "--vhost", "/", "--vhost", "shop"]
+    with started("--port", "0", *users, "--permissions", "shop", "shop", "", "^o", "") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip().replace("guest:guest", "shop:secret")
+        with pytest.raises(ProbableAccessDeniedError):
+            pika.BlockingConnection(pika.URLParameters(url))
+        connection = pika.BlockingConnection(pika.URLParameters(url.replace("%2F", "shop")))
+        with pytest.raises(
+            ChannelClosedByBroker, match="access to queue 'o' in vhost 'shop' refused"
+        ):
+            connection.channel().queue_declare("o")
+        connection.close()
+        process.terminate()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("guest", "/", "(", "", ""), "configure '(' is no regular expression"),
+        (("ann", "/", "", "", ""), "'ann', who is none of the users"),
+        (("guest", "shop", "", "", ""), "there is no virtual host 'shop'"),
+    ],
+)
+def test_permissions_that_could_never_apply_are_refused(given: tuple[str, ...], words: str) -> None:
+    result = CliRunner().invoke(broker, ["--port", "0", "--permissions", *given])
+    assert result.exit_code == 1
+    assert words in result.output
 
 
 def test_a_certificate_makes_it_amqps(tmp_path: Path) -> None:
