@@ -4,8 +4,8 @@ Knows: where Celery hands a finished task message to kombu, and how kombu writes
 Must never know: routing, serialization, protocols of tasks, workers, results.
 
 Celery does everything that it does without an outbox, signals included, up to
-``kombu.Producer.publish``; kombu serializes and compresses. Only the channel below is another one:
-it stores what py-amqp would have written.
+``kombu.Producer.publish``; kombu serializes and compresses. Only the channel is another one: it
+stores what py-amqp would have written.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ from kombu import Exchange as KombuExchange
 from kombu import Queue as KombuQueue
 from kombu.common import Broadcast
 from kombu.transport.base import to_rabbitmq_queue_arguments
+from kombu.transport.native_delayed_delivery import (
+    CELERY_DELAYED_DELIVERY_EXCHANGE,
+    MAX_LEVEL,
+    level_name,
+)
 from kombu.utils.imports import symbol_by_name
 
 from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
-from reliablepub.integrations import Enqueues, message_of
+from reliablepub.integrations import Enqueues
+from reliablepub.integrations.celery_channel import channel_of
 
 _QUEUE_OPTIONS: Final = (
     *("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
 )
 
 
-def use_outbox(app: Celery, outbox: Enqueues) -> None:
+def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
     """Have every task that this process sends leave through an outbox.
 
     That is ``delay``, ``apply_async``, ``send_task``, chains, groups and chords, retries by a
@@ -40,13 +46,16 @@ def use_outbox(app: Celery, outbox: Enqueues) -> None:
         app: the application. Its broker URL stays: workers, remote control and results use it.
         outbox: where tasks are stored: an `Outbox` stores each at once, an outbox of SQLAlchemy or
             Django makes it part of their transaction.
+        hold_eta: whether a task with an ETA or a countdown waits in the outbox, not in a worker. It
+            is sent when it is due. Until then its id is its key in the outbox: `Outbox.cancel` and
+            `Outbox.reschedule` reach it. The key of a retry is ``"<id> retry <number>"``.
 
     Raises:
         ConfigurationError: the broker of the application is not reached by AMQP.
     """
     base: Any = symbol_by_name(app.amqp_cls)
     if hasattr(base, "outbox"):
-        base.outbox = outbox
+        base.outbox, base.hold_eta = outbox, hold_eta
         return
 
     class OutboxAMQP(base):
@@ -61,14 +70,19 @@ def use_outbox(app: Celery, outbox: Enqueues) -> None:
             )
 
             def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
-                producer = producer_of(_OutboxChannel(type(self).outbox), auto_declare=False)
+                channel = channel_of(
+                    message, self.outbox, self.app.timezone if self.hold_eta else None
+                )
+                producer = producer_of(channel, auto_declare=False)
+                if self.hold_eta:
+                    options = _without_native_delay(options)
                 # Events of monitors may have no consumer, and an outbox keeps what has none.
                 message = message._replace(sent_event=None)
                 return send(producer, name, message, **(options | {"retry": False}))
 
             return send_task_message
 
-    OutboxAMQP.outbox = outbox
+    OutboxAMQP.outbox, OutboxAMQP.hold_eta = outbox, hold_eta
     app.amqp_cls = OutboxAMQP
     if "amqp" in vars(app):  # it was used before
         app.amqp.__class__ = OutboxAMQP
@@ -126,6 +140,13 @@ def _check_broker(app: Celery) -> None:
         raise ConfigurationError(msg)
 
 
+def _without_native_delay(options: dict[str, Any]) -> dict[str, Any]:
+    """Send a task, which Celery would delay in RabbitMQ's quorum queues, to where it comes out."""
+    if getattr(options.get("exchange"), "name", None) != level_name(MAX_LEVEL):
+        return options
+    return options | {"exchange": CELERY_DELAYED_DELIVERY_EXCHANGE}
+
+
 def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's service
     """Spare beat the connection that it makes, and waits for, before it sends a task."""
     if hasattr(sender.app.amqp, "outbox"):
@@ -135,43 +156,3 @@ def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's
 def _not_here(*_: object, **__: object) -> bool:
     """Declare nothing: the relay is told by `topology`."""
     return False
-
-
-class _OutboxChannel:
-    """The part of a channel that a `kombu.Producer` uses."""
-
-    is_bound = True
-    connection = None
-
-    def __init__(self, outbox: Enqueues) -> None:
-        self._outbox = outbox
-
-    def prepare_message(  # noqa: PLR0917 - as kombu calls it
-        self,
-        body: bytes | str,
-        priority: int | None = None,
-        content_type: str | None = None,
-        content_encoding: str | None = None,
-        headers: dict[str, Any] | None = None,
-        properties: dict[str, Any] | None = None,
-    ) -> tuple[bytes | str, dict[str, Any]]:
-        """Return the message, for `basic_publish`."""
-        given = {
-            **(properties or {}),
-            "priority": priority,
-            "content_type": content_type,
-            "content_encoding": content_encoding,
-            "headers": headers or {},
-        }
-        return body, given
-
-    def basic_publish(
-        self,
-        message: tuple[bytes | str, dict[str, Any]],
-        exchange: str = "",
-        routing_key: str = "",
-        **_: object,
-    ) -> None:
-        """Store the message. It is always mandatory, and confirmed to the relay."""
-        body, properties = message
-        self._outbox.enqueue(message_of(body, exchange, routing_key, properties))

@@ -5,9 +5,11 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import celery._state
 import click
 import pytest
 
@@ -44,6 +46,17 @@ SCRIPTS = sorted(set((ROOT / "examples").glob("*.py")) - set(TESTED))
 EXAMPLES = [pytest.param(path, id=path.name) for path in SCRIPTS]
 
 
+@pytest.fixture
+def _no_tasks_left() -> Iterator[None]:
+    """Celery adds the tasks of a document to every later application, and warns of equal names."""
+    shared: set[object] = celery._state._on_app_finalizers
+    before = set(shared)
+    yield
+    shared &= before
+    celery._state._set_current_app(None)
+
+
+@pytest.mark.usefixtures("_no_tasks_left")
 @pytest.mark.timeout(300)  # each command starts a process
 @pytest.mark.parametrize("document", RUN_HERE)
 def test_a_document_runs(

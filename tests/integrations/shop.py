@@ -36,7 +36,7 @@ app.conf.update(
     result_chord_retry_interval=0.2,
 )
 outbox = SessionOutbox(Outbox(DATABASE))
-use_outbox(app, outbox)
+use_outbox(app, outbox, hold_eta=True)
 
 
 def note(what: object) -> None:

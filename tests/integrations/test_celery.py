@@ -18,6 +18,10 @@ from celery.exceptions import Retry
 from celery.schedules import crontab
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
+from kombu.transport.native_delayed_delivery import (
+    bind_queue_to_native_delayed_delivery_exchange,
+    declare_native_delayed_delivery_exchanges_and_queues,
+)
 from kombu.utils.uuid import uuid as new_uuid
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
@@ -25,6 +29,8 @@ from sqlalchemy.orm import Session
 from reliablepub import ConfigurationError, Outbox, OutboxFull, Publisher
 from reliablepub.integrations.celery import topology, use_outbox
 from reliablepub.integrations.sqlalchemy import SessionOutbox
+from reliablepub.outbox.admin.scheduling import by_ids, rescheduling
+from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
 from tests.integrations.conftest import until
 
@@ -235,6 +241,95 @@ def test_it_is_what_celery_publishes(
     assert found == expected
     assert len(found) == sides.outbox.status().stored - stored > 0
     assert sides.outbox.parked() == []
+
+
+HELD = {
+    "countdown": "2031-05-06 07:09:09",
+    "eta": "2031-05-07 07:08:09",
+    "a retry": "2031-05-06 07:08:16",
+    "beat": "2031-05-06 07:08:14",
+}
+"""Until when a task is held."""
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("case", HELD)
+def test_a_held_task_is_sent_as_celery_would_have(
+    case: str, protocol: int, sides: Sides, same_again: Callable[[], None]
+) -> None:
+    app, ours = (make_app(sides.broker.url, protocol) for _ in range(2))
+    use_outbox(ours, sides.outbox, hold_eta=True)
+    same_again()
+    expected = sent(sides, lambda: SENT[case](app))
+    same_again()
+
+    def send() -> None:
+        SENT[case](ours)
+        held = list(sides.outbox.rows("open"))
+        assert {row["due_at"] for row in held if row["due_at"]} == {HELD[case]}
+        past = rescheduling(NOW - timedelta(days=9_999), "")
+        by_ids(outbox_at(sides.outbox.path), [int(str(row["id"])) for row in held], past, print)
+
+    assert sorted(sent(sides, send)) == sorted(expected)
+
+
+def test_a_held_task_is_cancelled_and_rescheduled_by_its_id(
+    offline: tuple[Celery, Outbox],
+) -> None:
+    app, outbox = offline
+    use_outbox(app, outbox, hold_eta=True)
+    results = [app.tasks["add"].apply_async((n,), countdown=60) for n in range(2)]
+    app.tasks["add"].delay(3)
+    retry_of_celery_alone(app)
+    assert outbox.cancel(results[0].id)
+    assert outbox.reschedule(results[1].id, NOW + timedelta(days=1))
+    assert outbox.cancel("task-7 retry 2")
+    due = [row["due_at"] for row in outbox.rows("open")]
+    assert due == ["2031-05-07 07:08:09", None]
+
+
+def test_a_task_with_an_id_that_was_used_is_stored_as_well(offline: tuple[Celery, Outbox]) -> None:
+    app, outbox = offline
+    use_outbox(app, outbox, hold_eta=True)
+    for _ in range(3):
+        app.tasks["add"].apply_async((1,), countdown=60, task_id="7")
+    assert outbox.status().open == 3
+    assert outbox.cancel("7")
+    assert outbox.status().open == 2
+
+
+def test_an_eta_without_a_time_zone_is_read_as_a_worker_reads_it(
+    offline: tuple[Celery, Outbox],
+) -> None:
+    app, outbox = offline
+    app.conf.timezone = "Asia/Tokyo"
+    use_outbox(app, outbox, hold_eta=True)
+    app.tasks["add"].apply_async((1,), eta=datetime(2031, 1, 2, 12, 0))  # noqa: DTZ001
+    (row,) = outbox.rows("open")
+    assert row["due_at"] == "2031-01-02 12:00:00"
+
+
+def test_what_celery_would_delay_in_quorum_queues_is_held_too(
+    fake_broker: FakeBroker, path: Path
+) -> None:
+    app = make_app(fake_broker.url)
+    queue = Queue(
+        "big", Exchange("big", type="topic"), "big", queue_arguments={"x-queue-type": "quorum"}
+    )
+    app.amqp.queues.add(queue)
+    with app.connection_for_write() as connection:  # as a worker does
+        declare_native_delayed_delivery_exchanges_and_queues(connection, "quorum")
+        queue.bind(connection.channel()).declare()
+        bind_queue_to_native_delayed_delivery_exchange(connection, queue)
+    outbox = Outbox(path)
+    use_outbox(app, outbox, hold_eta=True)
+    with Publisher(fake_broker.url, outbox=path) as relay:
+        result = app.tasks["add"].apply_async((1,), queue="big", countdown=3_600)
+        assert outbox.status().open == 1
+        assert outbox.reschedule(result.id, datetime.now(UTC))
+        relay.flush(timeout_s=60)
+    assert len(fake_broker.messages("big")) == 1
+    kombu.pools.reset()
 
 
 def test_numbers_of_64_bits_have_the_letter_that_rabbitmq_documents(sides: Sides) -> None:

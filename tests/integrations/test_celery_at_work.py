@@ -30,6 +30,7 @@ from celery import chain, chord, group
 from tests.integrations.shop import *
 ship.delay(1)
 ship.apply_async((2,), countdown=0.5)
+assert outbox.outbox.cancel(ship.apply_async((99,), countdown=1).id)
 ship.apply_async((3,), priority=5, compression="zlib", serializer="json")
 chain(add.s(1, 2), add.s(3), tell.s("chain"))()
 group(ship.s(n) for n in (4, 5, 6))()
