@@ -265,7 +265,7 @@ OUTBOX_METRICS: Final = (
     Metric(
         "reliablepub_outbox_relayed",
         Type.GAUGE,
-        "1 while a process relays the outbox, else 0.",
+        "1 while the outbox, or each of its shards, has a relay, else 0.",
     ),
     Metric(
         "reliablepub_oldest_open_age_seconds",

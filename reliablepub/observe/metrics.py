@@ -341,7 +341,7 @@ def _of_outbox(database: Database) -> Iterator[Sample]:
         yield "reliablepub_outbox_readable", "", 0
         return
     yield "reliablepub_outbox_readable", "", 1
-    yield "reliablepub_outbox_relayed", "", found.relay is not None
+    yield "reliablepub_outbox_relayed", "", None not in found.relays
     yield from _ledger(found)
     oldest = found.oldest_open_at
     age_s = 0.0 if oldest is None else max(0.0, time.time() - oldest)

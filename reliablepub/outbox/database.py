@@ -9,11 +9,11 @@ Each database has its own file of the others, under one name and with the same v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.encryption import OutboxKeys
@@ -30,6 +30,8 @@ NO_CHANGE: Final = dict.fromkeys(
 )
 """Values of the statement ``change_ledger`` that change nothing."""
 NO_VALUES: Final[Values] = {}
+IS_LAST: Final = "is_last"
+"""A key of the last status of a relay that failed."""
 KEYS_KEPT_S: Final = 7 * 86_400.0
 """Retention of a deduplication key: 7 days, and as long as its message is open or parked."""
 
@@ -51,6 +53,39 @@ class Space:
     is_disk_full: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Relaying:
+    """Who relays a shard. Without shards, an outbox is one.
+
+    Attributes:
+        shard: its number.
+        pid: id of the process that relays it now, or None.
+        status: what that relay shows, or the last status of one that failed; else empty.
+    """
+
+    shard: int
+    pid: int | None
+    status: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, shard: int, pid: int | None, shown: object) -> Self:
+        """Make one, without what a relay before it has left behind.
+
+        Args:
+            shard: its number.
+            pid: id of the process that relays it now, or None.
+            shown: what was found to be shown, which may be anything.
+        """
+        status = shown if isinstance(shown, dict) else {}
+        is_its_own = status.get("pid") == pid if pid is not None else IS_LAST in status
+        return cls(shard, pid, status if is_its_own else {})
+
+    @classmethod
+    def first(cls, relays: Sequence[Self]) -> Self:
+        """Choose the first that runs, else the first that has failed, else any."""
+        return min(relays, key=lambda relay: (relay.pid is None, not relay.status))
+
+
 class Session(Protocol):
     """One transaction."""
 
@@ -67,8 +102,11 @@ class Session(Protocol):
     def select(self, query: str, values: Values) -> Iterator[dict[str, Any]]:
         """Run a query that was put together; its tables and values are named as in the files."""
 
-    def relay(self) -> int | None:
-        """Return the id of the process that relays the outbox now, or None."""
+    def relays(self) -> list[Relaying]:
+        """Return who relays each shard now, by number."""
+
+    def shard(self, id_: int) -> int:
+        """Return the shard of a message; 0 of one that has left the outbox."""
 
     def settle_left_in_flight(self, now: float) -> None:
         """Record messages that an ended relay left in flight as uncertain: a queue may have them.
@@ -155,9 +193,6 @@ class Database(Protocol):
                 cannot be joined.
             OutboxError: nothing was changed.
         """
-
-    def status(self) -> dict[str, Any] | None:
-        """Return what the running relay shows, or the last status of one that failed; or None."""
 
     def exposure(self) -> str:
         """Say which other users can harm the outbox, and what to do; empty if none can."""

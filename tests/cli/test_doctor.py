@@ -18,6 +18,7 @@ from yarl import URL
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
 from reliablepub.cli.doctor.diagnosis import FREE_MIN, Level, of_broker, of_outbox
+from reliablepub.outbox.admin.inspection import read_relays
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.testing import FakeBroker
@@ -278,7 +279,7 @@ def link_found(run: Run, path: Path, link: str) -> dict[str, str]:
     """The finding about the running relay's connection, once the relay says so of it."""
 
     def is_shown() -> bool:
-        shown = outbox_at(path).status() or {}
+        (shown,) = (relay.status for relay in read_relays(outbox_at(path)))
         return shown.get("link") == link and (link == "connected" or bool(shown["reason"]))
 
     eventually(is_shown)

@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,6 +21,7 @@ from reliablepub.cli import main
 from reliablepub.cli.doctor import server as server_findings
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.errors import OutboxError
+from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.postgres.creating import roles
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA
@@ -309,7 +311,10 @@ def test_a_server_is_judged(
 ) -> None:
     owner = Owner(shard=0, pid=1, host="h", is_free=False, silent_s=0.1)
     around = ServerSurroundings(SERVER | change, [owner], 0.0, 0.0, [], [])
-    found = {row.check: row for row in of_server(Outbox(postgres_outbox).status(), around, 0.0, {})}
+    found = {
+        row.check: row
+        for row in of_server(Outbox(postgres_outbox).status(), around, 0.0, [Relaying(0, None, {})])
+    }
     assert found[check].level == level
     assert (found[check].remedy == "") == (level == "ok")
     assert [row.check for row in found.values() if row.level != "ok"] == [check] * (level != "ok")
@@ -323,7 +328,9 @@ def test_shards_and_clocks_are_judged(postgres_outbox: str) -> None:
     ]
     around = ServerSurroundings(SERVER, owners, -60.0, 60.0, [], [])
     status = Outbox(postgres_outbox).status()
-    found = {row.check: row for row in of_server(status, around, 0.0, {}, "a bug")}
+    found = {
+        row.check: row for row in of_server(status, around, 0.0, [Relaying(0, None, {})], "a bug")
+    }
     assert found["relay"].found == (
         "shard 0: process 1 on h; shard 1: none, the last was process 2 on i, 1 min 0 s ago; "
         "shard 2: none yet; it has failed: a bug; 0 messages open"
@@ -341,3 +348,51 @@ def test_a_password_is_in_no_error(run: Run) -> None:
     with pytest.raises(OutboxError) as caught:
         Outbox(url).enqueue(Message(b"x"))
     assert SECRET not in f"{caught.value!r} {caught.value} {Outbox(url)!r}"
+
+
+# ---------------------------------------------------------------------- shards
+
+
+def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> None:
+    url = with_password(postgres_url)
+    run("outbox", "create", "--outbox", url, "--shards", "2")
+
+    def shown(*args: str, code: int = 0) -> str:
+        return run(*args, "--outbox", url, code=code).stdout
+
+    def is_relayed() -> list[str]:
+        lines = shown("outbox", "metrics").splitlines()
+        return [line.split()[-1] for line in lines if line.startswith("reliablepub_outbox_relayed")]
+
+    with FakeBroker() as broker, Publisher(broker.url, outbox=url) as publisher:
+        broker.declare_queue("orders")
+        publisher.publish(b"", routing_key="orders").result(10)
+        later = datetime.now(UTC) + timedelta(hours=1)
+        for n in range(20):
+            Outbox(url).enqueue(
+                Message(b"", routing_key="orders", not_before=later, ordering_key=str(n))
+            )
+        with psycopg.connect(url) as connection:
+            found = connection.execute("SELECT shard, min(id) FROM reliablepub.messages GROUP BY 1")
+            of_shard = dict(found.fetchall())
+        eventually(lambda: '"link": "connected"' in shown("outbox", "status", "--json"))
+        relays = json.loads(shown("outbox", "status", "--json", "--over", "0"))["relays"]
+        assert [(row["shard"], row["pid"], row["link"]) for row in relays] == [
+            (0, os.getpid(), "connected"),
+            (1, None, None),
+        ]
+        words = shown("outbox", "status", "--over", "0")
+        assert f"shard 0: process {os.getpid()}; shard 1: none" in words
+        assert "shard 1: unknown: no relay runs" in words
+        assert f"the relay (process {os.getpid()}) sends it" in shown(
+            "outbox", "explain", str(of_shard[0])
+        )
+        assert "no relay runs" in shown("outbox", "explain", str(of_shard[1]))
+        assert "the relay of shard 0 is connected" in shown("doctor", code=4)
+        assert is_relayed() == ["0.0"]
+        with Publisher(broker.url, outbox=url):
+            eventually(
+                lambda: shown("outbox", "status", "--over", "0").count("connected since") == 2
+            )
+            assert "no relay" not in shown("outbox", "explain", str(of_shard[1]))
+            assert is_relayed() == ["1.0"]

@@ -23,6 +23,8 @@ from reliablepub import (
     RetryPolicy,
 )
 from reliablepub.observe.health import Health
+from reliablepub.outbox.admin.inspection import read_relays
+from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.relay.relay import Relay
 from reliablepub.testing import FakeBroker
@@ -204,10 +206,9 @@ def test_a_relay_that_fails_is_loud(
     assert said in line.getMessage()
     assert line.exc_info is not None
     database = outbox_at(outbox)
-    picture = database.status()
-    assert picture is not None
+    picture = Relaying.first(read_relays(database)).status
     assert (picture["link"], picture["reason"]) == ("failed", said)
     with Publisher(AWAY, outbox=outbox, close_timeout_s=0) as successor:
         assert successor.status.open == 1
-        until(lambda: (database.status() or {}).get("link") == "disconnected")
-    assert database.status() is None
+        until(lambda: Relaying.first(read_relays(database)).status.get("link") == "disconnected")
+    assert not Relaying.first(read_relays(database)).status

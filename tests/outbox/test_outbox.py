@@ -456,6 +456,7 @@ def test_the_status_tells_how_it_is(path: Path, entry: Make) -> None:
             relay=os.getpid(),
             bytes_on_disk=size,
             log_bytes=path.with_name(path.name + "-wal").stat().st_size,
+            relays=(os.getpid(),),
         )
     after = Outbox(path).status()
     assert (after.relay, after.in_flight, after.open) == (None, 0, 3)

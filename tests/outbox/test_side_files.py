@@ -24,7 +24,7 @@ from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.status_file import (
     STATUS_BYTES_MAX,
-    read_status_file,
+    relaying,
     status_file_path,
 )
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -217,7 +217,7 @@ def test_a_pipe_holds_nobody_up(path: Path, entry: Make, suffix: str) -> None:
         with pytest.raises(OutboxError, match=f"outbox.db{suffix} is not a regular file"):
             use()
     assert holder_pid(path) is None
-    assert read_status_file(path) is None
+    assert not relaying(path).status
     assert RelayLock.borrow(path) is None or suffix != ".lock"
 
 
@@ -326,14 +326,14 @@ def test_of_a_status_file_no_more_is_read_than_one_can_have(path: Path, entry: M
     status = status_file_path(path)
     status.write_text(json.dumps({"pid": os.getpid(), "link": "up"}))
     status.chmod(0o600)
-    assert read_status_file(path) == {"pid": os.getpid(), "link": "up"}
+    assert relaying(path).status == {"pid": os.getpid(), "link": "up"}
     status.write_text(json.dumps({"pid": os.getpid(), "x": "x" * STATUS_BYTES_MAX}))
-    assert read_status_file(path) is None
+    assert not relaying(path).status
     with status.open("wb") as file:
         file.truncate(1 << 40)  # holes: read whole, this would be the end of the process
-    assert read_status_file(path) is None
+    assert not relaying(path).status
     status.write_bytes(b"[" * STATUS_BYTES_MAX)
-    assert read_status_file(path) is None
+    assert not relaying(path).status
     lease.release()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.status_file import (
-    read_status_file,
+    relaying,
     remove_status_file,
     status_file_path,
     write_status_file,
@@ -77,22 +77,20 @@ def test_figures_are_shown_once_a_second_and_only_new_ones(
 def test_only_the_picture_of_the_relay_at_work_counts(tmp_path: Path) -> None:
     outbox = tmp_path / "o.db"
     write_status_file(outbox, {"link": "connected"})
-    assert read_status_file(outbox) is None, "nobody relays"
+    assert not relaying(outbox).status, "nobody relays"
     lease = RelayLock(outbox)
-    assert read_status_file(outbox) == {"pid": os.getpid(), "link": "connected"}
+    assert relaying(outbox).status == {"pid": os.getpid(), "link": "connected"}
     assert status_file_path(outbox).stat().st_mode & 0o777 == 0o600
     status_file_path(outbox).write_text(json.dumps({"pid": 1, "link": "connected"}))
-    assert read_status_file(outbox) is None, "it is of a relay that is dead"
+    assert not relaying(outbox).status, "it is of a relay that is dead"
     for text in ("{", "[]", "\udcff"):
         status_file_path(outbox).write_text(text, errors="surrogateescape")
-        assert read_status_file(outbox) is None
+        assert not relaying(outbox).status
     write_status_file(outbox, {"link": "blocked"})
-    assert read_status_file(outbox) == {"pid": os.getpid(), "link": "blocked"}, (
-        "replaced as a whole"
-    )
+    assert relaying(outbox).status == {"pid": os.getpid(), "link": "blocked"}, "replaced as a whole"
     assert {file.name for file in tmp_path.iterdir()} == {"o.db.relay", "o.db.lock"}
     remove_status_file(outbox)
-    assert read_status_file(outbox) is None
+    assert not relaying(outbox).status
     assert not status_file_path(outbox).exists()
     lease.release()
 

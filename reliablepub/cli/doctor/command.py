@@ -23,7 +23,8 @@ from reliablepub.cli.options import (
 from reliablepub.cli.progress import patiently
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.front.environment import URL_VARIABLE
-from reliablepub.outbox.database import Database
+from reliablepub.outbox.admin.inspection import read_relays
+from reliablepub.outbox.database import Database, Relaying
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.postgres.environment import ServerSurroundings
 from reliablepub.outbox.postgres.environment import look_around as ask_server
@@ -69,17 +70,20 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     context = tls_context(click.get_current_context())
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
-        relay = database.status() or {}
-        failed = relay["reason"] if relay.get("link") == Link.FAILED else ""
+        relays = read_relays(database)
+        shown = [one.status for one in relays]
+        failed = next((one["reason"] for one in shown if one.get("link") == Link.FAILED), "")
         status = Outbox(database).status()
         around: Surroundings | ServerSurroundings
         if database.file is None:
             around = ask_server(database)
-            found = list(of_server(status, around, time.time(), relay, failed))
+            found = list(of_server(status, around, time.time(), relays, failed))
         else:
             around = look_around(database.file)
-            found = list(of_outbox(status, around, time.time(), relay, failed))
-    found.append(of_client(relay.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS))
+            found = list(of_outbox(status, around, time.time(), shown[0], failed))
+    found.append(
+        of_client(Relaying.first(relays).status.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS)
+    )
     for address in addresses:
         with patiently(f"asking {address}"):
             learned = probe(

@@ -15,6 +15,7 @@ from typing import Any, Final
 from reliablepub.cli.output import age, count_of, paused_words, size_of
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.admin.integrity import Audit
+from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.sqlite.checkup import Checkup
 from reliablepub.outbox.sqlite.environment import Surroundings
 from reliablepub.printable import one_line
@@ -82,7 +83,7 @@ def of_outbox(
         failed: why the last relay failed; empty if it did not.
     """
     yield _relay(status, failed)
-    yield from of_messages(status, now, relay_status)
+    yield from of_messages(status, now, [Relaying(0, status.relay, relay_status)])
     yield _sqlite(around)
     yield _sync(around.sync_ms)
     yield _disk(status, around)
@@ -90,20 +91,20 @@ def of_outbox(
     yield of_clock(around.ahead_s)
 
 
-def of_messages(
-    status: OutboxStatus, now: float, relay_status: Mapping[str, Any]
-) -> Iterator[Finding]:
+def of_messages(status: OutboxStatus, now: float, relays: Sequence[Relaying]) -> Iterator[Finding]:
     """Findings about messages and their way to the broker, for a file or a server.
 
     Args:
         status: its figures.
         now: wall clock, seconds since 1970.
-        relay_status: what the relay shows; empty without one.
+        relays: the relay of each shard.
     """
-    if status.relay is not None and relay_status.get("link"):
-        yield _link(relay_status, now)
+    for relay in relays:
+        if relay.pid is not None and relay.status.get("link"):
+            whose = "the relay" if len(relays) == 1 else f"the relay of shard {relay.shard}"
+            yield _link(whose, relay.status, now)
     yield _backlog(status, now)
-    yield _paused(relay_status, now)
+    yield _paused([relay.status for relay in relays], now)
     parked = status.parked + status.expired
     yield Finding(
         "outbox",
@@ -130,10 +131,10 @@ def of_clock(ahead_s: float) -> Finding:
     )
 
 
-def _paused(relay_status: Mapping[str, Any], now: float) -> Finding:
-    rows = relay_status.get("paused") or []
-    count = relay_status.get("paused_destinations") or len(rows)
-    words = [paused_words(row, relay_status["at"], now) for row in rows[:_SHOWN]]
+def _paused(shown: Sequence[Mapping[str, Any]], now: float) -> Finding:
+    rows = [(row, one["at"]) for one in shown for row in one.get("paused") or ()]
+    count = sum(one.get("paused_destinations") or len(one.get("paused") or ()) for one in shown)
+    words = [paused_words(row, at, now) for row, at in rows[:_SHOWN]]
     left = f" (and {count - len(words)} more)" if count > len(words) else ""
     paused = f"{count_of(count, 'destination')} paused"
     return Finding(
@@ -298,30 +299,30 @@ def _relay(status: OutboxStatus, failed: str) -> Finding:
     return Finding("outbox", "relay", level, found, "start `reliablepub relay`")
 
 
-def _link(relay_status: Mapping[str, Any], now: float) -> Finding:
-    """The finding about the connection that the running relay itself has, or lacks."""
+def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
+    """The finding about the connection that a running relay itself has, or lacks."""
     link, reason = relay_status["link"], one_line(relay_status["reason"])
     since = f"since {age(max(0.0, now - relay_status['since']))}"
     if link == Link.CONNECTED and not reason:
-        return Finding("broker", "relay", Level.OK, f"the relay is connected {since}")
+        return Finding("broker", "relay", Level.OK, f"{whose} is connected {since}")
     if link == Link.CONNECTED:
-        found = f"the relay is connected, but {reason}, {since}"
+        found = f"{whose} is connected, but {reason}, {since}"
         return Finding("outbox", "relay", Level.PROBLEM, found, "remove the cause; messages wait")
     if link == Link.BLOCKED:
-        found = f"the broker has blocked the relay {since}: {reason or 'it gave no reason'}"
+        found = f"the broker has blocked {whose} {since}: {reason or 'it gave no reason'}"
         remedy = (
             "run `rabbitmq-diagnostics alarms` on the broker, and free its memory or disk: the "
             "messages wait, and are then published"
         )
         return Finding("broker", "relay", Level.PROBLEM, found, remedy)
     if not reason:
-        found = f"the relay is not connected yet, {since}"
+        found = f"{whose} is not connected yet, {since}"
         return Finding("broker", "relay", Level.WARNING, found, "run this again in a few seconds")
     remedy = (
         "the relay keeps trying; compare its own URL, user, password and TLS files, which may "
         "differ from those given here, with the broker's, and read the broker's log"
     )
-    found = f"the relay is not connected {since}: {reason}"
+    found = f"{whose} is not connected {since}: {reason}"
     return Finding("broker", "relay", Level.PROBLEM, found, remedy)
 
 

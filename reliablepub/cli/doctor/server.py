@@ -12,6 +12,7 @@ from typing import Any, Final
 from reliablepub.cli.doctor.diagnosis import Finding, Level, of_clock, of_messages
 from reliablepub.cli.output import age, count_of
 from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
 from reliablepub.printable import one_line
 
@@ -29,7 +30,7 @@ def of_server(
     status: OutboxStatus,
     around: ServerSurroundings,
     now: float,
-    relay_status: Mapping[str, Any],
+    relays: Sequence[Relaying],
     failed: str = "",
 ) -> Iterator[Finding]:
     """Findings about an outbox in PostgreSQL.
@@ -38,11 +39,11 @@ def of_server(
         status: its figures.
         around: facts about the server.
         now: wall clock, seconds since 1970.
-        relay_status: what the relay shows; empty without one.
+        relays: the relay of each shard.
         failed: why the last relay failed; empty if it did not.
     """
     yield _relay(status, around.owners, failed)
-    yield from of_messages(status, now, relay_status)
+    yield from of_messages(status, now, relays)
     server = around.server
     yield _server(server)
     yield _durability(server)

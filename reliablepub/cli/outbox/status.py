@@ -15,7 +15,7 @@ from reliablepub.cli.choosing import Duration
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import age, count_of, paused_words, print_json, print_table
-from reliablepub.cli.watch.lookout import disk_words, link_words, look
+from reliablepub.cli.watch.lookout import disk_words, link_words, look, relay_words
 from reliablepub.outbox.database import Database
 
 
@@ -59,13 +59,13 @@ def status(database: Database, over_s: float, as_json: bool) -> int:  # noqa: FB
 
 
 def _in_words(more: Mapping[str, Any], now: float) -> dict[str, object]:
-    oldest_age_s, pid = more["oldest_open_age_s"], more["relay_pid"]
+    oldest_age_s = more["oldest_open_age_s"]
     rates = f"{more['stored_per_s']} stored/s, {more['confirmed_per_s']} confirmed/s"
     slow = {"client library": f"slower: {more['hooks_off']}"} if more["hooks_off"] else {}
     return {
         "oldest open": "none" if oldest_age_s is None else f"{age(oldest_age_s)} old",
         "rates": "not measured" if more["stored_per_s"] is None else rates,
-        "relay": "none" if pid is None else f"process {pid}",
+        "relay": relay_words(more),
         "broker": link_words(more, now),
         "window": "unknown" if more["window"] is None else f"{more['window']} messages",
         **slow,

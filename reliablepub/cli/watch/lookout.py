@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from reliablepub.cli.output import age, size_of
-from reliablepub.outbox.admin.inspection import read_failures, read_status
-from reliablepub.outbox.database import Database
+from reliablepub.outbox.admin.inspection import read_failures, read_relays, read_status
+from reliablepub.outbox.database import Database, Relaying
 from reliablepub.printable import one_line
 
 FAILURES: int = 20
@@ -62,7 +62,8 @@ def look(database: Database, before: Look | None = None) -> Look:
         NotAnOutbox: there is no outbox.
     """
     found, at, now = read_status(database), time.monotonic(), time.time()
-    relay_status = database.status() or {}
+    relays = read_relays(database)
+    relay_status = Relaying.first(relays).status
     counts = {name: getattr(found, name) for name in _COUNTS}
     oldest = found.oldest_open_at
     folder = None if database.file is None else database.file.parent
@@ -78,6 +79,11 @@ def look(database: Database, before: Look | None = None) -> Look:
         "stored_per_s": rate("stored"),
         "confirmed_per_s": rate("confirmed"),
         "relay_pid": found.relay,
+        "relays": [
+            {"shard": one.shard, "pid": one.pid}
+            | {name: one.status.get(name) for name in ("link", "reason", "since")}
+            for one in relays
+        ],
         "link": relay_status.get("link"),
         "link_reason": relay_status.get("reason"),
         "link_since": relay_status.get("since"),
@@ -104,7 +110,7 @@ def look_closely(database: Database, before: Look | None = None) -> Look:
         NotAnOutbox: there is no outbox.
     """
     seen = look(database, before)
-    relay_status = database.status() or {}
+    relay_status = Relaying.first(read_relays(database)).status
     failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
     names = ("buffered", "aside", "connects", "violations", "latency")
     relay = {name: relay_status.get(name) for name in names}
@@ -112,14 +118,30 @@ def look_closely(database: Database, before: Look | None = None) -> Look:
     return Look(seen.at, seen.now, seen.counts, {**seen.more, **more})
 
 
+def relay_words(seen: Mapping[str, Any]) -> str:
+    """The process that relays the outbox, or each of its shards."""
+    return _each(seen, lambda row: "none" if row["pid"] is None else f"process {row['pid']}")
+
+
 def link_words(seen: Mapping[str, Any], now: float) -> str:
-    """The state of the relay's connection to the broker, since when, and the reason."""
-    if seen["relay_pid"] is None and seen["link"] is None:
+    """The state of the relay's connection to the broker, since when, and the reason; or of each."""
+    return _each(seen, lambda row: _link_words(row, now))
+
+
+def _each(seen: Mapping[str, Any], words_of: Callable[[Mapping[str, Any]], str]) -> str:
+    rows = seen["relays"]
+    if len(rows) == 1:
+        return words_of(rows[0])
+    return "; ".join(f"shard {row['shard']}: {words_of(row)}" for row in rows)
+
+
+def _link_words(row: Mapping[str, Any], now: float) -> str:
+    if row["pid"] is None and row["link"] is None:
         return "unknown: no relay runs"
     link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
-    words = link.get(seen["link"], "not connected")
-    since = f" since {age(now - seen['link_since'])}" if seen["link_since"] else ""
-    reason = f": {one_line(seen['link_reason'])}" if seen["link_reason"] else ""
+    words = link.get(row["link"], "not connected")
+    since = f" since {age(now - row['since'])}" if row["since"] else ""
+    reason = f": {one_line(row['reason'])}" if row["reason"] else ""
     return f"{words}{since}{reason}"
 
 

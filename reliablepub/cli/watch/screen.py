@@ -95,11 +95,14 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
 def advice(seen: Look) -> Text:
     """The most urgent state, and what the operator should do about it."""
     more, counts = seen.more, seen.counts
-    if more["relay_pid"] is None and counts["open"]:
-        words, style = "no relay runs for this outbox: start `reliablepub relay`", "bold red"
-    elif more["link"] == "disconnected":
+    missing = [str(row["shard"]) for row in more["relays"] if row["pid"] is None]
+    links = {row["link"] for row in more["relays"]}
+    if missing and counts["open"]:
+        what = "this outbox" if len(missing) == len(more["relays"]) else f"shard {missing[0]}"
+        words, style = f"no relay runs for {what}: start `reliablepub relay`", "bold red"
+    elif "disconnected" in links:
         words, style = "the relay is not connected; messages are safe, and wait", "bold red"
-    elif more["link"] == "blocked":
+    elif "blocked" in links:
         words, style = "the broker accepts no messages: check its memory and disk", "bold yellow"
     elif more["paused"]:
         count = more["paused_destinations"] or len(more["paused"])
@@ -125,6 +128,8 @@ def _head(seen: Look) -> Text:
 def _relay(seen: Look) -> Text:
     pid, link = seen.more["relay_pid"], seen.more["link"]
     who = "no relay" if pid is None else f"relay {pid}"
+    if len(seen.more["relays"]) > 1:
+        who = "relays"
     made = seen.more["connects"]
     again = f"; {count_of(made, 'connection')} made" if made and made > 1 else ""
     style = {"connected": "green", "blocked": "yellow", "disconnected": "red"}.get(link, "")

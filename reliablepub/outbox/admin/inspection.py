@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from reliablepub.errors import ConfigurationError, OutboxSealed
-from reliablepub.outbox.database import Database
+from reliablepub.outbox.database import Database, Relaying
 from reliablepub.outbox.encryption import OutboxKeys, is_sealed
 from reliablepub.outbox.entry import Counters
 from reliablepub.outbox.rows import MessageRow, Unreadable, content_of, entry_of
@@ -42,11 +42,13 @@ class OutboxStatus:
         held_keys: ordering keys that a parked message holds.
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970);
             None if no message is open.
-        relay: id of the process that relays the outbox now, or None.
+        relay: id of the process that relays the outbox now, or None; of several, that of the first
+            shard that has one.
         bytes_on_disk: size of the database and its write-ahead log.
         log_bytes: size of the write-ahead log. More than about 20 MiB means that a read transaction
             stays open and keeps SQLite from resetting the log.
         is_disk_full: whether the disk is too full for even the smallest new message.
+        relays: the process that relays each shard now, or None; without shards there is one.
     """
 
     stored: int
@@ -63,6 +65,7 @@ class OutboxStatus:
     bytes_on_disk: int
     log_bytes: int = 0
     is_disk_full: bool = False
+    relays: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +137,8 @@ def read_status(database: Database) -> OutboxStatus:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        relay = session.relay()
+        relays = tuple(relay.pid for relay in session.relays())
+        relay = next((pid for pid in relays if pid is not None), None)
         ledger = Counters(*session.run("ledger").fetchone())
         (in_flight,) = session.run("in_flight_count").fetchone() if relay is not None else (0,)
         (waiting,) = session.run("waiting_count").fetchone()
@@ -156,7 +160,18 @@ def read_status(database: Database) -> OutboxStatus:
         bytes_on_disk=space.bytes_on_disk,
         log_bytes=space.log_bytes,
         is_disk_full=space.is_disk_full,
+        relays=relays,
     )
+
+
+def read_relays(database: Database) -> list[Relaying]:
+    """Return who relays each shard of an outbox now, and what it shows.
+
+    Raises:
+        NotAnOutbox: there is no outbox.
+    """
+    with database.reading() as session:
+        return session.relays()
 
 
 def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
@@ -186,8 +201,8 @@ def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        values = {"id": None, "limit": 0 if session.relay() is None else limit}
-        return list(session.rows("in_flight", values))
+        is_relayed = any(relay.pid is not None for relay in session.relays())
+        return list(session.rows("in_flight", {"id": None, "limit": limit if is_relayed else 0}))
 
 
 def read_ambiguous(database: Database, *, limit: int) -> list[dict[str, Any]]:

@@ -208,7 +208,7 @@ def change(
 ) -> Effect:
     """Apply an intervention within an open transaction that may write."""
     # This is checked under the write lock: a relay that starts now reads the changed rows.
-    is_relayed = session.relay() is not None
+    is_relayed = any(relay.pid is not None for relay in session.relays())
     if not is_relayed:
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
         # recorded as uncertain first, so that the intervention does not hide that a queue may

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from reliablepub.outbox.admin.selection import OPEN_STATES
-from reliablepub.outbox.database import Database, Session
+from reliablepub.outbox.database import Database, Relaying, Session
 from reliablepub.outcome import Persistence
 
 _WORTH: Final = [kind.value for kind in Persistence]
@@ -116,9 +116,8 @@ def tell(database: Database, id_: int) -> Story:
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    relay_status = database.status() or {}
     with database.reading() as session:
-        pid = session.relay()
+        relay = session.relays()[session.shard(id_)]
         message = _one(session, "one_message", {"id": id_}) or {}
         attempts = _all(session, "attempts_of", {"id": id_})
         interventions = _all(session, "interventions_of", {"id": id_})
@@ -126,13 +125,13 @@ def tell(database: Database, id_: int) -> Story:
         if message.get("state") in OPEN_STATES:
             in_flight = _one(session, "in_flight", {"id": id_, "limit": 1})
         state = message.get("state") or _once(attempts, interventions)
-        if in_flight is not None and pid is not None:
+        if in_flight is not None and relay.pid is not None:
             state = "in flight"
         holder = None
         if message.get("ordering_key") is not None and state in OPEN_STATES:
             of_key = {"ordering_key": message["ordering_key"], "id": id_}
             holder = _one(session, "key_held_by", of_key)
-        following, at = _following(state, message, holder, pid, relay_status)
+        following, at = _following(state, message, holder, relay)
         before = None
         if following is Next.SENT:
             ((before,),) = session.run("ready_before", {"id": id_}).fetchall()
@@ -150,8 +149,8 @@ def tell(database: Database, id_: int) -> Story:
         next_at=at,
         held_by=None if holder is None else holder["id"],
         before=before,
-        relay_pid=pid,
-        relay=relay_status,
+        relay_pid=relay.pid,
+        relay=relay.status,
     )
 
 
@@ -159,8 +158,7 @@ def _following(
     state: str,
     message: Mapping[str, Any],
     holder: Mapping[str, Any] | None,
-    pid: int | None,
-    relay_status: Mapping[str, Any],
+    relay: Relaying,
 ) -> tuple[Next, float | None]:
     """Return what happens next, and when, if the time is known."""
     due_at = message.get("due_at")
@@ -170,13 +168,13 @@ def _following(
         return fixed.get(state, Next.NOTHING), None
     if holder is not None:
         return Next.HELD, None
-    if pid is None:
+    if relay.pid is None:
         return Next.RELAYED, due_at
     if message["is_held"]:
         return Next.PAUSED, None
     if not is_due:
         return Next.SENT_LATER, due_at
-    link = relay_status.get("link", "")
+    link = relay.status.get("link", "")
     return {"disconnected": Next.CONNECTED, "blocked": Next.UNBLOCKED}.get(link, Next.SENT), None
 
 

@@ -564,6 +564,11 @@ AND (m.run IS NOT NULL OR pg_visible_in_snapshot(m.xid, (
 UNION ALL
 SELECT p.state, p.shard FROM reliablepub_parked AS p WHERE p.id = :id;
 
+-- name: shard
+SELECT shard FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT shard FROM reliablepub_parked WHERE id = :id;
+
 -- name: note_interventions
 UPDATE reliablepub_turns AS t SET intervention = greatest(t.intervention, i.newest)
 FROM (SELECT coalesce(max(intervention), 0) AS newest FROM reliablepub_interventions) AS i
@@ -573,18 +578,16 @@ WHERE t.shard = :shard AND t.turn = :turn;
 -- name: dismiss_relay
 UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND turn = :turn;
 
--- name: relay
-SELECT r.pid
+-- name: relays
+SELECT s.shard, r.pid, u.content
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
 ) AS t
-JOIN reliablepub_runs AS r ON r.id = t.run
-WHERE NOT t.is_free AND clock_timestamp() - t.at < make_interval(secs => :expiry_s)
-ORDER BY s.shard LIMIT 1;
-
--- name: shown
-SELECT s.content FROM reliablepub_status AS s ORDER BY s.shard;
+LEFT JOIN reliablepub_runs AS r ON r.id = t.run
+    AND NOT t.is_free AND clock_timestamp() - t.at < make_interval(secs => :expiry_s)
+LEFT JOIN reliablepub_status AS u ON u.shard = s.shard
+ORDER BY s.shard;
 
 -- name: bytes_on_disk
 SELECT sum(pg_total_relation_size(c.oid))::bigint

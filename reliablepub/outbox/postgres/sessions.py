@@ -22,7 +22,7 @@ from reliablepub.errors import (
     OutboxLocked,
     OutboxUnsure,
 )
-from reliablepub.outbox.database import NO_VALUES, Cursor, Session, Space
+from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, new_id
 from reliablepub.outbox.postgres.creating import create
@@ -106,10 +106,18 @@ class PostgresSession:
         """Tell the relays which intervention is the newest."""
         self._each("note_interventions")
 
-    def relay(self) -> int | None:
-        """Return the id of the process that relays the outbox, or one of its shards; or None."""
-        found = self.run("relay", {"expiry_s": EXPIRY_S}).fetchone()
-        return None if found is None else int(found[0])
+    def relays(self) -> list[Relaying]:
+        """Return the owner of each shard, if it is not silent, and its row of status."""
+        found = self.run("relays", {"expiry_s": EXPIRY_S}).fetchall()
+        return [
+            Relaying.of(shard, pid, None if content is None else json.loads(content))
+            for shard, pid, content in found
+        ]
+
+    def shard(self, id_: int) -> int:
+        """Return the shard of a message; 0 of one that has left the outbox."""
+        found = self.run("shard", {"id": id_}).fetchone()
+        return 0 if found is None else int(found[0])
 
     def settle_left_in_flight(self, now: float) -> None:
         """Record messages that ended relays left in flight as uncertain."""
@@ -360,16 +368,6 @@ class PostgresDatabase:
         result = work(session)
         session.end_turns()
         return result
-
-    def status(self) -> dict[str, Any] | None:
-        """Return what the relay of the first shard shows that has one."""
-        with self._pool.link() as link:
-            pids = link.rows("relay", {"expiry_s": EXPIRY_S})
-            for (content,) in link.rows("shown"):
-                values: dict[str, Any] = json.loads(content)
-                if values.get("pid") == pids[0][0] if pids else "is_last" in values:
-                    return values
-        return None
 
     def exposure(self) -> str:
         """Return nothing: who may do what is said by the database's grants."""

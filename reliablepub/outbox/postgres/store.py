@@ -36,6 +36,7 @@ from reliablepub.errors import (
     PublisherForked,
 )
 from reliablepub.message import Message
+from reliablepub.outbox.database import IS_LAST
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import (
     Changes,
@@ -722,7 +723,7 @@ class PostgresStore:
             if last is None:
                 self._link.rows("unshow", mine)
             else:
-                self.show(dict(last) | {"is_last": True})
+                self.show(dict(last) | {IS_LAST: True})
         self._link.close()
 
     def _check_usable(self) -> None:

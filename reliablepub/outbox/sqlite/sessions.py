@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import OutboxError, OutboxMoved, OutboxUnsure
-from reliablepub.outbox.database import NO_VALUES, Cursor, Session, Space, Values
+from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space, Values
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits
 from reliablepub.outbox.sqlite.ballast import MARGIN_BYTES, Ballast
@@ -27,10 +27,9 @@ from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
 from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
-from reliablepub.outbox.sqlite.lock import holder_pid
 from reliablepub.outbox.sqlite.space import free_pages, give_space_back, has_space_to_give, pages
 from reliablepub.outbox.sqlite.sql import QUERIES, named_rows
-from reliablepub.outbox.sqlite.status_file import read_status_file
+from reliablepub.outbox.sqlite.status_file import relaying
 from reliablepub.outbox.sqlite.store import SqliteStore, settle_left_in_flight
 from reliablepub.outbox.sqlite.transactions import commit_with_retry
 
@@ -62,9 +61,13 @@ class SqliteSession:
         """Run a query that was put together, and yield its rows as dictionaries."""
         return named_rows(self._connection, query, values)
 
-    def relay(self) -> int | None:
-        """Return the id of the process that holds the relay lock, or None."""
-        return holder_pid(self._path)
+    def relays(self) -> list[Relaying]:
+        """Return who holds the relay lock, and the contents of the status file."""
+        return [relaying(self._path)]
+
+    def shard(self, _id: int) -> int:
+        """Return 0: a file is one shard."""
+        return 0
 
     def settle_left_in_flight(self, now: float) -> None:
         """Record messages that an ended relay left in flight as uncertain."""
@@ -187,10 +190,6 @@ class SqliteDatabase:
         return self._enqueuing.within(
             connection, lambda cursor: work(self._session(cursor.connection))
         )
-
-    def status(self) -> dict[str, Any] | None:
-        """Return the contents of the status file."""
-        return read_status_file(self.file)
 
     def exposure(self) -> str:
         """Say which other users can write to the folder."""

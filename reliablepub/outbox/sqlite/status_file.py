@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.errors import OutboxError
+from reliablepub.outbox.database import IS_LAST, Relaying
 from reliablepub.outbox.sqlite.location import read_side_file
 from reliablepub.outbox.sqlite.lock import holder_pid
 
 STATUS_BYTES_MAX: Final = 65_536
 """Limit on reading. A relay writes about 500 bytes, and more with paused destinations."""
 _SUFFIX: Final = ".relay"
-_IS_LAST: Final = "is_last"
 
 
 def status_file_path(outbox: Path) -> Path:
@@ -52,22 +52,20 @@ def remove_status_file(outbox: Path, last: Mapping[str, object] | None = None) -
     if values is not None and values.get("pid") != os.getpid():
         return
     if last is not None:
-        write_status_file(outbox, {**last, _IS_LAST: True})
+        write_status_file(outbox, {**last, IS_LAST: True})
         return
     with suppress(OSError):
         status_file_path(outbox).unlink()
 
 
-def read_status_file(outbox: Path) -> dict[str, Any] | None:
-    """Return the status of the running relay, or the last status of a relay that failed.
+def relaying(outbox: Path) -> Relaying:
+    """Return who relays an outbox now, and the status that it shows.
 
-    None if no relay runs, and the last one ended otherwise (a killed relay included).
+    The last status of a relay that has failed remains; that of one that was killed does not.
     """
-    values = _read(outbox)
-    if values is None:
-        return None
-    pid = holder_pid(outbox)
-    return values if (values.get("pid") == pid if pid is not None else _IS_LAST in values) else None
+    # The status first: it is that of the process that holds the lock, or of one before it.
+    shown = _read(outbox)
+    return Relaying.of(0, holder_pid(outbox), shown)
 
 
 def _read(outbox: Path) -> dict[str, Any] | None:
