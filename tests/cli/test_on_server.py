@@ -374,7 +374,7 @@ def test_a_shard_without_a_relay_is_told_apart(run: Run, postgres_url: str) -> N
             )
         with psycopg.connect(url) as connection:
             found = connection.execute("SELECT shard, min(id) FROM reliablepub.messages GROUP BY 1")
-            of_shard = dict(found.fetchall())
+            of_shard: dict[int, int] = dict(found.fetchall())
         eventually(lambda: '"link": "connected"' in shown("outbox", "status", "--json"))
         relays = json.loads(shown("outbox", "status", "--json", "--over", "0"))["relays"]
         assert [(row["shard"], row["pid"], row["link"]) for row in relays] == [
