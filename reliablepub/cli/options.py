@@ -188,6 +188,17 @@ def keys_option(function: _F) -> _F:
     )(function)
 
 
+def limit_option(function: _F) -> _F:
+    """Add ``--limit``, for commands that list."""
+    return click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=50,
+        show_default=True,
+        help="Maximum number of rows.",
+    )(function)
+
+
 def inspected_option(function: _F) -> _F:
     """Add ``--outbox``, for commands that inspect or change an outbox."""
     return click.option(

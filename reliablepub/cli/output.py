@@ -100,6 +100,12 @@ def print_note(text: str, *, event: str = "note") -> None:
     loglines.print_line(level, said, _LOGGER, {"event": event})
 
 
+def note_limit(found: Sequence[object], limit: int) -> None:
+    """Say that there may be more rows, if there are as many as ``--limit`` allows."""
+    if len(found) == limit:
+        print_note(f"the first {limit}; there may be more, see --limit")
+
+
 def print_error(text: str) -> None:
     """Print an error on stderr, as one line that begins with ``Error:``, or as JSON."""
     if loglines.is_json():

@@ -8,8 +8,8 @@ from __future__ import annotations
 import click
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import as_form, form_option, inspected_option
-from reliablepub.cli.output import ago, print_note, print_rows
+from reliablepub.cli.options import as_form, form_option, inspected_option, limit_option
+from reliablepub.cli.output import ago, note_limit, print_rows
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.inspection import read_ambiguous
 from reliablepub.outbox.database import Database
@@ -17,13 +17,7 @@ from reliablepub.outbox.database import Database
 
 @click.command()
 @inspected_option
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option
 @form_option
 def duplicates(database: Database, limit: int, form: str | None) -> int:
     """List messages with an attempt of uncertain outcome: a queue may or may not have them.
@@ -53,6 +47,5 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
         "last": lambda row: ago(row["last_at"]),
     }
     print_rows(found, as_form(form), columns, nothing="no attempt had an uncertain outcome")
-    if len(found) == limit:
-        print_note(f"the first {limit}; there may be more, see --limit")
+    note_limit(found, limit)
     return Exit.CONFIRMED

@@ -8,21 +8,15 @@ from __future__ import annotations
 import click
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import as_form, form_option, inspected_option
-from reliablepub.cli.output import ago, print_note, print_rows
+from reliablepub.cli.options import as_form, form_option, inspected_option, limit_option
+from reliablepub.cli.output import ago, note_limit, print_rows
 from reliablepub.outbox.admin.inspection import read_in_flight
 from reliablepub.outbox.database import Database
 
 
 @click.command("in-flight")
 @inspected_option
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option
 @form_option
 def in_flight(database: Database, limit: int, form: str | None) -> int:
     """List the delivery tags that the running relay has sent and the broker has not answered.
@@ -52,6 +46,5 @@ def in_flight(database: Database, limit: int, form: str | None) -> int:
         "message id": lambda row: row["message_id"],
     }
     print_rows(found, as_form(form), columns, nothing="nothing is in flight")
-    if len(found) == limit:
-        print_note(f"the first {limit}; there may be more, see --limit")
+    note_limit(found, limit)
     return Exit.CONFIRMED

@@ -10,9 +10,9 @@ from dataclasses import asdict
 import click
 
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import as_form, form_option, inspected_option
+from reliablepub.cli.options import as_form, form_option, inspected_option, limit_option
 from reliablepub.cli.outbox.listing import said
-from reliablepub.cli.output import ago, count_of, print_error, print_note, print_result, print_rows
+from reliablepub.cli.output import ago, count_of, note_limit, print_error, print_result, print_rows
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
@@ -24,13 +24,7 @@ from reliablepub.outbox.outbox import Outbox
     metavar="KEY",
     help="Send the messages behind the one that holds this key, which stays parked.",
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option
 @inspected_option
 @form_option
 def keys(
@@ -73,8 +67,7 @@ def keys(
     }
     rows = [asdict(key) for key in found]
     print_rows(rows, as_form(form), columns, nothing="no key is held")
-    if len(found) == limit:
-        print_note(f"the first {limit}; there may be more, see --limit")
+    note_limit(found, limit)
     return Exit.CONFIRMED
 
 

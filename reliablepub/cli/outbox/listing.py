@@ -11,8 +11,8 @@ import click
 
 from reliablepub.cli.choosing import selection_options
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import as_form, form_option, inspected_option
-from reliablepub.cli.output import ago, print_note, print_rows, size_of
+from reliablepub.cli.options import as_form, form_option, inspected_option, limit_option
+from reliablepub.cli.output import ago, note_limit, print_rows, size_of
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.selection import SORTS, Selection, find
 from reliablepub.outbox.database import Database
@@ -24,13 +24,7 @@ from reliablepub.outbox.database import Database
 @click.option(
     "--sort", type=click.Choice(list(SORTS)), default="id", show_default=True, help="Sort order."
 )
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=50,
-    show_default=True,
-    help="Maximum number of rows.",
-)
+@limit_option
 @form_option
 def list_messages(
     database: Database, chosen: Selection, sort: str, limit: int, form: str | None
@@ -53,8 +47,7 @@ def list_messages(
     with patiently("looking through the outbox"):
         found = find(database, chosen, sort=sort, limit=limit)
     print_rows(found, as_form(form), COLUMNS, nothing="no message matches", lesser=LESSER)
-    if len(found) == limit:
-        print_note(f"the first {limit}; there may be more, see --limit")
+    note_limit(found, limit)
     return Exit.CONFIRMED
 
 

@@ -20,10 +20,18 @@ from reliablepub.cli.choosing import (
     selection_options_of_waiting,
 )
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import as_form, form_option, inspected_option, json_option, moment
+from reliablepub.cli.options import (
+    as_form,
+    form_option,
+    inspected_option,
+    json_option,
+    limit_option,
+    moment,
+)
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
     count_of,
+    note_limit,
     print_change,
     print_error,
     print_json,
@@ -46,9 +54,7 @@ from reliablepub.outbox.database import Database
     type=Duration(),
     help="Only if due within this time from now, such as 90s, 5m, 2h or 7d.",
 )
-@click.option(
-    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Most to list."
-)
+@limit_option
 @form_option
 def schedule(
     database: Database, chosen: Selection, within: float | None, limit: int, form: str | None
@@ -74,8 +80,7 @@ def schedule(
         found = due(database, chosen, due_before=due_before, limit=limit)
     columns = {name: COLUMNS[name] for name in _COLUMNS}
     print_rows(found, as_form(form), columns, nothing="no message waits", lesser=_LESSER)
-    if len(found) == limit:
-        print_note(f"the first {limit}; there may be more, see --limit")
+    note_limit(found, limit)
     return Exit.CONFIRMED
 
 
