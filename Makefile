@@ -174,6 +174,8 @@ rabbitmq-versions: .venv/.installed
 		.ci/debootstrap-rabbitmq $$suite $(RABBITMQ_CACHE)/$$suite; \
 		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
 			$(BIN)/pytest -m "rabbit and not soak and not bench and not spark_versions"; \
+		RELIABLEPUB_TEST_RABBITMQ_ROOT=$(RABBITMQ_CACHE)/$$suite \
+			$(BIN)/pytest -m soak tests/facts/test_tokens.py; \
 	done
 
 # What is tested on Python 3.11, on the others; of Spark see below.

@@ -3,8 +3,8 @@
 Knows: environment variables, files, URLs. Must never know: AMQP.
 
 Spark shows options in plans, in its pages and in the event log, and pickles the job. Variables and
-files named by options are read where they are used, and at every task, because a password may
-change.
+files named by options are read where they are used: variables at every task, a password file at
+every connection, because a password may change.
 """
 
 from __future__ import annotations
@@ -13,24 +13,49 @@ import os
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from pyspark import SparkFiles
 
-from reliablepub import ConfigurationError
+from reliablepub import ConfigurationError, PasswordFile
 from spark_sink.options import split_urls
 from spark_sink.settings import Settings
 
 
 def urls(settings: Settings) -> Sequence[str]:
-    """The URLs of the broker, with the password of ``passwordEnv`` or ``passwordFile`` put in.
+    """The URLs of the broker, with the password of ``passwordEnv`` put in.
+
+    Beside a ``passwordFile`` they hold none: `credentials` reads it.
 
     Raises:
         ConfigurationError: a variable or file is missing; the text names it, never its content.
     """
     given = split_urls(_given(settings))
-    password = _password(settings)
-    return given if password is None else [_with_password(url, password) for url in given]
+    if settings.password_file is not None:
+        for url in given:
+            _without_password(url)
+    if settings.password_env is None:
+        return given
+    password = os.environ.get(settings.password_env)
+    if password is None:
+        raise ConfigurationError(
+            f"option 'passwordEnv': {settings.password_env} is not set in the environment of the "
+            "executors"
+        )
+    return [_with_password(url, password) for url in given]
+
+
+def credentials(settings: Settings) -> PasswordFile | None:
+    """The file of ``passwordFile``, read at each connection; None without that option.
+
+    If it holds a token, the publisher renews it before it expires, so a task may outlive it.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    if settings.password_file is None:
+        return None
+    return PasswordFile(found("passwordFile", settings.password_file))
 
 
 def ssl_context(settings: Settings) -> ssl.SSLContext | None:
@@ -88,25 +113,18 @@ def _given(settings: Settings) -> str:
     return url
 
 
-def _password(settings: Settings) -> str | None:
-    if settings.password_file is not None:
-        return found("passwordFile", settings.password_file).read_text().rstrip("\r\n")
-    if settings.password_env is not None:
-        password = os.environ.get(settings.password_env)
-        if password is None:
-            raise ConfigurationError(
-                f"option 'passwordEnv': {settings.password_env} is not set in the environment of "
-                "the executors"
-            )
-        return password
-    return None
-
-
 def _with_password(url: str, password: str) -> str:
-    parts = urlsplit(url)
+    parts = _without_password(url)
     user, _, host = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+
+
+def _without_password(url: str) -> SplitResult:
+    """The parts of a URL that names a user and no password."""
+    parts = urlsplit(url)
+    user = parts.netloc.rpartition("@")[0]
     if not user or ":" in user:
         raise ConfigurationError(
             "a separate password needs a URL with a user and no password: amqp://user@host/"
         )
-    return parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}").geturl()
+    return parts

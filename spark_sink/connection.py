@@ -21,7 +21,7 @@ from typing import Final
 from tenacity import stop_after_attempt, wait_random_exponential
 
 from reliablepub import Publisher, PublisherClosed, Retries, RetryPolicy
-from spark_sink.address import ssl_context, urls
+from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.settings import Settings
 
 _LAST_CONFIRMS_S: Final = 0.0
@@ -119,6 +119,7 @@ def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
         open_messages_max=_OPEN_MESSAGES_MAX,
         open_bytes_max=_OPEN_BYTES_MAX,
         ssl_context=ssl_context(settings),
+        credentials=credentials(settings),
     )
     return Lent(publisher, resent)
 

@@ -12,7 +12,7 @@ import time
 from typing import Final
 
 from reliablepub import ConfigurationError, Status, Topology, TopologyError, provision
-from spark_sink.address import ssl_context, urls
+from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.failures import BrokerRefused
 from spark_sink.settings import Settings
 
@@ -69,7 +69,7 @@ def ask(settings: Settings) -> None:
     """
     try:
         addresses = tuple(urls(settings))
-        context = ssl_context(settings)
+        context, provider = ssl_context(settings), credentials(settings)
     except ConfigurationError:
         return  # the named files and variables may exist on the executors alone
     key = (*settings.connection, addresses)
@@ -78,7 +78,13 @@ def ask(settings: Settings) -> None:
         return
     nothing = Topology([], [], declare=False)
     try:
-        provision(addresses, nothing, timeout_s=_ASK_TIMEOUT_S, ssl_context=context)
+        provision(
+            addresses,
+            nothing,
+            timeout_s=_ASK_TIMEOUT_S,
+            ssl_context=context,
+            credentials=provider,
+        )
     except TopologyError as error:
         reason = error.problems[-1]
         if is_for_good(reason):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from reliablepub import Exchange, Queue, Topology, TopologyError, provision
-from spark_sink.address import ssl_context, urls
+from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.schema import Columns
 from spark_sink.settings import Settings
 
@@ -37,7 +37,13 @@ def check(settings: Settings, columns: Columns) -> None:
             queues.append(Queue(str(queue)))
     topology = Topology(exchanges, queues, declare=False)
     try:
-        provision(urls(settings), topology, timeout_s=_TIMEOUT_S, ssl_context=ssl_context(settings))
+        provision(
+            urls(settings),
+            topology,
+            timeout_s=_TIMEOUT_S,
+            ssl_context=ssl_context(settings),
+            credentials=credentials(settings),
+        )
     except TopologyError as error:
         problems = [problem for problem in error.problems if _IS_OTHERWISE not in problem]
         if len(problems) == len(error.problems):

@@ -132,7 +132,8 @@ class Settings:
         "passwordFile",
         _text,
         None,
-        "file on the executors that holds the password; found like `urlFile`",
+        "file on the executors that holds the password or token, read at each connection and "
+        "before the token expires; found like `urlFile`",
     )
     ca_file: str | None = _connection(
         "caFile",

@@ -8,7 +8,6 @@ test: it costs 25 ms. With CI=true a missing RabbitMQ or PostgreSQL fails; it ne
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -18,14 +17,12 @@ from reliablepub.testing import FakeBroker, NodeOptions
 from tests.amqp_probe import AmqpProbe
 from tests.amqp_probe import unique as unique_name
 from tests.chaos.proxy import Proxy
-from tests.rabbitmq import RabbitMQNode, is_installed
+from tests.rabbitmq import ROOT, RabbitMQNode, is_installed
 
 if TYPE_CHECKING:  # it needs psycopg, which tests without a PostgreSQL do not
     from tests.postgres import PostgresServer
 
 URL_VARIABLE = "RELIABLEPUB_TEST_AMQP_URL"
-ROOT_VARIABLE = "RELIABLEPUB_TEST_RABBITMQ_ROOT"
-"""The folder of another Debian whose RabbitMQ the private node shall be: make rabbitmq-versions."""
 MAX_MESSAGE_SIZE = 1024 * 1024
 
 # For `make check` and for mutants: few examples, the same ones each time, and none made smaller.
@@ -56,10 +53,9 @@ def _miss(server: str, package: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def _node() -> Iterator[RabbitMQNode]:
-    root = Path(os.environ.get(ROOT_VARIABLE, "/"))
-    if not is_installed(root):
+    if not is_installed(ROOT):
         _miss("RabbitMQ", "rabbitmq-server")
-    with RabbitMQNode(max_message_size=MAX_MESSAGE_SIZE, root=root) as node:
+    with RabbitMQNode(max_message_size=MAX_MESSAGE_SIZE, root=ROOT) as node:
         yield node
 
 

@@ -6,12 +6,11 @@ It must never know reliablepub.
 import base64
 import json
 import time
-from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tests.rabbitmq import RabbitMQNode
+from tests.rabbitmq import ROOT, RabbitMQNode
 
 RESOURCE = "rabbitmq"
 PLUGIN = "rabbitmq_auth_backend_oauth2"
@@ -42,26 +41,28 @@ class Issuer:
         signature = self._key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256())
         return f"{signed}.{_encoded(signature)}"
 
-    def write_public_key(self, path: Path) -> None:
+    @property
+    def public_key(self) -> bytes:
         """The key with which RabbitMQ checks tokens, as PEM."""
-        path.write_bytes(
-            self._key.public_key().public_bytes(
-                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-            )
+        return self._key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
 
 
-def node_with_oauth(issuer: Issuer, folder: Path) -> RabbitMQNode:
-    """A node that lets in both its own users and bearers of the issuer's tokens."""
-    key = folder / "issuer.pem"
-    issuer.write_public_key(key)
+def node_with_oauth(issuer: Issuer) -> RabbitMQNode:
+    """A node that lets in both its own users and bearers of the issuer's tokens.
+
+    Of the same version as the other tests' node.
+    """
     return RabbitMQNode(
+        root=ROOT,
         plugins=(PLUGIN,),
         config="auth_backends.1 = rabbit_auth_backend_internal\n"
         "auth_backends.2 = rabbit_auth_backend_oauth2\n"
         f"auth_oauth2.resource_server_id = {RESOURCE}\n"
         "auth_oauth2.default_key = test\n"
-        f"auth_oauth2.signing_keys.test = {key}\n",
+        "auth_oauth2.signing_keys.test = {folder}/issuer.pem\n",
+        files={"issuer.pem": issuer.public_key},
     )
 
 

@@ -17,10 +17,10 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 import pika
@@ -30,6 +30,9 @@ from pika.exceptions import AMQPError
 # Not /usr/sbin/rabbitmq-server: that wrapper changes the user and keeps a shell in between.
 _BIN = Path("/usr/lib/rabbitmq/bin")
 _HERE = Path("/")
+ROOT_VARIABLE = "RELIABLEPUB_TEST_RABBITMQ_ROOT"
+ROOT = Path(os.environ.get(ROOT_VARIABLE, _HERE))
+"""The folder of another Debian whose RabbitMQ the tests shall use: make rabbitmq-versions."""
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _CTL_TIMEOUT_S = 30.0
@@ -94,7 +97,8 @@ class RabbitMQNode:
             well, signed by the ``ca.crt`` beside it.
         beside: A running node to make a cluster with; it must outlive this one.
         plugins: Names of plugins to enable; a start takes longer then.
-        config: Further lines of ``rabbitmq.conf``.
+        config: Further lines of ``rabbitmq.conf``; ``{folder}`` is the node's, as the node sees it.
+        files: Files for that folder by name, which these lines may name.
         site: Another place than this host's loopback.
         tick_s: Seconds of silence after which nodes of a cluster give each other up.
     """
@@ -108,11 +112,13 @@ class RabbitMQNode:
         beside: "RabbitMQNode | None" = None,
         plugins: tuple[str, ...] = (),
         config: str = "",
+        files: Mapping[str, bytes] = MappingProxyType({}),
         site: Site = _LOOPBACK,
         tick_s: int = 60,
     ) -> None:
         self._plugins = plugins
         self._config = config
+        self._files = files
         self._site = site
         self._tick_s = tick_s
         self._tls = tls
@@ -287,6 +293,11 @@ class RabbitMQNode:
     # ------------------------------------------------------------------ inside
 
     @property
+    def _inner_folder(self) -> str:
+        """The folder as the node sees it."""
+        return str(_HERE / self._folder.relative_to(self._root))
+
+    @property
     def _log_path(self) -> Path:
         return self._folder / "log"
 
@@ -303,7 +314,7 @@ class RabbitMQNode:
         """Nothing inherited but PATH: a node of this machine's own must not shine through."""
         loopback = f"-kernel inet_dist_use_interface {{{self._site.address.replace('.', ',')}}}"
         tick = f"-kernel net_ticktime {self._tick_s}"
-        folder = str(_HERE / self._folder.relative_to(self._root))  # as the node sees it
+        folder = self._inner_folder
         return {
             "PATH": os.environ["PATH"],
             "HOME": folder,  # the cookie's place
@@ -343,7 +354,10 @@ class RabbitMQNode:
                 authority=self._tls.with_name("ca.crt"),
                 file=self._tls,
             )
-        (self._folder / "rabbitmq.conf").write_text(config + self._config)
+        config += self._config.replace("{folder}", self._inner_folder)
+        (self._folder / "rabbitmq.conf").write_text(config)
+        for name, data in self._files.items():
+            (self._folder / name).write_bytes(data)
         (self._folder / "advanced.config").write_text(_ADVANCED_CONFIG)
         (self._folder / "enabled_plugins").write_text(f"[{','.join(self._plugins)}].\n")
         cookie = self._folder / ".erlang.cookie"

@@ -13,7 +13,13 @@ import click
 
 from reliablepub.cli.commands import LazyGroup
 from reliablepub.cli.exits import Exit, ask_for_command
-from reliablepub.cli.options import json_option, note_exposed_urls, url_option
+from reliablepub.cli.options import (
+    credentials_of,
+    json_option,
+    note_exposed_urls,
+    url_option,
+    urls_as_given,
+)
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
@@ -106,10 +112,15 @@ def _read(file: Path) -> Topology:
 
 
 def _run(wanted: Topology, urls: tuple[str, ...], *, as_json: bool) -> int:
-    problems: tuple[str, ...] = ()
+    ctx, problems = click.get_current_context(), tuple[str, ...]()
     note_exposed_urls(urls)
     try:
-        provision(urls, wanted, ssl_context=tls_context(click.get_current_context()))
+        provision(
+            urls_as_given(ctx),
+            wanted,
+            ssl_context=tls_context(ctx),
+            credentials=credentials_of(ctx),
+        )
     except TopologyError as error:
         problems = tuple(one_line(problem) for problem in error.problems)
     things = {

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import closing
 
 from reliablepub._core.events import Connected, ConnectionLost
+from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import TopologyError
 from reliablepub.topology import Topology
 from reliablepub.transport.address import parse_addresses, warn_of_exposed
@@ -23,6 +24,7 @@ def provision(
     *,
     timeout_s: float = 30.0,
     ssl_context: ssl.SSLContext | None = None,
+    credentials: CredentialsProvider | None = None,
 ) -> None:
     """Declare or check a topology at the first broker that answers.
 
@@ -32,16 +34,23 @@ def provision(
         timeout_s: seconds for the whole call.
         ssl_context: for ``amqps``; None verifies certificates and host names against the system's
             certificate authorities.
+        credentials: a callable that returns `Credentials`, asked at each connection; None for the
+            user and password in the URL.
 
     Raises:
         TopologyError: the topology differs, with every problem; or no broker answered in time.
         ConfigurationError: a URL is invalid.
     """
-    addresses = parse_addresses(url, ssl_context=ssl_context)
+    addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
     warn_of_exposed(addresses)
     deadline = time.monotonic() + timeout_s
     transport = PikaTransport(
-        addresses, run=0, heartbeat_s=10, ssl_context=ssl_context, topology=topology
+        addresses,
+        run=0,
+        heartbeat_s=10,
+        ssl_context=ssl_context,
+        topology=topology,
+        credentials=credentials,
     )
     reason = f"no answer within {timeout_s:g} s"
     with closing(transport):

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import secrets
 import threading
+import time
+from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
@@ -355,6 +358,7 @@ class FakeBroker:
     def issue_token(self, lifetime_s: float, *, user: str | None = None) -> str:
         """A token to log in with instead of a password, as of RabbitMQ's OAuth 2 plugin.
 
+        It is a JSON Web Token whose ``exp`` says when it expires, with nothing for a signature.
         Once it has expired, a login with it is refused, and a connection that has it stays: but
         what needs a permission closes its channel with 403, until ``connection.update-secret``
         brings another token. RabbitMQ remembers a permission for up to a minute while a channel is
@@ -364,7 +368,8 @@ class FakeBroker:
             lifetime_s: Seconds from now; 0 or less for one that has expired.
             user: Whose rights it gives; by default those of the first user.
         """
-        secret = f"token-{secrets.token_hex(16)}"
+        claims = {"exp": time.time() + lifetime_s, "jti": secrets.token_hex(16)}
+        secret = ".".join(_base64url(json.dumps(part)) for part in ({"alg": "none"}, claims)) + "."
         name = next(iter(self._options.users)) if user is None else user
         self._act(lambda: self._node.add_token(secret, name, lifetime_s))
         return secret
@@ -456,6 +461,10 @@ class FakeBroker:
         if self._server is None:
             raise RuntimeError("the broker is not running; call start()")
         return self._server
+
+
+def _base64url(text: str) -> str:
+    return urlsafe_b64encode(text.encode()).rstrip(b"=").decode()
 
 
 def _is_loopback(host: str) -> bool:

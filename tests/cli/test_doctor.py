@@ -302,6 +302,27 @@ def test_a_password_that_only_the_relay_has_wrong_is_a_problem(
     assert "its own URL, user, password" in row["remedy"]
 
 
+def test_a_token_is_told_with_its_end(run: Run, fake: FakeBroker, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.touch(0o600)
+    url = fake.url.replace("guest:guest@", "whoever@")
+
+    def found() -> tuple[dict[str, str], dict[str, str]]:
+        rows = json.loads(run("--json", "--url", url, "--password-file", str(token)).stdout)
+        by_check = {row["check"]: row for row in rows if row["about"] == "broker"}
+        return by_check["credentials"], by_check["connection"]
+
+    token.write_text(fake.issue_token(600))
+    credentials, connection = found()
+    assert (credentials["level"], connection["level"]) == ("ok", "ok")
+    assert "is valid for another 9 min" in credentials["found"]
+    token.write_text(fake.issue_token(-60))
+    credentials, connection = found()
+    assert (credentials["level"], connection["level"]) == ("problem", "problem")
+    assert f"the token in {token} expired 6" in credentials["found"]
+    assert "what should have replaced it" in credentials["remedy"]
+
+
 def test_a_relay_that_an_alarm_blocks_is_a_problem(run: Run, path: Path, fake: FakeBroker) -> None:
     with Publisher(fake.url, outbox=path, close_timeout_s=0) as publisher:
         row = link_found(run, path, "connected")

@@ -52,3 +52,19 @@ def test_without_a_command_it_shows_what_there_is(cli: Cli) -> None:
     found = cli("topology")
     assert found.code == 2
     assert "declare" in found.err
+
+
+def test_a_token_in_a_file_that_has_expired_is_named(
+    cli: Cli, fake: FakeBroker, tmp_path: Path
+) -> None:
+    file, token = tmp_path / "topology.toml", tmp_path / "token"
+    file.write_text(FILE)
+    token.touch(0o600)
+    url = fake.url.replace("guest:guest@", "whoever@")
+    given = ("topology", "declare", file, "--url", url, "--password-file", token)
+    token.write_text(fake.issue_token(-60))
+    found = cli(*given)
+    assert found.code == 2
+    assert f"no credentials: the token in {token} expired 6" in found.err
+    token.write_text(fake.issue_token(60))
+    assert cli(*given).code == 0

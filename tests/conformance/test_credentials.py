@@ -7,11 +7,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from reliablepub import ConfigurationError, Credentials, Message, PasswordFile
+from reliablepub import ConfigurationError, Credentials, Link, Message, PasswordFile
 from reliablepub.testing import FakeBroker
 from reliablepub.transport import login
 from tests.amqp_probe import AmqpProbe
@@ -122,6 +123,77 @@ def test_tokens_under_load(fake: FakeBroker, outbox: Where, front_door: FrontDoo
     assert arrived == {f"m-{number}" for number in range(count)}
 
 
+@dataclass
+class Tokens:
+    """A broker that lets in bearers of tokens.
+
+    Attributes:
+        url: without a user.
+        probe: a look into it.
+        issue: returns a token that is valid for so many seconds.
+        lifetime_s: the shortest lifetime that it can be tried with.
+    """
+
+    url: str
+    probe: AmqpProbe
+    issue: Callable[[float], str]
+    lifetime_s: float
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=[pytest.mark.rabbit, pytest.mark.soak])])
+def tokens(request: pytest.FixtureRequest) -> Iterator[Tokens]:
+    if request.param == "fake":
+        fake: FakeBroker = request.getfixturevalue("fake")
+        probe = AmqpProbe(fake.url)
+        yield Tokens(fake.url.replace("guest:guest@", ""), probe, fake.issue_token, 1)
+        probe.close()
+        return
+    issuer = Issuer()
+    with node_with_oauth(issuer) as node:
+        probe = AmqpProbe(node.url)
+        yield Tokens(node.url.replace("guest:guest@", ""), probe, issuer.token, 3)
+        probe.close()
+
+
+def test_while_there_are_no_good_tokens_there_is_an_outage(
+    tokens: Tokens, front_door: FrontDoor, tmp_path: Path
+) -> None:
+    """The provider fails, or the broker refuses what it gives: told, retried ever more rarely."""
+    queue, asked, now = tokens.probe.declare_queue(), 0, "good"
+
+    def provider() -> Credentials:
+        nonlocal asked
+        asked += 1
+        if now == "failing":
+            raise ConfigurationError("the vault is sealed")
+        secret = "garbage" if now == "refused" else tokens.issue(tokens.lifetime_s)
+        return Credentials(secret, lifetime_s=tokens.lifetime_s)
+
+    def endure(trouble: str, reason: str, numbers: range) -> None:
+        nonlocal now
+        assert publisher.status.link is Link.CONNECTED
+        now = trouble
+        until(lambda: reason in publisher.status.reason)
+        receipt, before = publisher.publish_many(numbered(queue, numbers)), asked
+        time.sleep(1)
+        status = publisher.status
+        assert (status.counters.parked, status.open, receipt.open) == (0, 50, 50)
+        assert status.link is not Link.CONNECTED
+        assert status.is_refused == (trouble == "refused")
+        assert asked - before < 12
+        now = "good"
+        assert receipt.wait(PATIENCE_S).confirmed == 50
+
+    options = {"outbox": tmp_path / "o.db", "credentials": provider, "close_timeout_s": 0.2}
+    with front_door(tokens.url, **options) as publisher:
+        publisher.publish_many(numbered(queue, range(50))).wait(PATIENCE_S)
+        endure("failing", "no credentials: the vault is sealed", range(50, 100))
+        endure("refused", "the broker refused the credentials", range(100, 150))
+        counters = publisher.flush(PATIENCE_S).counters
+    assert (counters.confirmed, counters.parked, counters.expired) == (150, 0, 0)
+    assert_none_is_lost(tokens.probe, queue, 150)
+
+
 @pytest.mark.soak
 @pytest.mark.rabbit
 @pytest.mark.timeout(4 * SOAK_S + 300)
@@ -138,7 +210,7 @@ def test_tokens_of_rabbitmq_under_load(front_door: FrontDoor, tmp_path: Path) ->
             time.sleep(1)
         return Credentials(issuer.token(LIFETIME_S), lifetime_s=LIFETIME_S)
 
-    with node_with_oauth(issuer, tmp_path) as node:
+    with node_with_oauth(issuer) as node:
         probe = AmqpProbe(node.url)
         queue = probe.declare_queue()
         arrived: Counter[str] = Counter()
@@ -151,12 +223,16 @@ def test_tokens_of_rabbitmq_under_load(front_door: FrontDoor, tmp_path: Path) ->
                 count += 100
                 arrived.update(str(p.message_id) for _, p in probe.drain(queue))
                 assert publisher.status.open < 100_000
-                time.sleep(0.05)
+                time.sleep(0.1)
             status = publisher.flush(PATIENCE_S)
         arrived.update(str(p.message_id) for _, p in probe.drain(queue))
         probe.close()
-    print(f"\n{count} messages, {issuer.issued} tokens, {status.connects} connections")
-    print(f"{arrived.total() - len(arrived)} duplicates")
+        version = ".".join(map(str, node.version))
+    print(
+        f"\nRabbitMQ {version}: {count} messages, {issuer.issued} tokens of {LIFETIME_S:g} s, ",
+        end="",
+    )
+    print(f"{status.connects} connections, {arrived.total() - len(arrived)} duplicates")
     counters = status.counters
     assert (counters.confirmed, counters.parked, counters.expired) == (count, 0, 0)
     assert set(arrived) == {f"m-{number}" for number in range(count)}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Link, Publisher, TopologyError, provision
+from reliablepub import Credentials, Link, PasswordFile, Publisher, TopologyError, provision
 from reliablepub.testing import FakeBroker, NodeOptions, Permissions
 from reliablepub.topology import Binding, Exchange, Queue, Topology
 from tests.amqp_probe import AmqpProbe, unique
@@ -122,3 +122,17 @@ def test_no_broker_is_a_problem_too() -> None:
 def test_the_next_broker_is_asked_when_one_does_not_answer(broker: AmqpProbe) -> None:
     queue = broker.declare_queue()
     provision(["amqp://127.0.0.1:1", broker.url], Topology(queues=[Queue(queue)], declare=False))
+
+
+def test_a_provider_gives_the_credentials(fake_broker: FakeBroker) -> None:
+    url = fake_broker.url.replace("guest:guest@", "")
+    provision(url, Topology([Exchange("e")]), credentials=lambda: Credentials("guest", "guest"))
+    expired = fake_broker.issue_token(-1)
+    for provider, reason in (
+        (lambda: Credentials(expired), "the broker refused the credentials"),
+        (PasswordFile("nowhere"), "no credentials: cannot read the password file nowhere: "),
+    ):
+        with pytest.raises(TopologyError, match=reason):
+            provision(url, Topology([Exchange("other")]), credentials=provider)
+    with pytest.raises(TopologyError, match="404"):
+        provision(fake_broker.url, Topology([Exchange("other")], declare=False))

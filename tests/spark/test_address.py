@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import ConfigurationError
-from spark_sink.address import ssl_context, urls
+from reliablepub import ConfigurationError, Credentials
+from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.options import parse
 
 
@@ -37,40 +37,41 @@ def test_the_password_comes_from_a_file_and_is_read_each_time(tmp_path: Path) ->
     path = tmp_path / "password"
     settings = parse({"url": "amqp://user@a:1/v,amqp://user@b/", "passwordFile": str(path)})
     path.write_text("p@ss/word\n")
-    assert urls(settings) == ["amqp://user:p%40ss%2Fword@a:1/v", "amqp://user:p%40ss%2Fword@b/"]
+    provider = credentials(settings)
+    assert urls(settings) == ["amqp://user@a:1/v", "amqp://user@b/"]
+    assert provider is not None
+    assert provider() == Credentials("p@ss/word")
     path.write_text("changed")
-    assert urls(settings)[1] == "amqp://user:changed@b/"
+    assert provider() == Credentials("changed")
 
 
 def test_the_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AMQP_PASSWORD", "secret")
-    settings = parse({"url": "amqp://user@a/", "passwordEnv": "AMQP_PASSWORD"})
-    assert urls(settings) == ["amqp://user:secret@a/"]
+    settings = parse({"url": "amqp://user@a/,amqp://user@b/", "passwordEnv": "AMQP_PASSWORD"})
+    assert urls(settings) == ["amqp://user:secret@a/", "amqp://user:secret@b/"]
+    monkeypatch.setenv("AMQP_PASSWORD", "p@ss/word")
+    assert urls(settings)[1] == "amqp://user:p%40ss%2Fword@b/"
     monkeypatch.delenv("AMQP_PASSWORD")
     with pytest.raises(ConfigurationError, match="AMQP_PASSWORD is not set"):
         urls(settings)
 
 
+@pytest.mark.parametrize("option", ["passwordEnv", "passwordFile"])
 @pytest.mark.parametrize("url", ["amqp://a/", "amqp://user:other-canary@a/"])
 def test_a_password_needs_one_user_and_is_not_shown(
-    url: str, monkeypatch: pytest.MonkeyPatch
+    url: str, option: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("P", "canary")
     with pytest.raises(ConfigurationError, match="amqp://user@host/") as caught:
-        urls(parse({"url": url, "passwordEnv": "P"}))
+        urls(parse({"url": url, option: "P"}))
     assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize("option", ["urlFile", "passwordFile"])
 def test_a_missing_file_is_named(option: str) -> None:
+    given = {option: "absent"} | ({} if option == "urlFile" else {"url": "amqp://u@a/"})
     with pytest.raises(ConfigurationError, match=f"'{option}': there is no file absent"):
-        urls(
-            parse(
-                {"url": "amqp://u@a/"} | {option: "absent"}
-                if option != "urlFile"
-                else {option: "absent"}
-            )
-        )
+        (urls if option == "urlFile" else credentials)(parse(given))
 
 
 def test_certificates(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import time
 
 import click
 
-from reliablepub.cli.doctor.diagnosis import of_broker, of_client, of_outbox
+from reliablepub.cli.doctor.diagnosis import of_broker, of_client, of_credentials, of_outbox
 from reliablepub.cli.doctor.findings import exit_of, print_findings
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.cli.options import (
     as_form,
+    credentials_of,
     form_option,
     inspected_option,
     password_option,
@@ -67,7 +68,8 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
       3  interrupted
       4  a problem with the outbox, or the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
-    context = tls_context(click.get_current_context())
+    ctx = click.get_current_context()
+    context, credentials = tls_context(ctx), credentials_of(ctx)
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
     with patiently("looking at the outbox"):
         relays = read_relays(database)
@@ -84,6 +86,8 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     found.append(
         of_client(Relaying.first(relays).status.get("hooks_off"), hooks.why_off(), TESTED_VERSIONS)
     )
+    if addresses and credentials is not None:
+        found += of_credentials(credentials)
     for address in addresses:
         with patiently(f"asking {address}"):
             learned = probe(

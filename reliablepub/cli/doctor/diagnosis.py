@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from reliablepub.cli.output import age, count_of, paused_words, size_of
+from reliablepub.credentials import CredentialsProvider
+from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.admin.integrity import Audit
 from reliablepub.outbox.database import Relaying
@@ -164,6 +166,21 @@ def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
         return Finding("client", "pika", Level.OK, f"the fast path is on {whose}")
     remedy = f"publishing is slower and just as safe; tested pika versions: {', '.join(tested)}"
     return Finding("client", "pika", Level.WARNING, f"the fast path is off {whose}: {why}", remedy)
+
+
+def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
+    """A finding about a token in the password file; none about a password."""
+    try:
+        lifetime_s = provider().lifetime_s
+    except ConfigurationError as error:
+        yield Finding(
+            *("broker", "credentials", Level.PROBLEM, str(error)),
+            "look at what should have replaced it; the relay reads the file again by itself",
+        )
+        return
+    if lifetime_s is not None:
+        words = f"the token of the password file is valid for another {age(lifetime_s)}"
+        yield Finding("broker", "credentials", Level.OK, words)
 
 
 def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
