@@ -27,10 +27,10 @@ OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs pythons python-sid lowest spark-versions client-table java clean
 
 # Four at once: much of it waits for a broker or for Spark. The longest come first.
-test: .venv/.installed rabbitmq postgres prometheus java lint typecheck
+test: .venv/.installed rabbitmq postgres prometheus fuse java lint typecheck
 	$(MAKE) -j4 test-trouble test-outbox test-brokers test-others test-tools test-spark test-simulation test-core
 
 # What is quick, and needs no server, no Java and not root: for each small step while you work.
@@ -71,7 +71,7 @@ test-spark: .venv/.installed
 	$(BIN)/pytest tests/spark
 
 # The long forms of what `test` runs in short.
-soak: .venv/.installed rabbitmq postgres java
+soak: .venv/.installed rabbitmq postgres fuse xfs java
 	$(BIN)/pytest -m soak --timeout=0
 
 # Us and our peers in one run, as ratios.
@@ -168,6 +168,14 @@ prometheus:
 postgres:
 	@ls /usr/lib/postgresql/*/bin/postgres /usr/sbin/pgbouncer >/dev/null 2>&1 || .ci/install-postgres
 
+# Disks that forget and fail are file systems of the tests' own; they need root, and a library of 90 KB.
+fuse:
+	@ls /usr/lib/*/libfuse3.so.* >/dev/null 2>&1 || .ci/install-fuse
+
+# The long form cuts the power under XFS, too.
+xfs:
+	@command -v mkfs.xfs >/dev/null || test -x /usr/sbin/mkfs.xfs || .ci/install-fuse xfsprogs
+
 # Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
 rabbitmq-versions: .venv/.installed
 	set -e; for suite in trixie sid; do \
@@ -181,7 +189,7 @@ rabbitmq-versions: .venv/.installed
 # What is tested on Python 3.11, on the others; of Spark see below.
 pythons: $(PYTHONS:%=python-%) python-sid
 
-python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus
+python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse
 	$(<D)/bin/pytest --ignore=tests/spark
 
 # The newest, with the newest RabbitMQ: Debian's, entered by chroot with this folder in it.
@@ -195,7 +203,7 @@ $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	@touch $@
 
 # Every dependency as old as pyproject.toml allows, those of the tests new.
-lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus
+lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus fuse
 	$(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
 		--ignore=tests/test_house_rules.py
 
@@ -204,7 +212,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=encryption --extra=observe \
 		--extra=postgres pyproject.toml --output-file=$(@D)/lowest.txt
 	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt django hatchling hypothesis \
-		opentelemetry-sdk pytest pytest-randomly pytest-timeout pyyaml sqlalchemy uvloop
+		mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout pyyaml sqlalchemy uvloop
 	@touch $@
 
 # The Spark tests at every PySpark that the sink is for, the newest patch of each, with Spark Connect.

@@ -254,6 +254,15 @@ class _Hooks:
         return hook
 
 
+def replace_system_call(name: str, function: Any) -> None:
+    """Have SQLite's own VFS call a function in place of one of the system's, for good."""
+    library = ctypes.CDLL(_sqlite3.__file__)
+    library.sqlite3_vfs_find.restype = POINTER(_Vfs)
+    vfs = library.sqlite3_vfs_find(None)
+    replace = CFUNCTYPE(c_int, c_void_p, c_char_p, c_void_p)(vfs.contents.set_system_call)
+    assert replace(ctypes.addressof(vfs.contents), name.encode(), function) == OK
+
+
 @contextmanager
 def shim() -> Iterator[Shim]:
     """Have every file that SQLite opens from here on go through a `Shim`."""
