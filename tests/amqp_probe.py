@@ -26,6 +26,13 @@ class AmqpProbe:
         self._queues: list[str] = []
         self._exchanges: list[str] = []
 
+    @property
+    def version(self) -> tuple[int, ...]:
+        """The version of RabbitMQ that the broker announces."""
+        with self._channel() as channel:
+            announced = channel.connection._impl.server_properties["version"]  # noqa: SLF001
+        return tuple(int(part) for part in announced.split("."))
+
     def declare_queue(
         self,
         name: str | None = None,

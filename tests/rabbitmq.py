@@ -10,6 +10,7 @@ death signal even when the test run itself is killed. It must never know reliabl
 import contextlib
 import errno
 import functools
+import json
 import os
 import random
 import signal
@@ -58,6 +59,15 @@ ssl_options.fail_if_no_peer_cert = true
 _PEER_CONFIG = """\
 cluster_formation.peer_discovery_backend = classic_config
 cluster_formation.classic_config.nodes.1 = {peer}
+"""
+# What a command of rabbitmqctl calls, and who it says it is.
+_USERS = "rabbit_auth_backend_internal"
+_ACTOR = '<<"tests">>'
+_VALUE = "value "
+_TOLD = """\
+io:format("~ts", [try io_lib:format("value ~tp", [begin
+{expression}
+end]) catch Class_:Reason_ -> io_lib:format("~tp", [{{Class_, Reason_}}]) end]).
 """
 _ADVANCED_CONFIG = "[{rabbit, [{msg_store_file_size_limit, 1048576}]}].\n"
 
@@ -215,6 +225,11 @@ class RabbitMQNode:
         return f"reliablepub-{self.amqp_port}@{self._site.host}"
 
     @property
+    def root(self) -> Path:
+        """The folder of the Debian whose RabbitMQ it is."""
+        return self._root
+
+    @property
     def pid(self) -> int:
         """The process id of the Erlang virtual machine itself."""
         assert self._process is not None, "the node was never started"
@@ -239,7 +254,8 @@ class RabbitMQNode:
     @functools.cached_property
     def version(self) -> tuple[int, ...]:
         """`(3, 10, 8)`."""
-        return tuple(int(part) for part in self.ctl("version").split("."))
+        version = self.eval("{ok, Version} = application:get_key(rabbit, vsn), Version.")
+        return tuple(int(part) for part in version.strip('"').split("."))
 
     # ------------------------------------------------------------------ misbehaving
 
@@ -253,7 +269,11 @@ class RabbitMQNode:
 
     def close_all_connections(self, reason: str) -> None:
         """connection.close 320 to everybody."""
-        self.ctl("close_all_connections", reason)
+        self._do(
+            "rabbit_connection_tracking_handler:close_connections("
+            "rabbit_connection_tracking:list_on_node(node()), "
+            f"{_binary(reason)}, 0)"
+        )
 
     def set_memory_alarm(self) -> None:
         """connection.blocked to whoever publishes, until the alarm is cleared."""
@@ -267,9 +287,75 @@ class RabbitMQNode:
         self._is_alarmed = False
         self.eval("rabbit_alarm:clear_alarm({resource_limit, memory, node()}).")
 
+    # ------------------------------------------------------------------ users
+
+    def add_user(self, name: str, password: str) -> None:
+        """A user without permissions; one of that name is replaced."""
+        self._do(
+            f"case {_USERS}:exists({_binary(name)}) of "
+            f"true -> {_USERS}:delete_user({_binary(name)}, {_ACTOR}); false -> ok end"
+        )
+        self._do(f"{_USERS}:add_user({_binary(name)}, {_binary(password)}, {_ACTOR})")
+
+    def delete_user(self, name: str) -> None:
+        """Forget a user."""
+        self._do(f"{_USERS}:delete_user({_binary(name)}, {_ACTOR})")
+
+    def change_password(self, name: str, password: str) -> None:
+        """Give a user another password; connections stay."""
+        self._do(f"{_USERS}:change_password({_binary(name)}, {_binary(password)}, {_ACTOR})")
+
+    def set_permissions(
+        self, name: str, *, configure: str = ".*", write: str = ".*", read: str = ".*"
+    ) -> None:
+        """What a user may do in the virtual host /; a channel goes on with what it knows."""
+        rights = ", ".join(map(_binary, (name, "/", configure, write, read)))
+        self._do(f"{_USERS}:set_permissions({rights}, {_ACTOR})")
+
+    def set_channel_max(self, name: str, count: int) -> None:
+        """Limit the open channels of a user."""
+        limits = _binary(json.dumps({"max-channels": count}))
+        self._do(f"{_USERS}:set_user_limits({_binary(name)}, {limits}, {_ACTOR})")
+
+    # ------------------------------------------------------------------ commands
+
+    def _do(self, call: str) -> None:
+        """Call what a command of rabbitmqctl calls."""
+        done = self.eval(f"{call}.")
+        if done != "ok":
+            raise RuntimeError(f"{call}: {done}")
+
     def eval(self, expression: str) -> str:
-        """The value of an Erlang expression inside the node; it ends with a full stop."""
-        return self.ctl("eval", expression)
+        """The value of an Erlang expression inside the node; it ends with a full stop.
+
+        This takes 3 ms of processor time, a call of rabbitmqctl 0.9 s: it starts an Erlang itself.
+
+        Raises:
+            RuntimeError: It failed; the message has the reason.
+        """
+        done = subprocess.run(
+            self._command(
+                "erl_call",
+                "-n",
+                self.name,
+                "-c",
+                self._cookie,
+                "-r",  # a name that no earlier call has: the node might not have forgotten it yet
+                "-fetch_stdout",
+                "-no_result_term",
+                "-e",
+            ),
+            env=self._env,
+            input=_TOLD.format(expression=expression.strip().removesuffix(".")),
+            capture_output=True,
+            text=True,
+            timeout=_CTL_TIMEOUT_S,
+            check=False,
+        )
+        value = done.stdout.removeprefix(_VALUE)
+        if done.returncode != 0 or value == done.stdout:
+            raise RuntimeError(f"{expression}: {done.stderr or done.stdout}")
+        return value
 
     def ctl(self, *arguments: str) -> str:
         """What `rabbitmqctl ARGUMENTS` prints.
@@ -412,6 +498,11 @@ def can_handshake(url: str) -> bool:
     except (OSError, AMQPError, AMQPConnectorException):
         return False
     return True
+
+
+def _binary(text: str) -> str:
+    """A text as Erlang is told it."""
+    return f"<<{json.dumps(text)}>>"
 
 
 def _in(root: Path, path: Path) -> Path:

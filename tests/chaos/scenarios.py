@@ -168,18 +168,18 @@ def exchange_deleted(arena: Arena) -> None:
 
 @scenario()
 def permission_taken_away(arena: Arena) -> None:
-    arena.node.ctl("set_permissions", "guest", ".*", "nothing", ".*")
+    arena.node.set_permissions("guest", write="nothing")
     arena.proxy.cut()  # a channel goes on with what it knows
     time.sleep(1.0)
-    arena.node.ctl("set_permissions", "guest", ".*", ".*", ".*")
+    arena.node.set_permissions("guest")
 
 
 @scenario()
 def password_changed(arena: Arena) -> None:
-    arena.node.ctl("change_password", "guest", "another")
+    arena.node.change_password("guest", "another")
     arena.proxy.cut()
     time.sleep(1.0)
-    arena.node.ctl("change_password", "guest", "guest")
+    arena.node.change_password("guest", "guest")
 
 
 # ---------------------------------------------------------------------- the network

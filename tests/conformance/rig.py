@@ -138,21 +138,19 @@ class RealRig:
         self._node.start()
 
     def url_of_other_user(self, *, channel_max: int | None = None) -> str:
-        if OTHER in self._node.ctl("list_users"):
-            self._node.ctl("delete_user", OTHER)
-        self._node.ctl("add_user", OTHER, PASSWORD)
-        self._node.ctl("set_permissions", OTHER, ".*", ".*", ".*")
+        self._node.add_user(OTHER, PASSWORD)
+        self._node.set_permissions(OTHER)
         if channel_max is not None:
-            self._node.ctl("set_user_limits", OTHER, f'{{"max-channels": {channel_max}}}')
+            self._node.set_channel_max(OTHER, channel_max)
         return self.url.replace("guest:guest", f"{OTHER}:{PASSWORD}")
 
     def may_write(self, pattern: str) -> None:
-        self._node.ctl("set_permissions", OTHER, ".*", pattern, ".*")
+        self._node.set_permissions(OTHER, write=pattern)
         self.drop_connections()
 
     def change_password(self) -> None:
-        self._node.ctl("change_password", OTHER, "another")
+        self._node.change_password(OTHER, "another")
         self.drop_connections()
 
     def change_password_back(self) -> None:
-        self._node.ctl("change_password", OTHER, PASSWORD)
+        self._node.change_password(OTHER, PASSWORD)

@@ -115,6 +115,8 @@ def test_words_of_the_broker_that_are_cut_inside_a_character_stop_nothing(
     said: str,
 ) -> None:
     """RabbitMQ cuts a reply text at 252 bytes; what is left of it may be no UTF-8."""
+    if broker.version >= (4, 0):
+        pytest.skip("RabbitMQ 4 ends the connection with 541: see test_poison")
     queue = broker.declare_queue()
     publisher = open_publisher(broker.url, retry=IMPATIENT)
     messages = [Message(b"%d" % n, routing_key=queue) for n in range(20)]

@@ -96,13 +96,12 @@ class RealSite:
         self.node.clear_memory_alarm()
 
     def add_nobody(self) -> str:
-        self.node.ctl("add_user", "nobody", "nobody")
+        self.node.add_user("nobody", "nobody")
         return "nobody"
 
     def add_reader(self) -> str:
-        if "reader" not in self.node.ctl("list_users"):
-            self.node.ctl("add_user", "reader", "reader")
-        self.node.ctl("set_permissions", "reader", ".*", "^$", ".*")
+        self.node.add_user("reader", "reader")
+        self.node.set_permissions("reader", write="^$")
         return "reader"
 
     @contextmanager

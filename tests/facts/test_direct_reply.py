@@ -60,19 +60,23 @@ def test_the_name_is_that_of_the_consumer(client: RawClient, name: str, queue: s
     assert name_of(client, queue) != name
 
 
-def test_replies(client: RawClient, name: str, connect: Connect) -> None:
+def test_replies(site: Site, client: RawClient, name: str, connect: Connect) -> None:
     server = connect().opened()
-    for body in (b"a", b"b"):
+    for number, body in enumerate((b"a", b"b")):
         server.publish(name, body, mandatory=False, properties=Properties())
         assert server.told()[0].startswith("basic.ack")
-        # The fixture's basic.get had tag 1. A reply does not use up the next one.
-        expected = [f"basic.deliver me 2 False  {name}", "header 1", f"body {body!r}"]
+        # The fixture's basic.get had tag 1. A reply does not use up the next one before 4.2.
+        tag = 2 + number if site.version >= (4, 2) else 2
+        expected = [f"basic.deliver me {tag} False  {name}", "header 1", f"body {body!r}"]
         assert client.told(3) == expected
 
 
 def test_a_mandatory_reply_arrives_and_is_returned(
-    client: RawClient, name: str, connect: Connect
+    site: Site, client: RawClient, name: str, connect: Connect
 ) -> None:
+    """It is not returned since 4.2: test_versions."""
+    if site.version >= (4, 2):
+        pytest.skip("a fact of RabbitMQ before 4.2")
     server = connect().opened()
     server.publish(name)
     returned = [f"basic.return 312 NO_ROUTE  {name}", "header 1", "body b'x'"]
@@ -104,10 +108,10 @@ def test_a_reply_to_no_consumer(client: RawClient, suffix: str) -> None:
 
 @pytest.mark.parametrize("suffix", [".x.y", ".eA==.eA==", ".x..y"])
 def test_a_reply_to_a_name_of_two_parts_that_was_not_generated(
-    client: RawClient, suffix: str
+    site: Site, client: RawClient, suffix: str
 ) -> None:
     client.publish(REPLY_TO + suffix, mandatory=False)
-    assert client.told() == [REFUSAL]
+    assert client.told() == [REFUSAL if site.version < (4, 2) else "basic.ack 1"]
 
 
 def test_a_reply_after_the_cancel(client: RawClient, name: str, connect: Connect) -> None:
@@ -194,9 +198,11 @@ def test_a_generated_name_goes_with_its_channel(
 
 
 @pytest.mark.parametrize("suffix", [".x", "x", ".x.y.z"])
-def test_a_declaration_of_a_name_that_was_not_generated(client: RawClient, suffix: str) -> None:
-    text = f"NOT_FOUND - no queue '{REPLY_TO}{suffix}' in vhost '/'"
-    assert declare(client, REPLY_TO + suffix) == [f"channel.close 404 {text} (50, 10)"]
+def test_a_declaration_of_a_name_that_was_not_generated(
+    site: Site, client: RawClient, suffix: str
+) -> None:
+    text = f"channel.close 404 NOT_FOUND - no queue '{REPLY_TO}{suffix}' in vhost '/' (50, 10)"
+    assert declare(client, REPLY_TO + suffix) == [text if site.version < (4, 2) else REFUSAL]
 
 
 def test_a_declaration_of_two_parts_that_were_not_generated(client: RawClient) -> None:

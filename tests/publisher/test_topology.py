@@ -89,10 +89,10 @@ def clerk(request: pytest.FixtureRequest) -> Iterator[tuple[str, str]]:
             yield broker.url, broker.url_of("clerk", "/")
         return
     node: RabbitMQNode = request.getfixturevalue("rabbitmq_node")
-    node.ctl("add_user", "clerk", "secret")
-    node.ctl("set_permissions", "clerk", "", "^allowed$", "")
+    node.add_user("clerk", "secret")
+    node.set_permissions("clerk", configure="", write="^allowed$", read="")
     yield node.url, node.url.replace("guest:guest", "clerk:secret")
-    node.ctl("delete_user", "clerk")
+    node.delete_user("clerk")
 
 
 def test_a_missing_permission_is_found_without_publishing(clerk: tuple[str, str]) -> None:
