@@ -30,7 +30,7 @@ class AmqpProbe:
     def version(self) -> tuple[int, ...]:
         """The version of RabbitMQ that the broker announces."""
         with self._channel() as channel:
-            announced = channel.connection._impl.server_properties["version"]  # noqa: SLF001
+            announced = (channel.connection._impl.server_properties or {})["version"]
         return tuple(int(part) for part in announced.split("."))
 
     def declare_queue(
