@@ -237,8 +237,8 @@ def test_a_disk_that_takes_long(
         took_s = (time.monotonic() - begun) / 3
         assert took_s >= sync_s
         time.sleep(3 * sync_s)
-        arrived = len(broker.messages("q"))
-        if heartbeat_s > sync_s:
+        arrived = len({m.properties.message_id for m in broker.messages("q")})
+        if heartbeat_s > sync_s:  # some twice: their confirms came later than confirm_timeout_s
             assert arrived == 4
         disk.orders.heal()
     assert len(told.promised) == 4
