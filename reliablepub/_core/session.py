@@ -367,10 +367,11 @@ class Session(Generic[K]):
         batches: list[Batch[K]] = []
         for lane in lanes:
             if lane.state is ChannelState.OPEN and lane.buffer:
+                in_flight = self.in_flight
                 batches += lane.transmit(
-                    room=self.window.size - self.in_flight,
+                    room=self.window.size - in_flight,
                     room_bytes=self._window_bytes_max - self.in_flight_bytes,
-                    is_alone=self.in_flight == 0,
+                    is_alone=in_flight == 0,
                     now=now,
                 )
                 if lane.buffer:

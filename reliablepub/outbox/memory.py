@@ -77,6 +77,8 @@ class MemoryStore:
     """Keeps open entries in a dict. Parked ones are only counted: their caller was told why."""
 
     check: Final = None
+    is_stepping: Final = False
+    """A commit moves all times."""
 
     def __init__(self) -> None:
         self._open: dict[int, Entry] = {}
@@ -101,11 +103,6 @@ class MemoryStore:
     def lock_wait_s(self) -> float:
         """Always 0: no other process writes to memory."""
         return 0.0
-
-    @property
-    def is_stepping(self) -> bool:
-        """Always False: a commit moves all times."""
-        return False
 
     def commit(self, changes: Changes) -> Snapshot:
         """Apply the changes of one turn. It cannot fail."""

@@ -127,6 +127,10 @@ class Notices:
     Args:
         calls: the callbacks by event, from `calls_of`.
         guard: contains exceptions of hooks.
+
+    Attributes:
+        hears_sent: whether a hook listens to ``sent``.
+        hears_confirms: whether a hook listens to ``confirmed``, the most frequent event to build.
     """
 
     def __init__(self, calls: Calls, guard: Guard) -> None:
@@ -134,16 +138,9 @@ class Notices:
         self._guard = guard
         self._events: dict[str, list[object]] = {name: [] for name in EVENTS if name in calls}
         self._link: tuple[Link, str] = (Link.CONNECTING, "")
-
-    @property
-    def hears_sent(self) -> bool:
-        """Whether a hook listens to ``sent``."""
-        return "sent" in self._events
-
-    @property
-    def hears_confirms(self) -> bool:
-        """Whether a hook listens to ``confirmed``, the most frequent event to build."""
-        return "confirmed" in self._events
+        self._looked_at = self._link
+        self.hears_sent = "sent" in self._events
+        self.hears_confirms = "confirmed" in self._events
 
     def __bool__(self) -> bool:
         """Whether any hook listens to any event."""
@@ -220,7 +217,9 @@ class Notices:
 
     def deliver(self, status: Status) -> None:
         """Deliver the events of the turn, among them changes of the connection."""
-        self._look_at_link(status)
+        if (status.link, status.reason) != self._looked_at:  # rarely
+            self._looked_at = status.link, status.reason
+            self._look_at_link(status)
         for name, events in self._events.items():
             if not events:
                 continue

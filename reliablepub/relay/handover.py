@@ -292,11 +292,14 @@ class Inbox:
 
     Args:
         wake: ends the relay's current wait; thread-safe.
+
+    Attributes:
+        chunks: chunks that wait to be taken, or to be dropped because they were withdrawn.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self._chunks: deque[Chunk[Any]] = deque()
+        self.chunks: deque[Chunk[Any]] = deque()
         self._closed: BaseException | None = None
 
     def put(self, chunk: Chunk[Any]) -> None:
@@ -306,7 +309,7 @@ class Inbox:
             PublisherClosed: the inbox is closed.
         """
         if self._closed is None:
-            self._chunks.append(chunk)
+            self.chunks.append(chunk)
             # If `close` has run since, one side claims the chunk: this one raises, or `close` has
             # told its caller.
             if self._closed is None or not chunk.claim():
@@ -324,7 +327,7 @@ class Inbox:
             void_because = chunk.void_because
             if void_because is None and not fits(chunk):
                 break
-            self._chunks.popleft()
+            self.chunks.popleft()
             if not chunk.claim():
                 continue  # its caller has withdrawn it
             if void_because is not None:
@@ -361,27 +364,23 @@ class Inbox:
     def close(self, error: BaseException) -> None:
         """Close the inbox. Chunks in it fail with the error: they were never stored."""
         self._closed = self._closed or error
-        while self._chunks:
-            chunk = self._chunks.popleft()
+        while self.chunks:
+            chunk = self.chunks.popleft()
             if chunk.claim():
                 chunk.failed(error)
 
-    def __bool__(self) -> bool:
-        """Whether a chunk waits to be taken, or to be dropped because it was withdrawn."""
-        return bool(self._chunks)
-
     def _head(self) -> Chunk[Any] | None:
         """The oldest chunk that was not withdrawn, or None."""
-        while self._chunks:
-            if not self._chunks[0].is_claimed:
-                return self._chunks[0]
-            self._chunks.popleft()
+        while self.chunks:
+            if not self.chunks[0].is_claimed:
+                return self.chunks[0]
+            self.chunks.popleft()
         return None
 
     def _is_first(self, chunk: Chunk[Any]) -> bool:
         """Whether the chunk is the oldest. If not, the caller of an older one wakes the relay."""
         try:
-            return self._chunks[0] is chunk
+            return self.chunks[0] is chunk
         except IndexError:  # the relay has taken all chunks
             return False
 

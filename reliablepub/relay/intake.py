@@ -34,6 +34,9 @@ class Intake:
         loaded: the entries in memory.
         session: sends loaded entries.
         pauses: the paused destinations.
+
+    Attributes:
+        refusal: why new messages are rejected; None while they are accepted.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Intake:
         self._loaded = loaded
         self._session = session
         self._pauses = pauses
-        self._refusal: OutboxError | None = None
+        self.refusal: OutboxError | None = None
         self._refuse_until = 0.0
         self._flowing_until = 0.0
 
@@ -63,17 +66,16 @@ class Intake:
 
     def reject_new(self, now: float) -> None:
         """Fail the chunks in the inbox, while `refuse` is in force."""
-        if self._refusal is None:
-            return
+        assert self.refusal is not None
         if now < self._refuse_until:
             for chunk in self._inbox.take(lambda _: True):
-                chunk.failed(self._refusal)
+                chunk.failed(self.refusal)
         else:
-            self._refusal = None
+            self.refusal = None
 
     def refuse(self, error: OutboxError, until: float) -> None:
         """Reject new messages with this error until a time (monotonic seconds)."""
-        self._refusal, self._refuse_until = error, until
+        self.refusal, self._refuse_until = error, until
 
     def take(
         self, changes: Changes, counters: Counters, now: float, wall: float
@@ -89,13 +91,13 @@ class Intake:
         Returns:
             the chunks taken, with their entries.
         """
-        if not self._inbox:
+        if not self._inbox.chunks:
             return []
         taken_in = self._inbox.take(self._room(counters, now))
         is_loaded = not self._loaded.has_backlog
         for chunk in taken_in:
             chunk.entries = entries = [Entry.accepted(m, wall) for m in chunk.messages]
-            if self._pauses:
+            if self._pauses.tracked:
                 self._hold(entries, wall)
             changes.new += entries
             if chunk.source is not None:
@@ -138,12 +140,12 @@ class Intake:
 
     def is_ready(self, counters: Counters, now: float) -> bool:
         """Whether `take` would take a chunk, or fail one."""
-        return bool(self._inbox) and self._inbox.is_ready(self._room(counters, now))
+        return bool(self._inbox.chunks) and self._inbox.is_ready(self._room(counters, now))
 
     def next_look(self, now: float) -> float | None:
         """When to try `take` again if nothing else happens (monotonic), or None."""
-        is_held_up = bool(self._inbox) and now < self._flowing_until
-        if self._refusal is None:
+        is_held_up = bool(self._inbox.chunks) and now < self._flowing_until
+        if self.refusal is None:
             return self._flowing_until if is_held_up else None
         return min(self._refuse_until, self._flowing_until) if is_held_up else self._refuse_until
 

@@ -202,6 +202,9 @@ class Digest(Generic[Kind]):
         wider: the wider kind of a kind, of which there are few.
         interval_s: how long equal lines are counted.
         kinds_max: most kinds at a time, without the wider ones.
+
+    Attributes:
+        intervals: those that are counted now, by kind.
     """
 
     def __init__(
@@ -213,7 +216,7 @@ class Digest(Generic[Kind]):
         self._wider = wider
         self._interval_s = interval_s
         self._kinds_max = kinds_max
-        self._intervals: dict[Kind, _Interval] = {}
+        self.intervals: dict[Kind, _Interval] = {}
 
     def is_said(self, kind: Kind, now: float) -> bool:
         """Whether to write this line; if not, it is counted.
@@ -222,20 +225,18 @@ class Digest(Generic[Kind]):
             kind: of the line.
             now: monotonic seconds.
         """
-        found = self._intervals.get(kind)
-        if found is None and len(self._intervals) >= self._kinds_max:
+        found = self.intervals.get(kind)
+        if found is None and len(self.intervals) >= self._kinds_max:
             kind = self._wider(kind)
-            found = self._intervals.get(kind)
+            found = self.intervals.get(kind)
         if found is None:
-            self._intervals[kind] = _Interval(now)
+            self.intervals[kind] = _Interval(now)
             return True
         found.count += 1
         return False
 
     def due(self, now: float) -> list[Sum[Kind]]:
         """The sums of intervals that have ended."""
-        if not self._intervals:
-            return []
         return self._summed(now, now - self._interval_s)
 
     def rest(self, now: float) -> list[Sum[Kind]]:
@@ -244,14 +245,14 @@ class Digest(Generic[Kind]):
 
     def _summed(self, now: float, begun_before: float) -> list[Sum[Kind]]:
         sums = []
-        for kind, interval in list(self._intervals.items()):
+        for kind, interval in list(self.intervals.items()):
             if interval.begun_at > begun_before:
                 continue
             if interval.count:
                 sums.append(Sum(kind, interval.count, now - interval.begun_at))
-                self._intervals[kind] = _Interval(now)
+                self.intervals[kind] = _Interval(now)
             else:
-                del self._intervals[kind]
+                del self.intervals[kind]
         return sums
 
 
@@ -320,8 +321,9 @@ class Journal:
 
     def turned(self) -> None:
         """Write the sums that are due. Called after each turn of the relay."""
-        for found in self._digest.due(self._clock()):
-            self._write_sum(found)
+        if self._digest.intervals:
+            for found in self._digest.due(self._clock()):
+                self._write_sum(found)
 
     def close(self) -> None:
         """Write the remaining sums."""

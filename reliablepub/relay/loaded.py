@@ -286,6 +286,8 @@ class Loaded:
     @property
     def wants_more(self) -> bool:
         """Whether there are entries to read and room for them."""
+        if not (self._order.wanted or self._backlog):
+            return False  # as in most turns
         return (bool(self._backlog) and self._is_low) or self._wants_next_of_keys
 
     @property
@@ -314,7 +316,8 @@ class Loaded:
 
     def fits(self, messages: int, bytes_: int) -> bool:
         """Whether memory has room for so many messages and bytes."""
-        return messages <= self.room and bytes_ <= self.room_bytes
+        held = self._messages + len(self._order.wanted) + messages
+        return held <= self._messages_max and self._bytes + bytes_ <= self._bytes_max
 
     def add(self, *entries: Entry) -> None:
         """Count entries that are in memory now."""

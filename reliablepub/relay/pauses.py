@@ -55,6 +55,11 @@ class Pauses:
         policy: decides when to pause destinations.
         guard: contains exceptions of the application's strategies.
         notices: collects events for hooks.
+
+    Attributes:
+        tracked: the destinations that have refused messages lately; most turns only ask whether
+            there are any.
+        new: the destinations paused since the last `withdrawn_from`.
     """
 
     def __init__(self, policy: RetryPolicy, guard: Guard, notices: Notices) -> None:
@@ -65,8 +70,8 @@ class Pauses:
         self._breakers: Breakers[Destination, Outcome] = Breakers(
             destinations_max=self._breaker.destinations_max, pause_s=self._pause_s
         )
-        self._tracked = self._breakers.tracked  # a view: most turns only ask whether it is empty
-        self._new: dict[Destination, None] = {}
+        self.tracked = self._breakers.tracked
+        self.new: dict[Destination, None] = {}
         self._sweeping: dict[Destination, None] = {}
         self._releasing: dict[Destination | None, tuple[bytes, bytes, int] | None] = {}
         self._unheard: dict[str, int] = {}
@@ -76,14 +81,10 @@ class Pauses:
         self._waiting: dict[Destination, int] = {}
         self._since: dict[Destination, float] = {}
 
-    def __bool__(self) -> bool:
-        """Whether any destination has refused messages lately."""
-        return bool(self._tracked)
-
     @property
     def is_idle(self) -> bool:
         """Whether no destination has refused messages lately, and no entry is to be released."""
-        return not (self._releasing or self._sweeping or self._tracked)
+        return not (self._releasing or self._sweeping or self.tracked)
 
     @property
     def exchanges_max(self) -> int:
@@ -115,14 +116,14 @@ class Pauses:
 
     def holds(self, entry: Entry) -> Pause[Destination, Outcome] | None:
         """The pause of the entry's destination; None if neither exchange nor key is paused."""
-        if not self._tracked:
+        if not self.tracked:
             return None
         exchange = self._breakers.pause(exchange_of(entry))
         return exchange or self._breakers.pause(address_of(entry))
 
     def admits(self, entry: Entry) -> bool:
         """Whether the entry may be sent; while its destination is paused, as a probe."""
-        if not self._tracked:
+        if not self.tracked:
             return True
         destination = exchange_of(entry)
         if not self._breakers.is_paused(destination):
@@ -134,7 +135,7 @@ class Pauses:
 
         If the broker refuses the probe, it closes the channel on which the probe was sent.
         """
-        return bool(self._tracked) and self._breakers.is_paused(exchange_of(entry))
+        return bool(self.tracked) and self._breakers.is_paused(exchange_of(entry))
 
     def waits(self, entry: Entry) -> None:
         """Count an entry that waits from now on, because it is not admitted."""
@@ -160,7 +161,7 @@ class Pauses:
         if not self._pauses(outcome):
             return
         is_of_exchange = outcome.concern is Concern.EXCHANGE
-        if self._tracked and not is_of_exchange:
+        if self.tracked and not is_of_exchange:
             self._is_well(exchange_of(entry))
         if outcome.concern is Concern.MESSAGE:
             return
@@ -173,7 +174,7 @@ class Pauses:
         refusals_max = 1 if is_of_exchange else self._breaker.refusals_max
         self._unheard.pop(entry.message.exchange, None)
         if self._breakers.refused(destination, now, why=outcome, refusals_max=refusals_max):
-            self._new[destination] = None
+            self.new[destination] = None
             self._releasing.pop(destination, None)
             if not was_paused:
                 self._since[destination] = wall
@@ -197,15 +198,12 @@ class Pauses:
 
     def withdrawn_from(self, session: Session[Entry]) -> list[Entry]:
         """Withdraw from the session the entries for destinations paused since the last call."""
-        if not self._new:
-            return []
-        new = self._new
+        new, self.new = self.new, {}
         paused = {
             entry
             for entry in session.waiting()
             if exchange_of(entry) in new or address_of(entry) in new
         }
-        self._new = {}
         return session.withdraw(paused)
 
     # ------------------------------------------------------------------ releasing
@@ -267,11 +265,11 @@ class Pauses:
     @property
     def count(self) -> int:
         """How many destinations are paused."""
-        return len(self._breakers) if self._tracked else 0
+        return len(self._breakers) if self.tracked else 0
 
     def shown(self, now: float) -> tuple[Paused, ...]:
         """The paused destinations for the status, the oldest pause first, at most `SHOWN_MAX`."""
-        return tuple(islice(self._shown(now), SHOWN_MAX)) if self._tracked else ()
+        return tuple(islice(self._shown(now), SHOWN_MAX)) if self.tracked else ()
 
     def _shown(self, now: float) -> Iterator[Paused]:
         for pause in self._breakers.pauses:
@@ -320,7 +318,7 @@ class Pauses:
         self._waiting.pop(destination, None)
         self._since.pop(destination, None)
         self._sweeping.pop(destination, None)
-        self._new.pop(destination, None)
+        self.new.pop(destination, None)
         self._unheard.pop(destination[0], None)
 
     def _tell(

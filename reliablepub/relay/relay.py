@@ -185,7 +185,8 @@ class Relay:
             self._wire.proved()
             self._intake.confirms_flow(now)
         self._look_elsewhere(now, wall)
-        self._intake.reject_new(now)
+        if self._intake.refusal is not None:
+            self._intake.reject_new(now)
         if self._no_commit_until is not None and now >= self._no_commit_until:
             self._no_commit_until = None
         if self._no_commit_until is None:
@@ -208,7 +209,7 @@ class Relay:
             the most seconds to listen before the next look; None if a turn is due.
         """
         now = self._clock.monotonic()
-        if now >= self._idle_until or self._inbox:
+        if now >= self._idle_until or self._inbox.chunks:
             return None
         if self._has_news(now):
             return None
@@ -235,7 +236,7 @@ class Relay:
         window, and no caller waits for a commit.
         """
         session = self._session
-        if not session.buffered or session.in_flight <= session.window.size // 2:
+        if session.in_flight <= session.window.size // 2 or not session.buffered:
             return False
         return not self._intake.is_ready(self._snapshot.counters, self._clock.monotonic())
 
@@ -298,8 +299,9 @@ class Relay:
         late = self._settling.attempts_ended(ended, now, wall) if ended else None
         if late:
             self._session.withdraw(late)
-        for entry in self._pauses.withdrawn_from(self._session):
-            self._settling.hold(entry, wall)
+        if self._pauses.new:
+            for entry in self._pauses.withdrawn_from(self._session):
+                self._settling.hold(entry, wall)
 
     def _give_up_late(self, wall: float) -> None:
         """Expire entries whose deadline has passed; for one in flight its attempt decides."""
@@ -423,7 +425,7 @@ class Relay:
         if was_stepping:
             self._loaded.stepped(wall)
         self._send(batches, wall)
-        if batches and self._session.in_flight == sum(len(batch.keys) for batch in batches):
+        if batches and self._session.in_flight == sum([len(batch.keys) for batch in batches]):
             self._intake.confirms_flow(now)
 
     def _undo(self, taken_in: Sequence[Chunk[Any]], now: float, error: OutboxError) -> None:
@@ -472,7 +474,8 @@ class Relay:
         changes, postponed = self._settling.committed()
         self._commit_by = None
         self._trouble = ""
-        self._loaded.drop(*changes.confirmed)
+        if changes.confirmed:
+            self._loaded.drop(*changes.confirmed)
         for entry in postponed:
             self._loaded.postpone(entry)
         if changes.released and self._pauses.released(changes):

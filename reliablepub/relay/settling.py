@@ -287,7 +287,7 @@ class Settling:
         for batch, count in run.batches:
             self._count_down(batch, count)
             self.latencies.took(now - batch.written_at, count)
-        if self.pauses:
+        if self.pauses.tracked:
             self.pauses.confirmed(entries, now)
         self.changes.confirmed += entries
         if not all(map(_is_plain, entries)):

@@ -144,6 +144,7 @@ class RelayThread:
 
     Attributes:
         check: the store's check of a new message; None if any message can be stored.
+        failure: the exception that ended the relay; None while it runs or after a regular close.
         inbox: chunks from callers.
     """
 
@@ -154,7 +155,7 @@ class RelayThread:
         self._gone = Latch()
         self._is_ended = False
         self._pid = os.getpid()
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._observer = Observer()
         self._flushes: dict[Flush, None] = {}  # an ordered set; adding and removing are atomic
         self._close_at: float | None = None
@@ -163,7 +164,7 @@ class RelayThread:
         self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
-        self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
+        self.inbox = Inbox(lambda: self._observer.handed_over(self._wake))
         # A daemon thread, so that a publisher that was not closed does not keep the interpreter
         # from exiting. Messages not published by then stay in the outbox.
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)
@@ -183,8 +184,8 @@ class RelayThread:
         if self._relay is None:
             self._gone.wait()
             self._thread.join()
-            assert self._failure is not None
-            raise self._failure
+            assert self.failure is not None
+            raise self.failure
 
     @property
     def status(self) -> Status:
@@ -194,19 +195,14 @@ class RelayThread:
         if relay is not None:
             age_s = max(0.0, time.monotonic() - relay.turned_at)
             status = replace(relay.status, turns=relay.turns, turn_age_s=age_s)
-        if self._failure is None:
+        if self.failure is None:
             return status
-        return replace(status, link=Link.FAILED, reason=described(self._failure))
+        return replace(status, link=Link.FAILED, reason=described(self.failure))
 
     @property
     def limits(self) -> Limits:
         """Most messages and bytes in the store and in memory."""
         return self._parts.limits
-
-    @property
-    def failure(self) -> BaseException | None:
-        """The exception that ended the relay; None while it runs or after a regular close."""
-        return self._failure
 
     @property
     def is_ended(self) -> bool:
@@ -261,11 +257,10 @@ class RelayThread:
         flush = self.begin_flush(done)
         try:
             deadline = None if timeout_s is None else time.monotonic() + timeout_s
-            while not done.is_set() and not self.is_ended:
+            while not self.is_ended:
                 left = 0.5 if deadline is None else min(0.5, deadline - time.monotonic())
-                if left <= 0:
+                if left <= 0 or done.wait(left):
                     break
-                done.wait(left)
                 self.check_held_up()
             return done.is_set()
         finally:
@@ -278,7 +273,7 @@ class RelayThread:
         """
         flush = Flush(done)
         self._flushes[flush] = None
-        self.wake()
+        self._wake()
         return flush
 
     def end_flush(self, flush: Flush) -> None:
@@ -364,26 +359,26 @@ class RelayThread:
                     self._fail(error)  # before the clean-up ends the waits of callers
                     raise
         except BaseException as error:  # noqa: BLE001 - waiting callers must learn of any failure
-            if self._relay is not None and self._failure is None:  # it failed during the clean-up
+            if self._relay is not None and self.failure is None:  # it failed during the clean-up
                 self._log_writer = LogWriter()
                 self._fail(error)
                 self._log_writer.close()
-            self._failure = self._failure or error
+            self.failure = self.failure or error
         finally:
             self._is_ended = True
             self._started.set()
             self._gone.set()
-            self._observer.ended(self._failure)
+            self._observer.ended(self.failure)
 
     def _fail(self, error: BaseException) -> None:
         """Record why the relay failed, and log it as critical: nothing is published any more."""
-        self._failure = error
+        self.failure = error
         said = f"{described(error)}; nothing more is published; the outbox keeps open messages"
         self._log_writer.write(LOGGER, logging.CRITICAL, said, {"event": "failed"}, error)
 
     def _close_store(self, store: Store) -> None:
         """Close the store. A relay that failed leaves the reason in the status file."""
-        if self._failure is None or isinstance(self._failure, OutboxInUse):
+        if self.failure is None or isinstance(self.failure, OutboxInUse):
             store.close()  # after `OutboxInUse`, the status file is another relay's
         else:
             store.close(failed_status(self.status, time.time()))
@@ -411,13 +406,15 @@ class RelayThread:
             if wait_s is None:
                 return
             events = transport.listen(wait_s)
-        relay.handle(events)
         for _ in range(GATHERINGS):
-            if not events or not relay.is_unhurried:
+            if not events:
+                return
+            relay.handle(events)
+            if not relay.is_unhurried:
                 return
             time.sleep(GATHER_S)
             events = transport.listen(0.0)
-            relay.handle(events)
+        relay.handle(events)
 
     def _is_done(self, relay: Relay) -> bool:
         """Whether a closing relay may end: no message is open, or the time is up."""
@@ -445,8 +442,8 @@ class RelayThread:
         """Close the inbox, and cut callers off from the transport, before both are torn down."""
         self._wake = lambda: None
         closed = PublisherClosed("the publisher is closed")
-        if self._failure is not None:
-            closed = PublisherFailed(f"nothing more is accepted: {described(self._failure)}")
-            closed.__cause__ = self._failure
+        if self.failure is not None:
+            closed = PublisherFailed(f"nothing more is accepted: {described(self.failure)}")
+            closed.__cause__ = self.failure
         self.inbox.close(closed)
         self._is_ended = True

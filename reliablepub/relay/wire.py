@@ -13,6 +13,7 @@ from tenacity import wait_random_exponential
 
 from reliablepub._core.blame import blames_a_publish
 from reliablepub._core.events import (
+    AckedEach,
     CloseChannel,
     Connected,
     ConnectionLost,
@@ -143,6 +144,9 @@ class Wire:
         has_heard = False
         for event in events:
             has_heard = True
+            if isinstance(event, AckedEach):  # as most are; it makes nothing due
+                self._session.handle(event, now)
+                continue
             self._due_at = now
             match event:
                 case Connected(server):

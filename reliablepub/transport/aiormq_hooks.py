@@ -290,7 +290,7 @@ class GuestChannels:
 
     def look_what_left(self) -> None:
         """Report what has not left this host, if bytes are leaving."""
-        if not self._departures:
+        if not self._departures.under_way:
             return
         held = 0
         if self._writer is not None:

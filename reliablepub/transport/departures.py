@@ -35,17 +35,14 @@ class Departures:
 
     Attributes:
         left: bytes of the stream that had left at the last check.
+        under_way: the publishes: position of the end in the stream, epoch, and tag.
     """
 
-    __slots__ = ("_under_way", "left")
+    __slots__ = ("left", "under_way")
 
     def __init__(self) -> None:
-        self._under_way: deque[tuple[int, int, int]] = deque()
+        self.under_way: deque[tuple[int, int, int]] = deque()
         self.left = 0
-
-    def __bool__(self) -> bool:
-        """Whether any publish is not known to have left."""
-        return bool(self._under_way)
 
     def add(self, end: int, epoch: int, tag: int) -> None:
         """Add bytes that were handed to the client library.
@@ -55,7 +52,7 @@ class Departures:
             epoch: epoch of the channel.
             tag: delivery tag of the first publish among them; 0 for the opening of the channel.
         """
-        self._under_way.append((end, epoch, tag))
+        self.under_way.append((end, epoch, tag))
 
     def look(self, left: int) -> list[Leaving]:
         """Process a check.
@@ -67,7 +64,7 @@ class Departures:
             An event for each channel with bytes that have not left; none if no byte has left since
             the last check.
         """
-        under_way = self._under_way
+        under_way = self.under_way
         while under_way and under_way[0][0] <= left:
             under_way.popleft()
         is_moving, self.left = left > self.left, left
@@ -80,7 +77,7 @@ class Departures:
 
     def clear(self) -> None:
         """Start over with a new stream."""
-        self._under_way.clear()
+        self.under_way.clear()
         self.left = 0
 
 

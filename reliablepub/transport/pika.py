@@ -354,7 +354,7 @@ class PikaTransport:
         self._turn_loop()
         if timer is not None:
             self._loop.remove_timeout(timer)
-        if self._departures and self._connection is not None:
+        if self._departures.under_way and self._connection is not None:
             now = time.monotonic()
             if now >= self._look_at:
                 self._look_at = now + LOOK_S

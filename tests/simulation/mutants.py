@@ -544,6 +544,6 @@ def what_a_caller_took_back_is_stored(patch: pytest.MonkeyPatch) -> None:
         try:
             real(self, chunk)
         finally:
-            self._chunks.append(kept)
+            self.chunks.append(kept)
 
     patch.setattr(Inbox, "withdraw", withdraw)

@@ -393,7 +393,7 @@ class World:
             return False
         return (
             process is not None
-            and not process.inbox
+            and not process.inbox.chunks
             and process.relay.lowest_awaited(0, float("inf")) is None
             and not process.relay.status.in_flight
         )

@@ -17,7 +17,7 @@ def test_what_has_left_is_not_reported() -> None:
     departures.add(200, 1, 5)
     assert departures.look(100) == [Leaving(1, 5)]
     assert departures.look(200) == []
-    assert not departures
+    assert not departures.under_way
 
 
 def test_what_does_not_move_is_not_reported() -> None:

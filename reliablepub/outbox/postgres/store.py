@@ -129,6 +129,9 @@ class PostgresStore:
         OutboxError: the outbox cannot be used.
     """
 
+    is_stepping: Final = False
+    """The commit that has a change of the clock moves all times."""
+
     def __init__(
         self,
         server: Server,
@@ -305,11 +308,6 @@ class PostgresStore:
     def lock_wait_s(self) -> float:
         """Always 0: a turn waits for no lock that applications hold."""
         return 0.0
-
-    @property
-    def is_stepping(self) -> bool:
-        """Return False: the commit that has a change of the clock moves all times."""
-        return False
 
     def commit(self, changes: Changes) -> Snapshot:
         """Store the changes of one turn in one transaction, and set the ids of new entries.

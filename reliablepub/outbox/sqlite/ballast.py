@@ -52,6 +52,7 @@ class Ballast:
         self._outbox = outbox
         self._path = os.fspath(outbox) + ".ballast"
         self._size = size
+        self._least = size - size // 8
         self._plenty_until = 0.0
 
     @property
@@ -61,10 +62,6 @@ class Ballast:
         A reserved byte is one that the file system has allocated.
         """
         return self._lacking() <= self._size - self._least
-
-    @property
-    def _least(self) -> int:
-        return self._size - self._size // 8
 
     def release(self) -> bool:
         """Release all space; return False if there was none. For the relay only.

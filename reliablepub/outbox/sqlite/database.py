@@ -35,6 +35,7 @@ from reliablepub.outbox.sqlite.failures import (
     lacks_index,
     os_error,
     outbox_error,
+    raise_reported,
     reported,
 )
 from reliablepub.outbox.sqlite.forks import GATE, Inode, abandon
@@ -369,6 +370,9 @@ LOGGER: Final = logging.getLogger("reliablepub.outbox")
 class Writer:
     """A connection to an outbox, used as long as the path leads to the open files.
 
+    A ``with`` block provides the connection, opened if necessary. A fork waits until the block
+    ends, and errors of SQLite in the block become `OutboxError`.
+
     Args:
         path: absolute path.
         is_relay: whether the caller holds the relay lock, so that the connection checkpoints.
@@ -379,39 +383,58 @@ class Writer:
         self._is_relay = is_relay
         self._file: Inode | None = None
         self._pid = 0
+        self._uses: list[tuple[int, int]] = []
         self.connection: WritingConnection | None = None
         GATE.keep(self)
 
-    @contextmanager
-    def use(self) -> Iterator[WritingConnection]:
-        """Provide the connection, opened if necessary. A fork waits until the block ends.
+    def __enter__(self) -> WritingConnection:
+        """Begin a use.
 
         Raises:
             OutboxMoved: the file is not the one that was opened first.
             OutboxError: the file cannot be opened.
         """
-        with GATE.use():
-            yield self.opened()
+        use = GATE.begin_use()
+        try:
+            connection = self.connection or self.opened()
+        except BaseException:
+            GATE.end_use(use)
+            raise
+        self._uses.append(use)
+        return connection
 
-    def renew(self) -> None:
-        """Check that the path leads to the open files; close them if SQLite's locks were lost.
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object
+    ) -> None:
+        """End the use.
+
+        Raises:
+            OutboxError: the block has ended with an error of SQLite.
+        """
+        GATE.end_use(self._uses.pop())
+        if error is not None:
+            raise_reported(self._path, error)
+
+    def renewed(self) -> WritingConnection:
+        """Check that the path leads to the open files; open them again if SQLite's locks were lost.
+
+        Call it within a use.
 
         Raises:
             OutboxMoved: the path leads to other files.
         """
-        with GATE.use():
-            if self.connection is None:
-                return
-            self.connection.place.check()
-            if self.connection.place.is_locked:
-                return
-            LOGGER.warning(
-                "the locks on outbox %s were lost, because this process opened and closed the file "
-                "without SQLite (to copy it, perhaps); it is opened again. Copy an outbox with "
-                "sqlite3's backup, or from another process",
-                self._path,
-            )
-            self.rest()
+        connection = self.opened()
+        connection.place.check()
+        if connection.place.is_locked:
+            return connection
+        LOGGER.warning(
+            "the locks on outbox %s were lost, because this process opened and closed the file "
+            "without SQLite (to copy it, perhaps); it is opened again. Copy an outbox with "
+            "sqlite3's backup, or from another process",
+            self._path,
+        )
+        self.rest()
+        return self.opened()
 
     def rest(self) -> None:
         """Close the connection, for instance before a fork. The next use opens the file again.

@@ -126,12 +126,17 @@ def reported(path: Path) -> Iterator[None]:
     """Raise `OutboxError` for any error of SQLite in the block."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise_reported(path, error)
+        raise
+
+
+def raise_reported(path: Path, error: BaseException) -> None:
+    """Raise `OutboxError` if this is an error of SQLite; else return."""
+    if isinstance(error, sqlite3.Error):
         raise outbox_error(path, error) from error
-    except UnicodeDecodeError as error:
-        # SQLite quotes a damaged schema in its error, and Python fails to decode that as UTF-8.
-        if not error.object.startswith(_BROKEN_SCHEMA):
-            raise
+    # SQLite quotes a damaged schema in its error, and Python fails to decode that as UTF-8.
+    if isinstance(error, UnicodeDecodeError) and error.object.startswith(_BROKEN_SCHEMA):
         kind, meaning = _MEANING[_CORRUPT]
         raise kind(f"outbox {path} {meaning} (SQLite: {_BROKEN_SCHEMA.decode()})") from error
 

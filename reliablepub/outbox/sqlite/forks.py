@@ -76,20 +76,28 @@ class Gate:
         The block may end in another thread than the one it began in, as that of a generator that
         was not exhausted does.
         """
+        use = self.begin_use()
+        try:
+            yield
+        finally:
+            self.end_use(use)
+
+    def begin_use(self) -> tuple[int, int]:
+        """Begin a use, for callers without a ``with`` block; returns the argument of `end_use`."""
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
-        me, pid = threading.get_ident(), self._pid
+        me = threading.get_ident()
         with self._changed:
             while self._forker not in (None, me) and me not in self._using:
                 self._changed.wait()
             self._using[me] = self._using.get(me, 0) + 1
-        try:
-            yield
-        finally:
-            if os.getpid() == pid:
-                self._end_use(me)
+        return me, self._pid
 
-    def _end_use(self, thread: int) -> None:
+    def end_use(self, use: tuple[int, int]) -> None:
+        """End a use, in any thread. One that began before a fork has no effect in the child."""
+        thread, pid = use
+        if os.getpid() != pid:
+            return
         with self._changed:
             uses = self._using.get(thread, 1) - 1
             self._using[thread] = uses

@@ -265,6 +265,7 @@ class Place:
         self._path = path
         self._names = (str(path), f"{path}-wal", f"{path}-shm")
         self._inodes = self._now()
+        self._files = tuple(zip(self._names, self._inodes, strict=True))
         self._locked_fd = self._index_fd = -1
         self._index = b""
         self._changes = 0
@@ -282,9 +283,14 @@ class Place:
         Raises:
             OutboxMoved: a file was deleted, moved, replaced or overwritten; says which.
         """
-        for name, inode in zip(self._names, self._inodes, strict=True):
-            if _inode(name) != inode:
-                raise self._moved()
+        try:
+            for name, inode in self._files:
+                found = os.lstat(name)
+                if (found.st_dev, found.st_ino) != inode:
+                    raise self._moved()
+        except OSError:
+            if self._now() != self._inodes:  # else a file is missing that was never there
+                raise self._moved() from None
         self.check_content()
 
     def check_content(self) -> None:
@@ -353,7 +359,7 @@ class Place:
         files = open_files()
         if not files:
             return
-        for name, inode in zip(self._names, self._inodes, strict=True):
+        for name, inode in self._files:
             if inode is not None and inode not in files:
                 raise OutboxMoved(
                     f"outbox {self._path}: {name} is not the file that this process has open, so "

@@ -24,7 +24,6 @@ from reliablepub.outbox.sqlite.checkpoints import behind_commit_if_long
 from reliablepub.outbox.sqlite.checkup import page_damage
 from reliablepub.outbox.sqlite.database import Writer, absolute, looking, reading
 from reliablepub.outbox.sqlite.enqueue import Enqueuing, is_stored
-from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import folder_exposure
 from reliablepub.outbox.sqlite.space import free_pages, give_space_back, has_space_to_give, pages
@@ -197,7 +196,7 @@ class SqliteDatabase:
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
         """Yield steps until no page is free, or the file cannot be shortened."""
-        with GATE.use(), self._lock, self._writer.use() as connection, reported(self.file):
+        with GATE.use(), self._lock, self._writer as connection:
             rewritten = self._session(connection).rewrite()
         if rewritten:
             yield lambda _session: rewritten
@@ -237,17 +236,15 @@ class SqliteDatabase:
                 )
             self._is_writing = True
             try:
-                self._writer.renew()
-                with (
-                    self._writer.use() as connection,
-                    behind_commit_if_long(connection, self.file),
-                ):
-                    return commit_with_retry(
-                        connection,
-                        self.file,
-                        lambda: work(connection),
-                        lambda: is_there(connection),
-                    )
+                with self._writer:
+                    connection = self._writer.renewed()
+                    with behind_commit_if_long(connection, self.file):
+                        return commit_with_retry(
+                            connection,
+                            self.file,
+                            lambda: work(connection),
+                            lambda: is_there(connection),
+                        )
             except OutboxMoved:
                 self._writer.leave()
                 raise

@@ -196,8 +196,7 @@ class Shortage:
         """
         now = time.monotonic()
         if now >= self._next_look_at:
-            with reported(self._path):
-                self._look(connection)
+            self._look(connection)
             self._next_look_at = now + (SHORT_LOOK_S if self.is_on else LOOK_S)
         return DISK_FULL if self.is_on else ""
 

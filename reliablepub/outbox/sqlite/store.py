@@ -16,10 +16,10 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import closing, suppress
 from itertools import chain
-from typing import Final
+from typing import Final, NoReturn
 
 from reliablepub.errors import (
     OutboxDiskFull,
@@ -66,7 +66,6 @@ from reliablepub.outbox.sqlite.bell import Bell
 from reliablepub.outbox.sqlite.checkpoints import behind_next_commit
 from reliablepub.outbox.sqlite.clock_steps import ClockSteps
 from reliablepub.outbox.sqlite.database import Writer, absolute, check_database
-from reliablepub.outbox.sqlite.failures import reported
 from reliablepub.outbox.sqlite.location import WritingConnection, rescued
 from reliablepub.outbox.sqlite.lock import RelayLock
 from reliablepub.outbox.sqlite.space import (
@@ -192,11 +191,14 @@ def write_changes(
     # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
     confirmed, confirmed_bytes = remove(connection, [entry.id for entry in changes.confirmed])
     last_id = _insert(connection, changes.new, keys)
+    parked = expired = parked_bytes = discarded = discarded_bytes = 0
     if changes.sources:
         sources = ({"name": name, "count": count} for name, count in changes.sources.items())
         connection.executemany(QUERIES["advance_source"], sources)
-    parked, expired, parked_bytes = _park(connection, changes.parked)
-    discarded, discarded_bytes = remove(connection, [gone.entry.id for gone in changes.discarded])
+    if changes.parked or changes.discarded:
+        parked, expired, parked_bytes = _park(connection, changes.parked)
+        gone = [attempt.entry.id for attempt in changes.discarded]
+        discarded, discarded_bytes = remove(connection, gone)
     if changes.rescheduled:
         connection.executemany(QUERIES["reschedule"], map(schedule_of, changes.rescheduled))
     for release in changes.released:
@@ -330,6 +332,9 @@ class SqliteStore:
         keys: keys to encrypt new messages and decrypt stored ones; None for no encryption.
         clock: wall clock, seconds since 1970.
 
+    Attributes:
+        is_stepping: whether stored times are still to follow a change of the wall clock.
+
     Raises:
         OutboxInUse: the relay of another process owns the outbox.
         NotAnOutbox: the file is no SQLite database, or its outbox is of another version.
@@ -355,6 +360,7 @@ class SqliteStore:
         self._has_moved = False
         self._damaged: list[DamagedRow] = []
         self._steps = ClockSteps()
+        self.is_stepping = False
         check_database(self.path)  # first: taking the lock makes a lock file beside the database
         self._ballast = Ballast(self.path)
         self._shortage = Shortage(self.path, self._ballast)
@@ -371,7 +377,7 @@ class SqliteStore:
         self._writer = Writer(self.path, is_relay=True)
         self._bell = Bell(self.path)
         try:
-            with self._writer.use() as connection, reported(self.path):
+            with self._writer as connection:
                 self._bell.arm()
                 self._run, self._seen = self._begin_run(connection)
                 if not self._bell.has_rung():  # it was tried by that commit
@@ -400,14 +406,9 @@ class SqliteStore:
         connection = self._writer.connection
         return 0.0 if connection is None else connection.lock_wait_s
 
-    @property
-    def is_stepping(self) -> bool:
-        """Whether stored times are still to follow a change of the wall clock."""
-        return bool(self._steps.walks)
-
     def snapshot(self) -> Snapshot:
         """Read the current ledger and highest id. Other processes may have stored entries."""
-        with self._reading() as connection:
+        with self._reading as connection:
             connection.execute("BEGIN")
             try:
                 (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
@@ -432,20 +433,23 @@ class SqliteStore:
         if changes.is_empty and not self._steps.walks:
             return self.snapshot()
         self._check_usable()
-        with self._rescuing(), self._writer.use() as connection:
-            if not self._shortage.is_on:
-                try:
-                    return self._commit(connection, changes)
-                except OutboxDiskFull:
-                    if changes.new:
-                        raise
-                    self._shortage.is_on = True
-            with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
-                return self._commit_in_shortage(connection, changes)
+        try:
+            with self._writer as connection:
+                if not self._shortage.is_on:
+                    try:
+                        return self._commit(connection, changes)
+                    except OutboxDiskFull:
+                        if changes.new:
+                            raise
+                        self._shortage.is_on = True
+                with behind_next_commit(connection):  # a checkpoint lets the log reuse its space
+                    return self._commit_in_shortage(connection, changes)
+        except OutboxMoved as error:
+            self._rescue(error)
 
     def relieve(self) -> str:
         """Free space if the disk is full; return why new entries cannot be stored, or nothing."""
-        with self._reading() as connection:
+        with self._reading as connection:
             return self._shortage.look(connection)
 
     def read_ready(
@@ -453,7 +457,7 @@ class SqliteStore:
     ) -> tuple[list[Entry], int]:
         """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
         page = SqlitePage(limit, bytes_max, self._keys)
-        with self._reading() as connection:
+        with self._reading as connection:
             looked_at = page.read_ready(connection, first_id, last_id)
         return self._readable(page), looked_at
 
@@ -487,7 +491,7 @@ class SqliteStore:
         self, page: SqlitePage, query: str, now: float, loaded: Container[int], *, next_only: bool
     ) -> tuple[list[Entry], float | None]:
         """Read entries whose time in an index has come, unless an operator changed messages."""
-        with self._reading() as connection:
+        with self._reading as connection:
             next_at = page.read_timed(connection, query, now, loaded, next_only=next_only)
             if self._check_owner(connection) != self._seen:
                 raise Intervened
@@ -499,7 +503,7 @@ class SqliteStore:
         """Read the first open entry of each ordering key, if it is due and its key is not held."""
         page = SqlitePage(len(keys), bytes_max, self._keys)
         looked_at = 0
-        with self._reading() as connection:
+        with self._reading as connection:
             for key in keys:
                 if not page.read_first(connection, key, now):
                     break
@@ -515,7 +519,7 @@ class SqliteStore:
             damaged: list[DamagedRow] = []
             with (
                 suppress(OutboxDiskFull, OutboxLocked),  # the rows stay as they are, unsent
-                self._writer.use() as connection,
+                self._writer as connection,
                 transaction(connection, self.path),
             ):
                 self._check_owner(connection)
@@ -528,7 +532,7 @@ class SqliteStore:
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
-        with self._reading() as connection:
+        with self._reading as connection:
             limits = {"first_id": first_id, "at": at}
             (lowest,) = connection.execute(QUERIES["lowest_awaited"], limits).fetchone() or (None,)
             return None if lowest is None else int(lowest)
@@ -536,7 +540,7 @@ class SqliteStore:
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
         found: list[HeldExchange] = []
-        with self._reading() as connection:
+        with self._reading as connection:
             for name, count, first in connection.execute(QUERIES["held_exchanges"], (limit,)):
                 (since,) = connection.execute(QUERIES["refused_at"], (first,)).fetchone()
                 with suppress(UnicodeDecodeError):
@@ -550,13 +554,14 @@ class SqliteStore:
         Raises:
             OutboxMoved: the path of the outbox leads to other files than those that are open.
         """
-        self._check_usable()
-        with self._rescuing():
-            self._writer.renew()
-        with self._reading() as connection:
-            connection.place.note_index()  # first: a write in between is asked about once more
-            before, self._version = self._version, _version(connection)
-            has_changed = before != self._version
+        try:
+            with self._reading:
+                connection = self._writer.renewed()
+                connection.place.note_index()  # first: a write in between is asked about once more
+                before, self._version = self._version, _version(connection)
+                has_changed = before != self._version
+        except OutboxMoved as error:
+            self._rescue(error)
         self._bell.looked(has_changed=has_changed)
         return has_changed
 
@@ -568,7 +573,7 @@ class SqliteStore:
         if not connection.place.has_new_index():
             return False
         try:
-            with self._reading() as connection:
+            with self._reading as connection:
                 connection.place.note_index()
                 # A lock that was lost is taken again by `changed_elsewhere`, before another process
                 # that closes the file deletes the log.
@@ -590,7 +595,7 @@ class SqliteStore:
 
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
-        with self._reading() as connection:
+        with self._reading as connection:
             rows = connection.execute(QUERIES["touched"], {"seen": self._seen}).fetchall()
         if rows:
             self._seen, *_ = rows[-1]
@@ -598,7 +603,7 @@ class SqliteStore:
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
-        with self._reading() as connection:
+        with self._reading as connection:
             row = connection.execute(QUERIES["position"], {"name": source}).fetchone()
             (position,) = row or (0,)
             return int(position)
@@ -616,7 +621,7 @@ class SqliteStore:
         try:
             if not self._has_moved:
                 # A relay that is killed does neither: nothing that was stored depends on it.
-                with suppress(OutboxError, sqlite3.Error), self._writer.use() as connection:
+                with suppress(OutboxError), self._writer as connection:
                     while self._steps.walks:
                         self._commit(connection, Changes())
                     connection.execute(QUERIES["end_run"], {"now": self._clock(), "run": self._run})
@@ -647,7 +652,7 @@ class SqliteStore:
             connection.execute(QUERIES["rebase_retries"], {"now": now})
             names = (os.getpid(), socket.gethostname(), now)
             connection.execute(QUERIES["begin_run"], names)
-            run, _, seen = self._owner(connection)
+            run, _, seen = connection.execute(QUERIES["owner"]).fetchone()
         return run, seen
 
     def _commit_in_shortage(self, connection: WritingConnection, changes: Changes) -> Snapshot:
@@ -674,8 +679,8 @@ class SqliteStore:
             nonlocal last
             if self._check_owner(connection) != self._seen:
                 raise Intervened
-            _forget_ids(changes)
             if changes.new:
+                _forget_ids(changes)
                 self._ballast.check(connection, new_bytes)
             now = self._clock()
             is_full = self._shortage.is_on
@@ -711,9 +716,9 @@ class SqliteStore:
             _forget_ids(changes)
             raise
         self._steps.committed(changes)
+        self.is_stepping = bool(self._steps.walks)
         if is_roomy:
-            with reported(self.path):
-                give_space_back(connection)
+            give_space_back(connection)
         self._bell.hush()
         return snapshot
 
@@ -723,7 +728,7 @@ class SqliteStore:
         Returns:
             the number of the newest intervention.
         """
-        run, pid, newest = self._owner(connection)
+        run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
         if run < self._run or newest < self._seen:
             raise OutboxError(
                 f"outbox {self.path} was replaced by an older copy, a restored backup perhaps: "
@@ -733,12 +738,7 @@ class SqliteStore:
             raise OutboxInUse(
                 f"outbox {self.path} was taken over by process {pid}; this relay stops"
             )
-        return newest
-
-    def _owner(self, connection: WritingConnection) -> tuple[int, int, int]:
-        """Return the number of the newest run, its process id, and the newest intervention."""
-        run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
-        return run, pid, newest
+        return int(newest)
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -748,25 +748,20 @@ class SqliteStore:
         if not self._relay_lock.is_held:
             raise OutboxError(f"outbox {self.path} is closed")
 
-    @contextmanager
-    def _rescuing(self) -> Iterator[None]:
-        """Copy the open database if the path leads to other files now."""
-        try:
-            yield
-        except OutboxMoved as error:
-            self._has_moved = True
-            connection = self._writer.connection
-            if connection is None:  # closed for a fork, and moved before it was opened again
-                raise
-            told = rescued(connection, self.path, self._run, error)
-            self._writer.leave()
-            raise told from error
+    def _rescue(self, error: OutboxMoved) -> NoReturn:
+        """Copy the open database, because the path leads to other files now."""
+        self._has_moved = True
+        connection = self._writer.connection
+        if connection is None:  # closed for a fork, and moved before it was opened again
+            raise error
+        told = rescued(connection, self.path, self._run, error)
+        self._writer.leave()
+        raise told from error
 
-    @contextmanager
-    def _reading(self) -> Iterator[WritingConnection]:
+    @property
+    def _reading(self) -> Writer:
         self._check_usable()
-        with self._writer.use() as connection, reported(self.path):
-            yield connection
+        return self._writer
 
 
 def _version(connection: WritingConnection) -> tuple[WritingConnection, int]:
