@@ -5,12 +5,17 @@ is about a tenth above what was counted with Python 3.11 when it was written. Wh
 dearer learns it here, and raises the limit if it is worth it; who makes it cheaper lowers it.
 """
 
+import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import pytest
 
+from reliablepub import Outbox
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
@@ -97,3 +102,46 @@ def test_beside_a_window_by_hand(store: Store, by_hand: int) -> None:
     assert receipt.confirmed == SHORT_COUNT
     ratio = instructions.count / by_hand
     assert ratio < most, f"{ratio:.3f} times pika's {by_hand / SHORT_COUNT:.0f} instructions"
+
+
+def test_a_message_in_a_transaction_of_the_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.sqlite.ballast.PLENTY_S", 3_600.0)
+    said: list[str] = []
+    looks: list[object] = []
+    real = os.lstat
+
+    def lstat(*names: Any, **options: Any) -> os.stat_result:
+        looks.append(names)
+        return real(*names, **options)
+
+    outbox = Outbox(tmp_path / "app.db")
+    outbox.create()
+    with closing(sqlite3.connect(tmp_path / "app.db")) as application:
+        for _ in range(3):  # the first ones look more closely at the file
+            outbox.enqueue(b"", connection=application)
+        application.set_trace_callback(said.append)
+        monkeypatch.setattr(os, "lstat", lstat)
+        outbox.enqueue(b"", connection=application)
+    # Which file it is, the lock and the version, the ledger, the row, and a savepoint around both.
+    assert len(said) == 6, said
+    # The database, its log, the index of the log, and the ballast.
+    assert len(looks) == 4, looks
+
+
+def test_a_message_in_a_transaction_of_the_application_in_postgres(postgres_url: str) -> None:
+    said: list[object] = []
+
+    class Cursor(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *values: Any, **options: Any) -> Any:
+            said.append(query)
+            return super().execute(query, *values, **options)
+
+    outbox = Outbox(postgres_url)
+    outbox.create()
+    with psycopg.connect(postgres_url, cursor_factory=Cursor) as application:
+        outbox.enqueue(b"", connection=application)
+        said.clear()
+        outbox.enqueue(b"", connection=application)
+    assert len(said) == 1, said

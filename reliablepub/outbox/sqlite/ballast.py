@@ -32,7 +32,8 @@ if no other process has the outbox open."""
 MARGIN_BYTES: Final = 256 * 1024
 """Bytes that a transaction may write besides its messages, in the log and the database together."""
 PLENTY_BYTES: Final = 64 * 1024 * 1024
-"""With more than this to spare, free space is not measured again for `PLENTY_S`."""
+"""With more than this to spare, free space is not measured again for `PLENTY_S`, unless the ballast
+has changed: a relay that releases it has found the disk full."""
 PLENTY_S: Final = 0.1
 _KEPT_BLOCKS: Final = 4_096
 """Most blocks that ext4 reserves for itself, and counts as free nevertheless."""
@@ -53,7 +54,7 @@ class Ballast:
         self._path = os.fspath(outbox) + ".ballast"
         self._size = size
         self._least = size - size // 8
-        self._plenty_until = 0.0
+        self._plenty_lacking, self._plenty_until = 0, 0.0
 
     @property
     def is_whole(self) -> bool:
@@ -133,12 +134,12 @@ class Ballast:
         Raises:
             OutboxDiskFull: there is no room; nothing may be stored.
         """
-        is_whole, now = self.is_whole, time.monotonic()
-        if is_whole and now < self._plenty_until:
+        lacking, now = self._lacking(), time.monotonic()
+        if lacking == self._plenty_lacking and now < self._plenty_until:
             return
         spare = self.spare_bytes(connection)
-        if is_whole and spare > PLENTY_BYTES:
-            self._plenty_until = now + PLENTY_S
+        if spare > PLENTY_BYTES:
+            self._plenty_lacking, self._plenty_until = lacking, now + PLENTY_S
         needed = 2 * size + MARGIN_BYTES  # once in the log, and once in the database
         if spare >= needed:
             return

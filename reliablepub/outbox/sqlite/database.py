@@ -72,6 +72,16 @@ def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
     if not count:
         return False
     (version,) = cursor.execute(QUERIES["schema_version"]).fetchone()
+    check_version(version, path)
+    return True
+
+
+def check_version(version: int, path: Path) -> None:
+    """Check that an outbox is of the version that this library knows.
+
+    Raises:
+        NotAnOutbox: it is of another one.
+    """
     if version > VERSION:
         raise NotAnOutbox(
             f"outbox {path} has version {version}, and this reliablepub knows version {VERSION}; "
@@ -83,7 +93,6 @@ def holds_outbox(cursor: sqlite3.Cursor, path: Path) -> bool:
             f"reliablepub knows version {VERSION}; drain it with the reliablepub that made it, or "
             "export its messages with that one and import them into a new outbox"
         )
-    return True
 
 
 def refuse_utf16(cursor: sqlite3.Cursor, path: Path) -> None:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxMoved
-from reliablepub.outbox.database import NO_CHANGE
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
 from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.database import add_outbox, check_file
-from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.sqlite.database import add_outbox, check_file, check_version
+from reliablepub.outbox.sqlite.failures import raise_reported
 from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
 from reliablepub.outbox.sqlite.space import first_with_key, remember_key
@@ -66,37 +65,54 @@ class Enqueuing:
                 "sqlite3.Connection to its file; reliablepub.integrations joins transactions of "
                 "SQLAlchemy and Django"
             )
-        with (
-            GATE.use(),
-            _plain_rows(connection),
-            reported(self.path),
-            closing(connection.cursor()) as cursor,
-        ):
-            self._check_same_file(cursor)
-            is_theirs = connection.in_transaction
-            if not is_theirs and _is_autocommit(connection):
-                with transaction(connection, self.path):
-                    done = self._beside_tables(cursor, work)
-                self._check_place(cursor)
-                return done
-            if is_theirs:
-                _write_first(cursor)
-            else:
-                # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
-                cursor.execute("BEGIN IMMEDIATE")
+        use = GATE.begin_use()
+        try:
+            # The caller's are set aside.
+            factories = connection.text_factory, connection.row_factory
+            connection.text_factory, connection.row_factory = str, None
+            try:
+                with closing(connection.cursor()) as cursor:
+                    return self._within(cursor, work)
+            finally:
+                connection.text_factory, connection.row_factory = factories
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            raise_reported(self.path, error)
+            raise
+        finally:
+            GATE.end_use(use)
+
+    def _within(self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T]) -> T:
+        connection = cursor.connection
+        self._check_same_file(cursor)
+        is_theirs = connection.in_transaction
+        if not is_theirs and _is_autocommit(connection):
+            with transaction(connection, self.path):
+                self._have_tables(cursor, _version(cursor))
+                done = work(cursor)
+            self._check_place(cursor)
+            return done
+        if not is_theirs:
+            # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
+            cursor.execute("BEGIN IMMEDIATE")
+        try:
+            version = _version(cursor)
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
-                done = self._beside_tables(cursor, work)
+                self._have_tables(cursor, version)
+                done = work(cursor)
                 self._check_place(cursor)
             except BaseException:
                 if connection.in_transaction:  # SQLite may have ended it on a full disk
                     cursor.execute("ROLLBACK TO reliablepub_enqueue")
                     cursor.execute("RELEASE reliablepub_enqueue")
-                    if not is_theirs:  # its lock would block all writers until the caller ends it
-                        cursor.execute("ROLLBACK")
                 raise
-            cursor.execute("RELEASE reliablepub_enqueue")
-            return done
+        except BaseException:
+            # Its lock would block all writers until the caller ends it.
+            if not is_theirs and connection.in_transaction:
+                cursor.execute("ROLLBACK")
+            raise
+        cursor.execute("RELEASE reliablepub_enqueue")
+        return done
 
     def insert(
         self,
@@ -125,18 +141,19 @@ class Enqueuing:
             counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
             limits.check(counters, entry.message, self.path)
         self.ballast.check(cursor, entry.message.size)
-        (last_id,) = cursor.execute(QUERIES["last_id"]).fetchone()
+        [(last_id,)] = cursor.execute(QUERIES["count_stored"], {"size": entry.message.size})
         entry.id = last_id + 1
         cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
-        change = NO_CHANGE | {"stored": 1, "open_bytes": entry.message.size}
-        cursor.execute(QUERIES["change_ledger"], change).fetchall()
         if key is not None:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)
         return message_id
 
-    def _beside_tables(self, cursor: sqlite3.Cursor, work: Callable[[sqlite3.Cursor], T]) -> T:
-        add_outbox(cursor, self.path)
-        return work(cursor)
+    def _have_tables(self, cursor: sqlite3.Cursor, version: int | None) -> None:
+        """Check the version of the outbox; add it if the database has none."""
+        if version is None:
+            add_outbox(cursor, self.path)
+        else:
+            check_version(version, self.path)
 
     def _check_same_file(self, cursor: sqlite3.Cursor) -> None:
         """Check that the caller's connection is to the file at the path, and that it is safe.
@@ -206,27 +223,19 @@ def is_stored(connection: sqlite3.Connection, entry: Entry) -> bool:
     return connection.execute(QUERIES["is_stored"], values).fetchone() is not None
 
 
-def _write_first(cursor: sqlite3.Cursor) -> None:
-    """Take the write lock by a write, in case the caller's transaction has done nothing yet.
+def _version(cursor: sqlite3.Cursor) -> int | None:
+    """Take the write lock by a write, and return the version of the outbox; None without one.
 
-    A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT).
+    A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT), and
+    the caller's may have done nothing yet.
     """
     try:
-        cursor.execute(QUERIES["touch_ledger"])
+        rows = cursor.execute(QUERIES["lock_and_version"]).fetchall()
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:  # SQLITE_ERROR: there is no outbox yet
             raise
-
-
-@contextmanager
-def _plain_rows(connection: sqlite3.Connection) -> Iterator[None]:
-    """Set aside the caller's `text_factory` and `row_factory` within the block."""
-    theirs = connection.text_factory, connection.row_factory
-    connection.text_factory, connection.row_factory = str, None
-    try:
-        yield
-    finally:
-        connection.text_factory, connection.row_factory = theirs
+        return None
+    return int(rows[0][0]) if rows else None
 
 
 def _is_autocommit(connection: Any) -> bool:  # noqa: ANN401 - `autocommit` is new in Python 3.12

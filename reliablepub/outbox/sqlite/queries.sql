@@ -187,8 +187,17 @@ UPDATE reliablepub_ledger SET
     open_bytes = CAST(max(0, open_bytes + :open_bytes) AS INTEGER)
 RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 
--- name: touch_ledger
-UPDATE reliablepub_ledger SET stored = stored;
+-- Takes the write lock by a write.
+-- name: lock_and_version
+UPDATE reliablepub_ledger SET stored = stored
+RETURNING (SELECT coalesce(max(version), 0) FROM reliablepub_schema);
+
+-- One new message, and the highest id before it.
+-- name: count_stored
+UPDATE reliablepub_ledger SET
+    stored = stored + 1,
+    open_bytes = CAST(max(0, open_bytes + :size) AS INTEGER)
+RETURNING (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'reliablepub_messages');
 
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.
