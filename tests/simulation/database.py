@@ -14,6 +14,7 @@ from unittest import mock
 
 import psycopg
 
+from reliablepub.outbox.database import Relaying
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.postgres.server import Link, Row, Server, Step, Values
 from reliablepub.outbox.postgres.sessions import PostgresSession
@@ -61,10 +62,10 @@ def open_store(url: str, fuse: _Fuse, opened: list[Any], clock: Callable[[], flo
 def known_relay(is_there: Callable[[], bool]) -> Iterator[None]:
     """Let operators know at once whether a relay lives."""
 
-    def pid(_: PostgresSession) -> int | None:
-        return 1 if is_there() else None
+    def relays(_: PostgresSession) -> list[Relaying]:
+        return [Relaying(0, 1 if is_there() else None, {})]
 
-    with mock.patch.object(PostgresSession, "relay", pid):
+    with mock.patch.object(PostgresSession, "relays", relays):
         yield
 
 

@@ -430,7 +430,7 @@ def what_a_person_has_taken_is_sent(patch: pytest.MonkeyPatch) -> None:
 
 @mutant
 def a_person_takes_what_is_in_flight(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("reliablepub.outbox.sqlite.sessions.holder_pid", lambda _: None)
+    patch.setattr("reliablepub.outbox.sqlite.status_file.holder_pid", lambda _: None)
 
 
 @mutant
