@@ -21,8 +21,13 @@ if TYPE_CHECKING:
 
 
 def of_record(record: DataclassInstance) -> dict[str, object]:
-    """The fields of a record; a body is `body` if it is UTF-8, else `body_base64`."""
-    named = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    """The fields of a record; a body is `body` if it is UTF-8, else `body_base64`.
+
+    Instead of an encoded header it has the properties.
+    """
+    names = (field.name for field in dataclasses.fields(record))
+    shown = ("properties" if name == "header" else name for name in names)
+    named = {name: getattr(record, name) for name in shown}
     if "body" in named:
         body = named.pop("body")
         try:

@@ -94,7 +94,7 @@ class FakeBroker:
     @property
     def url(self) -> str:
         """`amqp://guest:guest@127.0.0.1:PORT/%2F`; `amqps://` with TLS."""
-        return self.url_of(next(iter(self._options.users)))
+        return self.url_of(next(iter(self._node.options.users)))
 
     def url_of(self, user: str, virtual_host: str | None = None) -> str:
         """The URL for a user and a virtual host, by default the first virtual host.
@@ -102,7 +102,7 @@ class FakeBroker:
         Raises:
             KeyError: There is no such user.
         """
-        password = self._options.users[user]
+        password = self._node.options.users[user]
         credentials = f"{quote(user, safe='')}:{quote(password, safe='')}"
         host = f"[{self._host}]" if ":" in self._host else self._host
         scheme = "amqp" if self._tls is None else "amqps"
@@ -142,8 +142,8 @@ class FakeBroker:
     def reset(self) -> None:
         """`stop`, forget everything but the options, and `start` again if it was running.
 
-        Connections are closed; queues, exchanges, messages, faults, the history and permissions
-        that were set later are gone.
+        Connections are closed; queues, exchanges, messages, faults, the history, and passwords and
+        permissions that were set later are gone.
         """
         was_running = self._server is not None
         self.stop()
@@ -354,6 +354,14 @@ class FakeBroker:
         """Set a user's permissions, for open connections too."""
         name = virtual_host or self._options.virtual_hosts[0]
         self._act(lambda: self._node.set_permissions(user, name, permissions))
+
+    def set_password(self, user: str, password: str) -> None:
+        """Change the password of a user, or add a user, who then has all rights.
+
+        Open connections stay, as in RabbitMQ: `drop_connections` makes clients log in again. `url`
+        and `url_of` have the new password.
+        """
+        self._act(lambda: self._node.set_password(user, password))
 
     def issue_token(self, lifetime_s: float, *, user: str | None = None) -> str:
         """A token to log in with instead of a password, as of RabbitMQ's OAuth 2 plugin.

@@ -135,24 +135,19 @@ class Channel(ChannelBase):
             exchange = _old(exchange, last.exchange)
             routing_key = _old(routing_key, last.routing_key)
             header, body = _old(header, last.header), _old(body, last.body)
-        try:
-            properties = (
-                last.properties
-                if last is not None and header is last.header
-                else decoding.decode_properties(header)
-            )
-        except decoding.MalformedError:
-            raise crashed() from None
         publish = Publish(
             exchange=exchange,
             routing_key=routing_key,
             mandatory=mandatory,
             header=header,
-            properties=properties,
             body=body,
             connection=self.connection.number,
             channel=self.number,
         )
+        try:
+            publish.properties  # noqa: B018 - decoded on demand, and checked here
+        except decoding.MalformedError:
+            raise crashed() from None
         self._last = publish if len(body) <= _SHARED_MAX_BYTES else None
         self.publishing.publish(publish)
 

@@ -367,6 +367,12 @@ def _permit(broker: FakeBroker, arguments: Arguments, user: str) -> None:
     broker.set_permissions(user, Permissions(**rights), virtual_host=vhost)
 
 
+def _set_password(broker: FakeBroker, arguments: Arguments, user: str) -> None:
+    password = arguments.take("password", str)
+    arguments.expect_none()
+    broker.set_password(user, password)
+
+
 _PATHS: Final[dict[tuple[str, int], dict[str, Action]]] = {
     ("", 1): {"GET": _overview},
     ("faults", 1): {"GET": _faults, "POST": _inject, "DELETE": _call("clear_faults")},
@@ -394,5 +400,6 @@ _PATHS: Final[dict[tuple[str, int], dict[str, Action]]] = {
     ("consumers", 1): {"GET": _view("consumers")},
     ("unacked", 1): {"GET": _view("unacked")},
     ("permissions", 2): {"PUT": _permit},
+    ("users", 2): {"PUT": _set_password},
 }
 """What a path takes: by its first part and the number of its parts, by the method of HTTP."""

@@ -10,7 +10,6 @@ import dataclasses
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing import decoding
 from reliablepub.testing.content_header import rewritten
 from reliablepub.testing.field_types import Long
 
@@ -44,7 +43,6 @@ def died(buried: Buried, time_s: int) -> Publish:
         exchange=queue.arguments["x-dead-letter-exchange"],
         routing_key=publish.routing_key if key is None else key,
         header=header,
-        properties=decoding.decode_properties(header),
         waiting=0,
         faults=(),
     )

@@ -55,7 +55,7 @@ class Handshake:
     """The state of the handshake with one client, and the negotiated limits."""
 
     def __init__(self, node: Node, faults: Iterable[ConnectionFault] = ()) -> None:
-        options = self._options = node.options
+        options = node.options
         self._node = node
         self._fault = next((one for one in faults if isinstance(one, HandshakeFault)), None)
         self.permissions = EVERYTHING
@@ -112,7 +112,7 @@ class Handshake:
         if isinstance(method, Methods.StartOk):
             self._log_in(method)
             self._expected = Methods.TuneOk
-            options = self._options
+            options = self._node.options
             return Methods.Tune(options.channel_max, options.frame_max, options.heartbeat_s)
         if isinstance(method, Methods.TuneOk):
             self._tune(method)
@@ -120,9 +120,9 @@ class Handshake:
             return None
         assert isinstance(method, Methods.Open)
         vhost = method.virtual_host
-        if vhost not in self._options.virtual_hosts:
+        if vhost not in self._node.options.virtual_hosts:
             raise AmqpError(530, f"vhost {vhost} not found", _OPEN_IDS)
-        permissions = self._options.permissions_of(self.user, vhost)
+        permissions = self._node.options.permissions_of(self.user, vhost)
         if permissions is None:
             explanation = f"access to vhost '{vhost}' refused for user '{self.user}'"
             raise AmqpError(530, explanation, _OPEN_IDS)
@@ -163,7 +163,7 @@ class Handshake:
         response = method.response
         data = response.encode() if isinstance(response, str) else bytes(response)
         user, password = _credentials(method.mechanism, data)
-        known = self._options.users.get(user)
+        known = self._node.options.users.get(user)
         token = self._node.token(password)
         if token is not None and token.expires_at > self._node.now:
             self.user, self.token = token.user, token
@@ -179,7 +179,7 @@ class Handshake:
         self.user = user
 
     def _tune(self, method: Methods.TuneOk) -> None:
-        options = self._options
+        options = self._node.options
         self.frame_max = _negotiated(method.frame_max, options.frame_max)
         if self.frame_max < wire.FRAME_MIN_SIZE:
             raise SilentlyRefused

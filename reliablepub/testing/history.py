@@ -7,9 +7,12 @@ It must never know how a fate comes about.
 from __future__ import annotations
 
 import enum
+import functools
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from reliablepub.testing.decoding import decode_properties
 
 if TYPE_CHECKING:
     from pamqp.commands import Basic
@@ -17,6 +20,10 @@ if TYPE_CHECKING:
     from reliablepub.testing.faults import Fault
 
 _PERSISTENT = 2
+
+
+# A message is asked for its properties several times while it arrives, and then hardly ever.
+_decoded = functools.lru_cache(maxsize=64)(decode_properties)
 
 
 class Fate(enum.StrEnum):
@@ -40,13 +47,15 @@ class Fate(enum.StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Publish:
-    """One publish inside the broker; `header` is the encoded content header as it arrived."""
+    """One publish inside the broker; `header` is the encoded content header as it arrived.
+
+    Decoded properties take a KiB, so a message keeps its header and decodes it on demand.
+    """
 
     exchange: str
     routing_key: str
     mandatory: bool
     header: bytes
-    properties: Basic.Properties
     body: bytes
     connection: int
     channel: int
@@ -56,6 +65,15 @@ class Publish:
     """Number of queues that must write the message before it may be confirmed."""
     rejected: bool = False
     faults: tuple[Fault, ...] = ()
+
+    @property
+    def properties(self) -> Basic.Properties:
+        """The decoded properties: shared by messages with equal headers, so not to be changed.
+
+        Raises:
+            MalformedError: The header cannot be decoded; checked when the publish arrives.
+        """
+        return _decoded(self.header)
 
     @property
     def is_persistent(self) -> bool:
@@ -75,29 +93,40 @@ class Publish:
 class Published:
     """A publish as the broker saw it.
 
-    `delivery_tag` is 0 outside confirm mode; `connection` counts connections from 1.
+    `delivery_tag` is 0 outside confirm mode; `connection` counts connections from 1; `header` is
+    the encoded content header, which has the properties.
     """
 
     fate: Fate
     exchange: str
     routing_key: str
+    header: bytes = field(repr=False)
     body: bytes = field(repr=False)
-    properties: Basic.Properties = field(repr=False)
     mandatory: bool
     connection: int
     channel: int
     delivery_tag: int
 
+    @property
+    def properties(self) -> Basic.Properties:
+        """Its properties, decoded anew at each access."""
+        return decode_properties(self.header)
+
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message that is ready in a queue."""
+    """A message that is ready in a queue; `header` is the encoded content header."""
 
     exchange: str
     routing_key: str
+    header: bytes = field(repr=False)
     body: bytes = field(repr=False)
-    properties: Basic.Properties = field(repr=False)
     redelivered: bool
+
+    @property
+    def properties(self) -> Basic.Properties:
+        """Its properties, decoded anew at each access."""
+        return decode_properties(self.header)
 
 
 class History:
@@ -139,7 +168,7 @@ class History:
                 exchange=publish.exchange,
                 routing_key=publish.routing_key,
                 body=publish.body,
-                properties=publish.properties,
+                header=publish.header,
                 mandatory=publish.mandatory,
                 connection=publish.connection,
                 channel=publish.channel,

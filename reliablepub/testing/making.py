@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from pamqp import commands, header
 
-from reliablepub.testing.decoding import decode_properties
 from reliablepub.testing.history import Fate, Publish
 
 _PERSISTENT: Final = 2
@@ -37,7 +36,6 @@ def made_publish(exchange: str, routing_key: str, body: bytes, named: dict[str, 
         routing_key=routing_key,
         mandatory=False,
         header=encoded,
-        properties=decode_properties(encoded),
         body=body,
         connection=0,
         channel=0,

@@ -151,6 +151,10 @@ class Node:
             if connection.user == user and connection.vhost is self.vhosts[virtual_host]:
                 connection.permissions = permissions
 
+    def set_password(self, user: str, password: str) -> None:
+        """`rabbitmqctl add_user` or `change_password`; open connections stay, as in RabbitMQ."""
+        self.options = replace(self.options, users={**self.options.users, user: password})
+
     def add_token(self, secret: str, user: str, lifetime_s: float) -> None:
         """Accept a token for so many seconds."""
         self.tokens[secret] = Token(user, self.now + lifetime_s)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from reliablepub.testing import encoding, faults
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
 from reliablepub.testing.content_header import rewritten
-from reliablepub.testing.decoding import decode_properties
 from reliablepub.testing.direct_reply import PSEUDO_QUEUE
 from reliablepub.testing.field_types import field_type
 from reliablepub.testing.history import Fate
@@ -271,7 +270,6 @@ def _kinds(publish: Publish) -> set[type[faults.Fault]]:
 def _rewrite(publish: Publish, *, drop: tuple[str, ...] = (), reply_to: str | None = None) -> None:
     """Change the header of a publish; other publishes may share the old one."""
     publish.header = rewritten(publish.header, drop=drop, reply_to=reply_to)
-    publish.properties = decode_properties(publish.header)
 
 
 def oversize(size: int, size_max: int) -> str:

@@ -69,7 +69,7 @@ def stored(entry: Entry) -> StoredMessage:
         exchange=publish.exchange,
         routing_key=publish.routing_key,
         body=publish.body,
-        properties=publish.properties,
+        header=publish.header,
         redelivered=entry.redelivered,
     )
 
@@ -119,7 +119,7 @@ def unacknowledged(node: Node, vhost: VirtualHost) -> tuple[UnackedMessage, ...]
             exchange=delivery.entry.publish.exchange,
             routing_key=delivery.entry.publish.routing_key,
             body=delivery.entry.publish.body,
-            properties=delivery.entry.publish.properties,
+            header=delivery.entry.publish.header,
             redelivered=delivery.entry.redelivered,
             queue=delivery.queue.name,
             connection=number,

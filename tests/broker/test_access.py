@@ -195,6 +195,26 @@ def test_permissions_may_change_while_who_has_them_is_connected() -> None:
             pass  # elsewhere nothing has changed
 
 
+def test_a_password_is_changed_for_the_next_login_and_a_user_is_added() -> None:
+    with FakeBroker() as broker:
+        old = broker.url
+        with pika.BlockingConnection(pika.URLParameters(old)) as connection:
+            broker.set_password("guest", "new/1")
+            with pytest.raises(pika.exceptions.ProbableAuthenticationError):
+                pika.BlockingConnection(pika.URLParameters(old))
+            connection.channel()  # a connection that is open stays
+        broker.set_password("ann", "second")
+        for user in ("guest", "ann"):
+            with pika.BlockingConnection(pika.URLParameters(broker.url_of(user))):
+                pass
+        broker.restart()
+        assert "new%2F1" in broker.url
+        broker.reset()
+        assert broker.url == old
+        with pytest.raises(KeyError):
+            broker.url_of("ann")
+
+
 def test_a_user_may_have_so_many_channels_on_all_connections() -> None:
     with FakeBroker(options=NodeOptions(user_channel_max={"guest": 2})) as broker:
         first, second, third = (

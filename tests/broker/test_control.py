@@ -259,6 +259,13 @@ def test_a_virtual_host_and_permissions(server: Control, fake_broker: FakeBroker
         channel.basic_publish("amq.direct", "q", b"x")
 
 
+def test_a_password_of_a_user(server: Control, fake_broker: FakeBroker) -> None:
+    server.do("PUT /users/guest", {"password": "other"})
+    assert "guest:other@" in fake_broker.url
+    with channel_of(fake_broker) as channel:
+        assert channel.is_open
+
+
 @pytest.mark.parametrize(
     ("request_line", "body", "status", "text"),
     [
@@ -272,6 +279,7 @@ def test_a_virtual_host_and_permissions(server: Control, fake_broker: FakeBroker
         ("GET /queues?x=1", None, 400, "there is no argument 'x' here"),
         ("GET /published?limit=x", None, 400, "'limit' must be a whole number"),
         ("GET /published?timeout_s=true", None, 400, "'timeout_s' must be a number"),
+        ("PUT /users/guest", None, 400, "'password' is missing"),
         ("POST /block", {"reason": 5}, 400, "'reason' must be a string"),
         ("POST /crash", {"lose_unsynced": 1}, 400, "'lose_unsynced' must be true or false"),
         ("POST /crash", [], 400, "must be a JSON object"),

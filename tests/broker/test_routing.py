@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from reliablepub.testing.history import Fate, Publish
 from reliablepub.testing.queues import Queue
@@ -18,17 +19,20 @@ from reliablepub.testing.routing import (
 )
 
 
+BODY = b"body"
+
+
 def publish(
     exchange: str, key: str, headers: dict[str, Any] | None = None, *, persistent: bool = True
 ) -> Publish:
     properties = Basic.Properties(headers=headers, delivery_mode=2 if persistent else 1)
+    header = ContentHeader(0, len(BODY), properties).marshal()
     return Publish(
         exchange=exchange,
         routing_key=key,
         mandatory=True,
-        header=b"",
-        properties=properties,
-        body=b"body",
+        header=header,
+        body=BODY,
         connection=1,
         channel=1,
         fate=Fate.ACCEPTED,

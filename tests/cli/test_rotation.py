@@ -3,7 +3,6 @@
 import json
 import signal
 from pathlib import Path
-from typing import cast
 
 from reliablepub import Message, Outbox
 from reliablepub.testing import FakeBroker
@@ -14,7 +13,7 @@ USER = "orders"
 
 def set_password(fake: FakeBroker, password: str) -> str:
     """What the user logs in with from now on; the connections end. Return its bare URL."""
-    cast("dict[str, str]", fake._options.users)[USER] = password
+    fake.set_password(USER, password)
     fake.drop_connections()
     return fake.url_of(USER).replace(f":{password}@", "@")
 

@@ -12,7 +12,7 @@ from reliablepub import Publisher
 from reliablepub.testing import FakeBroker, NodeOptions
 from reliablepub.transport.pika_hooks import hooks
 from tests.conformance.driven import DrivenPublisher, GuestPublisher, LoopThread
-from tests.conformance.rig import FakeRig, RealRig, Rig
+from tests.conformance.rig import NARROW, NARROW_CHANNEL_MAX, PASSWORD, FakeRig, RealRig, Rig
 from tests.stores import DURABLE, STORES, Where, outbox_of
 
 MAX_MESSAGE_SIZE = 1024 * 1024
@@ -24,7 +24,12 @@ FrontDoor = Callable[..., Publisher]
 @pytest.fixture
 def fake() -> Iterator[FakeBroker]:
     """The bundled broker, for faults that no real one can be talked into."""
-    with FakeBroker(options=NodeOptions(max_message_size=MAX_MESSAGE_SIZE)) as broker:
+    options = NodeOptions(
+        users={"guest": "guest", NARROW: PASSWORD},
+        user_channel_max=NARROW_CHANNEL_MAX,
+        max_message_size=MAX_MESSAGE_SIZE,
+    )
+    with FakeBroker(options=options) as broker:
         yield broker
 
 

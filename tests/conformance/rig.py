@@ -4,7 +4,7 @@ It knows how each of the two is cut off, alarmed, killed and revived. It must ne
 publisher.
 """
 
-from typing import Final, Protocol, cast
+from typing import Final, Protocol
 
 from reliablepub.testing import FakeBroker, Permissions
 from tests.amqp_probe import AmqpProbe
@@ -12,6 +12,9 @@ from tests.rabbitmq import RabbitMQNode
 
 OTHER: Final = "shop"
 PASSWORD: Final = "secret"
+NARROW: Final = "narrow"
+"""A user of the fake broker with a limit of channels."""
+NARROW_CHANNEL_MAX: Final = {NARROW: 1}
 
 
 class Rig(Protocol):
@@ -87,10 +90,10 @@ class FakeRig:
         self._broker.start()
 
     def url_of_other_user(self, *, channel_max: int | None = None) -> str:
-        options = self._broker._options
-        cast("dict[str, str]", options.users)[OTHER] = PASSWORD
         if channel_max is not None:
-            cast("dict[str, int]", options.user_channel_max)[OTHER] = channel_max
+            assert {NARROW: channel_max} == NARROW_CHANNEL_MAX
+            return self._broker.url_of(NARROW)
+        self._broker.set_password(OTHER, PASSWORD)
         return self._broker.url_of(OTHER)
 
     def may_write(self, pattern: str) -> None:
@@ -98,7 +101,7 @@ class FakeRig:
         self.drop_connections()
 
     def change_password(self) -> None:
-        cast("dict[str, str]", self._broker._options.users)[OTHER] = "another"
+        self._broker.set_password(OTHER, "another")
         self.drop_connections()
 
     def change_password_back(self) -> None:
