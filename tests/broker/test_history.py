@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from reliablepub.testing import FakeBroker
 from reliablepub.testing.options import NodeOptions
 from tests.broker.sans_io import Client, node_with_queue
 
@@ -23,3 +24,14 @@ def test_large_bodies_push_out_more() -> None:
     options = NodeOptions(history_bytes_max=10)
     assert remembered(options, [b"12345", b"67890", b"a"]) == [b"67890", b"a"]
     assert remembered(options, [b"1", b"2", b"too large to keep"]) == [b"too large to keep"]
+
+
+def test_properties_of_a_record_are_a_copy() -> None:
+    with FakeBroker() as broker:
+        broker.declare_queue("q")
+        broker.publish(b"x", "q", properties={"headers": {"n": 1}})
+        (seen,) = broker.messages("q")
+        assert seen.properties.headers is not None
+        seen.properties.headers["n"] = 2
+        (again,) = broker.messages("q")
+        assert again.properties.headers == {"n": 1}

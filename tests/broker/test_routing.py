@@ -18,7 +18,6 @@ from reliablepub.testing.routing import (
     topic_matches,
 )
 
-
 BODY = b"body"
 
 
