@@ -164,7 +164,7 @@ class RelayThread:
         self._guard = Guard(self._log_writer.write)
         self._relay: Relay | None = None
         self._wake: Callable[[], None] = lambda: None
-        self.inbox = Inbox(lambda: self._observer.handed_over(self._wake))
+        self.inbox = Inbox(lambda: self._observer.handed_over(self.wake))
         # A daemon thread, so that a publisher that was not closed does not keep the interpreter
         # from exiting. Messages not published by then stay in the outbox.
         self._thread = threading.Thread(target=self._main, name="reliablepub-relay", daemon=True)

@@ -22,9 +22,16 @@ BODY = b"body"
 
 
 def publish(
-    exchange: str, key: str, headers: dict[str, Any] | None = None, *, persistent: bool = True
+    exchange: str,
+    key: str,
+    headers: dict[str, Any] | None = None,
+    *,
+    persistent: bool = True,
+    expiration: str | None = None,
 ) -> Publish:
-    properties = Basic.Properties(headers=headers, delivery_mode=2 if persistent else 1)
+    properties = Basic.Properties(
+        headers=headers, delivery_mode=2 if persistent else 1, expiration=expiration
+    )
     header = ContentHeader(0, len(BODY), properties).marshal()
     return Publish(
         exchange=exchange,
@@ -196,9 +203,7 @@ def test_max_length_zero_and_bytes() -> None:
 
 def test_messages_expire_by_the_shorter_ttl() -> None:
     queue = Queue("q", arguments={"x-message-ttl": 1000})
-    short = publish("", "k")
-    short.properties.expiration = "10"
-    queue.offer(short, 0.0)
+    queue.offer(publish("", "k", expiration="10"), 0.0)
     queue.offer(publish("", "k"), 0.0)
     queue.expire(0.009)
     assert len(queue.ready) == 2

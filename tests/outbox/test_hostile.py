@@ -13,6 +13,7 @@ import pytest
 
 from reliablepub import Publisher
 from reliablepub.cli.output import age, ago
+from reliablepub.errors import OutboxError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import read_contents
 from reliablepub.outbox.admin.transfer import BadLine, export_lines, import_lines
@@ -523,6 +524,22 @@ def test_a_size_that_might_be_never_stops_the_relay(path: Path, size: int) -> No
                 publisher.flush(30)
             assert len(broker.messages("all")) == 3
         assert outbox.status().open == 0
+
+
+@pytest.mark.parametrize("is_theirs", [False, True])
+def test_nothing_is_stored_without_a_ledger_to_count_it(path: Path, *, is_theirs: bool) -> None:
+    outbox = Outbox(path)
+    outbox.enqueue(Message(b"a", routing_key="q"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM reliablepub_ledger")
+        connection.commit()
+        with pytest.raises(OutboxError, match="its ledger has no row, so nothing was stored"):
+            outbox.enqueue(
+                Message(b"b", routing_key="q"), connection=connection if is_theirs else None
+            )
+        assert not connection.in_transaction
+        found = connection.execute("SELECT body FROM reliablepub_messages").fetchall()
+    assert found == [(b"a",)]
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), -float("inf"), float("nan"), 1e300, 1e12])

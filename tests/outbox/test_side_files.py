@@ -20,6 +20,7 @@ from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import location
 from reliablepub.outbox.sqlite.ballast import Ballast
+from reliablepub.outbox.sqlite.forks import open_files
 from reliablepub.outbox.sqlite.location import OF_SQLITE, OURS, check_side_files, warn_of_folder
 from reliablepub.outbox.sqlite.lock import RelayLock, holder_pid
 from reliablepub.outbox.sqlite.status_file import (
@@ -367,3 +368,24 @@ def test_folders_that_others_can_write_to_are_warned_of_once(
         assert len(caplog.records) == bool(words), (mode, owner, group)
         if words:
             assert re.search(words, caplog.text)
+
+
+@pytest.mark.parametrize("suffix", ["-wal", "-shm"])
+def test_a_descriptor_that_another_thread_has_closed_meanwhile_is_passed_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    closed = os.dup(0)
+    os.close(closed)
+
+    def files_with_a_closed_one() -> dict[tuple[int, int], list[int]]:
+        files = open_files()
+        found = path.with_name(path.name + suffix).stat()
+        files[found.st_dev, found.st_ino].insert(0, closed)
+        return files
+
+    with Outbox(path) as first:
+        first.enqueue(Message(b"a", routing_key="q"))
+        monkeypatch.setattr(location, "open_files", files_with_a_closed_one)
+        with Outbox(path) as second:
+            second.enqueue(Message(b"b", routing_key="q"))
+    assert Outbox(path).status().stored == 2

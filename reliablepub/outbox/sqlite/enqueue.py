@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from reliablepub.errors import ConfigurationError, OutboxMoved
+from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
@@ -130,6 +130,7 @@ class Enqueuing:
         Raises:
             OutboxFull: a limit of the outbox is reached.
             OutboxDiskFull: the disk is full.
+            OutboxError: the ledger is missing.
         """
         message_id = entry.message.message_id
         assert message_id is not None
@@ -141,8 +142,13 @@ class Enqueuing:
             counters = Counters(*cursor.execute(QUERIES["ledger"]).fetchone())
             limits.check(counters, entry.message, self.path)
         self.ballast.check(cursor, entry.message.size)
-        [(last_id,)] = cursor.execute(QUERIES["count_stored"], {"size": entry.message.size})
-        entry.id = last_id + 1
+        counted = cursor.execute(QUERIES["count_stored"], {"size": entry.message.size}).fetchall()
+        if not counted:
+            raise OutboxError(
+                f"outbox {self.path} is damaged: its ledger has no row, so nothing was stored; "
+                "copy its messages into a new outbox with `reliablepub outbox salvage`"
+            )
+        entry.id = counted[0][0] + 1
         cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
         if key is not None:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)

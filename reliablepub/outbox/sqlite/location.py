@@ -36,6 +36,7 @@ import pwd
 import re
 import sqlite3
 import stat
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -366,7 +367,7 @@ class Place:
                     "nothing was stored; close every connection to the old file, and try again"
                 )
         _, log, index = self._inodes
-        if index is not None and not (log and _is_whole(files[log][0], files[index][0])):
+        if index is not None and not (log and _is_whole(files[log], files[index])):
             raise OutboxMoved(
                 f"the write-ahead log of outbox {self._path} was deleted while it was in use, so "
                 "nothing can be stored; stop every process that has the outbox open, and start "
@@ -490,15 +491,25 @@ def _locks_are_listed() -> bool:
         return _has_lock(file.fileno())
 
 
-def _is_whole(log_fd: int, index_fd: int) -> bool:
+def _is_whole(log_fds: Sequence[int], index_fds: Sequence[int]) -> bool:
     """Whether the log has a header, if its index says that it holds frames.
+
+    Several connections may have them open, and another thread may have closed some meanwhile.
 
     If a log is deleted while in use, the next connection creates an empty one. Frames appended to
     that one are never found, because only the first frame of a log is written with a header.
     """
     # `os.pread` on SQLite's own descriptors: closing others would drop SQLite's locks.
-    frames = os.pread(index_fd, _FRAMES_BYTES, _FRAMES_AT)
-    return not any(frames) or os.pread(log_fd, len(_LOG_MAGICS[0]), 0) in _LOG_MAGICS
+    frames = next(_read_each(index_fds, _FRAMES_BYTES, _FRAMES_AT), b"")
+    return not any(frames) or any(
+        magic in _LOG_MAGICS for magic in _read_each(log_fds, len(_LOG_MAGICS[0]), 0)
+    )
+
+
+def _read_each(fds: Sequence[int], count: int, offset: int) -> Iterator[bytes]:
+    for fd in fds:
+        with suppress(OSError):
+            yield os.pread(fd, count, offset)
 
 
 def _is_mount_point(path: bytes) -> bool:
