@@ -40,7 +40,7 @@ from reliablepub.transport.address import parse_addresses
 
 _LOOK_S: Final = 0.05
 _ALIVE_S: Final = 1.0
-_STANDBY_S: Final = 0.5
+_STANDBY_S: Final = 0.05
 """Interval at which a standby tries to own the outbox."""
 
 
