@@ -9,9 +9,9 @@ import errno
 import shlex
 import signal
 import ssl
-import threading
 from contextlib import ExitStack
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import click
@@ -100,9 +100,10 @@ def broker(
 
     With --control-port the second line is the URL of the control port.
     """
-    stopped = threading.Event()
+    # A handler interrupts this thread: `Event.set` would wait for the lock that `Event.wait` holds.
+    stopped: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stopped.set())
+        signal.signal(number, lambda *_: stopped.put(None))
     with ExitStack() as stack:
         try:
             faults = load_faults(fault_file) if fault_file is not None else ()
@@ -133,7 +134,7 @@ def broker(
         if control is not None:
             click.echo(control.url)
         click.echo(f"For other terminals: export RELIABLEPUB_URL={shlex.quote(fake.url)}", err=True)
-        stopped.wait()
+        stopped.get()
 
 
 def _granted(
