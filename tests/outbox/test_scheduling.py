@@ -339,6 +339,8 @@ class Race:
         try:
             with Outbox(self._where) as outbox:
                 for n in range(self._count):
+                    if n == self._count // 2:
+                        wait_for_the_first(outbox)  # or all may be stored before the relay looks
                     name = f"{number}-{n}"
                     outbox.enqueue(message(name, rng.uniform(-0.01, 0.15)), key=name)
                     old = f"{number}-{rng.randrange(max(0, n - 30), n + 1)}"
@@ -372,6 +374,12 @@ class Race:
     @property
     def names(self) -> set[str]:
         return {f"{number}-{n}" for number in range(3) for n in range(self._count)}
+
+
+def wait_for_the_first(outbox: Outbox) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while not outbox.status().confirmed and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def wait_until_empty(outbox: Outbox) -> None:
