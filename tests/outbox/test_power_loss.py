@@ -27,8 +27,8 @@ from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outcome import Outcome, OutcomeKind
 from tests.outbox import shim as vfs
 from tests.outbox.shim import Operation, Shim, shim
+from tests.power.disk import write_torn
 
-SECTOR = 512
 REFUSED = Outcome(OutcomeKind.REFUSED, 404, "NOT_FOUND")
 
 
@@ -107,16 +107,7 @@ class Disk:
             if is_there():
                 del data[operation.offset :]
             return True
-        end = operation.offset + len(operation.data)
-        start = operation.offset
-        while start < end:  # torn between sectors
-            stop = min(end, start - start % SECTOR + SECTOR)
-            if is_there():
-                if len(data) < stop:
-                    data.extend(bytes(stop - len(data)))
-                first = start - operation.offset
-                data[start:stop] = operation.data[first : first + stop - start]
-            start = stop
+        write_torn(data, operation.offset, operation.data, is_there)
         return True
 
 

@@ -105,12 +105,16 @@ def _apply(data: bytearray, operation: Operation, coin: Callable[[], bool]) -> N
             size = operation.offset
             data[size:] = bytes(max(0, size - len(data)))
         return
-    start, end = operation.offset, operation.offset + len(operation.data)
+    write_torn(data, operation.offset, operation.data, coin)
+
+
+def write_torn(data: bytearray, offset: int, new: bytes, is_there: Callable[[], bool]) -> None:
+    """Write to a file, or to some of its sectors: within one, a disk writes all or nothing."""
+    start, end = offset, offset + len(new)
     while start < end:
         stop = min(end, start - start % SECTOR + SECTOR)
-        if coin():
+        if is_there():
             if len(data) < stop:
                 data.extend(bytes(stop - len(data)))
-            first = start - operation.offset
-            data[start:stop] = operation.data[first : first + stop - start]
+            data[start:stop] = new[start - offset : stop - offset]
         start = stop

@@ -237,7 +237,7 @@ def test_at_every_flush(nursery: Nursery, memory: Path, kind: str, seed: int) ->
 def test_a_broken_rule_is_caught_there(
     nursery: Nursery, memory: Path, kind: str, mutant: str
 ) -> None:
-    """Both file systems sync the name of a new file with the file: only POSIX does not say so."""
+    """Without those of the folder: both journals are said to write a new name with its file."""
     log = record_image(nursery, memory, kind, PUBLISHES, lives=1, turns=2, mutant=mutant)
     with pytest.raises(BROKEN):
         Points(memory, PUBLISHES).try_image(log, every=1000)

@@ -173,10 +173,8 @@ def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
     try:
         lifetime_s = provider().lifetime_s
     except ConfigurationError as error:
-        yield Finding(
-            *("broker", "credentials", Level.PROBLEM, str(error)),
-            "look at what should have replaced it; the relay reads the file again by itself",
-        )
+        remedy = "look at what should have replaced it; the relay reads the file again by itself"
+        yield Finding("broker", "credentials", Level.PROBLEM, str(error), remedy)
         return
     if lifetime_s is not None:
         words = f"the token of the password file is valid for another {age(lifetime_s)}"

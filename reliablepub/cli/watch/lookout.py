@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,11 @@ def look(database: Database, before: Look | None = None) -> Look:
     Raises:
         NotAnOutbox: there is no outbox.
     """
+    return _look(database, read_relays(database), before)
+
+
+def _look(database: Database, relays: Sequence[Relaying], before: Look | None) -> Look:
     found, at, now = read_status(database), time.monotonic(), time.time()
-    relays = read_relays(database)
     relay_status = Relaying.first(relays).status
     counts = {name: getattr(found, name) for name in _COUNTS}
     oldest = found.oldest_open_at
@@ -109,8 +112,8 @@ def look_closely(database: Database, before: Look | None = None) -> Look:
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    seen = look(database, before)
-    relay_status = Relaying.first(read_relays(database)).status
+    relays = read_relays(database)
+    seen, relay_status = _look(database, relays, before), Relaying.first(relays).status
     failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
     names = ("buffered", "aside", "connects", "violations", "latency")
     relay = {name: relay_status.get(name) for name in names}

@@ -95,7 +95,7 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
 def advice(seen: Look) -> Text:
     """The most urgent state, and what the operator should do about it."""
     more, counts = seen.more, seen.counts
-    missing = [str(row["shard"]) for row in more["relays"] if row["pid"] is None]
+    missing = [row["shard"] for row in more["relays"] if row["pid"] is None]
     links = {row["link"] for row in more["relays"]}
     if missing and counts["open"]:
         what = "this outbox" if len(missing) == len(more["relays"]) else f"shard {missing[0]}"
@@ -127,9 +127,8 @@ def _head(seen: Look) -> Text:
 
 def _relay(seen: Look) -> Text:
     pid, link = seen.more["relay_pid"], seen.more["link"]
-    who = "no relay" if pid is None else f"relay {pid}"
-    if len(seen.more["relays"]) > 1:
-        who = "relays"
+    one = f"relay {pid}" if len(seen.more["relays"]) == 1 else "relays"
+    who = "no relay" if pid is None else one
     made = seen.more["connects"]
     again = f"; {count_of(made, 'connection')} made" if made and made > 1 else ""
     style = {"connected": "green", "blocked": "yellow", "disconnected": "red"}.get(link, "")

@@ -137,8 +137,8 @@ def read_status(database: Database) -> OutboxStatus:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        relays = tuple(relay.pid for relay in session.relays())
-        relay = next((pid for pid in relays if pid is not None), None)
+        relays = session.relays()
+        relay = Relaying.first(relays).pid
         ledger = Counters(*session.run("ledger").fetchone())
         (in_flight,) = session.run("in_flight_count").fetchone() if relay is not None else (0,)
         (waiting,) = session.run("waiting_count").fetchone()
@@ -160,7 +160,7 @@ def read_status(database: Database) -> OutboxStatus:
         bytes_on_disk=space.bytes_on_disk,
         log_bytes=space.log_bytes,
         is_disk_full=space.is_disk_full,
-        relays=relays,
+        relays=tuple(one.pid for one in relays),
     )
 
 
@@ -201,7 +201,7 @@ def read_in_flight(database: Database, *, limit: int) -> list[dict[str, Any]]:
         NotAnOutbox: there is no outbox.
     """
     with database.reading() as session:
-        is_relayed = any(relay.pid is not None for relay in session.relays())
+        is_relayed = Relaying.first(session.relays()).pid is not None
         return list(session.rows("in_flight", {"id": None, "limit": limit if is_relayed else 0}))
 
 

@@ -28,7 +28,7 @@ from typing import Final, TypeVar
 from reliablepub.errors import InvalidMessage
 from reliablepub.message import Message
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, OPEN_STATES, STATES
-from reliablepub.outbox.database import NO_CHANGE, Database, Session
+from reliablepub.outbox.database import NO_CHANGE, Database, Relaying, Session
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, rewritten
 
@@ -208,7 +208,7 @@ def change(
 ) -> Effect:
     """Apply an intervention within an open transaction that may write."""
     # This is checked under the write lock: a relay that starts now reads the changed rows.
-    is_relayed = any(relay.pid is not None for relay in session.relays())
+    is_relayed = Relaying.first(session.relays()).pid is not None
     if not is_relayed:
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
         # recorded as uncertain first, so that the intervention does not hide that a queue may

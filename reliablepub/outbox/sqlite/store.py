@@ -430,7 +430,7 @@ class SqliteStore:
             OutboxMoved: the path leads to other files; the error names a copy of the open one.
             OutboxError: the store cannot be used any more.
         """
-        if changes.is_empty and not self._steps.walks:
+        if changes.is_empty and not self.is_stepping:
             return self.snapshot()
         self._check_usable()
         try:
@@ -622,7 +622,7 @@ class SqliteStore:
             if not self._has_moved:
                 # A relay that is killed does neither: nothing that was stored depends on it.
                 with suppress(OutboxError), self._writer as connection:
-                    while self._steps.walks:
+                    while self.is_stepping:
                         self._commit(connection, Changes())
                     connection.execute(QUERIES["end_run"], {"now": self._clock(), "run": self._run})
             self._bell.close()
