@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any
 
 import psycopg
@@ -253,6 +254,55 @@ def test_a_silent_owner_is_replaced_and_settles_nothing(
     assert counted(url) == (0, 0, 0, 0)
 
 
+def newest_turn(own: PostgresStore) -> int:
+    [(turn, *_)] = own._link.rows("newest_turn", {"shard": 0})
+    return int(turn)
+
+
+def killed(own: PostgresStore) -> None:
+    """Lose the connection, as a process that is killed does."""
+    assert own._link._connection is not None
+    own._link._connection.close()
+
+
+@pytest.mark.parametrize("operators", [0, 3])
+def test_an_owner_that_was_killed_is_replaced_though_its_last_turn_is_new(
+    url: str, own: PostgresStore, operators: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "EXPIRY_S", inf)
+    with Outbox(url) as outbox:
+        for _ in range(operators):
+            outbox.enqueue(Message(b"", not_before=datetime(2100, 1, 1, tzinfo=UTC)))
+        before = newest_turn(own)
+        for number in range(operators):  # their turns are not the owner's
+            assert outbox.retry([number + 1]) == 1
+        assert newest_turn(own) >= before + operators
+    killed(own)
+    with closing(PostgresStore(Server.of(url))) as second:
+        assert second.run > own.run
+
+
+def test_an_owner_that_reconnects_is_not_replaced(
+    url: str, own: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ownership, "CUT_OFF_S", 10.0)
+    for _ in range(3):
+        killed(own)
+        assert not own.changed_elsewhere()
+        [(*_, is_cut_off)] = own._link.rows("newest_turns")
+        assert not is_cut_off
+
+
+def test_a_server_that_was_restarted_says_nothing_of_the_owner(
+    postgres_server: PostgresServer, url: str, own: PostgresStore
+) -> None:
+    postgres_server.stop("immediate")
+    postgres_server.start()
+    with closing(Link(Server.of(url))) as link:
+        [(*_, is_cut_off)] = link.rows("newest_turns")
+    assert not is_cut_off
+
+
 def test_a_relay_whose_first_turn_takes_long_is_not_replaced(
     url: str, entry: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +337,7 @@ def test_the_first_turn_of_a_run_is_as_old_as_its_commit(
 
     monkeypatch.setattr(PostgresStore, "_take_turn", take_slowly)
     with closing(PostgresStore(Server.of(url))) as own:
-        [(_, _, _, _, _, age_s)] = own._link.rows("newest_turns")
+        [(*_, age_s, _)] = own._link.rows("newest_turns")
         monkeypatch.setattr(PostgresStore, "_take_turn", take)
     assert age_s < 1.9
 

@@ -177,13 +177,13 @@ def test_a_broker_that_answers_in_jerks_is_no_standstill(
     thread = threading.Thread(target=jerk)
     thread.start()
     try:
-        sending, _ = send(settings, rows(20, queue))
+        sending, _ = send(settings, rows(40, queue))
     finally:
         done.set()
         thread.join()
         connection.close_idle()
-    assert sending.counts.confirmed == 20
-    print(f"{sending.counts.waited_s:.1f} s for 20 rows")
+    assert sending.counts.confirmed == 40
+    print(f"{sending.counts.waited_s:.1f} s for 40 rows")
     assert sending.counts.waited_s > settings.delivery_timeout_s
 
 

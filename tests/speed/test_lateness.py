@@ -151,7 +151,11 @@ def test_scheduled_messages_arrive_when_they_are_due(
     store(where, queue, first_at, count)
     assert time.time() < first_at - LEAD_S
     time.sleep(first_at - LEAD_S - time.time())
-    with Consumer(rabbitmq.url, queue) as consumer, Relays(where, rabbitmq.url) as relays:
+    with (
+        Outbox(where) as outbox,
+        Consumer(rabbitmq.url, queue) as consumer,
+        Relays(where, rabbitmq.url) as relays,
+    ):
         kill_at = first_at + kill_every_s / 2
         while kill_at < first_at + LASTS_S:
             time.sleep(max(0.0, kill_at - time.time()))
@@ -159,6 +163,8 @@ def test_scheduled_messages_arrive_when_they_are_due(
             kill_at += kill_every_s
         patience = first_at + LASTS_S + 60
         while len(consumer.late_s) < count and time.time() < patience:
+            time.sleep(0.1)
+        while outbox.status().open > far and time.time() < patience:  # its confirm is to come
             time.sleep(0.1)
     late_ms = sorted(1_000 * late_s for late_s in consumer.late_s.values())
     assert len(late_ms) == count

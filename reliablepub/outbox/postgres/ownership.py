@@ -11,6 +11,11 @@ or is older than `EXPIRY_S` by the clock of the database, or when a process has 
 as long by its own: the clock of the database may have been set back. A shard whose newest turn
 changes while a process looks has an owner that lives, however old that turn is: its transaction may
 have taken long.
+
+A process that dies loses its connection at once. So a shard is free as well when the server process
+of its last turn has been gone for `CUT_OFF_S`. An owner that has lost its connection and lives,
+opens another one and takes a turn before that. Behind a PgBouncer that pools transactions, the
+server process outlives the owner, and only silence tells.
 """
 
 from __future__ import annotations
@@ -28,7 +33,8 @@ from reliablepub.outbox.postgres.server import Link, Row, outbox_error
 
 BEAT_S: Final = 0.8
 EXPIRY_S: Final = 3.0
-_LOOK_S: Final = 0.2
+CUT_OFF_S: Final = 0.5
+_LOOK_S: Final = 0.1
 KEPT_TURNS: Final = 1_000
 """Turns that stay behind the newest one."""
 
@@ -72,18 +78,21 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
     """
     begun = time.monotonic()
     first_seen: dict[int, bytes] = {}
+    linked_at: dict[int, float] = {}
     while True:
         newest = link.rows("newest_turns")
+        now_s = time.monotonic()
         lived = 0
-        for shard, turn, _, is_free, at, age_s in newest:
+        for shard, turn, _, is_free, at, age_s, is_cut_off in newest:
             has_moved = first_seen.setdefault(shard, at) != at
-            is_silent = not has_moved and time.monotonic() - begun > EXPIRY_S
-            is_old = not has_moved and age_s > EXPIRY_S
-            if is_free or is_old or is_silent:
+            is_silent = not has_moved and max(age_s, now_s - begun) > EXPIRY_S
+            if shard not in linked_at or not is_cut_off:
+                linked_at[shard] = now_s
+            if is_free or is_silent or now_s - linked_at[shard] > CUT_OFF_S:
                 run = _take(link, shard, turn, token, now)
                 if run is not None:
                     return Ownership(shard, run, turn + 1, len(newest))
-            lived += has_moved
+            lived += has_moved and not is_cut_off
         if lived == len(newest):
             raise _in_use(link, newest)
         time.sleep(_LOOK_S)

@@ -45,8 +45,11 @@ SELECT 1;
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
 -- The newest turn of each shard, and how old it is by the clock of the database.
+-- A server that was restarted has ended every connection, which says nothing of the owner.
 -- name: newest_turns
-SELECT s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision
+SELECT
+    s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision,
+    t.at > pg_postmaster_start_time() AND NOT EXISTS (SELECT FROM pg_stat_get_activity(t.backend)) AS is_cut_off
 FROM generate_series(0, (SELECT shards FROM reliablepub_outbox) - 1) AS s (shard)
 CROSS JOIN LATERAL (
     SELECT * FROM reliablepub_turns WHERE shard = s.shard ORDER BY turn DESC LIMIT 1
@@ -497,7 +500,7 @@ DELETE FROM reliablepub_in_flight WHERE shard = :shard;
 INSERT INTO reliablepub_turns
 SELECT
     t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
-    t.discarded, t.open_bytes, t.intervention, t.seen
+    t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
 FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 RETURNING turn;
 
@@ -506,7 +509,7 @@ RETURNING turn;
 INSERT INTO reliablepub_turns
 SELECT
     t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
-    t.discarded, t.open_bytes, t.intervention, t.seen
+    t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
 FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
 ON CONFLICT (shard, turn) DO NOTHING
 RETURNING turn, pg_current_xact_id()::text;

@@ -166,7 +166,8 @@ CREATE TABLE reliablepub_in_flight (
 -- Counted are the messages of relays and operators, and those of enqueuers that are visible in the
 -- snapshot `seen`. The turn of an operator leaves the owner and the time as they are. The primary key
 -- is the fence: of two transactions that follow the same turn, only one can commit. `token` tells a
--- transaction whose COMMIT was cut off from one of another process.
+-- transaction whose COMMIT was cut off from one of another process. `backend` is the server process of
+-- the owner's connection: when it is gone, the owner has probably died.
 CREATE TABLE reliablepub_turns (
     shard integer NOT NULL,
     turn bigint NOT NULL,
@@ -182,6 +183,7 @@ CREATE TABLE reliablepub_turns (
     open_bytes bigint NOT NULL,
     intervention bigint NOT NULL,
     seen pg_snapshot NOT NULL,
+    backend integer NOT NULL DEFAULT pg_backend_pid(),
     PRIMARY KEY (shard, turn)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 

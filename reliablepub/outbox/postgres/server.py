@@ -187,10 +187,12 @@ class Link:
 
     Attributes:
         allows_loss: whether a commit may be acknowledged before it is on disk.
+        connections: how many it has opened so far.
     """
 
     def __init__(self, server: Server) -> None:
         self.server = server
+        self.connections = 0
         self.queries = queries(server.schema)
         self._connection: psycopg.Connection[Any] | None = None
         self._refusal: OutboxError | None = None
@@ -314,6 +316,7 @@ class Link:
                 raise self._refusal
             try:
                 self._connection = self.server.connect()
+                self.connections += 1
                 self._look_around()
             except OutboxError as error:
                 self._refusal, self._connect_at = error, time.monotonic() + _RECONNECT_S

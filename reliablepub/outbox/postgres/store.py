@@ -163,7 +163,7 @@ class PostgresStore:
     def _begin(self) -> None:
         """Record what the last owner left in flight, and look at what there is."""
         now = self._clock()
-        self._turn_at = time.monotonic()
+        self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._forgotten = 0
         # An earlier run may have kept confirmed messages.
         self._is_pruning = self._keep_confirmed_s > 0 or bool(self._link.rows("any_kept"))
@@ -242,7 +242,10 @@ class PostgresStore:
         """
         self._check_usable()
         is_changed, self._is_changed = self._look() or self._is_changed, False
-        if time.monotonic() - self._turn_at > BEAT_S:
+        is_reconnected = (
+            self._link.connections != self._turn_by
+        )  # others see that the old one is gone
+        if is_reconnected or time.monotonic() - self._turn_at > BEAT_S:
             with suppress(Intervened):
                 self._take_turn([])
         return is_changed
@@ -470,7 +473,7 @@ class PostgresStore:
 
     def _committed(self, newest: Row) -> None:
         _, _, _, intervention, *counters = newest
-        self._turn_at = time.monotonic()
+        self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         if self._turn - self._forgotten > 2 * KEPT_TURNS:
             self._forgotten = self._turn - 1 - KEPT_TURNS
         self._seen.intervention = intervention
