@@ -36,7 +36,7 @@ from reliablepub.message import Message
 from reliablepub.outcome import Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageEvent:
     """An event of one message. It does not hold the body.
 
@@ -55,12 +55,12 @@ class MessageEvent:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageStored(MessageEvent):
     """A message was accepted and committed: to disk if there is an outbox, otherwise to memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttemptBegun(MessageEvent):
     """A message was written to the wire.
 
@@ -75,7 +75,7 @@ class AttemptBegun(MessageEvent):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AttemptEnded(MessageEvent):
     """An attempt has ended: confirmed, returned, nacked, refused or uncertain.
 
@@ -96,7 +96,7 @@ class AttemptEnded(MessageEvent):
     stored_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessageGivenUp(MessageEvent):
     """A message will not be sent again: parked, expired or discarded.
 
@@ -111,7 +111,7 @@ class MessageGivenUp(MessageEvent):
     attempts: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MessagesRejected:
     """Messages were not accepted: the call that was to store them raises.
 
@@ -124,7 +124,7 @@ class MessagesRejected:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LinkChanged:
     """The connection was made, lost, blocked or unblocked.
 
@@ -139,7 +139,7 @@ class LinkChanged:
     open: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DestinationChanged:
     """A destination was paused because it kept refusing messages, or was resumed (`Breaker`).
 

@@ -76,7 +76,7 @@ class _Circuit(Generic[W]):
     alarm: float = float("inf")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Pause(Generic[D, W]):
     """A destination whose breaker is not closed.
 

@@ -25,17 +25,17 @@ from typing import TypeAlias
 from reliablepub.outcome import OutcomeKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Remove:
     """Remove the message from the outbox: the broker has taken responsibility."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SendAgain:
     """Do nothing: the session itself sends the message again, as soon as it can."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RetryAt:
     """Keep the message in the outbox, and send it again later.
 
@@ -46,17 +46,17 @@ class RetryAt:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Expire:
     """Give the message up as expired, and keep it for an operator."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Park:
     """Give the message up, and keep it for an operator."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Discard:
     """Give the message up, and delete it; only a count remains."""
 

@@ -15,7 +15,7 @@ K = TypeVar("K")
 """The caller's key of a message. The core never looks into it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Connected:
     """The connection is open; channels can be opened on it.
 
@@ -27,7 +27,7 @@ class Connected:
     server: str = field(default="", compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConnectionClose:
     """The broker's ``connection.close``.
 
@@ -42,7 +42,7 @@ class ConnectionClose:
     method: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConnectionLost:
     """The connection, with all its channels, is gone, or could not be made.
 
@@ -58,21 +58,21 @@ class ConnectionLost:
     is_refusal: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChannelOpened:
     """The channel is open and in confirm mode (``confirm.select-ok``); its tags start at 1."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class NoChannel:
     """The channel was not opened: no channel number is free on the connection."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChannelClosed:
     """The broker closed one channel (``channel.close``).
 
@@ -89,7 +89,7 @@ class ChannelClosed:
     by_publish: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Acked:
     """``basic.ack`` of this tag, or with ``multiple`` of all outstanding tags up to this one."""
 
@@ -98,7 +98,7 @@ class Acked:
     multiple: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AckedEach:
     """Several ``basic.ack`` in a row without ``multiple``, in place of one `Acked` for each tag."""
 
@@ -106,7 +106,7 @@ class AckedEach:
     tags: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Nacked:
     """``basic.nack`` of this tag, or with ``multiple`` of all outstanding tags up to this one."""
 
@@ -115,7 +115,7 @@ class Nacked:
     multiple: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Returned:
     """``basic.return``.
 
@@ -135,19 +135,19 @@ class Returned:
     body_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Blocked:
     """``connection.blocked``: the broker accepts no publishes for now."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Unblocked:
     """``connection.unblocked``: the broker accepts publishes again."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leaving:
     """Bytes have left this host recently, and at least one publish has not left it entirely.
 
@@ -170,14 +170,14 @@ ChannelEvent: TypeAlias = (
 Event: TypeAlias = ChannelEvent | Connected | ConnectionLost | Blocked | Unblocked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenChannel:
     """Open a channel in confirm mode; the transport answers with `ChannelOpened` of this epoch."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CloseChannel:
     """Close the channel of this epoch; later events of the channel are ignored."""
 
@@ -185,7 +185,7 @@ class CloseChannel:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Disconnect:
     """Drop the connection, because only a new one can help.
 

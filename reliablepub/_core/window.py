@@ -74,7 +74,7 @@ SMOOTHING: Final = 0.25
 """Weight of the newest look in the expected rate during a rest (exponential smoothing)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """Progress of the channel that carries fresh messages.
 

@@ -36,7 +36,7 @@ KEYS_KEPT_S: Final = 7 * 86_400.0
 """Retention of a deduplication key: 7 days, and as long as its message is open or parked."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Space:
     """Space that an outbox takes.
 
@@ -53,7 +53,7 @@ class Space:
     is_disk_full: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Relaying:
     """Who relays a shard. Without shards, an outbox is one.
 

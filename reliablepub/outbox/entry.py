@@ -172,7 +172,7 @@ class Entry:
         return entry
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)  # in sets
 class Attempt:
     """An ended attempt, kept as history of an entry that was not confirmed at once.
 
@@ -210,7 +210,7 @@ def epoch_name(run: int, epoch: int) -> str:
     return f"{run}-{epoch}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Touched:
     """An operator's intervention in one message, made beside the relay.
 
@@ -235,7 +235,7 @@ class Touched:
     is_open: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DamagedRow:
     """A stored entry that no longer is what was written.
 
@@ -285,7 +285,7 @@ class Release:
     left: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HeldExchange:
     """An exchange that has `HELD` entries.
 
@@ -385,7 +385,7 @@ class Counters:
         return self.stored - self.confirmed - self.parked - self.expired - self.discarded
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Snapshot:
     """State of a store at one moment.
 
@@ -401,7 +401,7 @@ class Snapshot:
     late: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class OpenLimits:
     """Limits on the open messages of an outbox, including the one to be stored.
 

@@ -26,7 +26,7 @@ def _suspended_s() -> float:
             return since_boot - after
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Clock:
     """The clocks that the relay reads. Tests and simulations supply their own.
 

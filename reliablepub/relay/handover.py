@@ -70,7 +70,7 @@ _DURABLE_MESSAGES_MAX: Final = 10_000_000
 _DURABLE_BYTES_MAX: Final = 8 * 1024 * _MIB
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
     """Limits on open messages in the store, and on messages in memory.
 

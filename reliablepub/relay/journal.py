@@ -42,7 +42,7 @@ LAST_LINES_S: Final = 2.0
 """How long the end of the relay waits for the last lines to be written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Line:
     logger: logging.Logger
     level: int
@@ -169,7 +169,7 @@ INTERVAL_S: Final = 10.0
 KINDS_MAX: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sum(Generic[Kind]):
     """A number of equal lines that were counted instead of written.
 

@@ -23,7 +23,7 @@ _CLASSES: Final = 240
 """240 classes reach up to three hours."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Percentiles:
     """Percentiles of confirm latencies, at most 9 % too high.
 

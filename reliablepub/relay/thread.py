@@ -81,7 +81,7 @@ GATHER_S: Final = 0.001
 one turn handles the confirms of up to 8 ms: `GATHERINGS` looks, `GATHER_S` apart."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
     """The parts of a relay.
 
