@@ -1,6 +1,7 @@
 """An outbox moves to another RabbitMQ under load, as docs/moving-to-another-cluster.md says."""
 
 import itertools
+import json
 import signal
 import subprocess
 import threading
@@ -144,6 +145,54 @@ def test_an_outbox_moves_to_another_rabbitmq_under_load(
     assert old == sorted(old)
     assert new == sorted(new)
     assert max(old) < min(set(new) - set(old))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_shovel_empties_the_old_one(cli: Cli, *, is_cut: bool) -> None:
+    """Nothing is lost and ids stay, also when the shovel's connections are cut under way."""
+    with RabbitMQNode() as old, RabbitMQNode(plugins=("rabbitmq_shovel",)) as new:
+        move = Move(cli, old, new)
+        outbox = cli.folder / "o.db"
+        move.points_to(old)
+        move.begin()
+        with load(outbox) as stored:
+            eventually(lambda: move.is_at(old, 2_000), 60)
+            while_both_run(move)
+            eventually(lambda: move.is_at(new, 200), 60)
+            new.ctl("set_parameter", "shovel", "empties", shovel(old, new))
+            if is_cut:
+                eventually(lambda: not move.is_at(old, 1_000), 60)
+                old.close_all_connections("cut")
+            eventually(lambda: not move.is_at(old, 1), 60)
+        with Outbox(outbox) as queue:
+            eventually(lambda: queue.status().open == 0, 60)
+        move.end()
+        eventually(lambda: move.is_at(new, stored()), 60)
+        found = [
+            (int(body), properties.message_id)
+            for body, properties in AmqpProbe(new.url).drain(QUEUE)
+        ]
+        assert move.numbers(old) == []
+    print(f"{stored()} stored, {len(found)} in the new one")
+    assert {number for number, _ in found} == set(range(stored()))
+    assert len(set(found)) == stored()  # a second copy has the id of the first
+
+
+def shovel(old: RabbitMQNode, new: RabbitMQNode) -> str:
+    """What docs/moving-to-another-cluster.md says of it."""
+    return json.dumps(
+        {
+            "src-protocol": "amqp091",
+            "src-uri": old.url,
+            "src-queue": QUEUE,
+            "dest-protocol": "amqp091",
+            "dest-uri": new.url,
+            "dest-queue": QUEUE,
+            "ack-mode": "on-confirm",
+            "reconnect-delay": 1,
+        }
+    )
 
 
 def test_an_outbox_goes_back(move: Move) -> None:

@@ -14,8 +14,8 @@ have taken long.
 
 A process that dies loses its connection at once. So a shard is free as well when the server process
 of its last turn has been gone for `CUT_OFF_S`. An owner that has lost its connection and lives,
-opens another one and takes a turn before that. Behind a PgBouncer that pools transactions, the
-server process outlives the owner, and only silence tells.
+opens another one and takes a turn before that. Behind PgBouncer, the server process
+outlives the owner, and only silence tells.
 """
 
 from __future__ import annotations
