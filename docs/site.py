@@ -1,4 +1,4 @@
-"""What the site needs beyond the pages in this folder: the README, the examples and diagrams.
+"""What the site needs beyond the pages in this folder: README, examples, diagrams, commands' help.
 
 Called by mkdocs (``hooks`` in mkdocs.yml). Must never know: what a page says.
 
@@ -16,12 +16,17 @@ from html import escape
 from itertools import pairwise
 from pathlib import Path
 
+import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+from reliablepub.cli import main
 
 ROOT = Path(__file__).parent.parent
 
 DIAGRAM = re.compile(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^#+ (reliablepub .+)$", re.MULTILINE)
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 ARROW = re.compile(r"(\w+)(--?)>>(\w+): (.+)")
 NOTE = re.compile(r"Note over (\w+): (.+)")
@@ -46,10 +51,30 @@ def on_post_build(*, config: MkDocsConfig) -> None:
         shutil.copy(page, config.site_dir)
 
 
-def on_page_markdown(markdown: str, **_: object) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Links to the examples lead out of this folder on a forge, and stay inside on the site."""
+    if page.file.src_uri == "cli.md":
+        markdown = COMMAND.sub(lambda found: f"{found[0]}\n\n{help_of(found[1])}", markdown)
     markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
     return markdown.replace("](../examples/", "](examples/")
+
+
+def help_of(name: str) -> str:
+    """What ``--help`` prints for a command, and for each command of a group without sections."""
+    command: click.Command = main
+    context = click.Context(main, info_name="reliablepub")
+    for word in name.split()[1:]:
+        assert isinstance(command, click.Group)
+        inner = command.get_command(context, word)
+        assert inner is not None, name
+        command, context = inner, click.Context(inner, info_name=word, parent=context)
+    shown = [command.get_help(context)]
+    if name == "reliablepub topology" and isinstance(command, click.Group):
+        for word in command.list_commands(context):
+            inner = command.get_command(context, word)
+            assert inner is not None, word
+            shown.append(inner.get_help(click.Context(inner, info_name=word, parent=context)))
+    return "\n".join(f"```text\n{text}\n```\n" for text in shown)
 
 
 def drawn(diagram: str) -> str:

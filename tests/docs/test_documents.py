@@ -1,6 +1,7 @@
 """What the documents show is true: code runs, commands exist, links lead somewhere."""
 
 import ast
+import html
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import reliablepub
 from reliablepub.cli import main
+from tests.cli.test_app import commands as commands_of_ours
 from tests.docs.documents import (
     DOCUMENTS,
     KINDS,
@@ -248,10 +250,13 @@ def test_the_walk_of_a_message_names_what_there_is() -> None:
 
 
 @pytest.mark.timeout(300)
-def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path) -> None:
+def test_the_site_builds_and_has_the_whole_api_and_command_line(
+    tmp_path: Path,
+) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
+    assert_has_every_option(html.unescape((tmp_path / "cli" / "index.html").read_text()))
     api = (tmp_path / "api" / "index.html").read_text()
     shown = set(re.findall(r'id="reliablepub\.(\w+)"', api))
     assert set(reliablepub.__all__) <= shown
@@ -262,6 +267,16 @@ def test_the_site_builds_without_a_warning_and_has_the_whole_api(tmp_path: Path)
     assert private == [], "a default that the reader cannot look up"
     # Nothing that the theme would have to fetch a program for.
     assert [page for page in tmp_path.rglob("*.html") if "mermaid" in page.read_text()] == []
+
+
+def assert_has_every_option(page: str) -> None:
+    """Each command's usage is on the page, followed by each of its options."""
+    for name, command in commands_of_ours():
+        assert f"Usage: {name} " in page, name
+        shown = page.partition(f"Usage: {name} ")[2].partition("Usage: ")[0]
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert set(option.opts) <= set(re.findall(r"--[\w-]+", shown)), name
 
 
 def test_every_error_is_explained() -> None:
