@@ -42,13 +42,13 @@ class Credentials:
 
     def __post_init__(self) -> None:
         if not isinstance(self.secret, str) or not self.secret or "\0" in self.secret:
-            raise ConfigurationError("a secret must be a text, not empty, without U+0000")
+            raise ConfigurationError("a secret must be a non-empty text without U+0000")
         if self.user is not None and (not isinstance(self.user, str) or "\0" in self.user):
-            raise ConfigurationError("the user of credentials must be a text without U+0000")
+            raise ConfigurationError("the user must be a text without U+0000")
         if self.lifetime_s is not None and not 0 < self.lifetime_s < inf:
             raise ConfigurationError(
-                f"the lifetime of credentials is {self.lifetime_s} s: they have expired, or it is "
-                "no finite number"
+                f"the lifetime of credentials is {self.lifetime_s} s; it must be finite "
+                "and more than 0: have they expired?"
             )
 
 

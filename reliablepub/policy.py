@@ -257,7 +257,7 @@ class RetryPolicy:
                     return self.refused or _ONCE
                 return self.unavailable or self.refused or _DEFAULT.nacked
             case _:
-                msg = f"{outcome.kind} is no refusal and has no budget"
+                msg = f"{outcome.kind} is not a refusal and has no budget"
                 raise ValueError(msg)
 
 

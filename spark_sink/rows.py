@@ -110,7 +110,7 @@ class Rows:
         for (name, is_needed), column in zip(self._is_needed, columns, strict=True):
             for row, value in enumerate(column):
                 if value is None and is_needed:
-                    text = "is null; a message has a body, if an empty one"
+                    text = "is null; a message needs a body, even an empty one"
                     null = InvalidMessage(name, text if name == "value" else "is null")
                     problems.setdefault(row, Invalid(str(null)))
                 elif isinstance(value, InvalidMessage):

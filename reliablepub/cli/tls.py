@@ -83,5 +83,5 @@ def _refuse_to_ask() -> NoReturn:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return f"it is no PEM file of that kind, or the two do not fit ({error.reason})"
+        return f"not a PEM file of that kind, or certificate and key do not match ({error.reason})"
     return error.strerror or str(error)

@@ -106,7 +106,7 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
         timeout_s: the time waited, seconds.
         status: of the publisher.
     """
-    told = f"{what} is still open after {timeout_s or 0:g} s; it goes on being published"
+    told = f"{what} is still open after {timeout_s or 0:g} s; it is still being published"
     return StillOpen("; ".join([told, *waits_for(status)]))
 
 

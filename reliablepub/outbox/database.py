@@ -207,7 +207,7 @@ class Database(Protocol):
 def file_of(database: Database) -> Path:
     """Return the file of an outbox; raise `ConfigurationError` if it is on a server."""
     if database.file is None:
-        raise ConfigurationError(f"outbox {database.name} is on a server; this is done to files")
+        raise ConfigurationError(f"outbox {database.name} is on a server; this works on files only")
     return database.file
 
 

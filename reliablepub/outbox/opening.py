@@ -57,7 +57,7 @@ def _check_path(path: str) -> None:
         ConfigurationError: it is such a name.
     """
     if path.startswith((":memory:", "file:")) or not path:
-        msg = f"an outbox needs the path of a file, and {path!r} is none"
+        msg = f"an outbox needs the path of a file; {path!r} is not one"
         if path.startswith(":memory:"):
             msg += "; for messages in memory only, Publisher(url, outbox=None)"
         raise ConfigurationError(msg)

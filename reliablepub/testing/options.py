@@ -91,7 +91,7 @@ class NodeOptions:
         """Refuse permissions that would never apply."""
         for user, granted in self.permissions.items():
             if user not in self.users:
-                raise ValueError(f"permissions are given to {user!r}, who is none of the users")
+                raise ValueError(f"permissions are given to {user!r}, who is not one of the users")
             for name in granted:
                 if name not in self.virtual_hosts:
                     raise ValueError(f"permissions of {user!r}: there is no virtual host {name!r}")

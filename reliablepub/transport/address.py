@@ -175,7 +175,8 @@ def _parse(url: str) -> Address:
         port = parts.port
     except ValueError:
         problem = (
-            "the URL cannot be read: its port is no number up to 65535; a / in a password is %2F"
+            "the URL cannot be read: its port is not a number up to 65535; write / in a password "
+            "as %2F"
         )
         raise ConfigurationError(_explain(problem)) from None
     if parts.scheme not in _DEFAULT_PORT:

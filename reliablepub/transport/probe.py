@@ -46,8 +46,8 @@ _REMEDIES: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (ssl.SSLError, "is the port one for TLS? 5671 usually is"),
     (socket.gaierror, "correct the name, or the DNS"),
     (ConnectionRefusedError, "start the broker, or correct host and port"),
-    (TimeoutError, "look at firewalls and routes on the way"),
-    (BadFrame, "is it RabbitMQ that listens there? look at host and port"),
+    (TimeoutError, "check firewalls and routes"),
+    (BadFrame, "check host and port: is RabbitMQ listening there?"),
     (ProbableAuthenticationError, "correct user and password; guest works on localhost only"),
     (ProbableAccessDeniedError, "rabbitmqctl list_vhosts; rabbitmqctl set_permissions"),
 )

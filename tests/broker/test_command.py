@@ -51,7 +51,7 @@ def test_a_bad_fault_file_is_an_error_and_not_a_traceback(tmp_path: Path) -> Non
     script.write_text("[[fault]]\nkind = 'nakc'\n")
     result = CliRunner().invoke(broker, ["--faults", str(script)])
     assert result.exit_code == 1
-    assert "kind 'nakc' is none of" in result.output
+    assert "kind 'nakc' is not one of" in result.output
 
 
 def test_users_have_names_and_passwords() -> None:
@@ -141,7 +141,7 @@ def test_permissions_are_given_as_rabbitmqctl_takes_them() -> None:
     ("given", "words"),
     [
         (("guest", "/", "(", "", ""), "configure '(' is no regular expression"),
-        (("ann", "/", "", "", ""), "'ann', who is none of the users"),
+        (("ann", "/", "", "", ""), "'ann', who is not one of the users"),
         (("guest", "shop", "", "", ""), "there is no virtual host 'shop'"),
     ],
 )

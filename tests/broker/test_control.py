@@ -287,7 +287,7 @@ def test_a_password_of_a_user(server: Control, fake_broker: FakeBroker) -> None:
         ("POST /crash", b"\xff", 400, "not JSON"),
         ("POST /crash", b"[" * 100_000, 400, "not JSON"),
         ("POST /bindings", {"queue": "q"}, 400, "'exchange' is missing"),
-        ("POST /faults", {"kind": "nakc"}, 400, "kind 'nakc' is none of"),
+        ("POST /faults", {"kind": "nakc"}, 400, "kind 'nakc' is not one of"),
         ("POST /faults", {"kind": "nack", "nth": 0}, 400, "nth counts from 1"),
         ("POST /messages", {"body": "a", "body_base64": ""}, 400, "either body or body_base64"),
         ("POST /messages", {"body_base64": "?"}, 400, "base64"),

@@ -394,8 +394,8 @@ def test_load_faults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[[fault]]\nkind = 'explode'", r"fault 1: kind 'explode' is none of any_of, .*nack"),
-        ("[[fault]]\nnth = 1", r"fault 1: kind None is none of"),
+        ("[[fault]]\nkind = 'explode'", r"fault 1: kind 'explode' is not one of any_of, .*nack"),
+        ("[[fault]]\nnth = 1", r"fault 1: kind None is not one of"),
         ("[[fault]]\nkind = 'nack'\n[[fault]]\nkind = 'nack'\nnht = 1", r"fault 2.*key 'nht'"),
         ("[[fault]]\nkind = 'nack'\nnth = 'two'", r"nth must be int \| None, not 'two'"),
         ("[[fault]]\nkind = 'nack'\nkeep = 1", r"keep must be bool, not 1"),

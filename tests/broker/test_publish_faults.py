@@ -212,7 +212,7 @@ def test_faults_inside_a_mix(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("faults = [3]", r"fault 1 \(any_of\): faults 1: expected a table, not 3"),
-        ('faults = [{ kind = "nakc" }]', r"faults 1: kind 'nakc' is none of"),
+        ('faults = [{ kind = "nakc" }]', r"faults 1: kind 'nakc' is not one of"),
         ('faults = [{ kind = "latency", delay_s = 1 }]', "faults of publishes"),
         ("faults = 3", "faults must be"),
         ("", "missing 1 required keyword-only argument: 'faults'"),

@@ -152,7 +152,7 @@ def test_a_broker_that_says_too_much_is_left(run: Run, words: bytes) -> None:
         talker.join()
     assert (row["check"], row["level"]) == ("connection", "problem")
     assert "the broker began a frame" in row["found"] or "an unexpected message" in row["found"]
-    assert "is it RabbitMQ that listens there?" in row["remedy"]
+    assert "is RabbitMQ listening there?" in row["remedy"]
     assert sent < 16 << 20, "the rest of what the sockets hold"
 
 

@@ -196,7 +196,7 @@ def test_every_kind_of_trouble_is_explained(
         (4, "What to do: bind a queue or correct the routing key, then retry it."),
         (5, "sends it in 59 min"),
         (6, "sent (epoch 1-2, tag 7); no answer yet"),
-        (7, "sends it, after 1 message before it"),
+        (7, "sends it after the 1 message before it"),
         (8, "it waits for message 7, which has the same ordering key"),
         (10, "It has expired"),
     ],

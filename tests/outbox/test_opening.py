@@ -60,9 +60,12 @@ def test_other_urls_are_refused() -> None:
         ("sqlite:///app.db", "sqlite:// is neither; write its path alone: app.db"),
         ("sqlite+pysqlite:////srv/app.db", "is neither; write its path alone: /srv/app.db"),
         ("sqlite://", "sqlite:// is neither$"),
-        (":memory:", r"':memory:' is none; for messages in memory only, Publisher\(url, outbox="),
+        (
+            ":memory:",
+            r"':memory:' is not one; for messages in memory only, Publisher\(url, outbox=",
+        ),
         ("file:app.db?mode=ro", "needs the path of a file, and 'file:app.db"),
-        ("", "needs the path of a file, and '' is none"),
+        ("", "needs the path of a file; '' is not one"),
     ],
 )
 def test_names_that_mean_something_else_to_sqlite_are_refused(where: str, words: str) -> None:

@@ -651,5 +651,5 @@ def test_a_backup_that_is_restored_into_the_open_file_stops_the_relay(
             lambda: store.read_due(1e12, **every),  # type: ignore[arg-type]
         ]
         for call in calls:
-            with pytest.raises(OutboxError, match="older copy, a restored backup perhaps"):
+            with pytest.raises(OutboxError, match="older copy, perhaps a restored backup"):
                 call()

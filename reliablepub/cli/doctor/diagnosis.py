@@ -384,7 +384,7 @@ def _sync(sync_ms: float | None) -> Finding:
 def _log(status: OutboxStatus) -> Finding:
     found = f"{size_of(status.log_bytes)} of write-ahead log"
     remedy = (
-        "a read transaction that stays open, mostly the application's, blocks checkpoints: find "
+        "a read transaction that stays open, usually the application's, blocks checkpoints: find "
         "the process that has the file open (fuser), and end its transaction"
     )
     return _of_outbox("log", status.log_bytes < LOG_LONG, found, remedy)

@@ -102,7 +102,7 @@ def _server(server: Mapping[str, Any]) -> Finding:
         remedy = "name the primary: libpq takes several hosts and target_session_attrs=read-write"
         return _finding("server", Level.PROBLEM, f"{found}, a read-only replica", remedy)
     if server["autovacuum"] != "on":
-        remedy = "the tables grow without end: set autovacuum = on"
+        remedy = "the tables grow without bound: set autovacuum = on"
         return _finding("server", Level.WARNING, f"{found}, autovacuum is off", remedy)
     return _finding("server", Level.OK, found, "")
 

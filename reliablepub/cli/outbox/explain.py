@@ -142,7 +142,7 @@ def next_words(story: Story, database: Database, now: float) -> str:
     reason = one_line(story.relay.get("reason") or "no connection yet")
     words = {
         Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes",
-        Next.SENT: f"the relay (process {story.relay_pid}) sends it, after "
+        Next.SENT: f"the relay (process {story.relay_pid}) sends it after the "
         f"{count_of(story.before or 0, 'message')} before it",
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
         f"{ago(story.next_at, now)}; `reliablepub outbox retry {story.id}` makes it now",

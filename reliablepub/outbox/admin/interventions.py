@@ -273,7 +273,7 @@ class _Step:
         """Change one row. If this raises, nothing is changed."""
         action = self._what.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
-            raise Unreadable("its number is none that this library gives out")
+            raise Unreadable("its number is not one that reliablepub assigns")
         rerouted = self._rerouted(id_) if action is Action.REROUTE else None
         self._write_down(id_)
         if action is Action.PARK:

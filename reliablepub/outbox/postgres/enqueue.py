@@ -103,7 +103,7 @@ class Enqueuing:
             raise told
         raise OutboxUnsure(
             f"message {entry.message.message_id}: the connection to outbox {self._server} was "
-            "lost, so it is unknown whether it is stored; to enqueue it again under this id costs "
+            "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
             f"a duplicate at most ({told})"
         ) from told
 

@@ -79,7 +79,7 @@ class Server:
         except (ValueError, psycopg.Error) as error:
             if isinstance(error, ConfigurationError):
                 raise
-            msg = "the URL of the outbox is none that PostgreSQL's libpq understands"
+            msg = "PostgreSQL's libpq cannot parse the URL of the outbox"
             raise ConfigurationError(msg) from None
         return cls(conninfo, schema)
 

@@ -438,7 +438,7 @@ class Writer:
             return connection
         LOGGER.warning(
             "the locks on outbox %s were lost, because this process opened and closed the file "
-            "without SQLite (to copy it, perhaps); it is opened again. Copy an outbox with "
+            "without SQLite (perhaps to copy it); it was opened again. Copy an outbox with "
             "sqlite3's backup, or from another process",
             self._path,
         )

@@ -303,7 +303,7 @@ class Place:
         changes = _changes(self._locked_fd)
         if changes < self._changes and self._is_ours(self._locked_fd):
             self.is_overwritten = True
-            raise moved(self._path, "was overwritten, by a backup perhaps,")
+            raise moved(self._path, "was overwritten, perhaps by a backup,")
         self._changes = changes
 
     def note_index(self) -> None:

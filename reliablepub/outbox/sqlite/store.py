@@ -731,7 +731,7 @@ class SqliteStore:
         run, pid, newest = connection.execute(QUERIES["owner"]).fetchone() or (0, 0, 0)
         if run < self._run or newest < self._seen:
             raise OutboxError(
-                f"outbox {self.path} was replaced by an older copy, a restored backup perhaps: "
+                f"outbox {self.path} was replaced by an older copy, perhaps a restored backup: "
                 "this relay stops; messages that were stored after the copy was made are not in it"
             )
         if run != self._run:

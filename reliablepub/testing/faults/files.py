@@ -65,7 +65,7 @@ def fault_of(where: str, entry: object) -> Fault:
     name = entry.get("kind")
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        message = f"{where}: kind {name!r} is none of {', '.join(sorted(KINDS))}"
+        message = f"{where}: kind {name!r} is not one of {', '.join(sorted(KINDS))}"
         raise FaultFileError(message)
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
