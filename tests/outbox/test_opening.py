@@ -64,7 +64,7 @@ def test_other_urls_are_refused() -> None:
             ":memory:",
             r"':memory:' is not one; for messages in memory only, Publisher\(url, outbox=",
         ),
-        ("file:app.db?mode=ro", "needs the path of a file, and 'file:app.db"),
+        ("file:app.db?mode=ro", "needs the path of a file; 'file:app.db"),
         ("", "needs the path of a file; '' is not one"),
     ],
 )
