@@ -24,7 +24,7 @@ The broker is [FakeBroker](fake-broker.md), whose history is the truth.
 
 | | |
 |---|---|
-| true | reported as confirmed, and a queue has it; or as a failure, and no queue has it |
+| true | reported as confirmed, and a queue has it; or as a failure, and no queue has it. Reports below without a judgment are true |
 | unsure | an error that leaves the outcome open: the caller knows to send the message again |
 | hung | no report within six seconds |
 | **false failure** | reported as refused, and a queue has it |
@@ -73,7 +73,7 @@ def row(cell: Cell) -> str:
         told = cell.told.get(name)
         if told is None:
             fields.append(_shown(judgment))
-        elif judgment is Judgment.UNSURE:
+        elif judgment in HONEST:
             fields.append(told)
         else:
             fields.append(f"{told}: {_shown(judgment)}")
