@@ -20,11 +20,12 @@ HEAD = """\
 
 What seven Python publishers report to their callers when a broker misbehaves, and whether it is
 true. Each cell shows the worst result among the messages of a script; the scripts follow below.
-The broker is [FakeBroker](fake-broker.md), whose history is the truth.
+The broker is [FakeBroker](fake-broker.md), whose history is the truth. A report
+without a judgment beside it is true.
 
 | | |
 |---|---|
-| true | reported as confirmed, and a queue has it; or as a failure, and no queue has it. Reports below without a judgment are true |
+| true | reported as confirmed, and a queue has it; or as a failure, and no queue has it |
 | unsure | an error that leaves the outcome open: the caller knows to send the message again |
 | hung | no report within six seconds |
 | **false failure** | reported as refused, and a queue has it |

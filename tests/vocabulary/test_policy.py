@@ -145,7 +145,7 @@ def test_each_refusal_has_its_own_budget() -> None:
     "kind", [OutcomeKind.CONFIRMED, OutcomeKind.UNCERTAIN, OutcomeKind.EXPIRED]
 )
 def test_what_is_no_refusal_has_no_budget(kind: OutcomeKind) -> None:
-    with pytest.raises(ValueError, match="is no refusal"):
+    with pytest.raises(ValueError, match="is not a refusal"):
         RetryPolicy().retries(Outcome(kind))
 
 
