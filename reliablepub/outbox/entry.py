@@ -581,7 +581,8 @@ class Store(Protocol):
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``, or None.
 
         Retries and `HELD` entries count. A message with a ``not_before`` after ``at`` does not
-        count, nor does one whose ordering key is held by a parked message.
+        count, nor does one whose ordering key is held by a parked message. After many messages
+        that do not count, it is the id of the next one, to go on from.
         """
 
     def held_exchanges(self, limit: int) -> Sequence[HeldExchange]:

@@ -49,10 +49,12 @@ class Flush:
     Attributes:
         done: set when the flush is complete.
         upto: the highest id to wait for; None for the highest one at the first `look`.
+        is_searching: whether the last `look` came further; the next one is due at once.
     """
 
     done: Flag
     upto: int | None = None
+    is_searching: bool = field(default=False, init=False)
     _since: int = field(default=0, init=False)
     _at: float | None = field(default=None, init=False)
 
@@ -64,6 +66,7 @@ class Flush:
             self.upto = relay.look()
         lowest = relay.lowest_awaited(self._since, self._at)
         if lowest is not None and lowest <= self.upto:
+            self.is_searching = lowest > self._since
             self._since = lowest
             return False
         self.done.set()
@@ -428,6 +431,8 @@ class RelayThread:
         return relay.status.in_flight == 0 or late_s >= LAST_CONFIRMS_S
 
     def _wait_s(self, wait_s: float | None) -> float | None:
+        if self._last_flush.is_searching or any(f.is_searching for f in list(self._flushes)):
+            return 0.0
         if self._close_at is None:
             return wait_s
         left = max(0.05, self._close_at - time.monotonic())

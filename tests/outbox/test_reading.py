@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.store import SqlitePage as Page
 from reliablepub.outbox.sqlite.store import SqliteStore
 
@@ -53,6 +54,24 @@ def test_a_page_passes_over_as_many_bytes_as_it_may_hold(connection: sqlite3.Con
     (size,) = connection.execute("SELECT size FROM reliablepub_messages WHERE id = 2").fetchone()
     page = Page(10, 2 * size, None)
     assert page.read_ready(connection, 1, 11) == 4, "two fit to the byte, and the third does not"
+
+
+def test_a_page_covers_so_many_ids_from_the_first_that_is_stored(
+    connection: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reliablepub.outbox.sqlite.store.SCANNED_MAX", 3)
+    connection.execute("UPDATE reliablepub_messages SET due_at = 9e9 WHERE id < 9")
+    connection.execute("DELETE FROM reliablepub_messages WHERE id BETWEEN 3 AND 5")
+    page = Page(10, ROOMY, None)
+    ends = [page.read_ready(connection, first, 99) for first in (1, 4, 9, 12)]
+    assert (ends, ids(page)) == ([3, 8, 11, 99], [11])
+
+
+def test_a_relay_that_begins_does_not_look_at_each_message_that_waits(
+    connection: sqlite3.Connection,
+) -> None:
+    plan = connection.execute("EXPLAIN QUERY PLAN " + QUERIES["rebase_retries"], {"now": 1.0})
+    assert not [row[3] for row in plan if row[3].startswith("SCAN m")]
 
 
 def test_what_another_process_takes_away_in_between_is_passed_over(

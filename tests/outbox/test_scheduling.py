@@ -310,6 +310,21 @@ def test_a_relay_waits_for_the_transaction(postgres_outbox: str, broker: FakeBro
 # ---------------------------------------------------------------------- cancelled xor sent
 
 
+def test_messages_that_wait_hold_up_no_flush_and_no_other_message(
+    outbox: Outbox, where: Where, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for store in ("sqlite", "postgres"):
+        monkeypatch.setattr(f"reliablepub.outbox.{store}.store.SCANNED_MAX", 3)
+    for n in range(20):
+        outbox.enqueue(message(f"far-{n}", 9_999))
+    outbox.enqueue(message("now", 0))
+    with Publisher(broker.url, outbox=where) as publisher:
+        assert publisher.flush(PATIENCE_S).counters.open == 20, "it waits for none that waits"
+        assert bodies(broker) == ["now"]
+        publisher.publish(b"next", routing_key="orders").result(PATIENCE_S)
+        assert publisher.flush(PATIENCE_S).counters.open == 20
+
+
 class Race:
     """Threads that enqueue, cancel and reschedule messages that are just due."""
 

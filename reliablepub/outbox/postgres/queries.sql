@@ -360,6 +360,9 @@ AND (:routing_key::text IS NULL OR routing_key = :routing_key);
 
 -- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
 -- the key. A row that a relay has not been told of yet is left out: it is told of it at its next look.
+-- name: next_id_stored
+SELECT min(id) FROM reliablepub_messages WHERE shard = :shard AND id BETWEEN :first_id AND :last_id;
+
 -- name: ready
 SELECT
     id, message_id, exchange, routing_key, properties, stored_at, due_at, nacked, returned, refused,
@@ -439,7 +442,7 @@ UPDATE reliablepub_messages AS m SET due_at = NULL WHERE m.id = ANY (:ids::bigin
 
 -- name: lowest_awaited
 SELECT m.id FROM reliablepub_messages AS m
-WHERE m.shard = :shard AND m.id >= :first_id
+WHERE m.shard = :shard AND m.id BETWEEN :first_id AND :last_id
 AND (
     m.due_at IS NULL OR m.due_at <= :at OR m.due_at = 'infinity'
     OR m.nacked + m.returned + m.refused > 0 OR m.refused_at IS NOT NULL

@@ -74,6 +74,7 @@ from reliablepub.outbox.rows import (
     ID_MAX,
     LEFT_IN_FLIGHT,
     PASSED_MAX,
+    SCANNED_MAX,
     MessageRow,
     Page,
     divided,
@@ -539,6 +540,10 @@ class PostgresStore:
         """Read entries with ``first_id <= id <= last_id`` that are due now, lowest ids first."""
         self._check_usable()
         page = Page(limit, bytes_max, self._keys)
+        first = self._next_id_stored(first_id, last_id)
+        if first is None:
+            return [], last_id
+        first_id, last_id = first, min(last_id, first + SCANNED_MAX - 1)
         values = {
             "shard": self._shard,
             "last_id": last_id,
@@ -667,9 +672,19 @@ class PostgresStore:
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         self._check_usable()
-        values = {"shard": self._shard, "first_id": first_id, "at": at}
+        first = self._next_id_stored(first_id, ID_MAX)
+        if first is None:
+            return None
+        last = min(first + SCANNED_MAX - 1, ID_MAX)
+        values = {"shard": self._shard, "first_id": first, "last_id": last, "at": at}
         found = self._link.read("lowest_awaited", values)
-        return int(found[0][0]) if found else None
+        return int(found[0][0]) if found else self._next_id_stored(last + 1, ID_MAX)
+
+    def _next_id_stored(self, first_id: int, last_id: int) -> int | None:
+        """Return the lowest open id of a range."""
+        values = {"shard": self._shard, "first_id": first_id, "last_id": last_id}
+        [(found,)] = self._link.read("next_id_stored", values)
+        return None if found is None else int(found)
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""

@@ -108,8 +108,8 @@ UPDATE reliablepub_messages AS m SET
         SELECT max(a.at) FROM reliablepub_attempts AS a WHERE a.id = m.id
     )),
     refused_at = min(m.refused_at, :now)
-WHERE m.due_at > :now AND m.due_at < 9e999 AND m.nacked + m.returned + m.refused > 0
-AND (SELECT max(a.at) FROM reliablepub_attempts AS a WHERE a.id = m.id) > :now;
+WHERE m.id IN (SELECT id FROM reliablepub_attempts WHERE at > :now)
+AND m.due_at > :now AND m.due_at < 9e999 AND m.nacked + m.returned + m.refused > 0;
 
 -- name: park
 INSERT INTO reliablepub_parked (
@@ -204,6 +204,9 @@ RETURNING (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'relia
 
 -- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
 -- the key.
+-- name: next_id_stored
+SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
+
 -- name: ready
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
@@ -278,7 +281,7 @@ SELECT id, expires_at FROM reliablepub_messages WHERE expires_at IS NOT NULL ORD
 
 -- name: lowest_awaited
 SELECT m.id FROM reliablepub_messages AS m
-WHERE m.id >= :first_id
+WHERE m.id BETWEEN :first_id AND :last_id
 AND (
     m.due_at IS NULL OR m.due_at <= :at OR m.due_at = 9e999
     OR m.nacked + m.returned + m.refused > 0 OR m.refused_at IS NOT NULL

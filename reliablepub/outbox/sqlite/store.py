@@ -48,6 +48,7 @@ from reliablepub.outbox.rows import (
     ID_MAX,
     LEFT_IN_FLIGHT,
     PASSED_MAX,
+    SCANNED_MAX,
     TIME_MAX,
     MessageRow,
     Page,
@@ -89,9 +90,13 @@ class SqlitePage(Page):
         Returns:
             the id up to which all rows have been read or skipped.
         """
+        first = _next_id_stored(connection, first_id, last_id)
+        if first is None:
+            return last_id
+        last_id = min(last_id, first + SCANNED_MAX - 1)
         looked_at = first_id - 1
         passed = passed_bytes = 0
-        with closing(connection.execute(QUERIES["ready"], (first_id, last_id))) as cursor:
+        with closing(connection.execute(QUERIES["ready"], (first, last_id))) as cursor:
             for *columns, is_first in cursor:
                 row = MessageRow._make(columns)
                 if not is_first:  # and its body was not read
@@ -159,6 +164,13 @@ class SqlitePage(Page):
                     return found, at
                 found.append((at, id_))
         return found, None
+
+
+def _next_id_stored(connection: sqlite3.Connection, first_id: int, last_id: int) -> int | None:
+    """Return the lowest open id of a range."""
+    limits = {"first_id": first_id, "last_id": last_id}
+    (found,) = connection.execute(QUERIES["next_id_stored"], limits).fetchone()
+    return None if found is None else int(found)
 
 
 def _is_first(connection: sqlite3.Connection, id_: int) -> bool:
@@ -533,9 +545,13 @@ class SqliteStore:
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
         """Return the lowest open id, from ``first_id`` on, that was to be sent by ``at``."""
         with self._reading as connection:
-            limits = {"first_id": first_id, "at": at}
+            first = _next_id_stored(connection, first_id, ID_MAX)
+            if first is None:
+                return None
+            last = min(first + SCANNED_MAX - 1, ID_MAX)
+            limits = {"first_id": first, "last_id": last, "at": at}
             (lowest,) = connection.execute(QUERIES["lowest_awaited"], limits).fetchone() or (None,)
-            return None if lowest is None else int(lowest)
+            return _next_id_stored(connection, last + 1, ID_MAX) if lowest is None else int(lowest)
 
     def held_exchanges(self, limit: int) -> list[HeldExchange]:
         """Return at most ``limit`` exchanges that have `HELD` entries."""
