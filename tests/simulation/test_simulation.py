@@ -19,9 +19,9 @@ from tests.simulation.checker import Violation
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.schedule import Failed, run, run_all
 
-CI = range(2_000)
+CI = range(400)
 SOAK = range(100_000)
-TELLING = (10, 3, 8, 28, 21, 18, 84)
+TELLING = (10, 3, 8, 28, 21, 18, 84, 49, 45, 43, 46, 36, 51, 86)
 """Seeds that catch most mutants, tried first; once the simulation has changed, others may."""
 CAUGHT_WITHIN = (*TELLING, *range(500))
 # Seen once in four hundred schedules: played are those around two that show it.
@@ -63,8 +63,14 @@ MUST_HAPPEN = """
     wall clock set back / wall clock set forward / times moved with the clock
     leaving / connection closed: 530 / parked: its destination was refused for too long
 """
-
-
+SELDOM = """
+    killed before the write / killed within the write / killed after the write
+    killed before channel.open
+    killed before a caller is answered / killed after a caller was answered
+    killed before a caller learns the outcome
+    stale Nacked / stale Returned / stale ChannelClosed / expired: did not arrive
+"""
+"""Seen in one schedule of a hundred, or fewer: asked of the long run alone."""
 IN_POSTGRES = """
     sent again / confirmed / killed before COMMIT / killed after COMMIT / killed between statements
     retried by a person / key skipped by a person / a person does: reroute / enqueued elsewhere
@@ -72,16 +78,19 @@ IN_POSTGRES = """
 """
 
 
-def assert_it_all_happened(happened: Counter[str], wanted: str = MUST_HAPPEN) -> None:
+def names_in(text: str) -> set[str]:
+    return {name.strip() for line in text.split("\n") for name in line.split(" / ")} - {""}
+
+
+def assert_it_all_happened(happened: Counter[str], wanted: set[str]) -> None:
     """What a simulation never reaches, it says nothing about."""
-    names = {name.strip() for line in wanted.split("\n") for name in line.split(" / ")}
-    rare = {name: happened[name] for name in names - {""} if happened[name] < 3}
+    rare = {name: happened[name] for name in wanted if happened[name] < 3}
     assert rare == {}
 
 
 @pytest.mark.timeout(1200)
 def test_no_schedule_breaks_the_promise() -> None:
-    assert_it_all_happened(run_all(CI))
+    assert_it_all_happened(run_all(CI), names_in(MUST_HAPPEN) - names_in(SELDOM))
 
 
 @pytest.mark.soak
@@ -92,7 +101,7 @@ def test_no_schedule_of_a_long_run_breaks_the_promise() -> None:
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         for part in pool.map(run_all, parts):
             happened += part
-    assert_it_all_happened(happened)
+    assert_it_all_happened(happened, names_in(MUST_HAPPEN))
     print(f"\n{len(SOAK)} schedules: {happened['started']} lives, {happened['sent']} messages sent")
 
 
@@ -109,9 +118,9 @@ def run_in_postgres(seeds: range, new_outbox: Callable[[], str]) -> Counter[str]
 @pytest.mark.postgres
 @pytest.mark.timeout(1200)
 def test_no_schedule_breaks_the_promise_in_postgres(new_postgres_outbox: Callable[[], str]) -> None:
-    happened = run_in_postgres(range(24), new_postgres_outbox)
-    assert happened["started"] > 24, "no process was killed"
-    assert happened["confirmed"] > 24
+    happened = run_in_postgres(range(8), new_postgres_outbox)
+    assert happened["started"] > 8, "no process was killed"
+    assert happened["confirmed"] > 8
 
 
 @pytest.mark.postgres
@@ -121,7 +130,7 @@ def test_no_schedule_of_a_long_run_breaks_the_promise_in_postgres(
     new_postgres_outbox: Callable[[], str],
 ) -> None:
     happened = run_in_postgres(range(1_000, 2_000), new_postgres_outbox)
-    assert_it_all_happened(happened, IN_POSTGRES)
+    assert_it_all_happened(happened, names_in(IN_POSTGRES))
 
 
 def test_a_seed_is_replayed_to_the_last_event() -> None:
