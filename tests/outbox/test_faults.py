@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -285,14 +285,33 @@ def attempt(case: Case, name: str, path: Path, faulty: Shim, arm: Callable[[], N
             assert found == before, f"it was reported as not done: {error}"
 
 
-@pytest.mark.parametrize("is_persistent", [False, True], ids=["once", "for good"])
+ONCE_OR_FOR_GOOD = pytest.mark.parametrize(
+    ("is_persistent", "which"),
+    [
+        pytest.param(False, range(1, CALLS_MAX, 2), id="once"),
+        pytest.param(True, (1, *range(2, CALLS_MAX, 2)), id="for good"),
+        pytest.param(False, range(1, CALLS_MAX), id="each once", marks=pytest.mark.soak),
+        pytest.param(True, range(1, CALLS_MAX), id="each for good", marks=pytest.mark.soak),
+    ],
+)
+"""In short, every call fails in one of the two ways, and the first in both."""
+
+
+@ONCE_OR_FOR_GOOD
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_nth_call_fails(
-    name: str, kind: str, faulty: Shim, filled: Path, memory: Path, *, is_persistent: bool
+    name: str,
+    kind: str,
+    faulty: Shim,
+    filled: Path,
+    memory: Path,
+    *,
+    is_persistent: bool,
+    which: Sequence[int],
 ) -> None:
     calls, code = KINDS[kind]
-    for at in range(1, CALLS_MAX):
+    for at in which:
         folder = memory / f"{name} {kind} {is_persistent} {at}"
         shutil.copytree(filled, folder)
         path = folder / "outbox.db"
