@@ -10,6 +10,7 @@ stores what py-amqp would have written.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
@@ -53,41 +54,67 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     Raises:
         ConfigurationError: the broker of the application is not reached by AMQP.
     """
-    base: Any = symbol_by_name(app.amqp_cls)
-    if hasattr(base, "outbox"):
-        base.outbox, base.hold_eta = outbox, hold_eta
+    way = app.amqp_cls
+    if isinstance(way, _Way):
+        way.outbox, way.hold_eta = outbox, hold_eta
         return
-
-    class OutboxAMQP(base):
-        """Celery's way to the broker, with the outbox in it."""
-
-        @cached_property
-        def send_task_message(self) -> Any:  # noqa: ANN401 - Celery has no types
-            _check_broker(self.app)
-            send = self._create_task_sender()
-            producer_of: Any = type(
-                "OutboxProducer", (self.Producer,), {"maybe_declare": _not_here}
-            )
-
-            def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
-                channel = channel_of(
-                    message, self.outbox, self.app.timezone if self.hold_eta else None
-                )
-                producer = producer_of(channel, auto_declare=False)
-                if self.hold_eta:
-                    options = _without_native_delay(options)
-                # Events of monitors may have no consumer, and an outbox keeps what has none.
-                message = message._replace(sent_event=None)
-                return send(producer, name, message, **(options | {"retry": False}))
-
-            return send_task_message
-
-    OutboxAMQP.outbox, OutboxAMQP.hold_eta = outbox, hold_eta
-    app.amqp_cls = OutboxAMQP
+    app.amqp_cls = way = _Way(way, outbox, hold_eta)
     if "amqp" in vars(app):  # it was used before
-        app.amqp.__class__ = OutboxAMQP
+        app.amqp.__class__, app.amqp.way = way.made_class(), way
         vars(app.amqp).pop("send_task_message", None)
-    beat_init.connect(_connect_no_beat, weak=False, dispatch_uid="reliablepub")
+
+
+@dataclass
+class _Way:
+    """Makes the part of an application that sends tasks: ``amqp_cls``. Pickled with it.
+
+    Attributes:
+        base: Celery's class, or its name.
+        outbox: where tasks are stored.
+        hold_eta: whether a task with an ETA waits there.
+    """
+
+    base: Any
+    outbox: Enqueues
+    hold_eta: bool
+
+    def __call__(self, app: Celery) -> Any:  # noqa: ANN401 - Celery has no types
+        """Make it for an application."""
+        made = self.made_class()(app)
+        made.way = self
+        return made
+
+    def made_class(self) -> Any:  # noqa: ANN401
+        """Return Celery's class, with the outbox in it."""
+        return type("OutboxAMQP", (_Sending, symbol_by_name(self.base)), {})
+
+
+class _Sending:
+    """The change to Celery's ``AMQP``."""
+
+    app: Celery
+    way: _Way
+    Producer: Any
+    _create_task_sender: Any
+
+    @cached_property
+    def send_task_message(self) -> Any:  # noqa: ANN401
+        _check_broker(self.app)
+        send = self._create_task_sender()
+        producer_of: Any = type("OutboxProducer", (self.Producer,), {"maybe_declare": _not_here})
+
+        def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
+            hold_in = self.app.timezone if self.way.hold_eta else None
+            producer = producer_of(
+                channel_of(message, self.way.outbox, hold_in), auto_declare=False
+            )
+            if self.way.hold_eta:
+                options = _without_native_delay(options)
+            # Events of monitors may have no consumer, and an outbox keeps what has none.
+            message = message._replace(sent_event=None)
+            return send(producer, name, message, **(options | {"retry": False}))
+
+        return send_task_message
 
 
 def topology(app: Celery) -> Topology:
@@ -147,9 +174,10 @@ def _without_native_delay(options: dict[str, Any]) -> dict[str, Any]:
     return options | {"exchange": CELERY_DELAYED_DELIVERY_EXCHANGE}
 
 
+@beat_init.connect  # with the module, which is also imported where an application is unpickled
 def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's service
     """Spare beat the connection that it makes, and waits for, before it sends a task."""
-    if hasattr(sender.app.amqp, "outbox"):
+    if isinstance(sender.app.amqp_cls, _Way):
         vars(sender.scheduler)["producer"] = None  # a cached property: what it would compute
 
 

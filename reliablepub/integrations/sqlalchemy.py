@@ -25,9 +25,10 @@ from reliablepub.integrations.sqlalchemy_joining import Within, WithinAsync, thr
 
 T = TypeVar("T")
 
-_JOINED: Final[ContextVar[Mapping[SessionOutbox, Within | WithinAsync]]] = ContextVar(
+_JOINED: Final[ContextVar[Mapping[str, Within | WithinAsync]]] = ContextVar(
     "reliablepub_sqlalchemy"
 )
+"""By database: an outbox that was pickled, with an application of Celery, joins as well."""
 _PREFIX: Final = "reliablepub"
 
 
@@ -124,7 +125,7 @@ class SessionOutbox:
 
         The arguments, results and errors are those of `enqueue`.
         """
-        target = within if within is not None else _JOINED.get({}).get(self)
+        target = within if within is not None else _JOINED.get({}).get(repr(self.outbox))
         if isinstance(target, AsyncSession | AsyncConnection):
             return await target.run_sync(lambda sync: self.enqueue(message, key=key, within=sync))
         return await asyncio.to_thread(self.enqueue, message, key=key, within=target)
@@ -139,7 +140,7 @@ class SessionOutbox:
         Args:
             within: session or connection whose transaction the messages join.
         """
-        token = _JOINED.set({**_JOINED.get({}), self: within})
+        token = _JOINED.set({**_JOINED.get({}), repr(self.outbox): within})
         try:
             yield
         finally:
@@ -158,7 +159,7 @@ class SessionOutbox:
         through(connection, self.outbox.create)
 
     def _target(self, within: Within | None) -> Within | None:
-        target = within if within is not None else _JOINED.get({}).get(self)
+        target = within if within is not None else _JOINED.get({}).get(repr(self.outbox))
         if isinstance(target, AsyncSession):
             return target.sync_session
         if isinstance(target, AsyncConnection):

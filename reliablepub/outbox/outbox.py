@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
@@ -75,7 +76,9 @@ class Outbox:
         hooks: Sequence[Stamps | Rejections] = (),
     ) -> None:
         self._database = outbox_at(path)
-        limits = OpenLimits(open_messages_max, open_bytes_max)
+        self._where = self._database.file or path
+        self._hooks = tuple(hooks)
+        self._limits = limits = OpenLimits(open_messages_max, open_bytes_max)
         self._keys = keys
         self._enqueue = partial(self._database.enqueue, keys=keys, limits=limits)
         self._stamps, self._rejections = _methods_of(hooks)
@@ -449,6 +452,13 @@ class Outbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle place, limits and hooks; connections are opened anew. A URL holds its password."""
+        if self._keys is not None:
+            raise TypeError("an Outbox with keys is not pickled: the pickle would hold the keys")
+        given = {f"open_{name}": limit for name, limit in asdict(self._limits).items()}
+        return partial(type(self), self._where, **given, hooks=self._hooks), ()
 
     def __repr__(self) -> str:
         """Name the file or the server."""

@@ -15,6 +15,8 @@ from pathlib import Path
 import celery._state
 import click
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import reliablepub
 from reliablepub.cli import main
@@ -74,6 +76,31 @@ def test_a_document_runs(
         run(document, tmp_path, request.getfixturevalue("postgres_url"))
     else:
         run(document, tmp_path)
+
+
+OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+PIP = re.compile(r"pip install (?:'reliablepub\[(?P<extras>[\w,]+)\]')?(?P<others>[\w -]*)")
+
+
+@pytest.mark.parametrize("name", ["celery", "django", "fastapi", "sqlalchemy", "task-queues"])
+def test_a_page_installs_what_it_imports(name: str) -> None:
+    """Here everything is installed; a reader has what the page says."""
+    page = ROOT / "docs" / f"{name}.md"
+    text = page.read_text()
+    installed = {"reliablepub"}
+    for found in PIP.finditer(text):
+        extras = (found["extras"] or "").split(",")
+        asked = [Requirement(one) for extra in extras for one in OPTIONAL.get(extra, ())]
+        installed |= {canonicalize_name(one.name) for one in asked} | set(found["others"].split())
+    code = "".join(block.text for block in blocks(page) if block.language == "python")
+    imported = set(re.findall(r"^ *(?:from|import) (\w+)", code, re.MULTILINE))
+    imported |= set(re.findall(r"sqlite\+(\w+)", code))  # drivers
+    assert imported - sys.stdlib_module_names - installed == set()
+
+
+def test_an_extra_brings_what_its_integration_imports() -> None:
+    """SQLAlchemy installs greenlet, which its asyncio needs, only with an extra of its own."""
+    assert Requirement(OPTIONAL["sqlalchemy"][0]).extras == {"asyncio"}
 
 
 @pytest.mark.timeout(300)

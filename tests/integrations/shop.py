@@ -29,7 +29,7 @@ app.conf.update(
     task_acks_late=True,
     task_queues=[Queue("shop", Exchange("shop"), routing_key="shop")],
     task_default_queue="shop",
-    worker_enable_remote_control=False,
+    worker_enable_remote_control="SHOP_REMOTE_CONTROL" in os.environ,
     worker_prefetch_multiplier=100,
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,

@@ -1,7 +1,10 @@
 """What Celery publishes through an outbox is what its own producer publishes, to the byte."""
 
 import itertools
+import pickle
 import struct
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -33,6 +36,7 @@ from reliablepub.outbox.admin.scheduling import by_ids, rescheduling
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
 from tests.integrations.conftest import until
+from tests.integrations.engines import engine_of
 
 NOW = datetime(2031, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 ATTEMPT = struct.pack(">B10sc", 10, b"rp-attempt", b"l")
@@ -489,6 +493,42 @@ def test_it_may_be_called_at_any_time_and_again(path: Path) -> None:
     use_outbox(app, other)
     app.tasks["add"].delay(2)
     assert (Outbox(path).status().stored, other.status().stored) == (1, 1)
+    kombu.pools.reset()
+
+
+SPAWNED = """
+import pickle, sys
+app = pickle.load(sys.stdin.buffer)
+app.send_task("held", countdown=60, task_id="7")
+app.send_task("add")
+"""
+
+
+@pytest.mark.parametrize("was_used", [True, False], ids=["used", "new"])
+def test_an_application_is_pickled_with_its_outbox(path: Path, *, was_used: bool) -> None:
+    app = make_app(NOWHERE)
+    if was_used:
+        assert app.amqp.send_task_message
+    use_outbox(app, SessionOutbox(Outbox(path, open_messages_max=2)), hold_eta=True)
+    pickled = pickle.dumps(app)
+    subprocess.run([sys.executable, "-c", SPAWNED], input=pickled, check=True)
+    assert [bool(row["due_at"]) for row in Outbox(path).rows("open")] == [True, False]
+    with pytest.raises(OutboxFull):
+        pickle.loads(pickled).send_task("add")
+    assert Outbox(path).cancel("7")
+    kombu.pools.reset()
+
+
+def test_a_task_of_an_unpickled_application_belongs_to_the_transaction(path: Path) -> None:
+    app, outbox, engine = make_app(NOWHERE), SessionOutbox(Outbox(path)), engine_of(str(path))
+    use_outbox(app, outbox)
+    again = pickle.loads(pickle.dumps(app))
+    outbox.outbox.create()
+    with Session(engine) as session, outbox.joined(session):
+        again.send_task("add")
+        session.rollback()
+    assert outbox.outbox.status().stored == 0
+    engine.dispose()
     kombu.pools.reset()
 
 

@@ -18,6 +18,7 @@ from sqlalchemy import Engine, text
 from reliablepub import Binding, Exchange, Outbox, Publisher, Queue, Topology
 from reliablepub.testing import FakeBroker
 from tests.integrations.conftest import until
+from tests.integrations.engines import engine_of
 from tests.rabbitmq import RabbitMQNode
 
 ROOT = Path(__file__).parent.parent.parent
@@ -131,6 +132,39 @@ def test_a_worker_runs_every_kind_of_call(
             pytest.fail(f"{EXPECTED - set(shop.ran())} did not run: {shop.log()}")
     assert sorted(shop.ran()) == sorted(EXPECTED)  # each once
     assert Outbox(shop.database).parked() == []
+
+
+REVOKES = """
+from datetime import UTC, datetime
+from tests.integrations.shop import *
+while not app.control.ping(timeout=1):
+    pass
+held = [ship.apply_async((number,), countdown=3600) for number in range(2)]
+held[0].revoke()
+app.control.revoke(held[1].id)
+assert app.control.ping(timeout=1)  # after the other two
+assert outbox.outbox.status().open == 2
+for task in held:
+    assert outbox.outbox.reschedule(task.id, datetime.now(UTC))
+ship.delay(2)
+"""
+
+
+def test_a_worker_drops_a_held_task_that_was_revoked(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it remembers the id; until then the task waits in the outbox."""
+    monkeypatch.setenv("SHOP_REMOTE_CONTROL", "yes")
+    database = str(tmp_path / "app.db")
+    shop = Shop(tmp_path, url, database, engine_of(database))
+    with (
+        shop.running(*WORKER, "--loglevel=INFO"),
+        Publisher(url, outbox=database, topology=shop_topology()),
+        shop.running("-c", REVOKES) as revokes,
+    ):
+        assert revokes.wait(60) == 0, shop.log()
+        until(lambda: shop.log().count("Discarding revoked task") == 2 and shop.ran() == ["2"])
+    assert Outbox(database).status().confirmed == 3
 
 
 def shop_topology() -> Topology:

@@ -9,6 +9,7 @@ import os
 import sys
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 from reliablepub import Message, Outbox, Publisher
 
@@ -18,18 +19,20 @@ OUTBOX = os.environ["THEIRS_OUTBOX"]
 
 
 class Flushed:
-    """Stores, and has the relay publish at once: their tests look into queues right away."""
+    """Stores, and has the relay publish at once: their tests look into queues right away.
+
+    A worker that was forked stores for the relay of its parent.
+    """
 
     def __init__(self) -> None:
         self._outbox = Outbox(OUTBOX)
-        self._outbox.create()
-        self._publisher: Publisher | None = None
+        self._publisher = Publisher(URL, outbox=OUTBOX)
+        self._pid = os.getpid()
 
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         stored = self._outbox.enqueue(message, key=key)
-        if self._publisher is None:
-            self._publisher = Publisher(URL, outbox=OUTBOX)
-        self._publisher.flush(timeout_s=5)
+        if os.getpid() == self._pid:
+            self._publisher.flush(timeout_s=5)
         return stored
 
 
@@ -85,7 +88,27 @@ def celery_memory() -> None:
 
     if OUTBOX:
         ours._check_broker = lambda app: None
+        show_mocks(ours._Sending)
         celery_with(InMemory)
+
+
+def show_mocks(sending: Any) -> None:
+    """Let a test that passes in a producer with a mock of `publish` see what ours publishes."""
+    made = sending.send_task_message.func
+
+    def send_task_message(self: Any) -> Any:
+        send = made(self)
+
+        def shown(producer: Any, *args: Any, **options: Any) -> Any:
+            if not isinstance(producer.publish, mock.NonCallableMock):
+                return send(producer, *args, **options)
+            with mock.patch.object(self.Producer, "publish", producer.publish):
+                return send(producer, *args, **options)
+
+        return shown
+
+    sending.send_task_message = functools.cached_property(send_task_message)
+    sending.send_task_message.__set_name__(sending, "send_task_message")
 
 
 def dramatiq() -> None:

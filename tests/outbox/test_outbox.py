@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +20,13 @@ from reliablepub.errors import (
     InvalidMessage,
     NotAnOutbox,
     OutboxError,
+    OutboxFull,
     OutboxInUse,
     OutboxLocked,
 )
 from reliablepub.message import Message
 from reliablepub.outbox.admin.inspection import OutboxStatus
+from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Attempt, Changes, Entry, Intervened
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite import enqueue
@@ -505,6 +508,31 @@ def test_parking_can_be_undone(path: Path, entry: Make) -> None:
 
 def test_it_shows_where_it_is(path: Path) -> None:
     assert repr(Outbox(path)) == f"Outbox({str(path)!r})"
+
+
+class Stamp:
+    def stamp(self, message: Message) -> Message:
+        return replace(message, app_id="shop")
+
+
+def test_it_is_pickled_without_its_connection(
+    path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.chdir(path.parent)
+    with Outbox(path.name, open_messages_max=1, hooks=[Stamp()]) as outbox:
+        outbox.enqueue(b"1")
+        pickled = pickle.dumps(outbox)
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    with pickle.loads(pickled) as again:
+        assert repr(again) == f"Outbox({str(path)!r})"
+        with pytest.raises(OutboxFull):
+            again.enqueue(b"2")
+        assert again._stamps
+
+
+def test_its_keys_are_not_pickled(path: Path) -> None:
+    with pytest.raises(TypeError, match="keys"):
+        pickle.dumps(Outbox(path, keys=OutboxKeys({"k": bytes(32)})))
 
 
 def test_the_position_of_a_source_is_read_and_forgotten(path: Path, entry: Make) -> None:

@@ -18,6 +18,7 @@ from reliablepub.errors import (
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
+from reliablepub.outbox.sqlite import transactions
 from reliablepub.outbox.sqlite.location import Place, WritingConnection
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.outbox.sqlite.transactions import commit_with_retry, transaction
@@ -98,6 +99,83 @@ def test_who_cannot_have_the_lock_has_changed_nothing(connection: Failing, path:
         with pytest.raises(OutboxLocked), transaction(connection, path):
             pytest.fail("it has begun")
     assert not connection.in_transaction
+
+
+class Waiting:
+    """The clock of a writer that waits, and another connection that gives the lock back in time.
+
+    Args:
+        other: holds the lock.
+        held_s: for how long.
+    """
+
+    def __init__(self, other: sqlite3.Connection, held_s: float) -> None:
+        self._other, self._held_s = other, held_s
+        self.now = 0.0
+        self.tries = 1
+        other.execute("BEGIN IMMEDIATE")
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+        self.tries += 1
+        if self._other.in_transaction and self.now >= self._held_s:
+            self._other.execute("ROLLBACK")
+
+
+@pytest.fixture
+def waiting(
+    connection: Failing, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[float], Waiting]]:
+    connection.execute("PRAGMA busy_timeout = 5000")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+
+        def wait(held_s: float) -> Waiting:
+            clock = Waiting(other, held_s)
+            monkeypatch.setattr(transactions, "time", clock)
+            return clock
+
+        yield wait
+
+
+@pytest.mark.parametrize("held_s", [0.000_1, 0.002, 0.05, 1.0, 4.99])
+def test_a_lock_that_was_given_back_is_taken_within_a_millisecond(
+    connection: Failing, path: Path, held_s: float, waiting: Callable[[float], Waiting]
+) -> None:
+    clock = waiting(held_s)
+    with transaction(connection, path):
+        assert clock.now - held_s <= 0.001
+    assert clock.now == pytest.approx(connection.lock_wait_s)
+    # Other writers, and the one that has the lock, need the processor.
+    assert clock.tries <= 2 + min(held_s / 0.000_2, 50 + held_s / 0.001)
+
+
+def test_the_wait_for_a_lock_ends_at_the_timeout_of_the_connection(
+    connection: Failing, path: Path, waiting: Callable[[float], Waiting]
+) -> None:
+    clock = waiting(60.0)
+    with pytest.raises(OutboxLocked, match="database is locked"), transaction(connection, path):
+        pytest.fail("it has begun")
+    assert clock.now == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("held_s", [0.0, 0.1, 60.0])
+def test_the_timeout_of_an_applications_connection_stays(
+    path: Path, held_s: float, waiting: Callable[[float], Waiting]
+) -> None:
+    Outbox(path).create()
+    with closing(sqlite3.connect(path, timeout=0.25)) as application:
+        clock = waiting(held_s)
+        if held_s > 0.25:
+            with pytest.raises(OutboxLocked):
+                Outbox(path).enqueue(b"", connection=application)
+            assert clock.now == pytest.approx(0.25)
+        else:
+            Outbox(path).enqueue(b"", connection=application)
+        assert application.execute("PRAGMA busy_timeout").fetchone() == (250,)
 
 
 def test_what_is_no_error_of_sqlites_passes_and_undoes_all(connection: Failing, path: Path) -> None:

@@ -8,6 +8,8 @@ import itertools
 import os
 import sqlite3
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,10 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub import Message, Publisher
+from reliablepub import Message, Outbox, Publisher
 from tests.amqp_probe import AmqpProbe
 from tests.speed.measuring import Goal, check, print_table, spaced, without_old_garbage
 from tests.speed.peers import BODY
+from tests.stores import DURABLE, outbox_of
 
 pytestmark = [pytest.mark.bench, pytest.mark.rabbit, pytest.mark.timeout(900)]
 
@@ -30,6 +33,8 @@ THREADS = 64
 LASTS_S = 2.0
 AT_ONCE = 40_000
 A_COMMIT = 500
+WRITERS = 5
+ENQUEUES = 1_000
 NOWHERE = "amqp://guest:guest@127.0.0.1:9/%2F"  # the port of "discard", where nobody listens
 
 
@@ -209,3 +214,56 @@ def _insert(path: Path) -> None:
         with connection:
             connection.executemany("INSERT INTO messages (routing_key, body) VALUES (?, ?)", batch)
     connection.close()
+
+
+WRITER = """
+import sys, time
+from reliablepub import Message, Outbox
+_, where, queue, count = sys.argv
+with Outbox(where) as outbox:
+    for _ in range(int(count)):
+        begun = time.perf_counter()
+        outbox.enqueue(Message(bytes(500), routing_key=queue))
+        print(time.perf_counter() - begun)
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("kind", DURABLE)
+@pytest.mark.parametrize("state", ["away", "there"])
+def test_processes_that_enqueue_beside_a_relay(
+    kind: str, state: str, rabbitmq: AmqpProbe, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    where = str(outbox_of(kind, request, tmp_path))
+    queue = rabbitmq.declare_queue(arguments={"x-max-length": 1_000})
+    Outbox(where).create()
+    url = NOWHERE if state == "away" else rabbitmq.url
+    with subprocess.Popen(
+        [sys.executable, "-m", "reliablepub", "relay", "--outbox", where, "--url", url],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as relay:
+        try:
+            alone, together = (_enqueued_s(where, queue, count) for count in (1, WRITERS))
+        finally:
+            relay.terminate()
+    rows = [
+        (name, *(f"{percentile_ms(taken, percent):.2f} ms" for percent in (50, 99, 100)))
+        for name, taken in (("one process", alone), (f"{WRITERS} processes", together))
+    ]
+    print_table((f"`enqueue`, {kind}, broker {state}", "p50", "p99", "worst"), rows)
+    check(
+        [
+            Goal("one process, p99, ms", percentile_ms(alone, 99), 5.0, is_most=True),
+            Goal(f"{WRITERS} processes, p99, ms", percentile_ms(together, 99), 10.0, is_most=True),
+        ]
+    )
+
+
+def _enqueued_s(where: str, queue: str, writers: int) -> list[float]:
+    """How long each enqueue took, of so many processes at once."""
+    command = [sys.executable, "-c", WRITER, where, queue, str(ENQUEUES)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(writers)]
+    told = [process.communicate()[0] for process in running]
+    assert [process.returncode for process in running] == [0] * writers
+    return [float(line) for lines in told for line in lines.split()]

@@ -26,7 +26,7 @@ from reliablepub.outbox.sqlite.forks import GATE
 from reliablepub.outbox.sqlite.location import OF_SQLITE, Place, check_side_files
 from reliablepub.outbox.sqlite.space import first_with_key, remember_key
 from reliablepub.outbox.sqlite.sql import QUERIES
-from reliablepub.outbox.sqlite.transactions import transaction
+from reliablepub.outbox.sqlite.transactions import begin_immediate, transaction
 
 LOGGER: Final = logging.getLogger("reliablepub.outbox")
 _SYNCHRONOUS_FULL: Final = 2
@@ -93,7 +93,7 @@ class Enqueuing:
             return done
         if not is_theirs:
             # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
-            cursor.execute("BEGIN IMMEDIATE")
+            begin_immediate(connection)
         try:
             version = _version(cursor)
             cursor.execute("SAVEPOINT reliablepub_enqueue")

@@ -26,13 +26,53 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from reliablepub.errors import OutboxError, OutboxUnsure
 from reliablepub.outbox.sqlite.failures import is_decided, outbox_error
 from reliablepub.outbox.sqlite.location import WritingConnection
 
 T = TypeVar("T")
+
+_POLL_MIN_S: Final = 0.000_2
+_POLL_MAX_S: Final = 0.001
+_POLLS_PER_WAIT: Final = 20
+"""Between two tries a writer sleeps for this part of the time it has waited, within the limits. A
+try takes 4 µs. The upper limit is low so that a writer which has waited long still gets its turn
+beside newer ones."""
+
+
+def begin_immediate(connection: sqlite3.Connection) -> None:
+    """Begin a transaction with the write lock. Wait for it as long as the connection's timeout.
+
+    SQLite's own wait sleeps 1, 2, 5, 10, and up to 100 ms between its tries, while another process
+    needs the lock for one commit: it misses many moments in which the lock is free.
+
+    Raises:
+        sqlite3.OperationalError: the lock was not free until the timeout.
+    """
+    (timeout_ms,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    begun = time.monotonic()
+    try:
+        connection.execute("PRAGMA busy_timeout = 0")
+        while not _has_begun(connection, begun, timeout_ms / 1_000):
+            pass
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {timeout_ms:d}")
+
+
+def _has_begun(connection: sqlite3.Connection, begun: float, timeout_s: float) -> bool:
+    """Try once. If the lock is held, sleep and return False, or raise after the timeout."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        waited_s = time.monotonic() - begun
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or waited_s >= timeout_s:
+            raise
+        wait_s = min(max(waited_s / _POLLS_PER_WAIT, _POLL_MIN_S), _POLL_MAX_S)
+        time.sleep(min(wait_s, timeout_s - waited_s))
+        return False
+    return True
 
 
 @contextmanager
@@ -49,7 +89,7 @@ def transaction(connection: sqlite3.Connection, path: Path) -> Iterator[None]:
         # later (SQLITE_BUSY_SNAPSHOT).
         begun = time.monotonic()
         try:
-            connection.execute("BEGIN IMMEDIATE")
+            begin_immediate(connection)
         finally:
             if isinstance(connection, WritingConnection):
                 connection.lock_wait_s += time.monotonic() - begun
