@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -198,6 +199,11 @@ class RabbitMQNode:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+
+    def erase(self) -> None:
+        """Delete the data of a node that is down: the next start is the first one of a new node."""
+        assert not self.is_running, "the node is running"
+        shutil.rmtree(self._folder / "data")
 
     def recover(self) -> None:
         """Whatever a test did: running, not frozen, no alarm."""
@@ -389,12 +395,12 @@ class RabbitMQNode:
 
     def _command(self, *command: str | Path) -> list[str | Path]:
         """A command as it is run inside the root; both it and `chroot` become what they start."""
-        if self._site.network:
+        if self._root != _HERE:
+            # Erlang looks into /proc, which is mounted for this command alone.
+            command = ("unshare", "--mount-proc", f"--root={self._root}", *command)
+        if self._site.network:  # whose file is outside of the root
             command = ("nsenter", f"--net={self._site.network}", *command)
-        if self._root == _HERE:
-            return list(command)
-        # Erlang looks into /proc, which is mounted for this command alone.
-        return ["unshare", "--mount-proc", f"--root={self._root}", *command]
+        return list(command)
 
     def _environment(self) -> dict[str, str]:
         """Nothing inherited but PATH: a node of this machine's own must not shine through."""

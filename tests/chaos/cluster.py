@@ -9,12 +9,12 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Self
 
 from tests.chaos.networks import Network
-from tests.rabbitmq import RabbitMQNode, Site
+from tests.rabbitmq import ROOT, RabbitMQNode, Site
 
 NAME: Final = "rabbits"
 """A host name with the addresses of all nodes."""
@@ -25,20 +25,32 @@ _CONFIG: Final = """\
 cluster_partition_handling = {handling}
 mnesia_table_loading_retry_timeout = 5000
 """
+# RabbitMQ 4 has another name for what runs, and no partitions once it has no Mnesia (4.3).
 _IS_WHOLE: Final = """\
 Nodes = {nodes},
 Ask = fun(M, F) -> rpc:multicall(Nodes, M, F, [], 5000) end,
-{{Running, []}} = Ask(rabbit_nodes, all_running),
-{{Seen, []}} = Ask(rabbit_node_monitor, partitions),
+Has = fun(M, F) -> lists:keymember(F, 1, M:module_info(exports)) end,
+{{Running, []}} = case Has(rabbit_nodes, list_running) of
+    true -> Ask(rabbit_nodes, list_running);
+    false -> Ask(rabbit_nodes, all_running)
+end,
+{{Seen, []}} = case Has(rabbit_node_monitor, partitions) of
+    true -> Ask(rabbit_node_monitor, partitions);
+    false -> {{[], []}}
+end,
 lists:all(fun(Some) -> length(Some) =:= length(Nodes) end, Running)
 andalso lists:all(fun(Some) -> Some =:= [] end, Seen).
 """
 
 
 def apart(*arguments: str) -> list[str]:
-    """The command that runs Python with a network, mounts and host names of its own."""
+    """The command that runs Python with a network, mounts and host names of its own.
+
+    When its starter dies, it is told by SIGTERM: it can clean up. If it is killed itself, networks,
+    bridge and mounts end with it, and so do the nodes; only its folder stays.
+    """
     return [
-        *("setpriv", "--pdeathsig=KILL", "unshare", "--net", "--mount"),
+        *("setpriv", "--pdeathsig=TERM", "unshare", "--net", "--mount"),
         *(sys.executable, *arguments),
     ]
 
@@ -48,7 +60,7 @@ class Cluster:
 
     Args:
         handling: `cluster_partition_handling`.
-        folder: for a file of host names.
+        folder: for everything that the nodes write, and a file of host names.
 
     Attributes:
         nodes: in the order in which they joined.
@@ -67,6 +79,7 @@ class Cluster:
             for network, address in zip(self.networks, ADDRESSES, strict=True):
                 network.plug("bridge", address)
                 node = RabbitMQNode(
+                    root=ROOT,
                     beside=self.nodes[0] if self.nodes else None,
                     site=Site(_host(address), address, network.path),
                     config=self._config,
@@ -87,13 +100,21 @@ class Cluster:
         Path("/run/netns").mkdir(exist_ok=True)
         for command in (
             "mount -t tmpfs tmpfs /run/netns",
-            f"mount --bind {hosts} /etc/hosts",
+            f"mount --bind {hosts} {ROOT / 'etc/hosts'}",
+            *(self._of_another_root(hosts) if Path("/") != ROOT else []),
             "ip link set lo up",
             "ip link add bridge type bridge",
             f"ip address add {_HERE}/24 dev bridge",
             "ip link set bridge up",
         ):
             subprocess.run(command.split(), check=True)
+
+    def _of_another_root(self, hosts: Path) -> list[str]:
+        """Publishers see the same host names, and nodes write into the same folder."""
+        return [
+            f"mount --bind {hosts} /etc/hosts",
+            f"mount --bind {self._folder} {ROOT / 'tmp'}",
+        ]
 
     # ------------------------------------------------------------------ what nodes see
 
@@ -130,12 +151,19 @@ class Cluster:
         """Wait until it is whole; then do what an operator would; how many nodes that restarted."""
         if self._is_whole_within(patience_s):
             return 0
-        for node in self.nodes[1:]:
+        self._restart(self.nodes[1:])
+        return len(self.nodes) - 1
+
+    def restart(self) -> None:
+        """Kill all nodes and start them."""
+        self._restart(self.nodes)
+
+    def _restart(self, nodes: Sequence[RabbitMQNode]) -> None:
+        for node in nodes:
             node.kill()
-        for node in self.nodes[1:]:  # once all are gone: one that still runs would be split off
+        for node in nodes:  # once all are gone: one that still runs would be split off
             node.start()
         assert self._is_whole_within(240), f"the cluster does not heal:\n{self.nodes[0].log}"
-        return len(self.nodes) - 1
 
     def _is_whole_within(self, patience_s: float) -> bool:
         deadline = time.monotonic() + patience_s

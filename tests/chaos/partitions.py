@@ -15,6 +15,8 @@ from typing import Final, TypeAlias
 from tests.chaos.cluster import Cluster
 
 NODES: Final = range(3)
+INSIST_S: Final = 60.0
+CATCH_UP_S: Final = 3.0
 
 
 @dataclass(frozen=True)
@@ -141,11 +143,85 @@ def policy_changed(scene: Scene, number: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def rolling_restart(scene: Scene, number: int) -> Iterator[None]:
-    """In order, one after the other, from this one on."""
+    """In order, one after the other, from this one on; one that does not stop is killed."""
     yield
     for each in (number, *scene.others(number)):
-        scene.cluster.nodes[each].stop()
-        scene.cluster.nodes[each].start()
+        node = scene.cluster.nodes[each]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.stop()
+        node.kill()
+        node.start()
+
+
+# ---------------------------------------------------------------------- members and leaders
+
+
+@contextlib.contextmanager
+def node_removed(scene: Scene, number: int) -> Iterator[None]:
+    """A node leaves the cluster, and joins it again as a new one, without data.
+
+    It is never the first one: the classic queue would be deleted with it.
+    """
+    first, node = scene.cluster.nodes[0], scene.cluster.nodes[number or 1]
+    replicas = {kind: scene.queues[kind] for kind in _JOIN if kind in scene.queues}
+    if "stream" in replicas:  # RabbitMQ 3.10 forgets a node with its quorum queues only
+        leave = f"rabbit_stream_queue:delete_replica({_replica(replicas['stream'], node.name)})."
+        _insist(lambda: first.eval(leave) == "ok")
+    node.stop()
+    first.ctl("forget_cluster_node", node.name)
+    try:
+        yield
+    finally:
+        node.erase()
+        node.start()
+        for kind, queue in replicas.items():
+            join = _JOIN[kind].format(replica=_replica(queue, node.name))
+            _insist(lambda join=join: first.eval(join) == "ok")  # type: ignore[misc]
+
+
+_JOIN: Final = {
+    "quorum": "rabbit_quorum_queue:add_member({replica}, 5000).",
+    "stream": "rabbit_stream_queue:add_replica({replica}).",
+}
+
+
+def _replica(queue: str, node: str) -> str:
+    return f'<<"/">>, <<"{queue}">>, \'{node}\''
+
+
+@contextlib.contextmanager
+def stream_leader_moved(scene: Scene, _number: int) -> Iterator[None]:
+    """Its process is killed until another node has the leader: RabbitMQ 3.10 cannot be asked to.
+
+    The node that had it has the longest log, and gets it again, unless another one has caught up
+    that is asked before it: of three, two are asked, of two always both.
+    """
+    first = scene.cluster.nodes[0]
+    queue = f'rabbit_misc:r(<<"/">>, queue, <<"{scene.queues["stream"]}">>)'
+    find = f"{{ok, Q}} = rabbit_amqqueue:lookup({queue}), P = amqqueue:get_pid(Q), "
+    before = first.eval(find + "node(P).")
+
+    def is_elsewhere() -> bool:
+        if first.eval(find + "node(P).") != before:
+            return True
+        first.eval(find + "exit(P, kill).")
+        return False
+
+    _insist(is_elsewhere, CATCH_UP_S)
+    yield
+
+
+def _insist(is_done: Callable[[], bool], pause_s: float = 1.0) -> None:
+    """Try until it is done; the cluster may not be ready for it."""
+    deadline, refusal = time.monotonic() + INSIST_S, "it does not happen"
+    while True:
+        try:
+            if is_done():
+                return
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            refusal = str(error)
+        assert time.monotonic() < deadline, f"the cluster refuses: {refusal}"
+        time.sleep(pause_s)
 
 
 # ---------------------------------------------------------------------- together
@@ -161,7 +237,9 @@ OTHERS: Final[tuple[Fault, ...]] = (
     policy_changed,
     rolling_restart,
 )
-FAULTS: Final = {fault.__name__.replace("_", " "): fault for fault in (*LINKS, *OTHERS)}
+MEMBERS: Final[tuple[Fault, ...]] = (node_removed, stream_leader_moved)
+"""Never drawn, only asked for by name: so a seed is the schedule that it was without them."""
+FAULTS: Final = {fault.__name__.replace("_", " "): fault for fault in (*LINKS, *OTHERS, *MEMBERS)}
 
 
 def names(chance: random.Random) -> list[str]:

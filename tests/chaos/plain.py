@@ -1,6 +1,7 @@
 """`PlainLoad`: numbered messages by plain pika, in the place of `tests.chaos.load.Load`.
 
-Whatever is lost here too was lost by the broker. It knows pika; it must never know reliablepub's
+Whatever is lost here too was lost by the broker. `control` says whether a node takes messages at
+all. It knows pika; it must never know reliablepub's
 publisher, or faults.
 """
 
@@ -9,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import pika
@@ -21,6 +23,37 @@ from tests.chaos.load import PIECE, RATE_PER_S, WINDOW_MAX
 
 _PATIENCE_S: Final = 4.0
 """What a confirm may take, and a connection."""
+_CONTROL_S: Final = 15.0
+CONTROL: Final = b"control"
+"""The body of what `control` publishes, which nobody was promised anything of."""
+
+
+def control(url: str, exchange: str, keys: Sequence[str]) -> str:
+    """What becomes of one message with each key at a node, in words."""
+    said = "no connection"
+
+    def publish() -> None:
+        nonlocal said
+        with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
+            said = "no channel"
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for key in keys:
+                said = f"no confirm of {key}"
+                channel.basic_publish(exchange, key, CONTROL, mandatory=True)
+            said = "all confirmed"
+
+    def attempt() -> None:
+        nonlocal said
+        try:
+            publish()
+        except Exception as error:  # noqa: BLE001 - it is what is asked for
+            said += f": {error!r}"
+
+    thread = threading.Thread(target=attempt, name="control", daemon=True)  # it may hang
+    thread.start()
+    thread.join(_CONTROL_S)
+    return said
 
 
 class PlainLoad:

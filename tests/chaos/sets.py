@@ -1,40 +1,45 @@
 """A set: a cluster, a publisher under load, and faults from a seed; then the account.
 
-    python -m tests.chaos.sets 3 [--seconds 180] [--client plain] [--shared]
+    python -m tests.chaos.sets 3 [--seconds 180] [--client plain] [--shared] [--rate 600]
         [--kind quorum ...] [--fault "node cut off + node killed" ...]
 
 It needs root, for the network and the mounts of its own that it runs itself in. It prints a line of
-JSON, and fails if something was wrong. It knows how a set is run and judged; it must never know how
-a fault is made.
+JSON, and fails if something was wrong. RELIABLEPUB_CHAOS_REPORT names a folder for this line, the
+history and its picture, and the nodes' logs if something was wrong. Where the broker lost what it
+had confirmed, the same seed is then played with plain pika. It knows how a set is run and judged;
+it must never know how a fault is made.
 """
 
 import argparse
+import gzip
 import json
 import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pika
 
-from reliablepub import Message, Publisher
+from reliablepub import Message, Publisher, StillOpen
 from tests.amqp_probe import AmqpProbe
-from tests.chaos import judge, partitions
+from tests.chaos import judge, partitions, picture
 from tests.chaos.account import attempts
 from tests.chaos.cluster import NAME, Cluster, apart
 from tests.chaos.judge import KINDS, History
 from tests.chaos.load import OPTIONS, RATE_PER_S, WINDOW_MAX, Load
 from tests.chaos.partitions import Scene
-from tests.chaos.plain import PlainLoad
-from tests.chaos.timeline import Timeline
+from tests.chaos.plain import CONTROL, PlainLoad, control
 
 HANDLINGS: Final = ("pause_minority", "autoheal", "ignore")
 DOORS: Final = ("three URLs", "one URL", "a name")
@@ -44,6 +49,8 @@ PATIENCE_S: Final = 300.0
 HEALS_WITHIN_S: Final = 30.0
 QUEUE_AGE_S: Final = 3.0
 ACKED_AT_ONCE: Final = 100
+SILENCES_MAX: Final = 10
+"""How long, in seconds, a queue is asked for a message that must be there and does not come."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class Plan:
         faults: instead of those from the seed, one after the other; each at least once.
         kinds: of queues.
         is_shared: whether one publisher has all queues. Otherwise, the stream has its own.
+        rate_per_s: messages a second.
     """
 
     seed: int
@@ -65,6 +73,7 @@ class Plan:
     faults: tuple[str, ...] = ()
     kinds: tuple[str, ...] = KINDS
     is_shared: bool = False
+    rate_per_s: float = RATE_PER_S
 
     @property
     def handling(self) -> str:
@@ -85,6 +94,7 @@ class Plan:
     def command(self) -> list[str]:
         """What repeats it."""
         options = ["--seconds", f"{self.seconds:g}", "--client", self.client]
+        options += ["--rate", f"{self.rate_per_s:g}"]
         options += ["--shared"] * self.is_shared
         options += [word for kind in self.kinds for word in ("--kind", kind)]
         return [str(self.seed), *options, *(w for name in self.faults for w in ("--fault", name))]
@@ -121,7 +131,8 @@ class Set:
         self._cluster = cluster
         self._folder = folder
         self._parts: list[Part] = []
-        self._timeline = Timeline()
+        self._began = time.monotonic()
+        self._stuck: list[str] = []
         self._probe = AmqpProbe(cluster.nodes[0].url)
         self._exchange = self._probe.declare_exchange()
         self._queues: dict[str, str] = {}
@@ -145,50 +156,69 @@ class Set:
         chance = random.Random(self.plan.seed)
         scene = Scene(self._cluster, self._queues, chance)
         incidents: list[dict[str, Any]] = []
-        began = time.monotonic()
+        self._began = time.monotonic()
         with ExitStack() as stack:
             for kinds in self.plan.parts:
                 self._parts.append(self._part(kinds, stack))
-            stack.enter_context(self._timeline.watch(self._counts))
             for part in self._parts:
                 part.load.start()
                 stack.callback(part.load.stop)
             self._wait_until_it_flows()
-            for names in self._schedule(chance, began):
-                with self._timeline.fault(" + ".join(names)):
-                    partitions.happen(scene, names)
-                healed_at = time.monotonic()
+            for names in self._schedule(chance):
+                began_s = self._now_s
+                partitions.happen(scene, names)
+                ended_s = self._now_s
                 restarted = self._cluster.become_whole(HEALS_WITHIN_S)
                 self._wait_until_it_flows()
-                flows_after_s = round(time.monotonic() - healed_at, 1)
+                flows_after_s = round(self._now_s - ended_s, 1)
                 incidents.append(
-                    {"faults": names, "restarted": restarted, "flows_after_s": flows_after_s}
+                    {
+                        "faults": names,
+                        "began_s": began_s,
+                        "ended_s": ended_s,
+                        "restarted": restarted,
+                        "flows_after_s": flows_after_s,
+                    }
                 )
+                if self._stuck:
+                    break
             for part in self._parts:
                 part.load.stop()
             for part in self._parts:
                 part.finish()
-        return self._judge(incidents, time.monotonic() - began)
+        return self._judge(incidents, self._now_s)
 
-    def _schedule(self, chance: random.Random, began: float) -> Iterator[list[str]]:
+    @property
+    def _now_s(self) -> float:
+        """Seconds since it began."""
+        return round(time.monotonic() - self._began, 1)
+
+    def _schedule(self, chance: random.Random) -> Iterator[list[str]]:
         """Names of faults that come together, until the time is over."""
         for given in self.plan.faults:
             yield given.split(" + ")
         if not self.plan.faults:
             yield partitions.names(chance)
-            while time.monotonic() - began < self.plan.seconds:
+            while self._now_s < self.plan.seconds:
                 yield partitions.names(chance)
 
-    def _counts(self) -> tuple[int, int]:
-        counts = [part.load.counts for part in self._parts]
-        return sum(stored for stored, _ in counts), sum(confirmed for _, confirmed in counts)
-
     def _wait_until_it_flows(self) -> None:
+        """Wait for messages of each kind; if none come, find out whether plain pika can publish."""
         for part in self._parts:
-            part.load.wait_until_it_flows(PATIENCE_S)
+            try:
+                part.load.wait_until_it_flows(PATIENCE_S)
+            except (AssertionError, StillOpen) as error:
+                said = {
+                    node.name: control(node.url, self._exchange, self.plan.kinds)
+                    for node in self._cluster.nodes
+                }
+                status = part.publisher and part.publisher.status
+                self._stuck.append(f"{part.kinds}: {error}; with plain pika: {said}; {status}")
+        if self._stuck:
+            self._cluster.restart()
 
     def _part(self, kinds: tuple[str, ...], stack: ExitStack) -> Part:
-        rate_per_s = RATE_PER_S * len(kinds) / len(self.plan.kinds)
+        rate_per_s = self.plan.rate_per_s * len(kinds) / len(self.plan.kinds)
         make: Callable[[int], Message] = partial(judge.message, self._exchange, kinds)
         if self.plan.client != "reliablepub":
             is_careful = self.plan.client == "plain"
@@ -203,9 +233,9 @@ class Set:
     # ------------------------------------------------------------------ the verdict
 
     def _judge(self, incidents: list[dict[str, Any]], took_s: float) -> dict[str, Any]:
-        arrivals = list(self._arrivals())
+        arrivals = self._arrivals()
         kinds: dict[str, dict[str, int]] = {}
-        wrong: list[str] = []
+        wrong = [f"nothing flows: {each}" for each in self._stuck]
         attempts = [part.attempts() for part in self._parts]
         for part, (uncertain, refused, most) in zip(self._parts, attempts, strict=True):
             failed = len(arrivals) if part.outbox is None else uncertain + refused
@@ -216,7 +246,8 @@ class Set:
         return asdict(self.plan) | {
             "handling": self.plan.handling,
             "door": self.plan.door,
-            "took_s": round(took_s, 1),
+            "version": ".".join(map(str, self._cluster.nodes[0].version)),
+            "took_s": took_s,
             "incidents": incidents,
             "kinds": kinds,
             "uncertain": sum(uncertain for uncertain, _, _ in attempts),
@@ -224,48 +255,134 @@ class Set:
             "wrong": wrong,
         }
 
-    def _arrivals(self) -> Iterator[tuple[str, bytes, str]]:
+    def _arrivals(self) -> list[tuple[str, bytes, str]]:
         """Kind of queue, body and id of everything in the queues, in order."""
-        url = self._cluster.nodes[0].url
-        for kind, queue in self._queues.items():
-            arguments = {"x-stream-offset": "first"} if kind == "stream" else None
-            with closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
-                channel = connection.channel()
-                channel.basic_qos(prefetch_count=10 * ACKED_AT_ONCE)
-                for method, properties, body in channel.consume(
-                    queue, inactivity_timeout=10.0, arguments=arguments
-                ):
-                    if method is None or properties is None or body is None:
+        with ThreadPoolExecutor() as threads:
+            return [each for some in threads.map(self._consumed, self._queues) for each in some]
+
+    def _consumed(self, kind: str) -> list[tuple[str, bytes, str]]:
+        """All of a queue; of a stream, where most of it is: a replica may be late, or down."""
+        found: list[tuple[str, bytes, str]] = []
+        is_stream = kind == "stream"
+        for node in self._cluster.nodes if is_stream else self._cluster.nodes[:1]:
+            missing = {
+                number
+                for part in self._parts
+                for number in part.load.told.confirmed
+                if judge.kind_of(part.kinds, number) == kind
+            }
+            with suppress(*[pika.exceptions.ChannelClosedByBroker] * is_stream):
+                found = max(found, self._consumed_at(node.url, kind, missing), key=len)
+            if found and not missing:
+                break
+        return found
+
+    def _consumed_at(self, url: str, kind: str, missing: set[int]) -> list[tuple[str, bytes, str]]:
+        """All that a node has; what of it was confirmed is no longer missing."""
+        found: list[tuple[str, bytes, str]] = []
+        silences = 0
+        parameters = pika.URLParameters(url)
+        arguments = {"x-stream-offset": "first"} if kind == "stream" else None
+        with closing(pika.BlockingConnection(parameters)) as connection:
+            channel = connection.channel()
+            channel.basic_qos(prefetch_count=10 * ACKED_AT_ONCE)
+            for method, properties, body in channel.consume(
+                self._queues[kind], inactivity_timeout=1.0, arguments=arguments
+            ):
+                if method is None or properties is None or body is None:
+                    silences += 1
+                    if not missing or silences == SILENCES_MAX:
                         break
-                    yield kind, body, properties.message_id or ""
-                    if method.delivery_tag % ACKED_AT_ONCE == 0:
-                        channel.basic_ack(method.delivery_tag, multiple=True)
+                    continue
+                silences = 0
+                if body != CONTROL:
+                    found.append((kind, body, properties.message_id or ""))
+                    missing.discard(int(body.split()[0]))
+                if method.delivery_tag % ACKED_AT_ONCE == 0:
+                    channel.basic_ack(method.delivery_tag, multiple=True)
+        return found
 
     def keep(self, folder: Path, result: dict[str, Any]) -> None:
-        """The result, the history of a set in which something was wrong, and a picture."""
+        """The result; what the publishers did, and a picture; logs, where something was wrong."""
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"cluster-{self.plan.client}-{self.plan.seed}"
+        name = f"cluster-{result['version']}-{self.plan.client}-{self.plan.seed}"
         with (folder / "cluster.jsonl").open("a") as file:
             print(json.dumps(result), file=file)
-        for part in self._parts if result["wrong"] else []:
-            lines = [json.dumps(event) for event in part.history.events] if part.history else []
-            (folder / f"{name}-{part.kinds[0]}.history.jsonl").write_text("\n".join(lines))
-        self._timeline.draw(folder / f"{name}.svg", f"{self.plan.handling}, {self.plan.door}")
+        for number, node in enumerate(self._cluster.nodes if result["wrong"] else []):
+            shutil.copy(node.folder / "log", folder / f"{name}-node{number}.log")
+        events = sorted(
+            (*event, judge.kind_of(part.kinds, event[2]))
+            for part in self._parts
+            for event in (part.history.events if part.history else ())
+        )
+        if not events:
+            return
+        with gzip.open(folder / f"{name}.history.jsonl.gz", "wt", compresslevel=1) as file:
+            print(json.dumps(result), file=file)
+            for at, *more in events:
+                print(json.dumps([round(at - self._began, 3), *more]), file=file)
+        picture.draw(folder / f"{name}.history.jsonl.gz", folder / f"{name}.svg")
 
 
 def play(plan: Plan, folder: Path) -> dict[str, Any]:
-    """Run a set in a process of its own, whose network nobody else is in; its result."""
-    done = subprocess.run(
+    """Run a set in a process of its own, whose network nobody else is in; its result.
+
+    Args:
+        plan: the set.
+        folder: in which it has a folder of its own until it ends.
+    """
+    with subprocess.Popen(
         apart("-m", "tests.chaos.sets", *plan.command()),
         cwd=Path(__file__).parents[2],
-        env=os.environ | {"RELIABLEPUB_APART": "1", "TMPDIR": str(folder)},
+        env=os.environ | {_APART: str(folder)},
         stdout=subprocess.PIPE,
+        start_new_session=True,  # whoever kills this process and its group: it can clean up
         text=True,
-        check=False,
-    )
-    assert done.stdout, f"the set ended without a result ({done.returncode})"
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    ) as process:
+        try:
+            said, _ = process.communicate()
+        finally:
+            process.terminate()
+            process.wait()
+            shutil.rmtree(_own_folder(folder, process.pid), ignore_errors=True)  # if it was killed
+    assert said, f"the set ended without a result ({process.returncode})"
+    result: dict[str, Any] = json.loads(said.splitlines()[-1])
     return result
+
+
+def with_plain_pika(plan: Plan, result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+    """The same set with pika alone, if the broker has lost something of ours: whose loss is it?"""
+    lost = sum(figures["lost_by_broker"] for figures in result["kinds"].values())
+    if not lost or plan.client != CLIENTS[0]:
+        return None
+    return play(replace(plan, client="plain"), folder)
+
+
+_APART: Final = "RELIABLEPUB_APART"
+"""Set where a network of one's own is: the folder in which to make another one."""
+
+
+def _own_folder(folder: Path, pid: int) -> Path:
+    return folder / f"cluster-{pid}"
+
+
+def _run_apart(plan: Plan, folder: Path) -> dict[str, Any]:
+    folder.mkdir()
+    tempfile.tempdir = str(folder)
+    try:
+        with Cluster(plan.handling, folder) as cluster:
+            one = Set(plan, cluster, folder)
+            result = one.run()
+            if report := os.environ.get("RELIABLEPUB_CHAOS_REPORT"):
+                one.keep(Path(report), result)
+            return result
+    finally:
+        shutil.rmtree(folder)
+
+
+def _end(_signal: int, _frame: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough: it is cleaning up
+    sys.exit("terminated")
 
 
 def main(words: Sequence[str]) -> int:
@@ -276,21 +393,27 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--fault", action="append", default=[])
     parser.add_argument("--kind", choices=KINDS, action="append", default=[])
     parser.add_argument("--shared", action="store_true")
+    parser.add_argument("--rate", type=float, default=RATE_PER_S)
     chosen = parser.parse_args(words)
-    kinds = tuple(kind for kind in KINDS if kind in (chosen.kind or KINDS))
     plan = Plan(
-        chosen.seed, chosen.seconds, chosen.client, tuple(chosen.fault), kinds, chosen.shared
+        chosen.seed,
+        chosen.seconds,
+        chosen.client,
+        tuple(chosen.fault),
+        tuple(kind for kind in KINDS if kind in (chosen.kind or KINDS)),
+        chosen.shared,
+        chosen.rate,
     )
-    with tempfile.TemporaryDirectory(prefix="cluster-") as name:
-        if "RELIABLEPUB_APART" not in os.environ:
-            result = play(plan, Path(name))
-        else:
-            with Cluster(plan.handling, Path(name)) as cluster:
-                one = Set(plan, cluster, Path(name))
-                result = one.run()
-                if report := os.environ.get("RELIABLEPUB_CHAOS_REPORT"):
-                    one.keep(Path(report), result)
-    print(json.dumps(result))
+    signal.signal(signal.SIGTERM, _end)
+    if _APART in os.environ:
+        result = _run_apart(plan, _own_folder(Path(os.environ[_APART]), os.getpid()))
+        print(json.dumps(result))
+        return 0
+    folder = Path(tempfile.gettempdir())
+    result = play(plan, folder)
+    print(json.dumps(result), flush=True)
+    if plain := with_plain_pika(plan, result, folder):
+        print(json.dumps(plain))
     return bool(result["wrong"])
 
 
