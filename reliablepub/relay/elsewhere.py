@@ -20,7 +20,7 @@ from reliablepub.outbox.entry import Bell
 
 POLL_S: Final = 0.05
 """Interval at which the relay asks the store whether other processes have written to it."""
-REST_S: Final = 0.2
+REST_S: Final = 0.5
 """The most seconds between two looks of an idle relay whose bell is armed.
 
 Each counts as a turn, by whose age probes judge the relay (`reliablepub.observe.health`)."""

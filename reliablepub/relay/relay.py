@@ -203,7 +203,8 @@ class Relay:
     def idle_s(self) -> float | None:
         """Look whether there is still nothing to do since the last turn.
 
-        An idle relay does this up to 20 times a second, in place of a turn, so it is kept cheap.
+        A relay at rest does this twice a second (`elsewhere.REST_S`), one without a bell 20 times,
+        in place of a turn, so it is kept cheap.
 
         Returns:
             the most seconds to listen before the next look; None if a turn is due.

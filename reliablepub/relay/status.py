@@ -192,8 +192,8 @@ class Status:
             statuses are compared.
         lock_wait_s: of these, seconds in which the outbox waited for SQLite's lock, which another
             process or the application held. Ignored when statuses are compared.
-        turns: number of turns that the relay has taken. An idle relay takes several a second; if
-            the number does not grow, the relay is stuck. Ignored when statuses are compared.
+        turns: number of turns that the relay has taken. An idle relay takes at least two a second;
+            if the number does not grow, the relay is stuck. Ignored when statuses are compared.
         turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds some
             seconds, the relay is stuck. Ignored when statuses are compared.
     """

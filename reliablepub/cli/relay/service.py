@@ -39,6 +39,8 @@ from reliablepub.relay.status import Status
 from reliablepub.transport.address import parse_addresses
 
 _LOOK_S: Final = 0.05
+_REST_S: Final = 0.5
+"""The longest interval between two looks at a relay whose status does not change."""
 _ALIVE_S: Final = 1.0
 _STANDBY_S: Final = 0.05
 """Interval at which a standby tries to own the outbox."""
@@ -125,6 +127,8 @@ class Service:
         self._feed_at = 0.0
         self._fed_turns = -1
         self._told = ""
+        self._seen = Status()
+        self._pause_s = _LOOK_S
         self._publisher: Publisher | None = None
         self.last = self.before = Status()
 
@@ -169,8 +173,15 @@ class Service:
                 self._publisher = None
                 with suppress(PublisherFailed):
                     publisher.close()
-            self._stop.wait(_LOOK_S)
+            self._stop.wait(_LOOK_S if is_draining else self._rest())
         self._notes.look(self.status)  # a signal may have ended the loop before it looked
+
+    def _rest(self) -> float:
+        """How long to wait for the next look: twice as long each time that nothing has changed."""
+        before, self._seen = self._seen, self.status
+        most_s = min(_REST_S, (self._notifier.watchdog_s or _ALIVE_S) / 2)
+        self._pause_s = min(2 * self._pause_s, most_s) if self._seen == before else _LOOK_S
+        return self._pause_s
 
     def _is_done(self, publisher: Publisher, *, is_draining: bool) -> bool:
         """Look after the publisher; return whether it is drained."""
