@@ -327,7 +327,7 @@ class AsyncPublisher:
         try:
             while not is_stored:
                 try:
-                    is_stored = await done.wait(wait_s)
+                    is_stored = await done.until(done.is_set, wait_s)
                 except RelayHeldUp as error:
                     client.relay.inbox.withdraw_because(chunk, error)
                     continue

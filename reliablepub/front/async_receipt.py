@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+from reliablepub.errors import PublisherClosed, StillOpen
 from reliablepub.front.bridge import Bell, Bridge
 from reliablepub.front.receipt import (
     Counts,
@@ -29,22 +30,11 @@ class _Waiting(Bell):
 
     __slots__ = ()
 
-    async def until_settled(
-        self, receipt: SingleOutcome | Counts, what: str, timeout_s: float | None
-    ) -> None:
-        """Wait until a receipt for ``what`` is settled.
-
-        Raises:
-            StillOpen: the time is up.
-            PublisherClosed: the relay ended first.
-            RelayHeldUp: a callback of the application does not return.
-            WrongEventLoop: the publisher was opened in another event loop.
-        """
-        if await self.until(lambda: receipt.is_settled, timeout_s):
-            return
+    def in_vain(self, what: str, timeout_s: float | None) -> StillOpen | PublisherClosed:
+        """The error for a wait that ended before the receipt for ``what`` was settled."""
         if self._bridge.is_ended:
-            raise ended_first(what, self._bridge.failure)
-        raise still_open(what, timeout_s, self._bridge.status())
+            return ended_first(what, self._bridge.failure)
+        return still_open(what, timeout_s, self._bridge.status())
 
 
 class AsyncReceipt(SingleOutcome):
@@ -88,7 +78,8 @@ class AsyncReceipt(SingleOutcome):
             RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
-        await self._waiting.until_settled(self, f"message {self.message_id}", timeout_s)
+        if not await self._waiting.until(lambda: self._result is not None, timeout_s):
+            raise self._waiting.in_vain(f"message {self.message_id}", timeout_s)
         return self._known()
 
 
@@ -133,7 +124,8 @@ class AsyncBatchReceipt(Counts):
             RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: the publisher was opened in another event loop.
         """
-        await self._waiting.until_settled(self, "a batch", timeout_s)
+        if not await self._waiting.until(lambda: self.is_settled, timeout_s):
+            raise self._waiting.in_vain("a batch", timeout_s)
         return self
 
 

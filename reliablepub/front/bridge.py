@@ -210,18 +210,22 @@ class Bell:
         while not is_true():
             future = bridge.loop.create_future()
             with bridge.lock:  # from here on, `ring` wakes this task
-                self.futures += (future,)
+                self.futures = (*self.futures, future)
                 bridge.waiting.add(future)
             try:
                 if is_true():
                     break
-                if bridge.is_ended or not await _within(future, deadline):
+                if bridge.is_ended:
+                    return is_true()
+                if deadline is None:
+                    await future
+                elif not await _until(future, deadline):
                     return is_true()
                 if bridge.held_up is not None and not is_true():
                     raise copy(bridge.held_up)
             finally:
                 with bridge.lock:
-                    self.futures = tuple(other for other in self.futures if other is not future)
+                    self.futures = tuple([other for other in self.futures if other is not future])
                     bridge.waiting.discard(future)
         return True
 
@@ -266,15 +270,12 @@ def wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-async def _within(future: asyncio.Future[None], deadline: float | None) -> bool:
+async def _until(future: asyncio.Future[None], deadline: float) -> bool:
     """Wait for a future until a deadline (loop time).
 
     Returns:
         False if the deadline had passed before the wait began.
     """
-    if deadline is None:
-        await future
-        return True
     loop = future.get_loop()
     if loop.time() >= deadline:
         return False
