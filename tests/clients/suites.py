@@ -34,6 +34,7 @@ CACHE = ROOT / ".client-suites"
 REPLACED = Path(__file__).parent / "replaced"
 DEFAULT_PORT = "5672"
 TIMEOUT_S = 1800
+BODY_MAX = 128 * 1024 * 1024  # RabbitMQ's own default, and the fake broker's
 PYTEST = ("{python}", "-m", "pytest", "-q", "--junitxml={results}")
 NODE = ("node", "--test", "--test-reporter=junit", "--test-reporter-destination={results}")
 
@@ -105,7 +106,11 @@ SUITES: Mapping[str, Suite] = {
             "pytest-timeout",
         ),
         command=(*PYTEST, "-m", "rabbit and connected", "tests/brokers/rabbit"),
-        port_in=("tests/brokers/rabbit/conftest.py",),
+        port_in=(
+            "faststream/rabbit/broker/broker.py",
+            "faststream/rabbit/fastapi/fastapi.py",
+            "tests/brokers/rabbit/conftest.py",
+        ),
         left_out={
             "--ignore=tests/brokers/rabbit/test_misconfigure.py": "wants clients of other brokers",
         },
@@ -135,8 +140,9 @@ SUITES: Mapping[str, Suite] = {
     "amqplib": Suite(
         source="github.com/amqp-node/amqplib",
         npm=True,
-        command=(*NODE, "test/"),
+        command=(*NODE, "test/*.test.js"),
         environment={"URL": "{url}"},
+        port_in=("lib/connect.js",),
     ),
 }
 
@@ -285,7 +291,7 @@ def main(name: str, source: Path | None) -> None:
         with ExitStack() as stack:
             urls = {
                 "fake": stack.enter_context(FakeBroker()).url,
-                "RabbitMQ": stack.enter_context(RabbitMQNode()).url,
+                "RabbitMQ": stack.enter_context(RabbitMQNode(max_message_size=BODY_MAX)).url,
             }
             for title, url in urls.items():
                 found[title] = results_on(url, name, folder)
