@@ -1,4 +1,4 @@
-"""What the site needs beyond the pages in this folder: README, examples, diagrams, commands' help.
+"""What the site needs beyond the pages: README, examples, diagrams, help, modules, metrics.
 
 Called by mkdocs (``hooks`` in mkdocs.yml). Must never know: what a page says.
 
@@ -9,6 +9,7 @@ the pages need it: participants, arrows and notes.
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 from collections.abc import Iterator
@@ -22,11 +23,14 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from reliablepub.cli import main
+from reliablepub.observe.catalogue import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 
 DIAGRAM = re.compile(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^#+ (reliablepub .+)$", re.MULTILINE)
+FILE_MAP = re.compile(r"^<!-- file map.*?```text\n.*?```\n", re.MULTILINE | re.DOTALL)
+METRICS = "<!-- the site shows every metric here -->"
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 ARROW = re.compile(r"(\w+)(--?)>>(\w+): (.+)")
 NOTE = re.compile(r"Note over (\w+): (.+)")
@@ -55,8 +59,37 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     """Links to the examples lead out of this folder on a forge, and stay inside on the site."""
     if page.file.src_uri == "cli.md":
         markdown = COMMAND.sub(lambda found: f"{found[0]}\n\n{help_of(found[1])}", markdown)
+    if page.file.src_uri == "architecture.md":
+        markdown = FILE_MAP.sub(lambda _: file_map(), markdown)
+    if page.file.src_uri == "observing.md":
+        markdown = markdown.replace(METRICS, f"{METRICS}\n\n{metrics()}")
     markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
     return markdown.replace("](../examples/", "](examples/")
+
+
+def file_map() -> str:
+    """Every module, with the first line of its docstring."""
+    lines = []
+    for folder in ("reliablepub", "spark_sink"):
+        for module in sorted((ROOT / folder).rglob("*.py"), key=lambda path: (path.parent, path)):
+            told = (ast.get_docstring(ast.parse(module.read_text())) or "").partition("\n")[0]
+            if module.stem == "__init__":
+                lines.append(f"\n{module.parent.relative_to(ROOT).as_posix()}/\n{told}\n")
+            elif module.stem != "__main__" and told:
+                lines.append(f"  {module.stem:<18}{told}")
+    shown = "\n".join(lines).strip()
+    return f"```text\n{shown}\n```\n"
+
+
+def metrics() -> str:
+    """Every metric, as a table."""
+    rows = ["| metric | type | |", "|---|---|---|"]
+    for metric in CATALOGUE:
+        values = ", ".join(f"`{value}`" for value in metric.values)
+        by = f" by `{metric.label}`" if metric.label else ""
+        name = f"`{metric.name}`{by}" + (f": {values}" if values else "")
+        rows.append(f"| {name} | {metric.type} | {metric.means} |")
+    return "\n".join(rows)
 
 
 def help_of(name: str) -> str:

@@ -19,9 +19,9 @@ HEAD = """\
 # What clients tell their callers
 
 What seven Python publishers report to their callers when a broker misbehaves, and whether it is
-true. Each cell shows the worst result among the messages of a script; the scripts follow below.
-The broker is [FakeBroker](fake-broker.md), whose history is the truth. A report
-without a judgment beside it is true.
+true. Each cell of the first table shows the worst result among the messages of a script; the
+scripts follow, where a report without a judgment is true. The broker is
+[FakeBroker](fake-broker.md), whose history is the truth.
 
 | | |
 |---|---|
@@ -61,13 +61,21 @@ def render(cells: Sequence[Cell]) -> str:
         parts.append(f"\n## {title[0].upper()}{title[1:]}\n\n{of_it[0].script.story}\n\n")
         names = [letter.name for letter in of_it[0].script.letters]
         parts += [_row("", *names), _row(*["---"] * (len(names) + 1))]
-        parts += [row(cell) for cell in of_it]
+        parts += rows(of_it)
     parts += ["\n", USED, _row("client", "version", "how"), _row("---", "---", "---")]
     parts += [_use(client) for client in clients]
     return "".join(parts)
 
 
-def row(cell: Cell) -> str:
+def rows(cells: Sequence[Cell]) -> list[str]:
+    """What the clients told of each letter of one script; those that told alike share a row."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for cell in cells:
+        alike.setdefault(tuple(fields(cell)), []).append(cell.client)
+    return [_row(", ".join(clients), *told) for told, clients in alike.items()]
+
+
+def fields(cell: Cell) -> list[str]:
     """What one client told of each letter of one script."""
     fields = []
     for name, judgment in cell.judgments.items():
@@ -78,7 +86,7 @@ def row(cell: Cell) -> str:
             fields.append(told)
         else:
             fields.append(f"{told}: {_shown(judgment)}")
-    return _row(cell.client, *fields)
+    return fields
 
 
 def versions(client: str) -> str:
