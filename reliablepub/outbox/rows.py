@@ -482,7 +482,7 @@ def rewritten(
 
 PASSED_MAX: Final = 5_000
 """Rows that one page skips because they are not next of their ordering key; 20 ms in SQLite."""
-SCANNED_MAX: Final = 20_000
+SCANNED_MAX: Final = 10_000
 """Ids that one read of ready rows covers: millions may wait for a later time, and be passed."""
 
 

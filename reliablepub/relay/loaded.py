@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -256,6 +256,7 @@ class Loaded:
         self._messages = 0
         self._bytes = 0
         self._backlog = Backlog(last_id)
+        self._is_passing = False
         self._due: dict[int, Entry] = {}
         self._next_due: float | None = wall
         self._deadlines = Deadlines(wall)
@@ -283,12 +284,17 @@ class Loaded:
         is_late = self._deadlines.is_due(wall)
         return is_due or is_late or bool(self._backlog or self._order.wanted)
 
-    @property
-    def wants_more(self) -> bool:
+    def wants_more(self, *, is_connecting: bool) -> bool:
         """Whether there are entries to read and room for them."""
         if not (self._order.wanted or self._backlog):
             return False  # as in most turns
-        return (bool(self._backlog) and self._is_low) or self._wants_next_of_keys
+        reads = self._is_low and self._reads_backlog(is_connecting)
+        return (bool(self._backlog) and reads) or self._wants_next_of_keys
+
+    def _reads_backlog(self, is_connecting: bool) -> bool:  # noqa: FBT001
+        # Millions of entries that wait for their time are passed page by page. A handshake takes
+        # several turns: it would wait for a page in each.
+        return not (is_connecting and self._is_passing)
 
     @property
     def _wants_next_of_keys(self) -> bool:
@@ -436,7 +442,7 @@ class Loaded:
         self._next_due = wall
         self._deadlines.on_disk(wall)
 
-    def read(self, wall: float) -> list[Entry]:
+    def read(self, wall: float, *, is_connecting: bool) -> list[Entry]:
         """Read a page of entries to send.
 
         Entries that are next of their key are read while memory has room; due entries and the
@@ -447,7 +453,11 @@ class Loaded:
             OutboxUnreachable: nothing was read.
         """
         found: list[Entry] = []
-        kinds = [self._read_due, self._read_backlog] if self._is_low else []
+        kinds: list[Callable[[float], list[Entry]]] = []
+        if self._is_low:
+            kinds.append(self._read_due)
+            if self._reads_backlog(is_connecting):
+                kinds.append(self._read_backlog)
         for read in (*kinds, self._read_next_of_keys):
             try:
                 found += read(wall)
@@ -514,4 +524,5 @@ class Loaded:
             head.first, head.last, limit=PAGE, bytes_max=self._bytes_max // 2
         )
         self._backlog.advance(looked_at)
+        self._is_passing = not entries
         return entries

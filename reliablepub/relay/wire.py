@@ -170,6 +170,11 @@ class Wire:
         self._reconnect.proved()
 
     @property
+    def is_connecting(self) -> bool:
+        """Whether a connection is being made at this moment."""
+        return self._reconnect.due_at is None and not self._session.is_connected
+
+    @property
     def link(self) -> tuple[Link, str]:
         """The state of the connection, and the reason for it."""
         session = self._session
@@ -177,6 +182,6 @@ class Wire:
             return Link.BLOCKED, session.blocked_reason
         if session.is_connected:
             return Link.CONNECTED, ""
-        if self._reconnect.due_at is None:
+        if self.is_connecting:
             return Link.CONNECTING, self._lost_reason
         return Link.DISCONNECTED, self._lost_reason

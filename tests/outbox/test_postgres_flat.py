@@ -149,6 +149,28 @@ def test_no_statement_of_a_turn_reads_more_pages_beside_a_backlog(
                 assert [one for one in statements if one.pages > PAGES_MAX] == []
 
 
+@pytest.mark.parametrize("is_analyzed", [False, True])
+def test_a_relay_that_takes_over_looks_only_at_what_was_in_flight(
+    postgres_outbox: str, statements: list[Explained], *, is_analyzed: bool
+) -> None:
+    """The planner would join the few tags with all that is stored."""
+    with psycopg.connect(postgres_outbox) as application:
+        application.execute(FILL, [BACKLOG])
+    with closing(PostgresStore(Server.of(postgres_outbox))) as store:
+        store.snapshot()
+        entries, _ = store.read_ready(1, BACKLOG, limit=10, bytes_max=10**9)
+        store.commit(Changes(sent=[Batch(1, 1, entries)]))
+    if is_analyzed:
+        with psycopg.connect(postgres_outbox) as application:
+            application.execute("ANALYZE")
+    del statements[:]
+    with closing(PostgresStore(Server.of(postgres_outbox))) as store:
+        assert [one for one in statements if "messages" in one.whole] == []
+        assert [one for one in statements if one.pages > 500] == []
+        [left], _ = store.read_ready(entries[0].id, BACKLOG, limit=1, bytes_max=10**9)
+        assert left.uncertain == 1
+
+
 def test_counts_do_not_depend_on_the_backlog(
     postgres_outbox: str, statements: list[Explained]
 ) -> None:

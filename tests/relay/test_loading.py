@@ -1,11 +1,12 @@
 """What is on disk only: more than memory holds, what others enqueue, and what falls due."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from reliablepub._core.events import ChannelClosed, Returned
+from reliablepub._core.events import ChannelClosed, Connected, Returned
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Store
 from reliablepub.outbox.outbox import Outbox
@@ -15,6 +16,7 @@ from reliablepub.relay.elsewhere import POLL_S
 from tests.relay.scripted import World, patient
 
 Build = Callable[..., World]
+LATER = datetime.now(UTC) + timedelta(days=1)
 MANY = [f"m{n}" for n in range(100)]
 
 
@@ -85,6 +87,29 @@ def test_the_relay_goes_on_reading_without_being_woken(world: Build) -> None:
     w = world(loaded_max=2)
     w.hand_over("a", "b", "c")
     assert w.turn() == 0.0
+
+
+def test_a_handshake_does_not_wait_while_what_is_sent_later_is_passed(
+    monkeypatch: pytest.MonkeyPatch, sqlite: SqliteStore, path: Path
+) -> None:
+    """It takes several turns, and millions of scheduled messages many pages."""
+    monkeypatch.setattr("reliablepub.outbox.sqlite.store.SCANNED_MAX", 3)
+    with Outbox(path) as outbox:
+        for n in range(12):
+            outbox.enqueue(Message(b"", message_id=f"m{n}", not_before=LATER))
+        outbox.enqueue(Message(b"", message_id="now"))
+    w = World(sqlite)
+    unread = []
+    for _ in range(5):  # it connects in the first one
+        wait_s = w.turn()
+        unread.append(w.relay._loaded._backlog.head)
+    assert [None if head is None else head.first for head in unread] == [4] * 5
+    assert wait_s
+    w.relay.handle([Connected()])
+    w.open_channel()
+    for _ in range(5):
+        w.turn()
+    assert w.sent == ["now"]
 
 
 # -------------------------------------------------------------------- other processes

@@ -478,9 +478,11 @@ INSERT INTO reliablepub_runs (shard, pid, host, started_at) VALUES (:shard, :pid
 -- name: owner
 SELECT r.id, r.pid, r.host FROM reliablepub_runs AS r WHERE r.id = :run;
 
+-- The planner cannot know how few messages the ranges of tags have: with `IN` it joins them with all
+-- that are stored, which took 51 s beside 5 million.
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
-WHERE shard = :shard AND id IN (SELECT id FROM reliablepub_in_flight_tags);
+WHERE shard = :shard AND id = ANY (ARRAY(SELECT id FROM reliablepub_in_flight_tags));
 
 -- name: remember_left_in_flight
 INSERT INTO reliablepub_attempts (
