@@ -288,10 +288,10 @@ class Loaded:
         """Whether there are entries to read and room for them."""
         if not (self._order.wanted or self._backlog):
             return False  # as in most turns
-        reads = self._is_low and self._reads_backlog(is_connecting)
+        reads = self._is_low and self._reads_backlog(is_connecting=is_connecting)
         return (bool(self._backlog) and reads) or self._wants_next_of_keys
 
-    def _reads_backlog(self, is_connecting: bool) -> bool:  # noqa: FBT001
+    def _reads_backlog(self, *, is_connecting: bool) -> bool:
         # Millions of entries that wait for their time are passed page by page. A handshake takes
         # several turns: it would wait for a page in each.
         return not (is_connecting and self._is_passing)
@@ -456,7 +456,7 @@ class Loaded:
         kinds: list[Callable[[float], list[Entry]]] = []
         if self._is_low:
             kinds.append(self._read_due)
-            if self._reads_backlog(is_connecting):
+            if self._reads_backlog(is_connecting=is_connecting):
                 kinds.append(self._read_backlog)
         for read in (*kinds, self._read_next_of_keys):
             try:
