@@ -1,6 +1,6 @@
 """A RabbitMQ in virtual time: it routes, keeps, returns, confirms and refuses as the real one does.
 
-It knows the rules of RabbitMQ's channel process (docs/architecture.md says where they come from),
+It knows the rules of RabbitMQ's channel process (docs/confirms.md describes them),
 and a few sins no broker should commit: a confirm twice, for a tag that was never sent, for none at
 all. It never lies about a message: what it acks, it keeps. It must never know the relay.
 """
