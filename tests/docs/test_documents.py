@@ -159,19 +159,12 @@ def test_every_path_module_and_extra_shown_exists(document: Path) -> None:
     """For the commands that are not run here: they take hours, the network or root."""
     text = document.read_text()
     for path in re.findall(r"(?<![\w/.])(?:tests|examples)/[\w./]*\w", text):
-        assert is_foreign_suite_of(document, path) or (ROOT / path).exists(), path
+        assert (ROOT / path).exists(), path
     for module in re.findall(r"python -m ((?:tests|spark_sink|reliablepub)[\w.]*)", text):
         assert find_spec(module) is not None, module
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for names in re.findall(r"pip install '[\w.]+\[([\w,]+)\]'", text):
         assert set(names.split(",")) <= set(project["optional-dependencies"]), names
-
-
-def is_foreign_suite_of(document: Path, path: str) -> bool:
-    """The page of the fake broker also names the tests of other clients' repositories."""
-    return document.name == "fake-broker.md" and not path.startswith(
-        ("tests/clients", "tests/facts")
-    )
 
 
 def assert_target(name: str) -> None:
