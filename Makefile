@@ -189,7 +189,7 @@ rabbitmq-versions: .venv/.installed
 # What is tested on Python 3.11, on the others; of Spark see below.
 pythons: $(PYTHONS:%=python-%) python-sid
 
-python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse
+python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
 	$(<D)/bin/pytest --ignore=tests/spark
 
 # The newest, with the newest RabbitMQ: Debian's, entered by chroot with this folder in it.
@@ -212,7 +212,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 	$(BIN)/uv pip compile --quiet --resolution=lowest-direct --extra=aio --extra=encryption --extra=observe \
 		--extra=postgres pyproject.toml --output-file=$(@D)/lowest.txt
 	$(@D)/bin/pip install --quiet -e . -r $(@D)/lowest.txt django hatchling hypothesis \
-		mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout pyyaml sqlalchemy uvloop
+		mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout pytest-xdist pyyaml sqlalchemy uvloop
 	@touch $@
 
 # The Spark tests at every PySpark that the sink is for, the newest patch of each, with Spark Connect.
@@ -227,9 +227,10 @@ $(SPARK_CACHE)/%/.installed: pyproject.toml
 		hypothesis pytest pytest-randomly pytest-timeout
 	@touch $@
 
-# Spark runs on Java 17 or later.
+# Spark runs on Java 17 or later; tests/clients run RabbitMQ's Java client.
 java:
-	@test -n "$$JAVA_HOME" || command -v java >/dev/null || .ci/install-java
+	@{ test -n "$$JAVA_HOME" || command -v java >/dev/null; } && test -e /usr/share/java/amqp-client.jar \
+		|| .ci/install-java
 
 # What several clients tell their callers when the broker misbehaves: docs/client-conformance.md.
 client-table: .venv/.installed

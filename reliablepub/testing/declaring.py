@@ -130,7 +130,7 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
             )
         queue = new_queue(
             name,
-            durable=method.durable,
+            durable=_is_durable(method),
             auto_delete=method.auto_delete,
             owner=connection.number if method.exclusive else None,
             arguments=arguments,
@@ -287,13 +287,17 @@ def _check_match(mode: object) -> None:
         raise AmqpError(406, f"{explanation}or any-with-x")
 
 
+def _is_durable(method: QueueMethods.Declare) -> bool:
+    return bool(method.durable and not method.exclusive)  # an exclusive queue never is
+
+
 def _check_same_queue(
     channel: ChannelBase, queue: Queue, method: QueueMethods.Declare, arguments: dict[str, Any]
 ) -> None:
     where = channel.place("queue", queue.name)
     if method.exclusive != (queue.owner is not None):
         raise channel.locked(queue.name)
-    _check_same("durable", method.durable, queue.durable, where)
+    _check_same("durable", _is_durable(method), queue.durable, where)
     _check_same("auto_delete", method.auto_delete, queue.auto_delete, where)
     _check_same_arguments(COMPARED, arguments, queue.arguments, where)
 

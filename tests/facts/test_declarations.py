@@ -37,6 +37,13 @@ def test_a_queue_is_declared_as_something_else(client: RawClient, queue: str) ->
     assert declare(client, queue, {}, durable=False) == refused(text)
 
 
+def test_an_exclusive_queue_is_never_durable(client: RawClient) -> None:
+    name = unique("queue")
+    for durable in (False, True, False):
+        said = declare(client, name, {}, durable=durable, exclusive=True)
+        assert said == [f"queue.declareok {name} 0 0"]
+
+
 def test_or_as_auto_delete(client: RawClient, queue: str) -> None:
     reason = "received 'true' but current is 'false'"
     text = f"inequivalent arg 'auto_delete' for queue '{queue}' in vhost '/': {reason}"
