@@ -125,7 +125,9 @@ def _value(path: Path, key: str, value: object, option: click.Option) -> object:
     """The value as text, as it would be typed on the command line."""
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(one, str | int | float) for one in values):
-        raise click.UsageError(f"{path}: {key} is a {type(value).__name__}, which no option takes")
+        raise click.UsageError(
+            f"{path}: {key} is of type {type(value).__name__}, which no option takes"
+        )
     if isinstance(value, list) and not option.multiple:
         raise click.UsageError(f"{path}: {key} is a list; it takes one value")
     typed = [str(one) for one in values]

@@ -349,6 +349,6 @@ def lent(connection: object) -> Connection:
         read_any_reply_text()
         return connection
     raise ConfigurationError(
-        f"connection is a {type(connection).__name__}; expected one of aio-pika's, as "
+        f"connection is of type {type(connection).__name__}; expected one of aio-pika's, as "
         "`await aio_pika.connect_robust(url)` returns it"
     )

@@ -81,7 +81,7 @@ def test_a_password_that_is_configured_no_more_is_forgotten(tmp_path: Path) -> N
         ("[rellay]\nwindow = 1", "unknown table 'rellay'; did you mean 'relay'?"),
         ("relay = 1", "unknown key 'relay'; it is a table: [relay]"),
         ("xyzzy = 1", "unknown key 'xyzzy'; there are accept-plaintext, outbox, outbox-keys"),
-        ("[relay]\nwindow = {a = 1}", "window is a dict, which no option takes"),
+        ("[relay]\nwindow = {a = 1}", "window is of type dict, which no option takes"),
         ("window = [1]", "window is a list; it takes one value"),
         ("window = 'many'", "Invalid value for '--window'"),
         ("window = ", "is not valid TOML: Invalid value"),

@@ -245,8 +245,10 @@ def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any librar
         return connection, True
     if isinstance(connection, sqlite3.Connection) or not hasattr(connection, "cursor"):
         kind = type(connection).__name__
-        msg = f"connection is a {kind}; it must be psycopg's, psycopg2's, Django's or SQLAlchemy's"
-        raise ConfigurationError(msg)
+        raise ConfigurationError(
+            f"connection is of type {kind}; it must be psycopg's, psycopg2's, Django's or "
+            "SQLAlchemy's"
+        )
     return connection, False
 
 

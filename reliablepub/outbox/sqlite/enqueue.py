@@ -61,8 +61,8 @@ class Enqueuing:
         """
         if not isinstance(connection, sqlite3.Connection):
             raise ConfigurationError(
-                f"connection is a {type(connection).__name__}, and outbox {self.path} needs a "
-                "sqlite3.Connection to its file; reliablepub.integrations joins transactions of "
+                f"connection is of type {type(connection).__name__}, and outbox {self.path} needs "
+                "a sqlite3.Connection to its file; reliablepub.integrations joins transactions of "
                 "SQLAlchemy and Django"
             )
         use = GATE.begin_use()
