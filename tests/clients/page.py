@@ -1,4 +1,4 @@
-"""The page docs/client-conformance.md, made of cells.
+"""The tables of docs/client-conformance.md, made of cells.
 
 It must never know how a cell was played.
 """
@@ -15,78 +15,26 @@ from tests.clients.judge import HONEST, Judgment
 if TYPE_CHECKING:
     from tests.clients.table import Cell
 
-HEAD = """\
-# What clients tell their callers
 
-What seven Python publishers report to their callers when a broker misbehaves, and whether it is
-true. Each cell of the first table shows the worst result among the messages of a script; the
-scripts follow, where a report without a judgment is true. The broker is
-[FakeBroker](fake-broker.md), whose history is the truth.
-
-| | |
-|---|---|
-| true | reported as confirmed, and a queue has it; or as a failure, and no queue has it |
-| unsure | an error that leaves the outcome open: the caller knows to send the message again |
-| hung | no report within six seconds |
-| **false failure** | reported as refused, and a queue has it |
-| **false confirm** | reported as confirmed, and no queue has it |
-| **lost** | not reported, and no queue has it |
-
-"""
-
-USED = """\
-## How each was used
-
-As its own documentation recommends for confirms, with a timeout of one second where it offers one
-for a confirm. The application continues after an error, and reopens closed channels and
-connections. The code is in `tests/clients`, a module for each client. `make client-table` writes
-this page in about three minutes; each test run repeats part of it and compares.
-
-"""
-
-
-def render(cells: Sequence[Cell]) -> str:
-    """All of it; no date, so that the same facts are the same page."""
+def render(written: str, cells: Sequence[Cell]) -> str:
+    """The page with its tables written anew; no date, so that the same facts are the same page."""
     clients = list(dict.fromkeys(cell.client for cell in cells))
-    scripts = list(dict.fromkeys(cell.script.title for cell in cells))
-    by_place = {(cell.script.title, cell.client): cell for cell in cells}
-    overview = [_row("", *clients), _row(*["---"] * (len(clients) + 1))]
-    overview += [
-        _row(title, *(_shown(by_place[title, client].worst) for client in clients))
-        for title in scripts
-    ]
-    parts = [HEAD, *overview]
-    for title in scripts:
-        of_it = [by_place[title, client] for client in clients]
-        parts.append(f"\n## {title[0].upper()}{title[1:]}\n\n{of_it[0].script.story}\n\n")
-        names = [letter.name for letter in of_it[0].script.letters]
-        parts += [_row("", *names), _row(*["---"] * (len(names) + 1))]
-        parts += rows(of_it)
-    parts += ["\n", USED, _row("client", "version", "how"), _row("---", "---", "---")]
-    parts += [_use(client) for client in clients]
-    return "".join(parts)
-
-
-def rows(cells: Sequence[Cell]) -> list[str]:
-    """What the clients told of each letter of one script; those that told alike share a row."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for cell in cells:
-        alike.setdefault(tuple(fields(cell)), []).append(cell.client)
-    return [_row(", ".join(clients), *told) for told, clients in alike.items()]
-
-
-def fields(cell: Cell) -> list[str]:
-    """What one client told of each letter of one script."""
-    fields = []
-    for name, judgment in cell.judgments.items():
-        told = cell.told.get(name)
-        if told is None:
-            fields.append(_shown(judgment))
-        elif judgment in HONEST:
-            fields.append(told)
-        else:
-            fields.append(f"{told}: {_shown(judgment)}")
-    return fields
+    stories = {cell.script.title: cell.script.story for cell in cells}
+    worst = {(cell.script.title, cell.client): shown(cell.worst) for cell in cells}
+    tables = {
+        "results": [
+            _row("", *clients),
+            _row(*["---"] * (len(clients) + 1)),
+            *(_row(title, *(worst[title, client] for client in clients)) for title in stories),
+        ],
+        "scripts": [_row("", ""), _row("---", "---"), *(_row(*both) for both in stories.items())],
+        "clients": [_row("client", "version", "how"), _row(*["---"] * 3), *map(_use, clients)],
+    }
+    for name, rows in tables.items():
+        before, begin, rest = written.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition("<!-- end -->\n")
+        written = "".join((before, begin, *rows, end, after))
+    return written
 
 
 def versions(client: str) -> str:
@@ -102,9 +50,10 @@ def _use(client: str) -> str:
     return _row(client, versions(client), " ".join(how.split()))
 
 
-def _shown(judgment: Judgment) -> str:
+def shown(judgment: Judgment) -> str:
+    """A judgment as the page has it."""
     return judgment.value if judgment in HONEST | {Judgment.HUNG} else f"**{judgment.value}**"
 
 
 def _row(*fields: str) -> str:
-    return f"| {' | '.join(fields)} |\n".replace("|  |", "| |")
+    return f"| {' | '.join(fields)} |\n".replace("|  |", "| |").replace("|  |", "| |")

@@ -1,6 +1,6 @@
 """The whole table: every client plays every script, each with a broker and a process of its own.
 
-Run as `make client-table`, which writes docs/client-conformance.md.
+Run as `make client-table`, which writes the tables of docs/client-conformance.md.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def play_all(clients: Iterable[str], scripts: Iterable[Script]) -> list[Cell]:
 
 
 def main() -> None:
-    """Play all, and write the page."""
-    PAGE.write_text(page.render(play_all(MODULES, SCRIPTS)))
+    """Play all, and write the tables of the page."""
+    PAGE.write_text(page.render(PAGE.read_text(), play_all(MODULES, SCRIPTS)))
 
 
 if __name__ == "__main__":
