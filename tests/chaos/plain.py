@@ -1,8 +1,7 @@
 """`PlainLoad`: numbered messages by plain pika, in the place of `tests.chaos.load.Load`.
 
 Whatever is lost here too was lost by the broker. `control` says whether a node takes messages at
-all. It knows pika; it must never know reliablepub's
-publisher, or faults.
+all. It knows pika; it must never know reliablepub's publisher, or faults.
 """
 
 import itertools
