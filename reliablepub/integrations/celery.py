@@ -11,14 +11,16 @@ stores what py-amqp would have written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from celery import Celery
 from celery.signals import beat_init
+from celery.utils.objects import FallbackContext
 from kombu import Exchange as KombuExchange
 from kombu import Queue as KombuQueue
 from kombu.common import Broadcast
+from kombu.exceptions import LimitExceeded
 from kombu.transport.base import to_rabbitmq_queue_arguments
 from kombu.transport.native_delayed_delivery import (
     CELERY_DELAYED_DELIVERY_EXCHANGE,
@@ -31,9 +33,7 @@ from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
 from reliablepub.integrations import Enqueues
 from reliablepub.integrations.celery_channel import channel_of
 
-_QUEUE_OPTIONS: Final = (
-    *("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority"),
-)
+_OPTIONS: Final = ("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
 
 
 def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
@@ -54,14 +54,12 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     Raises:
         ConfigurationError: the broker of the application is not reached by AMQP.
     """
-    way = app.amqp_cls
-    if isinstance(way, _Way):
-        way.outbox, way.hold_eta = outbox, hold_eta
-        return
-    app.amqp_cls = way = _Way(way, outbox, hold_eta)
+    base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
+    app.amqp_cls = way = _Way(base, outbox, hold_eta)
     if "amqp" in vars(app):  # it was used before
-        app.amqp.__class__, app.amqp.way = way.made_class(), way
+        app.amqp.way, app.amqp.__class__ = way, way.made_class()
         vars(app.amqp).pop("send_task_message", None)
+        app.producer_or_acquire = partial(_producer, app)
 
 
 @dataclass
@@ -82,6 +80,7 @@ class _Way:
         """Make it for an application."""
         made = self.made_class()(app)
         made.way = self
+        app.producer_or_acquire = partial(_producer, app)
         return made
 
     def made_class(self) -> Any:  # noqa: ANN401
@@ -105,9 +104,8 @@ class _Sending:
 
         def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
             hold_in = self.app.timezone if self.way.hold_eta else None
-            producer = producer_of(
-                channel_of(message, self.way.outbox, hold_in), auto_declare=False
-            )
+            channel = channel_of(message, self.way.outbox, hold_in)
+            producer = producer_of(channel, auto_declare=False)
             if self.way.hold_eta:
                 options = _without_native_delay(options)
             # Events of monitors may have no consumer, and an outbox keeps what has none.
@@ -115,6 +113,21 @@ class _Sending:
             return send(producer, name, message, **(options | {"retry": False}))
 
         return send_task_message
+
+
+def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401
+    """Lend a producer. A thread that waits for the outbox must not hold up the one it waits for."""
+
+    def acquired() -> Any:  # noqa: ANN401
+        try:
+            connection = app.pool.acquire()
+        except LimitExceeded:
+            connection = app.connection_for_write()
+        lent = app.amqp.Producer(connection, auto_declare=False)
+        lent.release = connection.release
+        return lent
+
+    return FallbackContext(producer, acquired)
 
 
 def topology(app: Celery) -> Topology:
@@ -135,7 +148,7 @@ def topology(app: Celery) -> Topology:
             exchanges[queue.exchange.name] = _exchange(queue.exchange)
         if queue.exclusive or isinstance(queue, Broadcast):
             continue  # its consumer declares it
-        options = {name: getattr(queue, name) for name in _QUEUE_OPTIONS}
+        options = {name: getattr(queue, name) for name in _OPTIONS}
         arguments = to_rabbitmq_queue_arguments(queue.queue_arguments or {}, **options)
         queues.append(Queue(queue.name, queue.durable, queue.auto_delete, arguments))
         bindings += _bindings(queue)

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
@@ -25,10 +26,8 @@ from reliablepub.integrations.sqlalchemy_joining import Within, WithinAsync, thr
 
 T = TypeVar("T")
 
-_JOINED: Final[ContextVar[Mapping[str, Within | WithinAsync]]] = ContextVar(
-    "reliablepub_sqlalchemy"
-)
-"""By database: an outbox that was pickled, with an application of Celery, joins as well."""
+_JOINED: Final[ContextVar[Mapping[str, Within | WithinAsync]]] = ContextVar("joined_outboxes")
+"""By `SessionOutbox`, and its pickled copies, such as that of a Celery application."""
 _PREFIX: Final = "reliablepub"
 
 
@@ -48,6 +47,7 @@ class SessionOutbox:
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox: Final = outbox
+        self._name = str(uuid4())
 
     def enqueue(
         self, message: Message, *, key: str | None = None, within: Within | None = None
@@ -125,7 +125,7 @@ class SessionOutbox:
 
         The arguments, results and errors are those of `enqueue`.
         """
-        target = within if within is not None else _JOINED.get({}).get(repr(self.outbox))
+        target = within if within is not None else _JOINED.get({}).get(self._name)
         if isinstance(target, AsyncSession | AsyncConnection):
             return await target.run_sync(lambda sync: self.enqueue(message, key=key, within=sync))
         return await asyncio.to_thread(self.enqueue, message, key=key, within=target)
@@ -140,7 +140,7 @@ class SessionOutbox:
         Args:
             within: session or connection whose transaction the messages join.
         """
-        token = _JOINED.set({**_JOINED.get({}), repr(self.outbox): within})
+        token = _JOINED.set({**_JOINED.get({}), self._name: within})
         try:
             yield
         finally:
@@ -159,7 +159,7 @@ class SessionOutbox:
         through(connection, self.outbox.create)
 
     def _target(self, within: Within | None) -> Within | None:
-        target = within if within is not None else _JOINED.get({}).get(repr(self.outbox))
+        target = within if within is not None else _JOINED.get({}).get(self._name)
         if isinstance(target, AsyncSession):
             return target.sync_session
         if isinstance(target, AsyncConnection):

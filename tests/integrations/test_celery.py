@@ -1,11 +1,13 @@
 """What Celery publishes through an outbox is what its own producer publishes, to the byte."""
 
+import copy
 import itertools
 import pickle
 import struct
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -493,6 +495,62 @@ def test_it_may_be_called_at_any_time_and_again(path: Path) -> None:
     use_outbox(app, other)
     app.tasks["add"].delay(2)
     assert (Outbox(path).status().stored, other.status().stored) == (1, 1)
+    kombu.pools.reset()
+
+
+def test_a_copy_of_an_application_has_its_own_outbox(path: Path) -> None:
+    app = make_app(NOWHERE)
+    use_outbox(app, Outbox(path))
+    other = Outbox(path.with_name("other.db"))
+    use_outbox(copy.copy(app), other)
+    app.tasks["add"].delay(1)
+    assert Outbox(path).status().stored == 1
+    kombu.pools.reset()
+
+
+@pytest.mark.parametrize("was_used", [True, False], ids=["used", "new"])
+def test_threads_that_wait_for_the_outbox_hold_up_no_other(path: Path, *, was_used: bool) -> None:
+    """They hold Celery's connections, and wait for the transaction that sends the next task."""
+    app, outbox = make_app(NOWHERE), SessionOutbox(Outbox(path))
+    app.conf.broker_pool_limit = 2
+    if was_used:
+        assert app.amqp.send_task_message
+    use_outbox(app, outbox)
+    outbox.outbox.create()
+    engine = engine_of(str(path))
+    with Session(engine) as session, session.begin(), outbox.joined(session):
+        app.tasks["add"].delay(0)
+        others = [threading.Thread(target=app.tasks["add"].delay, args=(n,)) for n in range(3)]
+        for other in others:
+            other.start()
+        until(app.pool._resource.empty)
+        begun = time.monotonic()
+        group([app.tasks["add"].s(1), app.tasks["add"].s(2)], app=app)()
+        assert time.monotonic() - begun < 3  # they give up after 5 seconds
+    for other in others:
+        other.join()
+    assert outbox.outbox.status().stored == 1 + 2 + 3
+    engine.dispose()
+    kombu.pools.reset()
+
+
+def test_a_task_is_also_published_directly_when_all_connections_are_lent(
+    fake_broker: FakeBroker, path: Path
+) -> None:
+    """By an application's own `with app.producer_or_acquire()`."""
+    app = make_app(fake_broker.url)
+    app.conf.broker_pool_limit = 1
+    use_outbox(app, Outbox(path))
+    fake_broker.declare_queue("direct")
+    with app.producer_or_acquire() as first, app.producer_or_acquire() as second:
+        assert first is not second
+        second.publish({}, routing_key="direct", exchange="")
+        until(lambda: len(fake_broker.messages("direct")) == 1)
+        assert second.connection.connected
+    assert not second.connection.connected
+    with app.producer_or_acquire() as again, app.producer_or_acquire(again) as given:
+        assert again.connection is first.connection
+        assert given is again
     kombu.pools.reset()
 
 

@@ -91,10 +91,10 @@ class Enqueuing:
                 done = work(cursor)
             self._check_place(cursor)
             return done
-        if not is_theirs:
-            # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
-            begin_immediate(connection)
         try:
+            if not is_theirs:
+                # Python's sqlite3 begins a transaction before an INSERT, for the caller to commit.
+                begin_immediate(connection)
             version = _version(cursor)
             cursor.execute("SAVEPOINT reliablepub_enqueue")
             try:
