@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from reliablepub.testing import FakeBroker
 from tests.amqp_probe import AmqpProbe
 
 if TYPE_CHECKING:  # it needs psycopg
@@ -16,13 +17,25 @@ if TYPE_CHECKING:  # it needs psycopg
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(
+    params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.rabbit])]
+)
 def server(request: pytest.FixtureRequest) -> str:
     """Host, port and user of a PostgreSQL server; or nothing."""
     if request.param == "sqlite":
         return ""
     found: PostgresServer = request.getfixturevalue("postgres_server")
     return f"127.0.0.1 {found.port} postgres"
+
+
+@pytest.fixture
+def broker(server: str, request: pytest.FixtureRequest) -> AmqpProbe:
+    """RabbitMQ beside PostgreSQL, the fake broker beside SQLite: only the relay speaks to it."""
+    if server:
+        found: AmqpProbe = request.getfixturevalue("rabbitmq")
+        return found
+    fake: FakeBroker = request.getfixturevalue("fake_broker")
+    return AmqpProbe(fake.url)
 
 
 def test_the_django_application(broker: AmqpProbe, server: str, tmp_path: Path) -> None:
