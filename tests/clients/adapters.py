@@ -11,6 +11,7 @@ from types import ModuleType
 MODULES = {
     "pika": "with_pika",
     "aio-pika": "with_aio_pika",
+    "FastStream": "with_faststream",
     "kombu": "with_kombu",
     "AMQPStorm": "with_amqpstorm",
     "rabbitpy": "with_rabbitpy",
