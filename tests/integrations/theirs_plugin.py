@@ -42,6 +42,10 @@ class InMemory:
     def __init__(self, app: Any) -> None:
         self._app = app
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it without its application, which holds it: one that is unpickled gets its own."""
+        return InMemory, (None,)
+
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         with self._app.connection_for_write() as connection:
             channel = connection.default_channel
