@@ -245,6 +245,9 @@ class Loaded:
         messages_max: most entries in memory.
         bytes_max: most bytes in memory.
         wall: now, seconds since 1970; postponed entries may be due already.
+
+    Attributes:
+        is_connecting: whether a connection to the broker is being made; set before `read`.
     """
 
     def __init__(
@@ -257,6 +260,7 @@ class Loaded:
         self._bytes = 0
         self._backlog = Backlog(last_id)
         self._is_passing = False
+        self.is_connecting = False
         self._due: dict[int, Entry] = {}
         self._next_due: float | None = wall
         self._deadlines = Deadlines(wall)
@@ -284,17 +288,18 @@ class Loaded:
         is_late = self._deadlines.is_due(wall)
         return is_due or is_late or bool(self._backlog or self._order.wanted)
 
-    def wants_more(self, *, is_connecting: bool) -> bool:
+    @property
+    def wants_more(self) -> bool:
         """Whether there are entries to read and room for them."""
         if not (self._order.wanted or self._backlog):
             return False  # as in most turns
-        reads = self._is_low and self._reads_backlog(is_connecting=is_connecting)
-        return (bool(self._backlog) and reads) or self._wants_next_of_keys
+        return (self._is_low and self._reads_backlog) or self._wants_next_of_keys
 
-    def _reads_backlog(self, *, is_connecting: bool) -> bool:
+    @property
+    def _reads_backlog(self) -> bool:
         # Millions of entries that wait for their time are passed page by page. A handshake takes
         # several turns: it would wait for a page in each.
-        return not (is_connecting and self._is_passing)
+        return bool(self._backlog) and not (self.is_connecting and self._is_passing)
 
     @property
     def _wants_next_of_keys(self) -> bool:
@@ -442,7 +447,7 @@ class Loaded:
         self._next_due = wall
         self._deadlines.on_disk(wall)
 
-    def read(self, wall: float, *, is_connecting: bool) -> list[Entry]:
+    def read(self, wall: float) -> list[Entry]:
         """Read a page of entries to send.
 
         Entries that are next of their key are read while memory has room; due entries and the
@@ -456,7 +461,7 @@ class Loaded:
         kinds: list[Callable[[float], list[Entry]]] = []
         if self._is_low:
             kinds.append(self._read_due)
-            if self._reads_backlog(is_connecting=is_connecting):
+            if self._reads_backlog:
                 kinds.append(self._read_backlog)
         for read in (*kinds, self._read_next_of_keys):
             try:

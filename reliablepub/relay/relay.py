@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from math import inf
 from typing import Any, Final
 
@@ -367,9 +366,9 @@ class Relay:
 
     def _submit_due(self, now: float, wall: float) -> None:
         """Submit entries read from the store."""
-        read = partial(self._loaded.read, is_connecting=self._wire.is_connecting)
-        entries = [] if self._is_stepping else self._reading(read, wall)
-        for entry in entries:
+        self._loaded.is_connecting = self._wire.is_connecting
+        read = [] if self._is_stepping else self._reading(self._loaded.read, wall)
+        for entry in read:
             if entry.is_late(wall):
                 self._settling.expire(entry, wall)
             elif not self._pauses.admits(entry):
@@ -554,8 +553,7 @@ class Relay:
         if self._session.has_output or (is_stepping and not is_held_up):
             return 0.0
         if takes_in and (
-            self._loaded.wants_more(is_connecting=self._wire.is_connecting)
-            or self._intake.is_ready(self._snapshot.counters, now)
+            self._loaded.wants_more or self._intake.is_ready(self._snapshot.counters, now)
         ):
             return 0.0
         deadlines.append(self._no_commit_until if is_held_up else self._commit_by)
