@@ -199,7 +199,7 @@ class RelayClient:
         Raises:
             PublisherForked: this process is not the one that opened the publisher.
         """
-        if os.getpid() != self._pid:
+        if not self.is_ours:
             msg = (
                 f"this publisher belongs to process {self._pid}; open one in this process "
                 f"({os.getpid()}), after the fork"
