@@ -57,9 +57,7 @@ def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None
     base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
     app.amqp_cls = way = _Way(base, outbox, hold_eta)
     if "amqp" in vars(app):  # it was used before
-        app.amqp.way, app.amqp.__class__ = way, way.made_class()
-        vars(app.amqp).pop("send_task_message", None)
-        app.producer_or_acquire = partial(_producer, app)
+        way.change(app, app.amqp)
 
 
 @dataclass
@@ -78,14 +76,16 @@ class _Way:
 
     def __call__(self, app: Celery) -> Any:  # noqa: ANN401 - Celery has no types
         """Make it for an application."""
-        made = self.made_class()(app)
-        made.way = self
-        app.producer_or_acquire = partial(_producer, app)
-        return made
+        amqp = symbol_by_name(self.base)(app)
+        self.change(app, amqp)
+        return amqp
 
-    def made_class(self) -> Any:  # noqa: ANN401
-        """Return Celery's class, with the outbox in it."""
-        return type("OutboxAMQP", (_Sending, symbol_by_name(self.base)), {})
+    def change(self, app: Celery, amqp: Any) -> None:  # noqa: ANN401
+        """Put the outbox into what Celery has made."""
+        amqp.__class__ = type("OutboxAMQP", (_Sending, symbol_by_name(self.base)), {})
+        amqp.way = self
+        vars(amqp).pop("send_task_message", None)
+        app.producer_or_acquire = partial(_producer, app)
 
 
 class _Sending:
