@@ -8,6 +8,7 @@ test: it costs 25 ms. With CI=true a missing RabbitMQ or PostgreSQL fails; it ne
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
@@ -178,6 +179,15 @@ def pgbouncer_url(postgres_server: "PostgresServer", postgres_database: str) -> 
         _miss("PgBouncer", "pgbouncer")
     with postgres.pgbouncer(postgres_server) as port:
         yield postgres_server.url_of(postgres_database, port=port)
+
+
+@pytest.fixture(scope="session")
+def java_client() -> Path:
+    """The jar of RabbitMQ's Java client."""
+    jar = Path("/usr/share/java/amqp-client.jar")
+    if not jar.exists():
+        _miss("RabbitMQ client for Java", "librabbitmq-client-java")
+    return jar
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ Janino, which PySpark brings, compiles the program: a JRE is enough.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -16,14 +15,13 @@ from reliablepub.testing import FakeBroker
 from tests.rabbitmq import RabbitMQNode
 
 PROGRAM = Path(__file__).with_name("java") / "Conversation.java"
-CLIENT = Path("/usr/share/java/amqp-client.jar")
 JARS = Path(pyspark.__file__).parent / "jars"
 OTHERS = ("janino", "commons-compiler", "slf4j-api")
 TIMEOUT_S = 100
 
 
-def started(url: str) -> subprocess.Popen[str]:
-    jars = [CLIENT, *(jar for name in OTHERS for jar in JARS.glob(f"{name}-*.jar"))]
+def started(client: Path, url: str) -> subprocess.Popen[str]:
+    jars = [client, *(jar for name in OTHERS for jar in JARS.glob(f"{name}-*.jar"))]
     command = ["java", "-XX:TieredStopAtLevel=1", "-cp", ":".join(map(str, jars))]
     command += ["org.codehaus.janino.SimpleCompiler", str(PROGRAM), "Conversation", url]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -36,15 +34,15 @@ def heard(program: subprocess.Popen[str]) -> list[str]:
 
 
 @pytest.mark.rabbit
-def test_it_hears_the_same_of_both(fake_broker: FakeBroker, rabbitmq_node: RabbitMQNode) -> None:
-    if not CLIENT.exists():
-        reason = "no Java client here: apt-get install librabbitmq-client-java"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+def test_it_hears_the_same_of_both(
+    fake_broker: FakeBroker, rabbitmq_node: RabbitMQNode, java_client: Path
+) -> None:
     if rabbitmq_node.version >= (4,):
         pytest.skip("its deaths and delivery counts are those of RabbitMQ 3")
-    with started(fake_broker.url) as on_the_fake, started(rabbitmq_node.url) as on_rabbitmq:
+    with (
+        started(java_client, fake_broker.url) as on_the_fake,
+        started(java_client, rabbitmq_node.url) as on_rabbitmq,
+    ):
         lines = heard(on_the_fake)
         assert lines == heard(on_rabbitmq)
     assert {"count: 3", "reply: answer to request 3", "heard: cancelled me"} <= set(lines)

@@ -5,7 +5,7 @@ number of publishes is in flight.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import aio_pika
@@ -51,8 +51,14 @@ async def _publish(exchange: aio_pika.abc.AbstractExchange, letter: Letter, tell
     options: dict[str, Any] = {}
     if letter.mandatory is not None:
         options["mandatory"] = letter.mandatory
+    publishing = exchange.publish(message, letter.name, timeout=CONFIRM_TIMEOUT_S, **options)
+    await tell_outcome(letter, publishing, tell)
+
+
+async def tell_outcome(letter: Letter, publishing: Awaitable[object], tell: Tell) -> None:
+    """Tell of a letter what its publish returns or raises."""
     try:
-        await exchange.publish(message, letter.name, timeout=CONFIRM_TIMEOUT_S, **options)
+        await publishing
     except PublishError:
         tell(letter, RETURNED)
     except DeliveryError:

@@ -8,18 +8,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from aio_pika.exceptions import AMQPError, DeliveryError, PublishError
 from faststream.rabbit import Channel, RabbitBroker
 
-from tests.clients.letters import (
-    CONFIRM_TIMEOUT_S,
-    CONFIRMED,
-    NACKED,
-    RETURNED,
-    Letter,
-    Tell,
-    unsure,
-)
+from tests.clients.letters import CONFIRM_TIMEOUT_S, Letter, Tell
+from tests.clients.with_aio_pika import tell_outcome
 
 DISTRIBUTION = "faststream"
 TRANSPORTS = ("aio-pika", "aiormq")
@@ -40,21 +32,13 @@ async def _publish(broker: RabbitBroker, letter: Letter, tell: Tell) -> None:
     options: dict[str, Any] = {}
     if letter.mandatory is not None:
         options["mandatory"] = letter.mandatory
-    try:
-        await broker.publish(
-            letter.body,
-            exchange=letter.exchange,
-            routing_key=letter.name,
-            persist=True,
-            timeout=CONFIRM_TIMEOUT_S,
-            message_id=letter.message_id,
-            **options,
-        )
-    except PublishError:
-        tell(letter, RETURNED)
-    except DeliveryError:
-        tell(letter, NACKED)
-    except (AMQPError, OSError, TimeoutError, asyncio.CancelledError) as error:
-        tell(letter, unsure(error))
-    else:
-        tell(letter, CONFIRMED)
+    publishing = broker.publish(
+        letter.body,
+        exchange=letter.exchange,
+        routing_key=letter.name,
+        persist=True,
+        timeout=CONFIRM_TIMEOUT_S,
+        message_id=letter.message_id,
+        **options,
+    )
+    await tell_outcome(letter, publishing, tell)
