@@ -35,11 +35,12 @@ from reliablepub import Message, Publisher, StillOpen
 from tests.amqp_probe import AmqpProbe
 from tests.chaos import judge, partitions, picture
 from tests.chaos.account import attempts
-from tests.chaos.cluster import NAME, Cluster, apart
+from tests.chaos.cluster import NAME, Cluster, NotWhole, apart
 from tests.chaos.judge import KINDS, History
 from tests.chaos.load import OPTIONS, RATE_PER_S, WINDOW_MAX, Load
 from tests.chaos.partitions import Scene
 from tests.chaos.plain import CONTROL, PlainLoad, control
+from tests.rabbitmq import ROOT, ROOT_VARIABLE
 
 HANDLINGS: Final = ("pause_minority", "autoheal", "ignore")
 NO_MNESIA: Final = (4, 3)
@@ -135,6 +136,7 @@ class Set:
         self._folder = folder
         self._parts: list[Part] = []
         self._began = time.monotonic()
+        self._incidents: list[dict[str, Any]] = []
         self._stuck: list[str] = []
         self._probe = AmqpProbe(cluster.nodes[0].url)
         self._exchange = self._probe.declare_exchange()
@@ -156,9 +158,6 @@ class Set:
 
     def run(self) -> dict[str, Any]:
         """Let it happen; what there is to say of it."""
-        chance = random.Random(self.plan.seed)
-        scene = Scene(self._cluster, self._queues, chance)
-        incidents: list[dict[str, Any]] = []
         self._began = time.monotonic()
         with ExitStack() as stack:
             for kinds in self.plan.parts:
@@ -166,30 +165,38 @@ class Set:
             for part in self._parts:
                 part.load.start()
                 stack.callback(part.load.stop)
-            self._wait_until_it_flows()
-            for names in self._schedule(chance):
-                began_s = self._now_s
-                partitions.happen(scene, names)
-                ended_s = self._now_s
-                restarted = self._cluster.become_whole(HEALS_WITHIN_S)
-                self._wait_until_it_flows()
-                flows_after_s = round(self._now_s - ended_s, 1)
-                incidents.append(
-                    {
-                        "faults": names,
-                        "began_s": began_s,
-                        "ended_s": ended_s,
-                        "restarted": restarted,
-                        "flows_after_s": flows_after_s,
-                    }
-                )
-                if self._stuck:
-                    break
+            try:
+                self._let_it_happen()
+            except NotWhole as error:  # nobody can be asked what arrived
+                return self._result({}, [f"no account: {error}", *self._stuck], self._now_s)
             for part in self._parts:
                 part.load.stop()
             for part in self._parts:
                 part.finish()
-        return self._judge(incidents, self._now_s)
+        return self._judge(self._now_s)
+
+    def _let_it_happen(self) -> None:
+        """One incident after another, until the time is over or nothing flows any more."""
+        chance = random.Random(self.plan.seed)
+        scene = Scene(self._cluster, self._queues, chance)
+        self._wait_until_it_flows()
+        for names in self._schedule(chance):
+            began_s = self._now_s
+            partitions.happen(scene, names)
+            ended_s = self._now_s
+            restarted = self._cluster.become_whole(HEALS_WITHIN_S)
+            self._wait_until_it_flows()
+            self._incidents.append(
+                {
+                    "faults": names,
+                    "began_s": began_s,
+                    "ended_s": ended_s,
+                    "restarted": restarted,
+                    "flows_after_s": round(self._now_s - ended_s, 1),
+                }
+            )
+            if self._stuck:
+                return
 
     @property
     def _now_s(self) -> float:
@@ -235,24 +242,30 @@ class Set:
 
     # ------------------------------------------------------------------ the verdict
 
-    def _judge(self, incidents: list[dict[str, Any]], took_s: float) -> dict[str, Any]:
+    def _judge(self, took_s: float) -> dict[str, Any]:
         arrivals = self._arrivals()
         kinds: dict[str, dict[str, int]] = {}
         wrong = [f"nothing flows: {each}" for each in self._stuck]
-        attempts = [part.attempts() for part in self._parts]
-        for part, (uncertain, refused, most) in zip(self._parts, attempts, strict=True):
+        for part in self._parts:
+            uncertain, refused, most = part.attempts()
             failed = len(arrivals) if part.outbox is None else uncertain + refused
             found = judge.Load(part.kinds, part.load.told, part.history, part.outbox, failed)
             figures, more = judge.judge(found, self._exchange, arrivals)
             kinds |= judge.as_json(figures)
             wrong += more + [f"{most} uncertain at once"] * (most > WINDOW_MAX)
+        return self._result(kinds, wrong, took_s)
+
+    def _result(
+        self, kinds: dict[str, dict[str, int]], wrong: list[str], took_s: float
+    ) -> dict[str, Any]:
+        attempts = [part.attempts() for part in self._parts]
         version = self._cluster.nodes[0].version
         return asdict(self.plan) | {
             "handling": self.plan.handling if version < NO_MNESIA else NO_HANDLING,
             "door": self.plan.door,
             "version": ".".join(map(str, version)),
             "took_s": took_s,
-            "incidents": incidents,
+            "incidents": self._incidents,
             "kinds": kinds,
             "uncertain": sum(uncertain for uncertain, _, _ in attempts),
             "refused": sum(refused for _, refused, _ in attempts),
@@ -328,17 +341,18 @@ class Set:
         picture.draw(folder / f"{name}.history.jsonl.gz", folder / f"{name}.svg")
 
 
-def play(plan: Plan, folder: Path) -> dict[str, Any]:
+def play(plan: Plan, folder: Path, root: Path = ROOT) -> dict[str, Any]:
     """Run a set in a process of its own, whose network nobody else is in; its result.
 
     Args:
         plan: the set.
         folder: in which it has a folder of its own until it ends.
+        root: where its RabbitMQ is installed.
     """
     with subprocess.Popen(
         apart("-m", "tests.chaos.sets", *plan.command()),
         cwd=Path(__file__).parents[2],
-        env=os.environ | {_APART: str(folder)},
+        env=os.environ | {_APART: str(folder), ROOT_VARIABLE: str(root)},
         stdout=subprocess.PIPE,
         start_new_session=True,  # whoever kills this process and its group: it can clean up
         text=True,
@@ -354,12 +368,14 @@ def play(plan: Plan, folder: Path) -> dict[str, Any]:
     return result
 
 
-def with_plain_pika(plan: Plan, result: dict[str, Any], folder: Path) -> dict[str, Any] | None:
+def with_plain_pika(
+    plan: Plan, result: dict[str, Any], folder: Path, root: Path = ROOT
+) -> dict[str, Any] | None:
     """The same set with pika alone, if the broker has lost something of ours: whose loss is it?"""
     lost = sum(figures["lost_by_broker"] for figures in result["kinds"].values())
     if not lost or plan.client != CLIENTS[0]:
         return None
-    return play(replace(plan, client="plain"), folder)
+    return play(replace(plan, client="plain"), folder, root)
 
 
 _APART: Final = "RELIABLEPUB_APART"

@@ -23,6 +23,7 @@ import pytest
 from reliablepub.testing import FakeBroker
 from tests.chaos import judge, networks, partitions, picture
 from tests.chaos.account import Told
+from tests.chaos.cluster import Cluster, NotWhole
 from tests.chaos.judge import KINDS, History, kind_of, out_of_order
 from tests.chaos.partitions import LINKS, OTHERS
 from tests.chaos.plain import control
@@ -33,6 +34,8 @@ SETS = 14
 SHORT = 2034  # the first node is split off, the third one killed; pause_minority, three URLs
 RATE_PER_S = 60.0
 MEMBERS = ("node removed", "stream leader moved", "node removed + link flaps")
+NEWEST = Path(os.environ.get("RABBITMQ_CACHE", ".rabbitmq-versions")).absolute() / "sid"
+"""Where `make rabbitmq-versions` has unpacked RabbitMQ 4.3: every other set runs on it."""
 SOAK_S = float(os.environ.get("RELIABLEPUB_CHAOS_S", "180"))
 
 real = [
@@ -130,9 +133,10 @@ def _processes_of(names: Sequence[str]) -> list[str]:
 @pytest.mark.parametrize("seed", range(SETS))
 def test_a_set(seed: int, tmp_path: Path) -> None:
     plan = Plan(seed, SOAK_S)
-    result = play(plan, tmp_path)
+    root = NEWEST if seed % 2 and NEWEST.exists() else ROOT
+    result = play(plan, tmp_path, root)
     print(f"\n{result}")
-    if plain := with_plain_pika(plan, result, tmp_path):
+    if plain := with_plain_pika(plan, result, tmp_path, root):
         print(f"lost by the broker; with plain pika: {plain}")
     assert result["wrong"] == []
     for figures in result["kinds"].values():
@@ -141,8 +145,9 @@ def test_a_set(seed: int, tmp_path: Path) -> None:
 
 @for_long
 @pytest.mark.parametrize("seed", range(len(HANDLINGS)))
-def test_members_and_leaders_come_and_go(seed: int, tmp_path: Path) -> None:
-    result = play(Plan(seed, 0.0, faults=MEMBERS), tmp_path)
+@pytest.mark.parametrize("root", [ROOT, NEWEST] if NEWEST.exists() else [ROOT])
+def test_members_and_leaders_come_and_go(seed: int, root: Path, tmp_path: Path) -> None:
+    result = play(Plan(seed, 0.0, faults=MEMBERS), tmp_path, root)
     print(f"\n{result}")
     assert result["wrong"] == []
     for figures in result["kinds"].values():
@@ -168,6 +173,47 @@ def test_a_client_that_takes_a_write_for_a_confirm_is_caught(tmp_path: Path) -> 
 
 
 # ---------------------------------------------------------------------- what judges, and what plans
+
+
+class _Node:
+    """A node that does what it is told; nobody else sees it before so many starts."""
+
+    def __init__(self) -> None:
+        self.name, self.starts = "rabbit", 0
+
+    def kill(self) -> None:
+        """Nothing runs here."""
+
+    def start(self) -> None:
+        self.starts += 1
+
+
+@pytest.mark.parametrize(("starts_of_the_first", "restarted"), [(0, 2), (1, 3)])
+def test_a_cluster_that_stays_apart_has_more_and_more_nodes_restarted(
+    starts_of_the_first: int, restarted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, nodes = _cluster_of(monkeypatch)
+    monkeypatch.setattr(
+        cluster,
+        "is_whole",
+        lambda: nodes[1].starts > 0 and nodes[0].starts >= starts_of_the_first,
+    )
+    assert cluster.become_whole(0.0) == restarted
+
+
+def test_a_cluster_that_never_heals_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, nodes = _cluster_of(monkeypatch)
+    monkeypatch.setattr(cluster, "is_whole", lambda: False)
+    with pytest.raises(NotWhole):
+        cluster.become_whole(0.0)
+    assert [node.starts for node in nodes] == [1, 2, 2]
+
+
+def _cluster_of(monkeypatch: pytest.MonkeyPatch) -> tuple[Cluster, list[_Node]]:
+    monkeypatch.setattr("tests.chaos.cluster._STARTS_WITHIN_S", 0.0)
+    cluster, nodes = Cluster("ignore", Path()), [_Node(), _Node(), _Node()]
+    monkeypatch.setattr(cluster, "nodes", nodes, raising=False)
+    return cluster, nodes
 
 
 class _Event:
