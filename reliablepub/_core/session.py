@@ -24,7 +24,7 @@ broker then refuses the second channel, once, and the lanes share one channel fr
 nothing is in flight on it, it goes to the suspects if there are any to try, otherwise to the main
 lane.
 
-**Blocked.** During an alarm nothing is sent and nothing times out: the session's clock is stopped.
+**Blocked.** During an alarm nothing is sent and nothing times out: a `StoppableClock` is stopped.
 
 **A slow link.** The time for a confirm starts when the publish has left this host (the transport
 reports with `Leaving` what has not), and restarts when an older publish is confirmed. So a message
@@ -41,7 +41,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final, Generic
 
 from reliablepub._core.aftermath import Aftermath
-from reliablepub._core.clock import StoppableClock
 from reliablepub._core.confirms import EpochUntrusted, Violation
 from reliablepub._core.events import (
     Acked,
@@ -76,6 +75,40 @@ COUNTED_OUT_S: Final = 0.1
 """Seconds for which RabbitMQ may still count a closed channel against a user's channel limit."""
 PATIENCE_MAX: Final = 16
 """Longest wait for a confirm, as a multiple of ``confirm_timeout_s``."""
+
+
+class StoppableClock:
+    """The caller's clock (``now``), minus the time during which this clock was stopped.
+
+    A broker that blocks publishers withholds confirms while its alarm lasts. Confirm deadlines are
+    measured on this clock, which is stopped during the alarm: no confirm times out in an alarm, and
+    after it every deadline has as much time left as before.
+    """
+
+    __slots__ = ("_paused_s", "_stopped_at")
+
+    def __init__(self) -> None:
+        self._stopped_at: float | None = None
+        self._paused_s = 0.0
+
+    def stop(self, now: float) -> None:
+        """Stop the clock. No effect if it is stopped."""
+        if self._stopped_at is None:
+            self._stopped_at = now
+
+    def start(self, now: float) -> None:
+        """Start the clock again. No effect if it is running."""
+        if self._stopped_at is not None:
+            self._paused_s += now - self._stopped_at
+            self._stopped_at = None
+
+    def reading(self, now: float) -> float:
+        """This clock's reading at the caller's ``now``."""
+        return (now if self._stopped_at is None else self._stopped_at) - self._paused_s
+
+    def due_at(self, reading: float) -> float:
+        """The caller's time at which this clock shows ``reading``, unless it is stopped before."""
+        return reading + self._paused_s
 
 
 class Session(Generic[K]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reliablepub._core.clock import StoppableClock
+from reliablepub._core.session import StoppableClock
 
 
 def test_it_reads_like_the_other_one_until_it_is_stopped() -> None:

@@ -700,7 +700,7 @@ class SqliteStore:
                 self._ballast.check(connection, new_bytes)
             now = self._clock()
             is_full = self._shortage.is_on
-            self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
+            self._write_steps(connection, changes, now)
             keep_s = 0.0 if is_full else self._keep_confirmed_s
             snapshot = write_changes(
                 connection,
@@ -731,12 +731,21 @@ class SqliteStore:
         except BaseException:
             _forget_ids(changes)
             raise
-        self._steps.committed(changes)
-        self.is_stepping = bool(self._steps.walks)
+        self._steps_committed(changes)
         if is_roomy:
             give_space_back(connection)
         self._bell.hush()
         return snapshot
+
+    def _write_steps(self, connection: WritingConnection, changes: Changes, now: float) -> None:
+        if self.is_stepping or changes.stepped is not None:
+            is_full = self._shortage.is_on
+            self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
+
+    def _steps_committed(self, changes: Changes) -> None:
+        if self.is_stepping or changes.stepped is not None:
+            self._steps.committed(changes)
+            self.is_stepping = bool(self._steps.walks)
 
     def _check_owner(self, connection: WritingConnection) -> int:
         """Check that this is the newest run: the lock alone fails if the lock file was removed.
