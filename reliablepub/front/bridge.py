@@ -8,13 +8,17 @@ the middle of the relay's work. So a bell that rings during a turn is only queue
 woken once, at the end of the turn. The loop serves the queue in slices, between which other tasks
 run.
 
+No step takes a lock, which the relay's thread and the loop would often want at once. Futures belong
+to the loop: only it adds, wakes and removes them. A bell is rung after the change, and a task looks
+once more for the change after it has added its future. So either the ring finds the future, or the
+task finds the change.
+
 Cancelling a waiting task only removes its future from the bell.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable
 from copy import copy
@@ -55,7 +59,6 @@ class Bridge(Observer):
         self.held_up: RelayHeldUp | None = None
         self._check_held_up = check_held_up
         self.status = status
-        self.lock: threading.Lock = threading.Lock()
         self.rung: deque[Bell] = deque()
         self.waiting: set[asyncio.Future[None]] = set()
         self.is_ended: bool = False
@@ -91,15 +94,13 @@ class Bridge(Observer):
     def ended(self, failure: BaseException | None) -> None:
         """The relay has ended: wake all waiting tasks."""
         self.failure = failure
-        with self.lock:
-            self.is_ended = True
+        self.is_ended = True
         self._schedule()
 
     def _schedule(self) -> None:
-        with self.lock:
-            if self._is_scheduled:
-                return
-            self._is_scheduled = True
+        if self._is_scheduled:
+            return
+        self._is_scheduled = True
         try:
             self.loop.call_soon_threadsafe(self._serve)
         except RuntimeError:  # the loop is closed: no task waits any more
@@ -163,15 +164,16 @@ class Bridge(Observer):
         await Bell(self).until(lambda: self.is_ended)
 
     def _serve(self) -> None:
-        with self.lock:
-            bells = [self.rung.popleft() for _ in range(min(SLICE, len(self.rung)))]
-            self._is_scheduled = bool(self.rung)
-            futures = [future for bell in bells for future in bell.futures]
-            if self.is_ended or self.held_up is not None:
-                futures += self.waiting
-        for future in futures:
-            wake(future)
-        if self._is_scheduled:
+        self._is_scheduled = False  # first: what is rung from here on schedules again
+        bells = [self.rung.popleft() for _ in range(min(SLICE, len(self.rung)))]
+        for bell in bells:
+            for future in bell.futures:
+                wake(future)
+        if self.is_ended or self.held_up is not None:
+            for future in self.waiting:
+                wake(future)
+        if self.rung:
+            self._is_scheduled = True
             self.loop.call_soon(self._serve)
 
 
@@ -186,9 +188,8 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the waiting tasks at the end of the relay's turn. Called after the change."""
-        with self._bridge.lock:
-            if self.futures:
-                self._bridge.rung.append(self)
+        if self.futures:
+            self._bridge.rung.append(self)
 
     async def until(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until a condition is true.
@@ -206,27 +207,28 @@ class Bell:
         """
         bridge = self._bridge
         bridge.check()
-        deadline = None if timeout_s is None else bridge.loop.time() + timeout_s
+        loop = bridge.loop
+        deadline = None if timeout_s is None else loop.time() + timeout_s
         while not is_true():
-            future = bridge.loop.create_future()
-            with bridge.lock:  # from here on, `ring` wakes this task
-                self.futures = (*self.futures, future)
-                bridge.waiting.add(future)
+            timer: asyncio.TimerHandle | None = None
+            future = loop.create_future()
+            self.futures = (*self.futures, future)
+            bridge.waiting.add(future)
             try:
                 if is_true():
                     break
-                if bridge.is_ended:
+                if bridge.is_ended or (deadline is not None and loop.time() >= deadline):
                     return is_true()
-                if deadline is None:
-                    await future
-                elif not await _until(future, deadline):
-                    return is_true()
+                if deadline is not None:
+                    timer = loop.call_at(deadline, wake, future)
+                await future
                 if bridge.held_up is not None and not is_true():
                     raise copy(bridge.held_up)
             finally:
-                with bridge.lock:
-                    self.futures = tuple([other for other in self.futures if other is not future])
-                    bridge.waiting.discard(future)
+                self.futures = tuple([other for other in self.futures if other is not future])
+                bridge.waiting.discard(future)
+                if timer is not None:
+                    timer.cancel()
         return True
 
 
@@ -268,20 +270,3 @@ def wake(future: asyncio.Future[None]) -> None:
     """Resolve a future, unless it is done: its task may have been cancelled or timed out."""
     if not future.done():
         future.set_result(None)
-
-
-async def _until(future: asyncio.Future[None], deadline: float) -> bool:
-    """Wait for a future until a deadline (loop time).
-
-    Returns:
-        False if the deadline had passed before the wait began.
-    """
-    loop = future.get_loop()
-    if loop.time() >= deadline:
-        return False
-    timer = loop.call_at(deadline, wake, future)
-    try:
-        await future
-    finally:
-        timer.cancel()
-    return True
