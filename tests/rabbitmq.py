@@ -96,6 +96,10 @@ class Site:
 _LOOPBACK = Site()
 
 
+class NotStarted(Exception):
+    """A node that does not complete an AMQP handshake in time."""
+
+
 class RabbitMQNode:
     """One RabbitMQ node with its own epmd, cookie, data and ports; all gone on exit.
 
@@ -169,7 +173,16 @@ class RabbitMQNode:
         self._exit.close()
 
     def start(self) -> None:
-        """Start, and wait until the node completes an AMQP handshake.
+        """`launch`, and wait until the node completes an AMQP handshake.
+
+        Raises:
+            NotStarted: it does not in time.
+        """
+        self.launch()
+        self.wait_until_ready()
+
+    def launch(self) -> None:
+        """Start the process.
 
         Call it from a thread that lives as long as the node: the kernel ends a node whose starter
         is gone.
@@ -186,7 +199,6 @@ class RabbitMQNode:
                 stderr=log,
                 start_new_session=True,  # Ctrl-C is for pytest
             )
-        self._wait_until_ready()
 
     def stop(self) -> None:
         """Shut down in order, as `rabbitmqctl stop` would."""
@@ -486,12 +498,12 @@ class RabbitMQNode:
             epmd.kill()
             epmd.wait()
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not can_handshake(self.url):
             if not self.is_running or time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"RabbitMQ did not start; the end of its log:\n{self.log}")
+                raise NotStarted(f"RabbitMQ did not start; the end of its log:\n{self.log}")
             time.sleep(0.02)
 
 

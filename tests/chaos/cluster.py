@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from tests.chaos.networks import Network
-from tests.rabbitmq import ROOT, RabbitMQNode, Site
+from tests.rabbitmq import ROOT, NotStarted, RabbitMQNode, Site
 
 NAME: Final = "rabbits"
 """A host name with the addresses of all nodes."""
@@ -178,7 +178,12 @@ class Cluster:
         for node in nodes:
             node.kill()
         for node in nodes:  # once all are gone: one that still runs would be split off
-            node.start()
+            node.launch()  # all at once: each may wait for another that was stopped after it
+        try:
+            for node in nodes:
+                node.wait_until_ready()
+        except NotStarted:
+            return False
         return self._is_whole_within(_STARTS_WITHIN_S)
 
     def _is_whole_within(self, patience_s: float) -> bool:

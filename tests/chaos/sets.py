@@ -40,7 +40,7 @@ from tests.chaos.judge import KINDS, History
 from tests.chaos.load import OPTIONS, RATE_PER_S, WINDOW_MAX, Load
 from tests.chaos.partitions import Scene
 from tests.chaos.plain import CONTROL, PlainLoad, control
-from tests.rabbitmq import ROOT, ROOT_VARIABLE
+from tests.rabbitmq import ROOT, ROOT_VARIABLE, NotStarted
 
 HANDLINGS: Final = ("pause_minority", "autoheal", "ignore")
 NO_MNESIA: Final = (4, 3)
@@ -167,7 +167,7 @@ class Set:
                 stack.callback(part.load.stop)
             try:
                 self._let_it_happen()
-            except NotWhole as error:  # nobody can be asked what arrived
+            except (NotWhole, NotStarted) as error:  # nobody can be asked what arrived
                 return self._result({}, [f"no account: {error}", *self._stuck], self._now_s)
             for part in self._parts:
                 part.load.stop()

@@ -184,8 +184,11 @@ class _Node:
     def kill(self) -> None:
         """Nothing runs here."""
 
-    def start(self) -> None:
+    def launch(self) -> None:
         self.starts += 1
+
+    def wait_until_ready(self) -> None:
+        """It is."""
 
 
 @pytest.mark.parametrize(("starts_of_the_first", "restarted"), [(0, 2), (1, 3)])
