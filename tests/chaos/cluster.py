@@ -160,8 +160,9 @@ class Cluster:
         """
         if self._is_whole_within(patience_s):
             return 0
-        if self._restart(self.nodes[1:]):
-            return len(self.nodes) - 1
+        first, *others = self.nodes
+        if first.is_running and self._restart(others):
+            return len(others)
         self.restart()
         return len(self.nodes)
 

@@ -167,7 +167,7 @@ class Set:
                 stack.callback(part.load.stop)
             try:
                 self._let_it_happen()
-            except (NotWhole, NotStarted) as error:  # nobody can be asked what arrived
+            except NotWhole as error:  # nobody can be asked what arrived
                 return self._result({}, [f"no account: {error}", *self._stuck], self._now_s)
             for part in self._parts:
                 part.load.stop()
@@ -182,7 +182,8 @@ class Set:
         self._wait_until_it_flows()
         for names in self._schedule(chance):
             began_s = self._now_s
-            partitions.happen(scene, names)
+            with suppress(NotStarted):  # such a node is started again with the others
+                partitions.happen(scene, names)
             ended_s = self._now_s
             restarted = self._cluster.become_whole(HEALS_WITHIN_S)
             self._wait_until_it_flows()

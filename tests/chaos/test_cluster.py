@@ -179,7 +179,7 @@ class _Node:
     """A node that does what it is told; nobody else sees it before so many starts."""
 
     def __init__(self) -> None:
-        self.name, self.starts = "rabbit", 0
+        self.name, self.starts, self.is_running = "rabbit", 0, True
 
     def kill(self) -> None:
         """Nothing runs here."""
@@ -202,6 +202,16 @@ def test_a_cluster_that_stays_apart_has_more_and_more_nodes_restarted(
         lambda: nodes[1].starts > 0 and nodes[0].starts >= starts_of_the_first,
     )
     assert cluster.become_whole(0.0) == restarted
+
+
+def test_a_first_node_that_is_down_is_started_with_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster, nodes = _cluster_of(monkeypatch)
+    nodes[0].is_running = False
+    monkeypatch.setattr(cluster, "is_whole", lambda: nodes[0].starts > 0)
+    assert cluster.become_whole(0.0) == 3
+    assert [node.starts for node in nodes] == [1, 1, 1]
 
 
 def test_a_cluster_that_never_heals_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
