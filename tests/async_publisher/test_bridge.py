@@ -1,0 +1,109 @@
+"""Tasks that wait for the relay's thread, without a lock between them: no wake-up is lost."""
+
+import asyncio
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+
+from reliablepub.front.bridge import Bell, Bridge, Signal
+
+TIMES = 2_000
+
+
+def bridge() -> Bridge:
+    return Bridge(asyncio.get_running_loop(), lambda: None, lambda: cast("Any", None))
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    """Threads take turns after every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_a_change_between_the_first_look_and_the_wait_is_found() -> None:
+    async def wait() -> bool:
+        relay = bridge()
+        bell = Bell(relay)
+        looks: list[None] = []
+
+        def is_true() -> bool:
+            looks.append(None)
+            if len(looks) == 1:  # the change comes just after this look, when no future is there
+                bell.ring()
+                relay.turned()
+                return False
+            return True
+
+        return await asyncio.wait_for(bell.until(is_true), 10)
+
+    assert asyncio.run(wait())
+
+
+def test_a_ring_that_comes_while_the_loop_finishes_its_round_is_served() -> None:
+    async def wait() -> bool:
+        relay = bridge()
+        first, second = Signal(relay), Signal(relay)
+
+        class Rung(deque[Bell]):
+            """A queue in which the relay rings once more, just after it was seen empty."""
+
+            def __bool__(self) -> bool:
+                was_empty = len(self) == 0
+                if was_empty and first.is_set() and not second.is_set():
+                    second.set()
+                    relay.turned()
+                return not was_empty
+
+        relay.rung = Rung()
+        tasks = [asyncio.create_task(signal.wait()) for signal in (first, second)]
+        await asyncio.sleep(0)
+        first.set()
+        relay.turned()
+        return all(await asyncio.wait_for(asyncio.gather(*tasks), 10))
+
+    assert asyncio.run(wait())
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_each_of_many_signals_wakes_its_task() -> None:
+    async def wait() -> int:
+        relay = bridge()
+        signals = [Signal(relay) for _ in range(TIMES)]
+
+        def turns() -> None:
+            for signal in signals:
+                signal.set()
+                relay.turned()
+
+        thread = threading.Thread(target=turns)
+        tasks = [asyncio.create_task(signal.wait()) for signal in signals]
+        thread.start()
+        heard = await asyncio.wait_for(asyncio.gather(*tasks), 30)
+        thread.join()
+        return sum(heard)
+
+    assert asyncio.run(wait()) == TIMES
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_the_end_wakes_tasks_that_wait_and_tasks_that_begin_to() -> None:
+    async def wait() -> list[bool]:
+        relay = bridge()
+        thread = threading.Thread(target=relay.ended, args=(None,))
+        tasks = [asyncio.create_task(Signal(relay).wait()) for _ in range(50)]
+        await asyncio.sleep(0)  # these wait
+        tasks += [asyncio.create_task(Signal(relay).wait()) for _ in range(50)]
+        thread.start()
+        heard = await asyncio.wait_for(asyncio.gather(*tasks), 10)
+        thread.join()
+        return heard
+
+    for _ in range(20):
+        assert not any(asyncio.run(wait()))
