@@ -173,11 +173,7 @@ class RabbitMQNode:
         self._exit.close()
 
     def start(self) -> None:
-        """`launch`, and wait until the node completes an AMQP handshake.
-
-        Raises:
-            NotStarted: it does not in time.
-        """
+        """`launch`, and `wait_until_ready`."""
         self.launch()
         self.wait_until_ready()
 
@@ -499,6 +495,11 @@ class RabbitMQNode:
             epmd.wait()
 
     def wait_until_ready(self) -> None:
+        """Wait until the node completes an AMQP handshake.
+
+        Raises:
+            NotStarted: it does not in time; it was killed.
+        """
         deadline = time.monotonic() + _START_TIMEOUT_S
         while not can_handshake(self.url):
             if not self.is_running or time.monotonic() > deadline:

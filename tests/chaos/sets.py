@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -120,8 +120,9 @@ class Part:
             self.publisher.flush(PATIENCE_S)
             self.load.settle()
 
+    @cached_property
     def attempts(self) -> tuple[int, int, int]:
-        """Uncertain ones, refused ones, and most that were uncertain on one channel."""
+        """Uncertain ones, refused ones, and most that were uncertain on one channel; at the end."""
         if self.outbox is None:
             return 0, 0, 0
         return attempts(self.outbox)
@@ -248,7 +249,7 @@ class Set:
         kinds: dict[str, dict[str, int]] = {}
         wrong = [f"nothing flows: {each}" for each in self._stuck]
         for part in self._parts:
-            uncertain, refused, most = part.attempts()
+            uncertain, refused, most = part.attempts
             failed = len(arrivals) if part.outbox is None else uncertain + refused
             found = judge.Load(part.kinds, part.load.told, part.history, part.outbox, failed)
             figures, more = judge.judge(found, self._exchange, arrivals)
@@ -259,7 +260,7 @@ class Set:
     def _result(
         self, kinds: dict[str, dict[str, int]], wrong: list[str], took_s: float
     ) -> dict[str, Any]:
-        attempts = [part.attempts() for part in self._parts]
+        attempts = [part.attempts for part in self._parts]
         version = self._cluster.nodes[0].version
         return asdict(self.plan) | {
             "handling": self.plan.handling if version < NO_MNESIA else NO_HANDLING,

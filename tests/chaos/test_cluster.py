@@ -176,7 +176,7 @@ def test_a_client_that_takes_a_write_for_a_confirm_is_caught(tmp_path: Path) -> 
 
 
 class _Node:
-    """A node that does what it is told; nobody else sees it before so many starts."""
+    """A node that counts its starts."""
 
     def __init__(self) -> None:
         self.name, self.starts, self.is_running = "rabbit", 0, True

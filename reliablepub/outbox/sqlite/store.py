@@ -737,13 +737,17 @@ class SqliteStore:
         self._bell.hush()
         return snapshot
 
+    def _moves_times(self, changes: Changes) -> bool:
+        """Whether a commit of these changes moves stored times after the wall clock."""
+        return self.is_stepping or changes.stepped is not None
+
     def _write_steps(self, connection: WritingConnection, changes: Changes, now: float) -> None:
-        if self.is_stepping or changes.stepped is not None:
+        if self._moves_times(changes):
             is_full = self._shortage.is_on
             self._steps.write(connection, changes.stepped, now, is_disk_full=is_full)
 
     def _steps_committed(self, changes: Changes) -> None:
-        if self.is_stepping or changes.stepped is not None:
+        if self._moves_times(changes):
             self._steps.committed(changes)
             self.is_stepping = bool(self._steps.walks)
 
