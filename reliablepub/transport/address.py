@@ -47,8 +47,15 @@ class Address:
     is_tls: bool
 
     def __str__(self) -> str:
-        """The URL without credentials."""
-        return f"{'amqps' if self.is_tls else 'amqp'}://{self.host}:{self.port}/{self.vhost}"
+        """The URL without credentials, which every client reads alike.
+
+        Without a path it means the default vhost; with the path ``/`` some clients read a vhost
+        with an empty name.
+        """
+        scheme = "amqps" if self.is_tls else "amqp"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        path = "" if self.vhost == "/" else f"/{quote(self.vhost, safe='')}"
+        return f"{scheme}://{host}:{self.port}{path}"
 
     def with_credentials(self, credentials: Credentials) -> Address:
         """The address with other credentials; the user stays if they name none."""

@@ -96,7 +96,7 @@ def test_publishers_and_commands_warn(
     url = "amqp://orders:hush@192.0.2.1/"
     with Publisher(url, outbox=None, close_timeout_s=0):
         pass
-    words = "the password and every message go to amqp://192.0.2.1:5672// unencrypted"
+    words = "the password and every message go to amqp://192.0.2.1:5672 unencrypted"
     assert words in caplog.text
     assert f"warning: {words}" in relay(path, "--url", url)[1]
 

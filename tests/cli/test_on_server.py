@@ -96,7 +96,8 @@ def test_a_file_has_no_such_options(run: Run, tmp_path: Any) -> None:
     path = str(tmp_path / "o.db")
     for option in (["--sql"], ["--roles"], ["--shards", "2"], ["--allow-loss"]):
         run("outbox", "create", *option, "--outbox", path, code=2)
-    run("outbox", "create", "--outbox", path)
+    assert "is created" in run("outbox", "create", "--outbox", path).stderr
+    assert "nothing was changed" in run("outbox", "create", "--outbox", path).stderr
     assert Outbox(path).status().stored == 0
 
 

@@ -307,7 +307,7 @@ def test_a_database_without_an_outbox_is_told_so_and_left_alone(
     before = path.read_bytes()
     outbox = Outbox(path)
     for ask in (outbox.status, outbox.parked, outbox.retry):
-        with pytest.raises(NotAnOutbox, match="holds no outbox; its first message or its relay"):
+        with pytest.raises(NotAnOutbox, match=r"holds no outbox; Outbox.create\(\), its first"):
             ask()
     assert outbox.position("file") == 0
     outbox.forget("file")

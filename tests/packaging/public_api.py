@@ -1,28 +1,81 @@
 """The public API as text: every public name with its signature, one a line.
 
-``python -m tests.packaging.public_api`` writes it to ``public_api.txt``.
+Of integrations, metrics and traces, the names that the API page shows are public; of the Spark sink
+also the options. ``python -m tests.packaging.public_api`` writes ``public_api.txt``.
 """
 
 import enum
 import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, is_typeddict
 
-import reliablepub
-import reliablepub.hooks
-import reliablepub.testing
-import reliablepub.testing.faults
-
 RECORD = Path(__file__).with_name("public_api.txt")
-MODULES = (reliablepub, reliablepub.hooks, reliablepub.testing, reliablepub.testing.faults)
+PAGE = Path(__file__).parent.parent.parent / "docs" / "api.md"
+WHOLE = (
+    "reliablepub",
+    "reliablepub.hooks",
+    "reliablepub.testing",
+    "reliablepub.testing.faults",
+    "spark_sink",
+)
+_SHOWN = re.compile(
+    r"^::: (?P<module>reliablepub\.(?:integrations|observe)\.[a-z_]+)(?:\.(?P<kind>[A-Z]\w*))?\n"
+    r"    options:\n(?:      .*\n)*?      members: \[(?P<members>.*)\]$",
+    re.MULTILINE,
+)
+"""A part of the API page that shows some members of a module, or a class with some of its own."""
+_OURS = ("reliablepub", "spark_sink")
 
 
-def public_api() -> str:
-    """Every public name of every public module."""
-    return "".join(f"{line}\n" for module in MODULES for line in _of_module(module))
+def public_api() -> dict[str, list[str]]:
+    """The lines of each public module, by its name; of modules that are installed."""
+    shown = {found["module"]: found for found in _SHOWN.finditer(PAGE.read_text())}
+    api = {}
+    for name in (*WHOLE, *sorted(shown)):
+        try:
+            module = import_module(name)
+        except ModuleNotFoundError as error:  # what the module integrates is not installed
+            if (error.name or "").startswith(_OURS):
+                raise
+            continue
+        lines = _of_module(module) if name in WHOLE else _of_page(module, shown[name])
+        api[name] = [*lines, *(_options() if name == "spark_sink" else ())]
+    return api
+
+
+def recorded() -> dict[str, list[str]]:
+    """What `public_api` was when it was recorded."""
+    api: dict[str, list[str]] = {}
+    for line in RECORD.read_text().splitlines():
+        if line.startswith("# "):
+            lines = api[line[2:]] = []
+        else:
+            lines.append(line)
+    return api
+
+
+def _options() -> Iterator[str]:
+    from spark_sink.settings import TABLE  # noqa: PLC0415 - needs pyspark
+
+    for option in TABLE:
+        yield f"spark_sink option {option.metadata['name']} = {option.default!r}"
+
+
+def _of_page(module: ModuleType, found: re.Match[str]) -> Iterator[str]:
+    members = [name for name in found["members"].split(", ") if name]
+    if found["kind"] is None:
+        for name in members:
+            yield from _of(f"{module.__name__}.{name}", getattr(module, name))
+        return
+    path = f"{module.__name__}.{found['kind']}"
+    lines = list(_of(path, getattr(module, found["kind"])))
+    yield lines[0]
+    for name in members:
+        yield next(line for line in lines if re.match(rf"{re.escape(path)}\.{name}\b", line))
 
 
 def _of_module(module: ModuleType) -> Iterator[str]:
@@ -50,7 +103,7 @@ def _of(path: str, value: Any) -> Iterator[str]:
 
 
 def _members(path: str, kind: type) -> Iterator[str]:
-    ours = [one for one in kind.__mro__ if one.__module__.startswith("reliablepub")]
+    ours = [one for one in kind.__mro__ if one.__module__.startswith(_OURS)]
     attributes = {name: note for one in reversed(ours) for name, note in _annotations(one).items()}
     found = {name: member for one in reversed(ours) for name, member in vars(one).items()}
     for name in sorted({*attributes, *found}):
@@ -79,4 +132,6 @@ def _signature(of: Any) -> str:
 
 
 if __name__ == "__main__":
-    RECORD.write_text(public_api())
+    RECORD.write_text(
+        "".join(f"# {name}\n" + "\n".join(lines) + "\n" for name, lines in public_api().items())
+    )

@@ -84,3 +84,21 @@ def test_the_password_is_in_no_text() -> None:
     assert SECRET not in f"{address} {address!r}"
     assert str(address) == "amqp://h:5672/v"
     assert pickle.loads(pickle.dumps(address)).password == SECRET
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("amqp://u@h/v", "amqp://h:5672/v"),
+        ("amqp://h", "amqp://h:5672"),
+        ("amqps://h/", "amqps://h:5671"),
+        ("amqp://h/%2F", "amqp://h:5672"),
+        ("amqp://h/a%2Fb%20c", "amqp://h:5672/a%2Fb%20c"),
+        ("amqp://[::1]:5673/v", "amqp://[::1]:5673/v"),
+    ],
+)
+def test_a_printed_address_can_be_pasted(url: str, shown: str) -> None:
+    (address,) = parse_addresses(url)
+    assert str(address) == shown
+    (again,) = parse_addresses(shown)
+    assert (again.host, again.port, again.vhost) == (address.host, address.port, address.vhost)

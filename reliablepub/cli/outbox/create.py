@@ -6,6 +6,8 @@ script.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import click
@@ -47,11 +49,12 @@ _SHARDS_MAX: Final = 64
 def create(database: Database, shards: int, allows_loss: bool, wanted: str | None) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Create an outbox, unless it exists.
 
-    A file needs no such step: the first message creates it. In PostgreSQL the user needs the right
-    to create a schema. --sql and --roles make no connection.
+    A file is also created by its first message. In PostgreSQL the user needs the right to create a
+    schema. --sql and --roles make no connection.
 
     \b
     Examples:
+      reliablepub outbox create --outbox outbox.db
       reliablepub outbox create --outbox postgresql://app@db/shop
       reliablepub outbox create --outbox postgresql://app@db/shop --sql | psql -1 shop
 
@@ -65,8 +68,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     if database.file is not None:
         if wanted or allows_loss or shards > 1:
             raise click.UsageError("these options are for an outbox in PostgreSQL, not for a file")
-        database.create(None)
-        return Exit.CONFIRMED
+        return _create(database, lambda: database.create(None))
     # Here, because they need psycopg.
     from reliablepub.outbox.postgres import creating  # noqa: PLC0415
     from reliablepub.outbox.postgres.sessions import PostgresDatabase  # noqa: PLC0415
@@ -77,9 +79,18 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     elif wanted == "sql":
         schema = database.server.schema
         print_text(creating.creation(schema, shards=shards, allows_loss=allows_loss))
-    elif database.exists():
+    else:
+        server = database.server
+        work = partial(creating.create, server, shards=shards, allows_loss=allows_loss)
+        return _create(database, work)
+    return Exit.CONFIRMED
+
+
+def _create(database: Database, work: Callable[[], None]) -> int:
+    """Create the outbox, unless it exists, and say which it was."""
+    if database.exists():
         print_note(f"outbox {database.name} exists already; nothing was changed")
     else:
-        creating.create(database.server, shards=shards, allows_loss=allows_loss)
+        work()
         print_note(f"outbox {database.name} is created")
     return Exit.CONFIRMED

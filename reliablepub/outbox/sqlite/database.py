@@ -130,6 +130,7 @@ def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
 
 BUSY_TIMEOUT_S: Final = 5.0
 _CLAIMS_MAX: Final = 9
+_ADDED: Final = "Outbox.create(), its first message or its relay creates it"
 PAGE_BYTES: Final = 8_192
 """With many messages a commit, fewer bytes are written than with pages of 4 KiB, in half as many
 writes. A commit of one message writes twice as much, and takes hardly longer."""
@@ -260,9 +261,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with looking(path) as (connection, has_outbox):
         if not has_outbox:
-            raise NotAnOutbox(
-                f"the database {path} holds no outbox; its first message or its relay adds one"
-            )
+            raise NotAnOutbox(f"the database {path} holds no outbox; {_ADDED}")
         yield connection
 
 
@@ -278,7 +277,7 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
     except OSError:
         found = None
     if found is None or not stat.S_ISREG(found.st_mode):
-        raise NotAnOutbox(f"there is no outbox {path}; the first message creates it")
+        raise NotAnOutbox(f"there is no outbox {path}; {_ADDED}")
     real = path.resolve()
     check_side_files(real)
     if takes_over(real):
