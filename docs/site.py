@@ -1,4 +1,4 @@
-"""What the site needs beyond the pages: README, examples, diagrams, help, modules, metrics.
+"""What the site adds to the pages: README, examples, diagrams, help, modules, metrics, options.
 
 Called by mkdocs (``hooks`` in mkdocs.yml). Must never know: what a page says.
 
@@ -31,6 +31,7 @@ DIAGRAM = re.compile(r"^```mermaid\nsequenceDiagram\n(.*?)^```$", re.MULTILINE |
 COMMAND = re.compile(r"^#+ (reliablepub .+)$", re.MULTILINE)
 FILE_MAP = re.compile(r"^<!-- file map.*?```text\n.*?```\n", re.MULTILINE | re.DOTALL)
 METRICS = "<!-- the site shows every metric here -->"
+OPTIONS = "<!-- the site shows every option here -->"
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 ARROW = re.compile(r"(\w+)(--?)>>(\w+): (.+)")
 NOTE = re.compile(r"Note over (\w+): (.+)")
@@ -63,6 +64,10 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         markdown = FILE_MAP.sub(lambda _: file_map(), markdown)
     if page.file.src_uri == "observing.md":
         markdown = markdown.replace(METRICS, f"{METRICS}\n\n{metrics()}")
+    if page.file.src_uri == "spark.md":
+        from spark_sink.options import as_markdown  # noqa: PLC0415 - loads pyspark
+
+        markdown = markdown.replace(OPTIONS, f"{OPTIONS}\n\n{as_markdown()}")
     markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
     return markdown.replace("](../examples/", "](examples/")
 

@@ -125,7 +125,7 @@ def _did_you_mean(key: str) -> str:
 
 
 def as_markdown() -> str:
-    """The table as docs/spark.md shows it."""
+    """The table as the site shows it on the page of docs/spark.md."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     for option in TABLE:
         default = "" if option.default in (None, ()) else f"`{_shown(option.default)}`"

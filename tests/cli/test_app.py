@@ -74,7 +74,8 @@ def test_the_documented_keys_are_those_of_the_summary(cli: Cli) -> None:
     result = cli("publish", "-", "--routing-key", "all", "--json", input="x\n").json
     section = DOCUMENT.split("## reliablepub publish")[1].split("\n## ")[0]
     table = section.split("| key | meaning |")[1]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(result)
+    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
+    assert re.findall(r"`(\w+)`", "".join(cells)) == list(result)
 
 
 # ---------------------------------------------------------------------- exit codes

@@ -293,6 +293,9 @@ def test_the_site_builds_and_has_the_whole_api_and_command_line(
     assert_has_every_option(html.unescape((tmp_path / "cli" / "index.html").read_text()))
     observing = (tmp_path / "observing" / "index.html").read_text()
     assert [metric.name for metric in CATALOGUE if metric.name not in observing] == []
+    assert (
+        "may take before the row is sent again" in (tmp_path / "spark" / "index.html").read_text()
+    )
     modules = (tmp_path / "architecture" / "index.html").read_text()
     assert "One turn of the relay: take in, commit, send." in modules
     assert modules.count("reliablepub/outbox/sqlite/") == 1

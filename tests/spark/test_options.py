@@ -1,6 +1,7 @@
 """Options: what is accepted, what is refused, and in which words."""
 
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -82,8 +83,15 @@ def test_writes_share_a_connection_unless_it_would_differ() -> None:
     assert one.connection != parse({"window": "7"}).connection
 
 
-def test_the_document_shows_the_table_of_the_code() -> None:
-    assert as_markdown() in DOCUMENT.read_text()
+def test_the_page_has_a_place_for_the_table_and_names_only_options_of_it() -> None:
+    page = DOCUMENT.read_text()
+    assert "<!-- the site shows every option here -->" in page
+    rows = re.findall(
+        r"^\| .*", page.partition("## Options")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    listed = set(re.findall(r"`(\w+)`", "".join(rows)))
+    assert listed == {option.metadata["name"] for option in TABLE}
+    assert as_markdown().count("\n") == len(TABLE) + 2
 
 
 def test_every_option_says_what_it_means() -> None:
