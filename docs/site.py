@@ -1,4 +1,4 @@
-"""What the site adds to the pages: README, examples, diagrams, help, modules, metrics, options.
+"""What the site adds to the pages: README, examples, diagrams, help, and tables from code.
 
 Called by mkdocs (``hooks`` in mkdocs.yml). Must never know: what a page says.
 
@@ -10,12 +10,15 @@ the pages need it: participants, arrows and notes.
 from __future__ import annotations
 
 import ast
+import dataclasses
+import inspect
 import re
 import shutil
 from collections.abc import Iterator
 from html import escape
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 from mkdocs.config.defaults import MkDocsConfig
@@ -24,6 +27,13 @@ from mkdocs.structure.pages import Page
 
 from reliablepub.cli import main
 from reliablepub.observe.catalogue import CATALOGUE
+from reliablepub.testing.faults import (
+    KINDS,
+    ConnectionFault,
+    DeliveryFault,
+    Fault,
+    PublishFault,
+)
 
 ROOT = Path(__file__).parent.parent
 
@@ -32,6 +42,9 @@ COMMAND = re.compile(r"^#+ (reliablepub .+)$", re.MULTILINE)
 FILE_MAP = re.compile(r"^<!-- file map.*?```text\n.*?```\n", re.MULTILINE | re.DOTALL)
 METRICS = "<!-- the site shows every metric here -->"
 OPTIONS = "<!-- the site shows every option here -->"
+FAULTS = re.compile(
+    r"^<!-- the site shows a table of these faults: (\w+) -->\n(?:.+\n)+", re.MULTILINE
+)
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 ARROW = re.compile(r"(\w+)(--?)>>(\w+): (.+)")
 NOTE = re.compile(r"Note over (\w+): (.+)")
@@ -68,6 +81,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         from spark_sink.options import as_markdown  # noqa: PLC0415 - loads pyspark
 
         markdown = markdown.replace(OPTIONS, f"{OPTIONS}\n\n{as_markdown()}")
+    if page.file.src_uri == "fake-broker.md":
+        markdown = FAULTS.sub(lambda found: f"{faults(found[1])}\n", markdown)
     markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
     return markdown.replace("](../examples/", "](examples/")
 
@@ -95,6 +110,36 @@ def metrics() -> str:
         name = f"`{metric.name}`{by}" + (f": {values}" if values else "")
         rows.append(f"| {name} | {metric.type} | {metric.means} |")
     return "\n".join(rows)
+
+
+def faults(module: str) -> str:
+    """The faults of a module of `reliablepub.testing.faults`, as a table."""
+    rows = ["| `kind` | fields | what the broker does |", "|---|---|---|"]
+    for name, kind in KINDS.items():
+        if kind.__module__.rpartition(".")[2] in (module, "mix" if module == "events" else module):
+            told, _, fields = (inspect.getdoc(kind) or "").partition("\n\nAttributes:\n")
+            means = re.sub(r"^ +(\w+): ", r"`\1`: ", fields, flags=re.MULTILINE)
+            own = ", ".join(_field(one) for one in dataclasses.fields(kind) if _is_own(one, kind))
+            rows.append(f"| `{name}` | {own} | {' '.join(f'{told} {means}'.split())} |")
+    return "\n".join(rows) + "\n"
+
+
+def _is_own(field: dataclasses.Field[Any], kind: type[Fault]) -> bool:
+    """Whether not every fault has it, with the same default."""
+    every = {one.name: one.default for one in dataclasses.fields(_base_of(kind))}
+    return field.name not in every or field.default != every[field.name]
+
+
+def _base_of(kind: type[Fault]) -> type[Fault]:
+    bases = (PublishFault, DeliveryFault, ConnectionFault)
+    return next(base for base in bases if issubclass(kind, base))
+
+
+def _field(field: dataclasses.Field[Any]) -> str:
+    default = field.default
+    if default is dataclasses.MISSING or default is None or default == "":
+        return f"`{field.name}`"
+    return f"`{field.name}` ({str(default).lower() if isinstance(default, bool) else default})"
 
 
 def help_of(name: str) -> str:

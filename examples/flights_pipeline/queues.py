@@ -55,7 +55,7 @@ class Queues:
         return sum(answer.method.message_count for answer in found)
 
     def dump(self, path: Path) -> int:
-        """Take everything out, as JSON lines; returns how many there were. Nobody publishes now."""
+        """Take everything out after publishing, as JSON lines; returns how many there were."""
         lines = 0
         with path.open("w") as file, self._channel() as channel:
             channel.basic_qos(prefetch_count=_PREFETCH)

@@ -156,8 +156,8 @@ def unknown(database: Database, name: str) -> Failure:
     attempt leaves no history.
     """
     return Failure(
-        f"{database.name} knows no message {name!r}: it was never stored here, or it was confirmed "
-        "at the first attempt, which leaves no trace; look for it in the queue",
+        f"{database.name} has no record of message {name!r}: it was never stored here, or it was "
+        "confirmed at the first attempt, which leaves no trace; look for it in the queue",
         Exit.BAD_INPUT,
     )
 

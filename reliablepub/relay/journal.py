@@ -291,7 +291,7 @@ _WORDS: Final = {
     "connected": "connected to the broker",
     "disconnected": "not connected to the broker",
     "blocked": "the broker blocks publishing",
-    "unblocked": "the broker takes messages again",
+    "unblocked": "the broker accepts messages again",
 }
 _Kind = tuple[str, str | None, int]
 """Event, exchange (for the connection: the reason), and the broker's reply code. None: any."""
@@ -387,7 +387,8 @@ class Journal:
             if self._is_said(name, event.reason, 0):
                 why = f": {one_line(event.reason)}" if event.reason else ""
                 values = (one_line(event.reason), event.connects, event.open)
-                self._write(name, f"{_WORDS[name]}{why}; {event.open} messages are open", values)
+                count = f"{event.open} message{' is' if event.open == 1 else 's are'} open"
+                self._write(name, f"{_WORDS[name]}{why}; {count}", values)
 
     def _destination(self, name: str, events: Sequence[DestinationChanged]) -> None:
         for event in events:
@@ -433,7 +434,7 @@ class Journal:
         """Write one line for many, worded as the first one was."""
         name, what, code = found.kind
         logger, level, _ = EVENTS[name]
-        about = f"more: {name}{f', {code}' if code else ''}"
+        about = f"{name}{f', {code}' if code else ''}"
         if what is None:
             about += ", for other reasons" if logger is LINK else ", other exchanges and codes"
         elif logger is LINK:
@@ -442,7 +443,8 @@ class Journal:
             about += f", exchange {what!r}"
         values = (name, "" if logger is LINK else what, code, found.count, round(found.seconds, 1))
         fields = {"event": "repeated", **dict(zip(SUM_FIELDS, values, strict=True))}
-        self._log(logger, level, f"{found.count} {about} in {found.seconds:.0f} s", fields)
+        words = f"{found.count} more in {found.seconds:.0f} s: {about}"
+        self._log(logger, level, words, fields)
 
 
 def trace_id_of(event: MessageEvent) -> str | None:
@@ -470,5 +472,5 @@ def _about(event: AttemptEnded | MessageGivenUp) -> str:
 
 
 def _where(exchange: str, routing_key: str | None) -> str:
-    routing = "every routing key" if routing_key is None else f"routing key {routing_key!r}"
-    return f"exchange {exchange!r} with {routing}"
+    routing = "" if routing_key is None else f" with routing key {routing_key!r}"
+    return f"exchange {exchange!r}{routing}"

@@ -103,7 +103,7 @@ class Login:
             self._timer = None
 
     def look(self) -> None:
-        """Tell the answer, if there is one and somebody waits for it."""
+        """Tell the answer, if there is one and a login waits for it."""
         if self._question is None or self._question.answer is None or self._told is None:
             return
         answer, self._question = self._question.answer, None

@@ -130,7 +130,7 @@ def _login_error(error: BaseException) -> BaseException:
     said = _SAID.match(str(error))
     if said is None:
         return exceptions.StreamLostError(
-            "the broker ended the login without a word: it may be overloaded"
+            "the broker ended the login without a reply: it may be overloaded"
         )
     code, words = int(said[1]), said[2]
     if code in _REFUSAL_CODES and "limit" not in words:

@@ -320,7 +320,7 @@ def test_a_token_is_told_with_its_end(run: Run, fake: FakeBroker, tmp_path: Path
     credentials, connection = found()
     assert (credentials["level"], connection["level"]) == ("problem", "problem")
     assert f"the token in {token} expired 6" in credentials["found"]
-    assert "what should have replaced it" in credentials["remedy"]
+    assert "what should replace it" in credentials["remedy"]
 
 
 def test_a_relay_that_an_alarm_blocks_is_a_problem(run: Run, path: Path, fake: FakeBroker) -> None:

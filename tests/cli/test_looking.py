@@ -156,7 +156,7 @@ def test_what_is_gone_cannot_be_shown(run: Run, relay: SqliteStore) -> None:
     result = run("show", 1)
     assert result.exit_code == 2
     assert "`reliablepub outbox explain 1` shows its history" in result.stderr
-    assert "knows no message 'nix'" in run("show", "nix").stderr
+    assert "no record of message 'nix'" in run("show", "nix").stderr
 
 
 # ------------------------------------------------------------------------------------ explain

@@ -104,7 +104,7 @@ def test_an_unknown_id_changes_nothing_and_the_help_says_so(
     result = run("retry", *order)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Error: nothing was changed: " in result.stderr
-    assert "knows no message 'nix'" in result.stderr
+    assert "no record of message 'nix'" in result.stderr
     assert state_of(run, 3) == "parked"
     for command in ("retry", "park", "discard", "reroute"):
         said = " ".join(run(command, "--help").stdout.split())

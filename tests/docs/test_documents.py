@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 import reliablepub
 from reliablepub.cli import main
 from reliablepub.observe.catalogue import CATALOGUE
+from reliablepub.testing.faults import KINDS as KINDS_OF_FAULTS
 from tests.cli.test_app import commands as commands_of_ours
 from tests.docs.documents import (
     DOCUMENTS,
@@ -293,9 +294,10 @@ def test_the_site_builds_and_has_the_whole_api_and_command_line(
     assert_has_every_option(html.unescape((tmp_path / "cli" / "index.html").read_text()))
     observing = (tmp_path / "observing" / "index.html").read_text()
     assert [metric.name for metric in CATALOGUE if metric.name not in observing] == []
-    assert (
-        "may take before the row is sent again" in (tmp_path / "spark" / "index.html").read_text()
-    )
+    spark = (tmp_path / "spark" / "index.html").read_text()
+    assert "may take before the row is sent again" in spark
+    faults = (tmp_path / "fake-broker" / "index.html").read_text()
+    assert [kind for kind in KINDS_OF_FAULTS if f"<td><code>{kind}</code></td>" not in faults] == []
     modules = (tmp_path / "architecture" / "index.html").read_text()
     assert "One turn of the relay: take in, commit, send." in modules
     assert modules.count("reliablepub/outbox/sqlite/") == 1

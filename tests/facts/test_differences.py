@@ -47,7 +47,7 @@ def test_the_socket(site: Site, client: RawClient) -> None:
 
 
 def test_refusals(site: Site, connect: Connect) -> None:
-    """A refusal without a word."""
+    """A refusal without a reply."""
     client = connect()
     client.start()
     client.log_in(mechanism="NONE", response="")

@@ -412,7 +412,7 @@ def test_it_is_written_in_pieces(
 def test_what_is_in_the_way_is_named_and_the_lease_is_given_back(three: Path) -> None:
     with pytest.raises(OutboxError, match=f"^there is no file {three}2 to salvage$"):
         Outbox(three.with_name("new.db")).salvage(f"{three}2")
-    with pytest.raises(OutboxError, match="exists already; name a new file, so that nothing is"):
+    with pytest.raises(OutboxError, match="exists already; name a file that does not"):
         Outbox(three).salvage(three)
     Outbox(three.with_name("new.db")).salvage(three)
     SqliteStore(three).close()

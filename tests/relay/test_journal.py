@@ -105,7 +105,7 @@ def test_ten_thousand_refusals_a_second_are_two_lines_in_ten(
     found = vars(repeated)
     assert [found[name] for name in SUM_FIELDS[:3]] == ["nacked", "orders", 312]
     assert found["event"] == "repeated"
-    assert re.fullmatch(r"\d+ more: nacked, 312, exchange 'orders' in 10 s", repeated.getMessage())
+    assert re.fullmatch(r"\d+ more in 10 s: nacked, 312, exchange 'orders'", repeated.getMessage())
     written.close()
     assert 1 + sum(vars(record)["count"] for record in log.records[1:]) == 100_000
 
@@ -124,7 +124,7 @@ def test_errors_of_many_exchanges_stay_errors(
     written.turned()
     [found] = [record for record in log.records if record.levelno >= logging.ERROR]
     assert [vars(found)[name] for name in SUM_FIELDS[:4]] == ["parked", None, 0, 599]
-    assert found.getMessage() == "599 more: parked, other exchanges and codes in 10 s"
+    assert found.getMessage() == "599 more in 10 s: parked, other exchanges and codes"
 
 
 def test_a_line_names_the_trace_that_the_message_was_published_in(

@@ -61,7 +61,7 @@ def test_a_task_is_refused_within_seconds(broker: AmqpProbe, impatient: None, ki
 def test_a_login_that_ends_without_a_word_is_an_outage(fake: FakeBroker, impatient: None) -> None:
     """As with eight hundred tasks at a broker that cannot serve all of them in time."""
     fake.inject(RefuseHandshake(code=None, keep=True))
-    with pytest.raises(PartitionStalled, match="the login without a word"):
+    with pytest.raises(PartitionStalled, match="the login without a reply"):
         publish(parse({"url": fake.url, "deliverytimeout": "1.5"}))
 
 

@@ -173,7 +173,7 @@ def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
     try:
         lifetime_s = provider().lifetime_s
     except ConfigurationError as error:
-        remedy = "look at what should have replaced it; the relay reads the file again by itself"
+        remedy = "check what should replace it; the relay reads the file again by itself"
         yield Finding("broker", "credentials", Level.PROBLEM, str(error), remedy)
         return
     if lifetime_s is not None:
@@ -237,7 +237,7 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         compared = f"{count_of(audit.rows, 'message')} compared with their checksums"
         remedy = "the relay parks damaged messages; get them from their sender, then discard them"
         yield _of_file("messages", damaged, compared, remedy)
-        remedy = f"another program has edited the tables; {salvage}, which counts afresh"
+        remedy = f"another program has edited the tables; {salvage}, which recounts"
         yield _of_file("ledger", differences, "it adds up", remedy)
     yield _of_outbox(
         "journal",

@@ -66,7 +66,7 @@ def explain(name: str, database: Database, as_json: bool) -> int:  # noqa: FBT00
     \b
     Exit codes:
       0  done
-      2  bad usage, or the outbox knows no message of this name
+      2  bad usage, or the outbox has no record of this message
       3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are

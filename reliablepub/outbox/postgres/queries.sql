@@ -64,7 +64,7 @@ FROM reliablepub_turns WHERE shard = :shard ORDER BY turn DESC LIMIT 1;
 SELECT turn, run, token, intervention, stored, confirmed, parked, expired, discarded, open_bytes
 FROM reliablepub_turns WHERE shard = :shard AND turn >= :turn ORDER BY turn;
 
--- Only settings of the transaction: behind PgBouncer, a session belongs to nobody. A transaction whose
+-- Only settings of the transaction: behind PgBouncer, a session has no owner. A transaction whose
 -- client was cut off must not keep its locks. To compile a statement of a turn takes longer than to run
 -- it, up to seconds, in which the next owner would take over.
 -- name: settle_in

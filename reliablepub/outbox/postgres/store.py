@@ -430,7 +430,9 @@ class PostgresStore:
         self._commits += 1
         token = f"{self._token}/{self._commits}"
         is_unsure = False
-        told: OutboxError = OutboxLocked(f"outbox {self._server}: others keep changing it")
+        told: OutboxError = OutboxLocked(
+            f"outbox {self._server}: other processes keep changing it; try again"
+        )
         for _ in range(_TRIES):
             try:
                 *results, [newest] = self._link.transact(self._all_steps(steps, token))

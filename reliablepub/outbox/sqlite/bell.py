@@ -5,8 +5,8 @@ never know: what was written, or by which process.
 
 All writers ring, whatever they are: `Outbox.enqueue`, the application's own transactions, an
 operator, the ``sqlite3`` shell. They need not do anything for it, and it costs them nothing: the
-kernel reports a write to the log to whoever watches its inode. A log is shared by processes of one
-kernel only, since its index is shared memory.
+kernel reports a write to the log to processes that watch its inode. A log is shared by processes
+of one kernel only, since its index is shared memory.
 
 A ring is a hint, and the store decides. It comes when a transaction *begins* to write its pages,
 a sync before the commit is visible, and also for transactions that are rolled back or concern other

@@ -339,7 +339,7 @@ def salvage(at: str | os.PathLike[str], new: Path) -> Salvaged:
         raise OutboxError(f"there is no file {damaged} to salvage")
     check_side_files(damaged)
     if check_file(new):
-        raise OutboxError(f"{new} exists already; name a new file, so that nothing is mixed")
+        raise OutboxError(f"{new} exists already; name a file that does not exist")
     relay_lock = RelayLock(damaged)
     try:
         with closing(Pages(damaged)) as pages, closing(open_writer(new, is_relay=False)) as target:
