@@ -93,7 +93,7 @@ def _connection(
     return _option(name, parse, default, meaning, is_connection=True, is_secret=is_secret)
 
 
-_COLLECT: Final = "`fail` fails the task; `collect` counts and reports it, and goes on"
+_COLLECT: Final = "`fail` fails the task; `collect` counts and reports it, and continues"
 
 
 @dataclass(frozen=True, kw_only=True)

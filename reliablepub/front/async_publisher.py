@@ -262,7 +262,7 @@ class AsyncPublisher:
         """Close the publisher: accept no more messages, and publish open ones until the time is up.
 
         Messages still open then stay in the outbox, for the next publisher or relay that opens it.
-        If cancelled, the publisher goes on closing.
+        If cancelled, the publisher still closes.
 
         Args:
             timeout_s: seconds; None for ``close_timeout_s``.

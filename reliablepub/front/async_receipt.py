@@ -3,7 +3,7 @@
 Knows: outcomes, and a `Bell` that wakes tasks of the loop. Must never know: threads, how outcomes
 come about.
 
-Cancelling a task that awaits a receipt only ends its wait. The message goes on being published, and
+Cancelling a task that awaits a receipt only ends its wait. The message is still published, and
 any task of the same loop can await the receipt again.
 """
 
@@ -72,7 +72,7 @@ class AsyncReceipt(SingleOutcome):
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.
-            StillOpen: the time is up. The publisher goes on publishing the message.
+            StillOpen: the time is up. The publisher continues to publish the message.
             PublisherClosed: the publisher ended first. The message is in the outbox, if there is
                 one.
             RelayHeldUp: a callback of the application does not return.
@@ -118,7 +118,7 @@ class AsyncBatchReceipt(Counts):
             timeout_s: seconds, or None to wait without limit.
 
         Raises:
-            StillOpen: the time is up. The publisher goes on publishing the messages.
+            StillOpen: the time is up. The publisher continues to publish the messages.
             PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
                 one.
             RelayHeldUp: a callback of the application does not return.

@@ -327,7 +327,7 @@ class Receipt(SingleOutcome):
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.
-            StillOpen: the time is up. The publisher goes on publishing the message.
+            StillOpen: the time is up. The publisher continues to publish the message.
             PublisherClosed: the publisher ended first. The message is in the outbox, if there is
                 one.
             RelayHeldUp: a callback of the application does not return.
@@ -380,7 +380,7 @@ class BatchReceipt(Counts):
             timeout_s: seconds, or None to wait without limit.
 
         Raises:
-            StillOpen: the time is up. The publisher goes on publishing the messages.
+            StillOpen: the time is up. The publisher continues to publish the messages.
             PublisherClosed: the publisher ended first. Open messages are in the outbox, if there is
                 one.
             RelayHeldUp: a callback of the application does not return.

@@ -51,7 +51,7 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
       0  done
       2  bad usage, the file cannot be written, or prometheus-client is not installed
       3  interrupted
-      4  the outbox cannot be used; the metrics are written all the same, and say so
+      4  the outbox cannot be used; the metrics are still written, and say so
     """  # noqa: D301 - click: keep these lines as they are
     try:
         from reliablepub.observe.metrics import exposition_of  # noqa: PLC0415 - an extra

@@ -69,7 +69,7 @@ def show(
     \b
     Exit codes:
       0  done
-      2  bad usage, the message is not in the outbox (any more), or the --body-out file exists
+      2  bad usage, the message is not (or no longer) in the outbox, or the --body-out file exists
       3  interrupted
       4  the outbox cannot be used, or --body-out is given and the message's key is missing
     """  # noqa: D301 - click: keep these lines as they are
@@ -79,7 +79,7 @@ def show(
     if found is None:
         if name.isdigit():
             raise Failure(
-                f"message {name} is not in {database.name} any more; `reliablepub outbox explain "
+                f"message {name} is no longer in {database.name}; `reliablepub outbox explain "
                 f"{name}` shows its history",
                 Exit.BAD_INPUT,
             )

@@ -249,7 +249,7 @@ def _report(
         print_change(len(ids), effect.changed, _DONE[action], dry_run=dry_run)
     if effect.possible:
         print_note(
-            f"a queue may have {named(effect.possible)} all the same: an attempt had no answer, "
+            f"a queue may still have {named(effect.possible)}: an attempt had no answer, "
             "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:

@@ -63,7 +63,7 @@ def watch(database: Database, interval_s: float, count: int | None, as_json: boo
       0  done, also when a key or a signal ended it
       2  bad usage
       3  interrupted by a second signal
-      4  the outbox cannot be used, or cannot be used any more
+      4  the outbox cannot be used, or can no longer be used
     """  # noqa: D301 - click: keep these lines as they are
     interval_s = max(_INTERVAL_S_MIN, interval_s)
     looks: Iterable[int] = range(count) if count is not None else count_up()
