@@ -23,6 +23,8 @@ from tests.chaos.load import PIECE, RATE_PER_S, WINDOW_MAX
 _PATIENCE_S: Final = 4.0
 """What a confirm may take, and a connection."""
 _CONTROL_S: Final = 15.0
+ALL_CONFIRMED: Final = "all confirmed"
+"""What `control` says of a node that takes messages."""
 CONTROL: Final = b"control"
 """The body of what `control` publishes, which nobody was promised anything of."""
 
@@ -40,7 +42,7 @@ def control(url: str, exchange: str, keys: Sequence[str]) -> str:
             for key in keys:
                 said = f"no confirm of {key}"
                 channel.basic_publish(exchange, key, CONTROL, mandatory=True)
-            said = "all confirmed"
+            said = ALL_CONFIRMED
 
     def attempt() -> None:
         nonlocal said

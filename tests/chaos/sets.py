@@ -6,8 +6,9 @@
 It needs root, for the network and the mounts of its own that it runs itself in. It prints a line of
 JSON, and fails if something was wrong. RELIABLEPUB_CHAOS_REPORT names a folder for this line, the
 history and its picture, and the nodes' logs if something was wrong. Where the broker lost what it
-had confirmed, the same seed is then played with plain pika. It knows how a set is run and judged;
-it must never know how a fault is made.
+had confirmed, the same seed is then played with plain pika. Where it takes nothing any more, plain
+pika is tried at the same node: if that is refused too, the nodes are restarted, which is told, and
+the set goes on. It knows how a set is run and judged; it must never know how a fault is made.
 """
 
 import argparse
@@ -39,8 +40,8 @@ from tests.chaos.cluster import NAME, Cluster, NotWhole, apart
 from tests.chaos.judge import KINDS, History
 from tests.chaos.load import OPTIONS, RATE_PER_S, WINDOW_MAX, Load
 from tests.chaos.partitions import Scene
-from tests.chaos.plain import CONTROL, PlainLoad, control
-from tests.rabbitmq import ROOT, ROOT_VARIABLE, NotStarted
+from tests.chaos.plain import ALL_CONFIRMED, CONTROL, PlainLoad, control
+from tests.rabbitmq import ROOT, ROOT_VARIABLE, NotStarted, RabbitMQNode
 
 HANDLINGS: Final = ("pause_minority", "autoheal", "ignore")
 NO_MNESIA: Final = (4, 3)
@@ -128,6 +129,30 @@ class Part:
         return attempts(self.outbox)
 
 
+class Stuck(Exception):
+    """A publisher that publishes nothing, though plain pika can, or all nodes were restarted."""
+
+
+def outage(part: Part, nodes: Sequence[RabbitMQNode], exchange: str) -> str:
+    """Wait for a publisher's messages; if none flow, what plain pika gets of the nodes.
+
+    Raises:
+        Stuck: plain pika can publish at the node that the publisher is connected to.
+    """
+    try:
+        part.load.wait_until_it_flows(PATIENCE_S)
+    except (AssertionError, StillOpen) as error:
+        found = {node.url: control(node.url, exchange, part.kinds) for node in nodes}
+        status = part.publisher.status if part.publisher else None
+        text = f"{part.kinds}: {error}; with plain pika: {found}; {status}"
+        if status is not None:  # with a name, it may be connected to any of them
+            ours = [said for url, said in found.items() if status.server in url]
+            if ALL_CONFIRMED in (ours or found.values()):
+                raise Stuck(text) from error
+        return text
+    return ""
+
+
 class Set:
     """One set, on a cluster of its own."""
 
@@ -139,6 +164,7 @@ class Set:
         self._began = time.monotonic()
         self._incidents: list[dict[str, Any]] = []
         self._stuck: list[str] = []
+        """What was wrong before the account."""
         self._probe = AmqpProbe(cluster.nodes[0].url)
         self._exchange = self._probe.declare_exchange()
         self._queues: dict[str, str] = {}
@@ -168,8 +194,11 @@ class Set:
                 stack.callback(part.load.stop)
             try:
                 self._let_it_happen()
+            except Stuck as error:
+                self._stuck.append(f"nothing flows: {error}")
+                self._cluster.restart()
             except NotWhole as error:  # nobody can be asked what arrived
-                return self._result({}, [f"no account: {error}", *self._stuck], self._now_s)
+                return self._result({}, [f"no account: {error}"], self._now_s)
             for part in self._parts:
                 part.load.stop()
             for part in self._parts:
@@ -180,25 +209,19 @@ class Set:
         """One incident after another, until the time is over or nothing flows any more."""
         chance = random.Random(self.plan.seed)
         scene = Scene(self._cluster, self._queues, chance)
-        self._wait_until_it_flows()
+        for part in self._parts:
+            part.load.wait_until_it_flows(PATIENCE_S)
         for names in self._schedule(chance):
-            began_s = self._now_s
+            incident: dict[str, Any] = {"faults": names, "began_s": self._now_s}
             with suppress(NotStarted):  # such a node is started again with the others
                 partitions.happen(scene, names)
-            ended_s = self._now_s
-            restarted = self._cluster.become_whole(HEALS_WITHIN_S)
-            self._wait_until_it_flows()
-            self._incidents.append(
-                {
-                    "faults": names,
-                    "began_s": began_s,
-                    "ended_s": ended_s,
-                    "restarted": restarted,
-                    "flows_after_s": round(self._now_s - ended_s, 1),
-                }
-            )
-            if self._stuck:
-                return
+            incident |= {"ended_s": self._now_s, "restarted": 0, "outage": ""}
+            self._incidents.append(incident)
+            try:
+                incident["restarted"] = self._cluster.become_whole(HEALS_WITHIN_S)
+                incident["outage"] = self._until_it_flows()
+            finally:
+                incident["flows_after_s"] = round(self._now_s - incident["ended_s"], 1)
 
     @property
     def _now_s(self) -> float:
@@ -214,20 +237,24 @@ class Set:
             while self._now_s < self.plan.seconds:
                 yield partitions.names(chance)
 
-    def _wait_until_it_flows(self) -> None:
-        """Wait for messages of each kind; if none come, find out whether plain pika can publish."""
-        for part in self._parts:
-            try:
-                part.load.wait_until_it_flows(PATIENCE_S)
-            except (AssertionError, StillOpen) as error:
-                said = {
-                    node.name: control(node.url, self._exchange, self.plan.kinds)
-                    for node in self._cluster.nodes
-                }
-                status = part.publisher and part.publisher.status
-                self._stuck.append(f"{part.kinds}: {error}; with plain pika: {said}; {status}")
-        if self._stuck:
+    def _until_it_flows(self) -> str:
+        """Wait for messages of each kind; if the broker takes none, restart all nodes.
+
+        Returns:
+            what was said to us, and to plain pika, where all nodes had to be restarted.
+
+        Raises:
+            Stuck: nothing flows, and it is not the broker.
+        """
+        if said := self._outage():
             self._cluster.restart()
+            if still := self._outage():
+                raise Stuck(f"not even after a restart of all nodes: {still}; before: {said}")
+        return said
+
+    def _outage(self) -> str:
+        found = [outage(part, self._cluster.nodes, self._exchange) for part in self._parts]
+        return "; ".join(filter(None, found))
 
     def _part(self, kinds: tuple[str, ...], stack: ExitStack) -> Part:
         rate_per_s = self.plan.rate_per_s * len(kinds) / len(self.plan.kinds)
@@ -247,7 +274,7 @@ class Set:
     def _judge(self, took_s: float) -> dict[str, Any]:
         arrivals = self._arrivals()
         kinds: dict[str, dict[str, int]] = {}
-        wrong = [f"nothing flows: {each}" for each in self._stuck]
+        wrong = [*self._stuck]
         for part in self._parts:
             uncertain, refused, most = part.attempts
             failed = len(arrivals) if part.outbox is None else uncertain + refused

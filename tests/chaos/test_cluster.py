@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -26,8 +26,8 @@ from tests.chaos.account import Told
 from tests.chaos.cluster import Cluster, NotWhole
 from tests.chaos.judge import KINDS, History, kind_of, out_of_order
 from tests.chaos.partitions import LINKS, OTHERS
-from tests.chaos.plain import control
-from tests.chaos.sets import HANDLINGS, Plan, play, with_plain_pika
+from tests.chaos.plain import ALL_CONFIRMED, control
+from tests.chaos.sets import HANDLINGS, Part, Plan, Stuck, outage, play, with_plain_pika
 from tests.rabbitmq import ROOT, is_installed
 
 SETS = 14
@@ -375,8 +375,48 @@ def test_a_control_says_what_a_node_does_with_messages() -> None:
             "no confirm of no such queue: "
         )
         broker.declare_queue("orders")
-        assert control(broker.url, "", ["orders"]) == "all confirmed"
+        assert control(broker.url, "", ["orders"]) == ALL_CONFIRMED
     assert control(broker.url, "", ["orders"]).startswith("no connection: ")
+
+
+class _Halted:
+    """A load of which nothing is confirmed, and its publisher.
+
+    Args:
+        server: that the publisher is connected to.
+    """
+
+    def __init__(self, server: str) -> None:
+        self.server = server
+
+    @property
+    def status(self) -> Self:
+        return self
+
+    def wait_until_it_flows(self, _timeout_s: float) -> float:
+        raise AssertionError("nothing is confirmed any more")
+
+
+@pytest.mark.parametrize(
+    ("connected_to", "is_ours"), [("the healthy one", True), ("the other", False), ("a name", True)]
+)
+def test_a_publisher_that_halts_is_at_fault_only_if_plain_pika_gets_on_where_it_is(
+    connected_to: str, *, is_ours: bool
+) -> None:
+    with FakeBroker() as healthy, FakeBroker() as other:
+        healthy.declare_queue("quorum")
+        ports = {"the healthy one": healthy.port, "the other": other.port}
+        halted = _Halted(f"127.0.0.1:{ports.get(connected_to, 0)}")
+        part = Part(("quorum",), halted, publisher=halted)  # type: ignore[arg-type]
+        with pytest.raises(Stuck) if is_ours else contextlib.nullcontext():
+            assert "UnroutableError" in outage(part, [healthy, other], "")  # type: ignore[list-item]
+
+
+def test_what_plain_pika_itself_cannot_publish_is_the_brokers_outage() -> None:
+    with FakeBroker() as healthy:
+        healthy.declare_queue("quorum")
+        part = Part(("quorum",), _Halted(""))  # type: ignore[arg-type]
+        assert ALL_CONFIRMED in outage(part, [healthy], "")  # type: ignore[list-item]
 
 
 def test_a_picture_has_what_was_confirmed_and_what_was_in_flight(tmp_path: Path) -> None:
