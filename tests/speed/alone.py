@@ -7,17 +7,19 @@ It knows the front door. It must never know why it is asked.
 import itertools
 import json
 import logging
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 from tenacity import stop_after_attempt, wait_none
 
-from reliablepub import BatchReceipt, Message, Publisher, Retries, RetryPolicy
+from reliablepub import BatchReceipt, Message, Outbox, Publisher, Retries, RetryPolicy
 
 ROOT = Path(__file__).parent.parent.parent
 WARM_UP = 2_000
@@ -25,6 +27,7 @@ WAIT_S = 300.0
 GIVE_UP_AT_ONCE = RetryPolicy(returned=Retries(stop_after_attempt(1), wait_none()))
 _LOOK_S = 0.005
 _LOOK_EVERY = 64
+_A_TRANSACTION = 100
 _OPEN_MAX = 100_000
 """So that it is soon over when time is up, where the disk is faster than the broker."""
 _MIB = 1024 * 1024
@@ -35,14 +38,15 @@ class Job:
     """What to publish, and when to stop.
 
     Attributes:
-        kind: publish and wait for the outcomes; only store; or send what is stored already.
+        kind: publish and wait for the outcomes; only store; send what is stored already; or
+            enqueue for the relay of another process, in transactions of its own.
         marks: so many messages, then so many in all, ...; a figure is taken at each.
         lasts_s: stop after that, at whatever mark.
     """
 
-    kind: Literal["publish", "store", "drain"]
+    kind: Literal["publish", "store", "drain", "enqueue"]
     url: str
-    outbox: str
+    outbox: str | None
     keys: list[str]
     marks: list[int]
     lasts_s: float
@@ -81,10 +85,21 @@ def run(job: Job, timeout_s: float = 3_600.0) -> list[Figure]:
     return [Figure(**json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@contextmanager
+def relay(url: str, outbox: str) -> Iterator[None]:
+    """`reliablepub relay` for the block, which ends it at once."""
+    command = [str(Path(sys.executable).with_name("reliablepub")), "relay", "--url", url]
+    with subprocess.Popen([*command, "--outbox", outbox], stderr=subprocess.DEVNULL) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
 class Meter:
     """Takes figures."""
 
-    def __init__(self, publisher: Publisher, opened_s: float) -> None:
+    def __init__(self, publisher: Publisher | None, opened_s: float) -> None:
         self._publisher, self._opened_s = publisher, opened_s
         self._messages = 0
         self._in_flight = 0
@@ -101,7 +116,8 @@ class Meter:
 
     def look(self) -> None:
         """At what changes meanwhile."""
-        self._in_flight = max(self._in_flight, self._publisher.status.in_flight)
+        if self._publisher is not None:
+            self._in_flight = max(self._in_flight, self._publisher.status.in_flight)
 
     def figure(self, messages: int) -> Figure:
         """As of now, when so many have been dealt with in all."""
@@ -135,6 +151,9 @@ def _memory(field: str) -> int:
 
 def _figures(job: Job) -> Iterator[Figure]:
     since = time.perf_counter()
+    if job.kind == "enqueue":
+        yield _enqueued(job, since)
+        return
     with Publisher(
         job.url,
         outbox=job.outbox,
@@ -194,6 +213,23 @@ def _drained(job: Job, publisher: Publisher, since: float) -> Figure:
     enough, until = left - job.marks[-1], time.perf_counter() + job.lasts_s
     _wait_for(lambda: publisher.status.open <= enough, until)
     return meter.figure(left - publisher.status.open)
+
+
+def _enqueued(job: Job, since: float) -> Figure:
+    """As many as time allows, a hundred in each transaction of the application's."""
+    assert job.outbox is not None
+    keys, messages = itertools.cycle(job.keys), 0
+    outbox = Outbox(job.outbox, open_messages_max=None, open_bytes_max=None)
+    with outbox, closing(sqlite3.connect(job.outbox)) as db:
+        meter = Meter(None, time.perf_counter() - since)
+        until = time.perf_counter() + job.lasts_s
+        while time.perf_counter() < until:
+            for _ in range(_A_TRANSACTION):
+                message = Message(bytes(job.body_bytes), job.exchange, next(keys))
+                outbox.enqueue(message, connection=db)
+            db.commit()
+            messages += _A_TRANSACTION
+        return meter.figure(messages)
 
 
 def _wait_for(condition: Callable[[], bool], until: float) -> None:

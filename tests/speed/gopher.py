@@ -1,12 +1,14 @@
-"""Go's amqp091 as a peer: builds go/main.go with Debian's packages, and runs it.
+"""What is written in Go: amqp091 as a peer, and a broker that keeps nothing.
 
-It knows Go's tool and the program's options. It must never know what is measured.
+It builds the programs of go/ with Debian's packages, and runs them. It knows Go's tool and the
+programs' options. It must never know what is measured.
 """
 
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.speed.peers import BODY, WINDOW
@@ -14,24 +16,28 @@ from tests.speed.peers import BODY, WINDOW
 PACKAGES = "golang-go golang-github-rabbitmq-amqp091-go-dev"
 _DEBIAN_GO = Path("/usr/share/gocode")
 _LIBRARY = _DEBIAN_GO / "src/github.com/rabbitmq/amqp091-go"
+_PROGRAMS = Path(__file__).with_name("go")
 
 
 def missing() -> str | None:
     """What to do before Go can take part; None where it can."""
     if shutil.which("go") and _LIBRARY.exists():
         return None
-    return f"Go's amqp091 does not take part: apt-get install {PACKAGES}"
+    return f"Go does not take part: apt-get install {PACKAGES}"
+
+
+def _built(name: str, folder: Path) -> Path:
+    environment = os.environ | {"GO111MODULE": "off", "GOPATH": str(_DEBIAN_GO)}
+    command = ["go", "build", "-o", str(folder / name), "."]
+    subprocess.run(command, cwd=_PROGRAMS / name, env=environment, check=True)
+    return folder / name
 
 
 class Gopher:
-    """The program, built into a folder."""
+    """Go's amqp091, built into a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._program = folder / "publish"
-        environment = os.environ | {"GO111MODULE": "off", "GOPATH": str(_DEBIAN_GO)}
-        source = Path(__file__).with_name("go")
-        command = ["go", "build", "-o", str(self._program), "."]
-        subprocess.run(command, cwd=source, env=environment, check=True)
+        self._program = _built("publish", folder)
 
     def confirmed(self, url: str, queues: Sequence[str], count: int) -> None:
         """Deferred confirmations, a window's worth of them; persistent and mandatory."""
@@ -44,3 +50,31 @@ class Gopher:
     def _publish(self, url: str, queues: Sequence[str], count: int, window: int) -> None:
         options = [f"-url={url}", f"-count={count}", f"-window={window}", f"-size={len(BODY)}"]
         subprocess.run([self._program, *options, *queues], check=True)
+
+
+class Sink:
+    """A broker that confirms what it has read, and keeps nothing.
+
+    Attributes:
+        url: its address.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout
+        self.url = f"amqp://guest:guest@127.0.0.1:{int(process.stdout.readline())}/%2F"
+        self._pid = process.pid
+
+    def processor_s(self) -> float:
+        """Seconds of processor time so far (proc(5), stat)."""
+        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def sink(folder: Path) -> Iterator[Sink]:
+    """One for the block, built into a folder."""
+    with subprocess.Popen([_built("sink", folder)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Sink(process)
+        finally:
+            process.kill()

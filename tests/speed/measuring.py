@@ -54,6 +54,11 @@ class Results:
         pairs = zip(self._runs[name], self._runs[other], strict=True)
         return statistics.median(one.per_second / two.per_second for one, two in pairs)
 
+    def cpu_ratio(self, name: str, other: str) -> float:
+        """How many times as much processor time a message, likewise."""
+        pairs = zip(self._runs[name], self._runs[other], strict=True)
+        return statistics.median(one.cpu_us / two.cpu_us for one, two in pairs)
+
 
 @dataclass(frozen=True)
 class Goal:

@@ -19,6 +19,7 @@ OURS = str(Path(reliablepub.__file__).parent)
 FAKE = str(Path(OURS) / "testing")
 ALONE = 20
 MANY = 5_000
+ROUNDS = 3
 
 
 class Calls(Counter[str]):
@@ -59,13 +60,16 @@ def test_how_far_a_message_goes(tmp_path: Path) -> None:
                         publisher.flush(30)
                     counted.append(calls.total())
                     modules |= set(calls)
-                with calls.counting():
-                    publisher.publish_many(Message(b"x", routing_key="q") for _ in range(MANY))
-                    publisher.flush(60)
+                of_many = []
+                for _ in range(ROUNDS):
+                    with calls.counting():
+                        publisher.publish_many(Message(b"x", routing_key="q") for _ in range(MANY))
+                        publisher.flush(60)
+                    of_many.append(calls.total() / MANY)
         finally:
             threading.setprofile(None)
     # With Python 3.11: 39 modules, 480 calls with the flush, 10.5 calls a message of many. A busy
-    # machine takes a turn or two more, of 38 calls each, and up to 11.
+    # machine takes a turn or two more, of 38 calls each, and up to 13.4.
     assert len(modules) <= 40, sorted(modules)
     assert min(counted) <= 500
-    assert calls.total() <= 12 * MANY, f"{calls.total() / MANY:.1f} calls a message"
+    assert min(of_many) <= 12

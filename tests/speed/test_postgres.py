@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,14 @@ import pytest
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.postgres import creating
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.outbox.postgres.store import PostgresStore
 from tests import postgres
 from tests.amqp_probe import AmqpProbe
 from tests.postgres import PostgresServer
+from tests.speed import gopher
+from tests.speed.alone import relay
 from tests.speed.measuring import Goal, Results, Run, check, measured, print_table, spaced
 from tests.speed.peers import BODY
 
@@ -38,6 +41,7 @@ COUNT = 20_000
 ROUNDS = 3
 QUEUES = 8
 ENQUEUED = 500
+SHARDED = 100_000
 PAGE = 500
 BATCH = 100
 """Rows that the relay made by hand takes at a time."""
@@ -53,6 +57,17 @@ SELECT
     gen_random_uuid()::text, '', (%(queues)s::text[])[1 + n %% cardinality(%(queues)s::text[])],
     convert_to(repeat('x', %(bytes)s), 'UTF8'), extract(epoch FROM now()), 200 + %(bytes)s
 FROM generate_series(1, %(count)s) AS n
+"""
+FILL_SHARDS = """
+INSERT INTO reliablepub.messages
+    (message_id, exchange, routing_key, body, stored_at, size, shard)
+SELECT
+    gen_random_uuid()::text, '', key, convert_to(repeat('x', %(bytes)s), 'UTF8'),
+    extract(epoch FROM now()), 200 + %(bytes)s, reliablepub.shard_of(NULL, '', key)
+FROM (
+    SELECT (%(queues)s::text[])[1 + n %% cardinality(%(queues)s::text[])] AS key
+    FROM generate_series(1, %(count)s) AS n
+) AS keys
 """
 MAKE_BY_HAND = """
 CREATE TABLE outbox (id bigserial PRIMARY KEY, routing_key text NOT NULL, body bytea NOT NULL);
@@ -187,6 +202,44 @@ def test_a_backlog_is_published(rabbitmq: AmqpProbe, url: str, tmp_path: Path) -
             Goal("PostgreSQL / by hand", results.ratio(POSTGRES, BY_HAND), 5.0, 2.0),
         ]
     )
+
+
+@pytest.mark.bench
+def test_a_relay_for_each_shard(server: PostgresServer, tmp_path: Path) -> None:
+    """The broker is a `Sink`; PostgreSQL and the relays share the cores."""
+    if reason := gopher.missing():
+        pytest.skip(reason)
+    rates = {shards: drained(server, tmp_path, shards) for shards in (1, 2, 4)}
+    print_table(
+        ("shards, each with a relay", "confirmed a second"),
+        [(f"{shards}", spaced(rate)) for shards, rate in rates.items()],
+    )
+
+
+def drained(server: PostgresServer, folder: Path, shards: int) -> float:
+    """Messages a second while a backlog goes from nine tenths to one tenth."""
+    name = server.create_database()
+    where = server.url_of(name)
+    creating.create(Server.of(where), shards=shards)
+    keys = [f"queue{number}" for number in range(8 * shards)]
+    run(where, FILL_SHARDS, queues=keys, count=SHARDED, bytes=len(BODY))
+    with ExitStack() as stack, Outbox(where) as outbox:
+        url = stack.enter_context(gopher.sink(folder)).url
+        for _ in range(shards):
+            stack.enter_context(relay(url, where))
+        since = wait_until_open(outbox, SHARDED * 9 // 10)
+        until = wait_until_open(outbox, SHARDED // 10)
+    server.drop_database(name)
+    return (since[1] - until[1]) / (until[0] - since[0])
+
+
+def wait_until_open(outbox: Outbox, most: int) -> tuple[float, int]:
+    """Wait until no more messages are open; when that was, and how many there were."""
+    deadline = time.monotonic() + 300
+    while (count := outbox.status().open) > most:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return time.perf_counter(), count
 
 
 @pytest.mark.bench
