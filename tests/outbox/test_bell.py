@@ -15,6 +15,7 @@ from reliablepub import Message, Outbox
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.sqlite import bell as bells
 from reliablepub.outbox.sqlite.bell import MISSED_MAX, Bell
+from reliablepub.outbox.sqlite.location import libc
 from reliablepub.outbox.sqlite.store import SqliteStore
 
 Make = Callable[..., Entry]
@@ -190,9 +191,9 @@ def test_a_system_without_it_is_asked_as_before(
     why: str, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if why == "no inotify":
-        monkeypatch.setattr(bells, "_libc", lambda: None)
+        monkeypatch.setattr(bells, "libc", lambda: None)
     elif why == "no instance":
-        monkeypatch.setattr(bells._libc(), "inotify_init1", lambda _flags: -1)
+        monkeypatch.setattr(libc(), "inotify_init1", lambda _flags: -1)
     else:
         monkeypatch.setattr(Bell, "_listen", lambda _self: None)
     with closing(SqliteStore(path)) as store:
@@ -200,11 +201,6 @@ def test_a_system_without_it_is_asked_as_before(
         enqueue(path)
         assert store.changed_elsewhere()
         store.commit(Changes())
-
-
-def test_a_libc_without_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
-    assert bells._libc.__wrapped__() is None
 
 
 def test_a_store_that_cannot_be_opened_leaves_no_bell(

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import os
 import time
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from reliablepub.outbox.sqlite.location import libc
+
 if TYPE_CHECKING:
-    from ctypes import CDLL
     from pathlib import Path
 
 _IN_MODIFY: Final = 0x2
@@ -36,22 +36,6 @@ SILENT_S: Final = 5.0
 """No sync takes longer: an armed bell that has been silent for so long has missed a commit."""
 MISSED_MAX: Final = 3
 """Commits in a row that a bell may miss. More mean that this file system tells nothing."""
-
-
-@cache
-def _libc() -> CDLL | None:
-    """The C library, if it has inotify; Python has no call for it."""
-    try:
-        from ctypes import CDLL, c_char_p, c_int, c_uint32  # noqa: PLC0415 - 3 ms, of relays only
-
-        libc = CDLL(None)
-        libc.inotify_init1.argtypes = (c_int,)
-        libc.inotify_add_watch.argtypes = (c_int, c_char_p, c_uint32)
-    except (ImportError, OSError, AttributeError, MemoryError):
-        # There is no ctypes; the system is not Linux; or memory for callbacks, which some versions
-        # of ctypes ask for when they are imported, is forbidden (systemd: MemoryDenyWriteExecute).
-        return None
-    return libc
 
 
 class Bell:
@@ -67,7 +51,7 @@ class Bell:
     def __init__(self, outbox: Path) -> None:
         self.is_armed = False
         self._log = os.fsencode(outbox) + b"-wal"
-        self._libc = _libc()
+        self._libc = libc()
         # It fails where the user has 128 others open (fs.inotify.max_user_instances).
         flags = os.O_NONBLOCK | os.O_CLOEXEC
         self._fd = -1 if self._libc is None else int(self._libc.inotify_init1(flags))

@@ -18,6 +18,7 @@ The last connection to close also checkpoints, under an exclusive lock on the da
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Final
 
 from reliablepub.outbox.sqlite.failures import reported
+from reliablepub.outbox.sqlite.location import look
 from reliablepub.outbox.sqlite.lock import RelayLock
 
 CHECKPOINT_BYTES: Final = 4 * 1024 * 1024
@@ -62,7 +64,7 @@ def behind_commit_if_long(connection: sqlite3.Connection, path: Path) -> Iterato
 
     For processes that only enqueue.
     """
-    log_bytes = _log_bytes(path)
+    _, log_bytes = look(os.fsencode(path) + b"-wal")
     with reported(path):
         # The log must not owe the database more than a full disk can provide (see `ballast`).
         is_long = log_bytes >= LOG_BYTES_LONG or (
@@ -113,10 +115,3 @@ def move_what_is_owed(connection: sqlite3.Connection, path: Path) -> int:
 def _set_pages(connection: sqlite3.Connection, pages: int) -> None:
     """Checkpoint after each commit that leaves at least ``pages`` in the log; 0 for never."""
     connection.execute(f"PRAGMA wal_autocheckpoint = {pages:d}")
-
-
-def _log_bytes(path: Path) -> int:
-    try:
-        return path.with_name(path.name + "-wal").stat().st_size
-    except FileNotFoundError:
-        return 0
