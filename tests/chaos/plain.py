@@ -23,6 +23,7 @@ from tests.chaos.load import PIECE, RATE_PER_S, WINDOW_MAX
 _PATIENCE_S: Final = 4.0
 """What a confirm may take, and a connection."""
 _CONTROL_S: Final = 15.0
+_CONTROLS: Final = 20
 ALL_CONFIRMED: Final = "all confirmed"
 """What `control` says of a node that takes messages."""
 CONTROL: Final = b"control"
@@ -30,7 +31,10 @@ CONTROL: Final = b"control"
 
 
 def control(url: str, exchange: str, keys: Sequence[str]) -> str:
-    """What becomes of one message with each key at a node, in words."""
+    """What becomes of some messages with each key at a node, one after the other, in words.
+
+    Not of one: a broker may confirm the first messages of a channel, and none after them.
+    """
     said = "no connection"
 
     def publish() -> None:
@@ -41,7 +45,8 @@ def control(url: str, exchange: str, keys: Sequence[str]) -> str:
             channel.confirm_delivery()
             for key in keys:
                 said = f"no confirm of {key}"
-                channel.basic_publish(exchange, key, CONTROL, mandatory=True)
+                for _ in range(_CONTROLS):
+                    channel.basic_publish(exchange, key, CONTROL, mandatory=True)
             said = ALL_CONFIRMED
 
     def attempt() -> None:
