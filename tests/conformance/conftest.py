@@ -49,11 +49,13 @@ LONG = ("test_one_channel", "test_states_of_the_world", "test_survival")
 """Modules whose tests take many seconds each on RabbitMQ."""
 SHORT_FORM = {"threads", LENT}
 """Their publishers on RabbitMQ in the short form: both kinds, and both client libraries."""
+BEHIND_THE_DOOR = ("test_one_channel", "test_slow_links", "test_states_of_the_world")
+"""Modules about what the relay does by itself, the same for `threads` and `asyncio`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m "not soak"` is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The other publishers meet RabbitMQ in the long form only; the bundled broker meets all.
+    """The other publishers meet RabbitMQ in the long form only; the bundled broker meets most.
 
     A password is changed there by `rabbitmqctl` alone, which takes seconds: in the long form too.
     So with PostgreSQL, which is behind the relay, where all publishers are alike; and an outbox
@@ -66,7 +68,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = callspec.params
         is_long = item.path.stem in LONG and params.get("rig") == "real"
         is_slow = item.path.stem == "test_credentials" and params.get("rig") == "real"
-        if is_slow or (is_long and params["front_door"] not in SHORT_FORM):
+        is_alike = item.path.stem in BEHIND_THE_DOOR and params["front_door"] == "asyncio"
+        if is_slow or is_alike or (is_long and params["front_door"] not in SHORT_FORM):
             item.add_marker(pytest.mark.soak)
         if "postgres" not in (params.get("open_publisher"), params.get("outbox")):
             continue

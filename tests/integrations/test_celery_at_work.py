@@ -258,7 +258,7 @@ def check_under_kills(shop: Shop, node: RabbitMQNode, load: Load) -> None:
 @pytest.mark.rabbit
 @pytest.mark.timeout(600)
 def test_what_was_committed_runs_and_nothing_else(rabbitmq_node: RabbitMQNode, shop: Shop) -> None:
-    load = Load(orders=600, items=2, kills={"producer": 2, "relay": 2, "broker": 1})
+    load = Load(orders=300, items=2, kills={"producer": 2, "relay": 2, "broker": 1})
     check_under_kills(shop, rabbitmq_node, load)
 
 
