@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 LINES = 200
 IN_FLIGHT_AT = 60
 MANY_LINES = 20_000
-CLOSED_AT = 5_000
+CLOSED_AT = range(3_000, 18_000, 3_000)
+"""So many times that rows are in flight at one of them, however slow the machine."""
 SLOW = {"maxRowsPerSecond": "400", "returnedAttempts": "1"}
 TRIGGERS: dict[str, dict[str, Any]] = {
     "availableNow": {"availableNow": True},
@@ -187,20 +188,21 @@ def test_every_row_is_there_once_by_id_when_the_broker_closes_the_connection(  #
     assert 0 < duplicates <= counts.duplicates_risked
 
 
-def close_connections_at(node: RabbitMQNode, queue: str, count: int) -> None:
+def close_connections_at(node: RabbitMQNode, queue: str, counts: Iterable[int]) -> None:
     """By a process of the broker's own that counts: from outside it takes a second to be heard."""
     wait = f"""
-        fun Wait() ->
+        fun Wait([]) -> ok; Wait([Count | Later]) ->
             {{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{queue}">>)),
             case rabbit_amqqueue:info(Q, [messages]) of
-                [{{messages, N}}] when N >= {count} ->
+                [{{messages, N}}] when N >= Count ->
                     [rabbit_networking:close_connection(P, "x")
-                     || P <- rabbit_networking:connections()];
-                _ -> timer:sleep(1), Wait()
+                     || P <- rabbit_networking:connections()],
+                    Wait(Later);
+                _ -> timer:sleep(1), Wait([Count | Later])
             end
         end
     """
-    node.eval(f"spawn({wait}), ok.")
+    node.eval(f"spawn(fun() -> ({wait})({list(counts)}) end), ok.")
 
 
 CONTINUOUS = {"continuous": "300 milliseconds"}
