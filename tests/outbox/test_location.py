@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -50,6 +51,14 @@ def test_another_device_is_told() -> None:
 def test_a_system_without_these_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     assert libc.__wrapped__() is None
+
+
+def test_a_system_without_statx_has_a_bell_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old:
+        inotify_init1, inotify_add_watch = Mock(), Mock()
+
+    monkeypatch.setattr("ctypes.CDLL", lambda _name: Old())
+    assert isinstance(libc.__wrapped__(), Old)
 
 
 @pytest.mark.usefixtures("_kernel")

@@ -452,7 +452,7 @@ def refuse_second_name(path: Path, found: os.stat_result) -> None:
 
 @cache
 def libc() -> CDLL | None:
-    """The C library, if it has what Python has no call for: inotify(7) and statx(2)."""
+    """The C library, if it has inotify(7), and perhaps statx(2): Python has no calls for them."""
     try:
         from ctypes import (  # noqa: PLC0415 - 3 ms, of processes that use an outbox only
             CDLL,
@@ -464,7 +464,8 @@ def libc() -> CDLL | None:
         library = CDLL(None)
         library.inotify_init1.argtypes = (c_int,)
         library.inotify_add_watch.argtypes = (c_int, c_char_p, c_uint)
-        library.statx.argtypes = (c_int, c_char_p, c_int, c_uint, c_char_p)
+        with suppress(AttributeError):  # before glibc 2.28
+            library.statx.argtypes = (c_int, c_char_p, c_int, c_uint, c_char_p)
     except (ImportError, OSError, AttributeError, MemoryError):
         # There is no ctypes; the system is not Linux; or memory for callbacks, which some versions
         # of ctypes ask for when they are imported, is forbidden (systemd: MemoryDenyWriteExecute).
@@ -481,12 +482,12 @@ _STATX: Final = Struct("=32xQQ88xII112x")
 
 def look(name: bytes) -> tuple[Inode | None, int]:
     """Identity and length of the file or link at a path; None and 0 if there is none."""
-    library = libc()
-    if library is not None:
+    statx = getattr(libc(), "statx", None)
+    if statx is not None:
         from ctypes import create_string_buffer  # noqa: PLC0415 - loaded by `libc`
 
         found = create_string_buffer(_STATX.size)
-        if not library.statx(_AT_FDCWD, name, _AT_SYMLINK_NOFOLLOW, _STATX_INO_AND_SIZE, found):
+        if not statx(_AT_FDCWD, name, _AT_SYMLINK_NOFOLLOW, _STATX_INO_AND_SIZE, found):
             inode, length, major, minor = _STATX.unpack(found)
             return (os.makedev(major, minor), inode), length
     try:  # there is no such call or no such file; perhaps the call is forbidden
