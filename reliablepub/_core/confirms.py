@@ -22,8 +22,8 @@ The states of one publish:
     =========  ========  =========  ==============  ===========  ============
 
 A *bug* is an error of this client: it raises and changes nothing. A *violation* is an error of the
-broker: it is counted and changes nothing. Three violations also raise `EpochUntrusted`, and the
-session ends the epoch, because any other reaction would be a guess:
+broker: it is counted and changes nothing (`Status.violations`). Three of them also raise
+`EpochUntrusted`, and the session ends the epoch, because any other reaction would be a guess:
 
 - a tag beyond the last one sent: the two counts differ;
 - tag 0, "all outstanding": it is unknown which publishes the broker had received by then;

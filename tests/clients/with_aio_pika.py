@@ -1,7 +1,7 @@
 """`connect_robust()`, `channel()` (with confirms by default), then `exchange.publish(timeout=...)`.
 
-Where unroutable messages shall be told, the channel is opened with `on_return_raises=True`. Any
-number of publishes is in flight.
+Where unroutable messages are to be reported, the channel is opened with `on_return_raises=True`.
+Any number of publishes is in flight.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """`RabbitBroker.publish(persist=True, timeout=...)`, on a channel of aio-pika.
 
-Where unroutable messages shall be told, the channel is `Channel(on_return_raises=True)`. 0.7.8 does
-not pass the timeout on. Any number of publishes is in flight.
+Where unroutable messages are to be reported, the channel is `Channel(on_return_raises=True)`.
+0.7.8 does not pass the timeout on. Any number of publishes is in flight.
 """
 
 import asyncio
