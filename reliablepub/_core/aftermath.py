@@ -153,8 +153,8 @@ class Aftermath(Generic[K]):
         uncertain = self.close(lane, Outcome(OutcomeKind.UNCERTAIN, 0, reason))
         (by or lane).buffer.extendleft(reversed(uncertain))
 
-    def close(self, lane: Lane[K], outcome: Outcome) -> list[tuple[K, int]]:
-        """End the lane's epoch; return the uncertain messages (key, size), in order."""
+    def close(self, lane: Lane[K], outcome: Outcome) -> list[K]:
+        """End the lane's epoch; return the keys of the uncertain messages, in order."""
         settlements, uncertain = lane.close(outcome)
         self.settlements += settlements
         self._is_clean = self._is_clean and not uncertain
@@ -175,11 +175,11 @@ class Aftermath(Generic[K]):
             what = "connection" if is_connection else "channel"
             text = f"this message, or one in flight with it, closed the {what}: {close.reply_text}"
             outcome = Outcome(OutcomeKind.UNCERTAIN, close.reply_code, text)
-        named: list[tuple[K, int]] = []
-        others: list[tuple[K, int]] = []
-        for item in (item for lane in lanes for item in self.close(lane, outcome)):
-            is_named = self._is_named(item[0], close.reply_text)
-            (named if is_named else others).append(item)
+        named: list[K] = []
+        others: list[K] = []
+        for key in (key for lane in lanes for key in self.close(lane, outcome)):
+            is_named = self._is_named(key, close.reply_text)
+            (named if is_named else others).append(key)
         self._quarantine.suspect(named, others, is_alone=is_alone)
 
     def _is_struck_again(self) -> bool:
@@ -203,7 +203,7 @@ class Aftermath(Generic[K]):
         The broker blames none, so none is refused.
         """
         losses = self._quarantine.losses if self._is_trying else 0
-        suspects = [item for lane in lanes for item in self.close(lane, outcome)]
+        suspects = [key for lane in lanes for key in self.close(lane, outcome)]
         if len(suspects) == 1:
             self._quarantine.set_aside(suspects[0], now, losses=losses + 1)
         else:

@@ -33,7 +33,7 @@ broker: it is counted and changes nothing (`Status.violations`). Three of them a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -104,7 +104,7 @@ class ConfirmLedger(Generic[K]):
         """The key of an outstanding tag; None if the tag is not outstanding."""
         return self._outstanding.get(tag)
 
-    def register(self, *keys: K) -> int:
+    def register(self, keys: Collection[K]) -> int:
         """Assign the next tags to publishes that are about to be written; return the last tag."""
         self._outstanding.update(enumerate(keys, self.last_tag + 1))
         self.last_tag += len(keys)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum, auto
 from itertools import islice
 from math import inf
@@ -38,9 +38,10 @@ class Lane(Generic[K]):
 
     Args:
         violations: counts the broker's violations, of this lane and of others.
+        size_of: the size in bytes of a key's message.
 
     Attributes:
-        buffer: key and size of each message that is not written yet, in order.
+        buffer: key of each message that is not written yet, in order.
         state: state of the channel.
         ledger: confirms of the current epoch; None if there is no channel.
         in_flight: number of messages that are written and not settled.
@@ -53,6 +54,7 @@ class Lane(Generic[K]):
         "_lowest",
         "_lowest_since",
         "_opening_since",
+        "_size_of",
         "_violations",
         "buffer",
         "in_flight",
@@ -61,11 +63,12 @@ class Lane(Generic[K]):
         "state",
     )
 
-    def __init__(self, violations: Counter[Violation]) -> None:
+    def __init__(self, violations: Counter[Violation], size_of: Callable[[K], int]) -> None:
         self._violations = violations
-        self.buffer: deque[tuple[K, int]] = deque()
+        self._size_of = size_of
+        self.buffer: deque[K] = deque()
         self.state = ChannelState.CLOSED
-        self.ledger: ConfirmLedger[tuple[K, int]] | None = None
+        self.ledger: ConfirmLedger[K] | None = None
         self.in_flight = 0
         self.in_flight_bytes = 0
         self._opening_since: float | None = None
@@ -131,7 +134,7 @@ class Lane(Generic[K]):
         self.state = ChannelState.OPEN
         self._lowest, self._lowest_since = self.ledger.lowest_tag, -inf
 
-    def hand_over(self) -> ConfirmLedger[tuple[K, int]]:
+    def hand_over(self) -> ConfirmLedger[K]:
         """Give up the channel, and return its ledger."""
         ledger, self.ledger = self.ledger, None
         assert ledger is not None
@@ -173,19 +176,19 @@ class Lane(Generic[K]):
         """
         assert self.ledger is not None
         count = total = 0
-        for _, size in islice(self.buffer, max(0, room)):
+        for size in map(self._size_of, islice(self.buffer, max(0, room))):
             if total + size > room_bytes and not (is_alone and not count):
                 break
             total += size
             count += 1
         if not count:
             return []
-        items = [self.buffer.popleft() for _ in range(count)]
+        keys = [self.buffer.popleft() for _ in range(count)]
         first_tag = self.ledger.last_tag + 1
-        self.ledger.register(*items)
+        self.ledger.register(keys)
         self.in_flight += count
         self.in_flight_bytes += total
-        batch = Batch(self.ledger.epoch, first_tag, [key for key, _ in items], count, now)
+        batch = Batch(self.ledger.epoch, first_tag, keys, count, now)
         self._batches.append(batch)
         return [batch]
 
@@ -206,14 +209,13 @@ class Lane(Generic[K]):
             if run is not None:
                 return [self._confirmed(*run)]
         settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
-        self.in_flight -= len(settled)
-        self.in_flight_bytes -= sum([size for _, (_, size), _ in settled])
+        self._landed([key for _, key, _ in settled])
         epoch = self.ledger.epoch
         return [
             ConfirmedEach(epoch, [tag], [key], [(self._batch_of(tag), 1)])
             if outcome is CONFIRMED
             else Settlement(key, epoch, tag, outcome, self._batch_of(tag))
-            for tag, (key, _), outcome in settled
+            for tag, key, outcome in settled
         ]
 
     def confirm_each(self, tags: Sequence[int]) -> ConfirmedEach[K] | None:
@@ -224,15 +226,18 @@ class Lane(Generic[K]):
             settled.
         """
         assert self.ledger is not None
-        items = self.ledger.handle_acks(tags)
-        return None if items is None else self._confirmed(list(tags), items)
+        keys = self.ledger.handle_acks(tags)
+        return None if keys is None else self._confirmed(list(tags), keys)
 
-    def _confirmed(self, tags: list[int], items: Sequence[tuple[K, int]]) -> ConfirmedEach[K]:
+    def _confirmed(self, tags: list[int], keys: list[K]) -> ConfirmedEach[K]:
         assert self.ledger is not None
-        self.in_flight -= len(items)
-        self.in_flight_bytes -= sum([size for _, size in items])
-        keys = [key for key, _ in items]
+        self._landed(keys)
         return ConfirmedEach(self.ledger.epoch, tags, keys, self._batches_of(tags))
+
+    def _landed(self, keys: Collection[K]) -> None:
+        """Count messages that are no longer in flight."""
+        self.in_flight -= len(keys)
+        self.in_flight_bytes -= sum(map(self._size_of, keys))
 
     def _batch_of(self, tag: int) -> Batch[K]:
         """The batch of a tag that was not settled at the last call of `heard`."""
@@ -261,8 +266,8 @@ class Lane(Generic[K]):
                 that was sent.
         """
         assert self.ledger is not None
-        item = self.ledger.key_of(tag)
-        if item is not None and body_bytes > item[1]:
+        key = self.ledger.key_of(tag)
+        if key is not None and body_bytes > self._size_of(key):
             self.ledger.violations[Violation.RETURN_TOO_LARGE] += 1
             msg = f"the broker returned {body_bytes} bytes of a message that has fewer"
             raise EpochUntrusted(msg)
@@ -270,39 +275,37 @@ class Lane(Generic[K]):
 
     def waiting_keys(self) -> Iterator[K]:
         """Keys of the messages that are not in flight."""
-        return (key for key, _ in self.buffer)
+        return iter(self.buffer)
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
         """Remove the buffered messages of these keys; return those that were buffered."""
-        withdrawn = [key for key, _ in self.buffer if key in keys]
+        withdrawn = [key for key in self.buffer if key in keys]
         self.buffer = without(keys, self.buffer)
         return withdrawn
 
     def take_back(self, first_tag: int, count: int) -> None:
         """Undo the newest `transmit`."""
         assert self.ledger is not None
-        for tag in range(first_tag + count - 1, first_tag - 1, -1):
-            item = self.ledger.take_back(tag)
-            self.in_flight_bytes -= item[1]
-            self.buffer.appendleft(item)
-        self.in_flight -= count
+        tags = range(first_tag + count - 1, first_tag - 1, -1)
+        keys = [self.ledger.take_back(tag) for tag in tags]
+        self.buffer.extendleft(keys)
+        self._landed(keys)
         self._batches.pop()
 
-    def close(self, outcome: Outcome) -> tuple[list[Settlement[K]], list[tuple[K, int]]]:
+    def close(self, outcome: Outcome) -> tuple[list[Settlement[K]], list[K]]:
         """End the epoch, and settle what is outstanding.
 
         Args:
             outcome: outcome of the messages that were not returned.
 
         Returns:
-            All attempts that ended, and key and size of those that are uncertain, in order.
+            All attempts that ended, and the keys of those that are uncertain, in order.
         """
         settled = self.ledger.close(outcome) if self.ledger is not None else []
         settlements = [
-            Settlement(key, self.epoch, tag, end, self._batch_of(tag))
-            for tag, (key, _), end in settled
+            Settlement(key, self.epoch, tag, end, self._batch_of(tag)) for tag, key, end in settled
         ]
-        uncertain = [item for _, item, end in settled if end.kind is OutcomeKind.UNCERTAIN]
+        uncertain = [key for _, key, end in settled if end.kind is OutcomeKind.UNCERTAIN]
         self.ledger = None
         self.state = ChannelState.CLOSED
         self.in_flight = self.in_flight_bytes = 0
@@ -316,6 +319,6 @@ class Lane(Generic[K]):
         self._leaving.clear()
 
 
-def without(keys: Collection[K], items: deque[tuple[K, int]]) -> deque[tuple[K, int]]:
-    """The items whose key is not among these keys, in order."""
-    return deque(item for item in items if item[0] not in keys)
+def without(gone: Collection[K], keys: deque[K]) -> deque[K]:
+    """The keys that are not among those gone, in order."""
+    return deque(key for key in keys if key not in gone)

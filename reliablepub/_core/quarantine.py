@@ -25,16 +25,14 @@ lost is set aside, and tried again, alone, after growing waits.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, TypeVar
 
 from reliablepub._core.confirms import Violation
 from reliablepub._core.lane import Lane, without
 
 K = TypeVar("K")
-Item: TypeAlias = tuple[K, int]
-"""Key and size of a message."""
 
 ASIDE_S: Final = 1.0
 """Seconds for which a message is set aside the first time; doubled each time."""
@@ -47,12 +45,12 @@ class _Group(Generic[K]):
     """Suspects that are tried together.
 
     Attributes:
-        items: suspects that are not written yet.
+        keys: suspects that are not written yet.
         is_alone: whether nothing else may be in flight on the connection meanwhile.
         losses: connections lost while this group's only message was in flight.
     """
 
-    items: deque[tuple[K, int]]
+    keys: deque[K]
     is_alone: bool = False
     losses: int = 0
 
@@ -66,8 +64,8 @@ class Quarantine(Lane[K]):
 
     __slots__ = ("_groups", "_trial", "aside")
 
-    def __init__(self, violations: Counter[Violation]) -> None:
-        super().__init__(violations)
+    def __init__(self, violations: Counter[Violation], size_of: Callable[[K], int]) -> None:
+        super().__init__(violations, size_of)
         self._trial: _Group[K] = _Group(self.buffer)
         self._groups: deque[_Group[K]] = deque()
         self.aside: list[tuple[float, _Group[K]]] = []
@@ -81,7 +79,7 @@ class Quarantine(Lane[K]):
     @property
     def waiting(self) -> int:
         """Number of suspects that are not in flight."""
-        return len(self.buffer) + sum(len(group.items) for group in self._groups) + len(self.aside)
+        return len(self.buffer) + sum(len(group.keys) for group in self._groups) + len(self.aside)
 
     @property
     def is_alone(self) -> bool:
@@ -98,9 +96,7 @@ class Quarantine(Lane[K]):
         """When the next message that is set aside is due; None if there is none."""
         return min((at for at, _ in self.aside), default=None)
 
-    def suspect(
-        self, named: Sequence[Item[K]], others: Sequence[Item[K]], *, is_alone: bool
-    ) -> None:
+    def suspect(self, named: Sequence[K], others: Sequence[K], *, is_alone: bool) -> None:
         """Try these messages next: one of them made the broker close a channel or the connection.
 
         They are tried in halves, because all of them together would close the next channel too. If
@@ -121,20 +117,20 @@ class Quarantine(Lane[K]):
             _Group(deque(group), is_alone) for group in reversed(groups) if group
         )
 
-    def expect(self, item: Item[K]) -> None:
+    def expect(self, key: K) -> None:
         """Queue a message that is likely to make the broker close its channel; it is sent alone."""
-        self._groups.append(_Group(deque([item])))
+        self._groups.append(_Group(deque([key])))
 
-    def set_aside(self, item: Item[K], now: float, *, losses: int) -> None:
+    def set_aside(self, key: K, now: float, *, losses: int) -> None:
         """Set a message aside: it was alone in flight when the connection was lost, and not blamed.
 
         Args:
-            item: key and size of the message.
+            key: key of the message.
             now: on the session's active clock.
             losses: connections lost in this way so far, this one included.
         """
         wait_s = min(ASIDE_MAX_S, ASIDE_S * 2 ** (losses - 1))
-        self.aside.append((now + wait_s, _Group(deque([item]), is_alone=True, losses=losses)))
+        self.aside.append((now + wait_s, _Group(deque([key]), is_alone=True, losses=losses)))
 
     def recall(self, now: float) -> None:
         """Queue the messages whose time aside is over, behind the other groups."""
@@ -150,26 +146,26 @@ class Quarantine(Lane[K]):
         if self.buffer or self.in_flight:
             return True
         self._trial = self._groups.popleft() if self._groups else _Group(deque())
-        self.buffer = self._trial.items
+        self.buffer = self._trial.keys
         return bool(self.buffer)
 
     def waiting_keys(self) -> Iterator[K]:
         """Keys of the suspects that are not in flight."""
         yield from super().waiting_keys()
         for group in (*self._groups, *(group for _, group in self.aside)):
-            yield from (key for key, _ in group.items)
+            yield from group.keys
 
     def withdraw(self, keys: Collection[K]) -> list[K]:
         """Remove suspects of these keys that are not in flight; return those that were removed."""
         withdrawn = super().withdraw(keys)
         for group in (*self._groups, *(group for _, group in self.aside)):
-            withdrawn += [key for key, _ in group.items if key in keys]
-            group.items = without(keys, group.items)
-        self._groups = deque(group for group in self._groups if group.items)
-        self.aside = [(at, group) for at, group in self.aside if group.items]
+            withdrawn += [key for key in group.keys if key in keys]
+            group.keys = without(keys, group.keys)
+        self._groups = deque(group for group in self._groups if group.keys)
+        self.aside = [(at, group) for at, group in self.aside if group.keys]
         return withdrawn
 
 
-def _halves(items: Sequence[Item[K]]) -> list[Sequence[Item[K]]]:
-    middle = (len(items) + 1) // 2
-    return [items[:middle], items[middle:]]
+def _halves(keys: Sequence[K]) -> list[Sequence[K]]:
+    middle = (len(keys) + 1) // 2
+    return [keys[:middle], keys[middle:]]

@@ -118,6 +118,7 @@ class Session(Generic[K]):
     command, and `poll_transmit` when it can write.
 
     Args:
+        size_of: the size in bytes of a key's message.
         window_max: maximum number of messages in flight.
         window_bytes_max: maximum number of bytes in flight; a message that is alone may exceed it.
         confirm_timeout_s: seconds for which the broker may owe the oldest confirm before the
@@ -137,6 +138,7 @@ class Session(Generic[K]):
 
     def __init__(
         self,
+        size_of: Callable[[K], int],
         *,
         window_max: int,
         window_bytes_max: int,
@@ -154,8 +156,8 @@ class Session(Generic[K]):
         self._may_open_at: float | None = None  # earliest time to reopen the shared channel
         self._last_epoch = 0
         self.violations: Counter[Violation] = Counter()
-        self._main: Lane[K] = Lane(self.violations)
-        self._quarantine: Quarantine[K] = Quarantine(self.violations)
+        self._main: Lane[K] = Lane(self.violations, size_of)
+        self._quarantine: Quarantine[K] = Quarantine(self.violations, size_of)
         self._aftermath = Aftermath(self._main, self._quarantine, is_named)
         self.blocked_reason: str | None = None
         self._clock = StoppableClock()
@@ -310,41 +312,32 @@ class Session(Generic[K]):
         self._clock.start(now)
         self.blocked_reason = None
 
-    def submit(self, key: K, size: int) -> None:
-        """Buffer a message; it is written when the window has room.
+    def submit(self, *keys: K) -> None:
+        """Buffer messages, in their order; they are written when the window has room.
 
         Raises:
             RuntimeError: the session is draining.
         """
-        if self._is_draining:
-            raise RuntimeError("a draining session takes no more messages")
-        self._main.buffer.append((key, size))
+        self._check_takes_more()
+        self._main.buffer += keys
 
-    def submit_all(self, items: Iterable[tuple[K, int]]) -> None:
-        """Buffer messages, each a key and its size, in their order.
-
-        Raises:
-            RuntimeError: the session is draining.
-        """
-        if self._is_draining:
-            raise RuntimeError("a draining session takes no more messages")
-        self._main.buffer += items
-
-    def submit_alone(self, key: K, size: int, now: float) -> None:
+    def submit_alone(self, key: K, now: float) -> None:
         """Buffer a message that is likely to close its channel; it is sent alone, in quarantine.
 
         Args:
             key: the caller's key of the message.
-            size: size in bytes.
             now: monotonic seconds.
 
         Raises:
             RuntimeError: the session is draining.
         """
+        self._check_takes_more()
+        self._quarantine.expect(key)
+        self._open_lanes(now)
+
+    def _check_takes_more(self) -> None:
         if self._is_draining:
             raise RuntimeError("a draining session takes no more messages")
-        self._quarantine.expect((key, size))
-        self._open_lanes(now)
 
     def take_back(self, batches: Sequence[Batch[K]]) -> None:
         """Undo `poll_transmit`: nothing of these batches was written.

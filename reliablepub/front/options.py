@@ -20,7 +20,7 @@ from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.relay_client import RelayClient
 from reliablepub.outbox.encryption import OutboxKeys
-from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.entry import Store, size_of
 from reliablepub.outbox.opening import Where, outbox_at
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import calls_of
@@ -137,7 +137,8 @@ def new_client(
     parts = Parts(
         open_store=_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
-        open_session=lambda: Session[Entry](
+        open_session=lambda: Session(
+            size_of,
             window_min=window_min,
             window_max=window_max,
             window_bytes_max=window_bytes_max,

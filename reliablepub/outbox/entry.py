@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import Final, Protocol
 
 from reliablepub.errors import ConfigurationError, Damaged, InvalidMessage, OutboxFull, Withdrawn
@@ -170,6 +171,10 @@ class Entry:
         if message.expires_in_s is not None:
             entry.expires_at = now + message.expires_in_s
         return entry
+
+
+size_of: Final[Callable[[Entry], int]] = attrgetter("message.size")
+"""The size of an entry, in bytes; see `Message`."""
 
 
 @dataclass(frozen=True, slots=True)  # in sets

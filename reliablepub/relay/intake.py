@@ -121,7 +121,7 @@ class Intake:
         self._loaded.add(*chunk.loaded)
         for entry in chunk.loaded:
             entry.waiter = chunk.waiter
-        self._session.submit_all([(entry, entry.message.size) for entry in chunk.loaded])
+        self._session.submit(*chunk.loaded)
 
     def committed(self, taken_in: Sequence[Chunk[Any]]) -> None:
         """Tell callers that their chunks are stored."""

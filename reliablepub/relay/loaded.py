@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from reliablepub._core.ordering import KeyOrder
 from reliablepub.errors import OutboxLocked, OutboxUnreachable
-from reliablepub.outbox.entry import Entry, Snapshot, Store, Waiter
+from reliablepub.outbox.entry import Entry, Snapshot, Store, Waiter, size_of
 from reliablepub.relay.handover import Chunk
 
 
@@ -333,7 +333,7 @@ class Loaded:
     def add(self, *entries: Entry) -> None:
         """Count entries that are in memory now."""
         self._messages += len(entries)
-        self._bytes += sum([entry.message.size for entry in entries])
+        self._bytes += sum(map(size_of, entries))
 
     def drop(self, *entries: Entry) -> None:
         """Remove entries that have left the store, or were never stored."""
@@ -341,7 +341,7 @@ class Loaded:
 
     def _leave(self, entries: Sequence[Entry], *, is_settled: bool) -> None:
         self._messages -= len(entries)
-        self._bytes -= sum([entry.message.size for entry in entries])
+        self._bytes -= sum(map(size_of, entries))
         for entry in entries:
             if self._due:
                 self._due.pop(entry.id, None)

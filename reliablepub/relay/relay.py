@@ -374,9 +374,9 @@ class Relay:
             elif not self._pauses.admits(entry):
                 self._settling.hold(entry, wall)
             elif self._pauses.is_probe(entry):
-                self._session.submit_alone(entry, entry.message.size, now)
+                self._session.submit_alone(entry, now)
             else:
-                self._session.submit(entry, entry.message.size)
+                self._session.submit(entry)
 
     def _reading(self, read: Callable[[float], Sequence[Entry]], wall: float) -> Sequence[Entry]:
         while True:

@@ -217,7 +217,9 @@ class Rig:
         is_named: Callable[[int, str], bool] = lambda _key, _words: False,
     ) -> None:
         self.window_max, self.window_bytes_max = window_max, window_bytes_max
+        self.sizes: dict[int, int] = {}
         self.session: Session[int] = Session(
+            self.sizes.__getitem__,
             window_max=window_max,
             window_bytes_max=window_bytes_max,
             confirm_timeout_s=CONFIRM_TIMEOUT_S,
@@ -226,7 +228,6 @@ class Rig:
         )
         self.broker = NaiveBroker()
         self.now = 1_000.0
-        self.sizes: dict[int, int] = {}
         self.waiting: set[int] = set()
         self.live: dict[int, tuple[int, int]] = {}
         self.settling: dict[int, Outcome] = {}
@@ -243,10 +244,10 @@ class Rig:
             getattr(self.broker, kind).add(key)
         self.waiting.add(key)
         if is_alone:
-            self.session.submit_alone(key, size, self.now)
+            self.session.submit_alone(key, self.now)
             self._settle_and_obey()
         else:
-            self.session.submit(key, size)
+            self.session.submit(key)
         return key
 
     def submit_many(

@@ -21,7 +21,7 @@ def ledger_of(count: int) -> Ledger:
     """A ledger with tags 1 to count in flight; the key of tag 7 is "m7"."""
     ledger = Ledger(epoch=1)
     for tag in range(1, count + 1):
-        assert ledger.register(f"m{tag}") == tag
+        assert ledger.register([f"m{tag}"]) == tag
     return ledger
 
 
@@ -89,7 +89,7 @@ def test_each_cell_of_the_table(
 
 @pytest.mark.parametrize("state", [in_flight, returned, settled])
 def test_sending_takes_a_new_tag_and_never_a_used_one(state: Callable[[], Ledger]) -> None:
-    assert state().register("next") == 2
+    assert state().register(["next"]) == 2
 
 
 def test_a_return_alone_settles_nothing() -> None:
@@ -230,7 +230,7 @@ def test_taking_back_the_newest_does_not_shift_the_sequence() -> None:
     assert ledger.take_back(3) == "m3"
     assert ledger.take_back(2) == "m2"
     assert (ledger.last_tag, ledger.outstanding) == (1, 1)
-    assert ledger.register("other") == 2
+    assert ledger.register(["other"]) == 2
     assert ack(ledger, 2, multiple=True) == [(1, "m1", CONFIRMED), (2, "other", CONFIRMED)]
 
 

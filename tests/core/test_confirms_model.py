@@ -71,7 +71,7 @@ class Pair:
 
     def register(self) -> None:
         self.next_key += 1
-        assert self.ledger.register(self.next_key) == self.model.register(self.next_key)
+        assert self.ledger.register([self.next_key]) == self.model.register(self.next_key)
 
     @property
     def can_take_back(self) -> bool:

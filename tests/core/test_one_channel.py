@@ -56,13 +56,13 @@ def test_what_goes_alone_waits_until_the_channel_is_free(limit: str) -> None:
 def sharing() -> Session[str]:
     """A session that knows, with "a" in flight on its channel 1."""
     session: Session[str] = Session(
-        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+        lambda _: 1, window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
     session.handle(Connected(), 0)
     session.handle(ChannelOpened(1), 0)
-    session.submit("a", 1)
+    session.submit("a")
     session.poll_transmit(0)
-    session.submit_alone("suspect", 1, 0)
+    session.submit_alone("suspect", 0)
     assert list(session.poll_commands()) == [OpenChannel(1), OpenChannel(2)]
     session.handle(NoChannel(2), 0)
     return session
@@ -80,7 +80,7 @@ def test_the_channel_is_handed_over_and_its_tags_go_on() -> None:
     [batch] = session.poll_transmit(0)
     assert (batch.epoch, batch.first_tag, batch.keys) == (1, 2, ["suspect"])
     assert not session.is_ready
-    session.submit("b", 1)
+    session.submit("b")
     assert session.poll_transmit(0) == []
     session.handle(Acked(1, 2, multiple=False), 0)
     [batch] = session.poll_transmit(0)
@@ -125,19 +125,19 @@ def test_an_overdue_confirm_costs_the_connection() -> None:
 def test_one_that_was_refused_its_only_channel_shares_nothing(close: ConnectionClose) -> None:
     """Others may have all that the user may have; that is an outage."""
     session: Session[str] = Session(
-        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+        lambda _: 1, window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
     session.handle(Connected(), 0)
     session.handle(ConnectionLost("530", close), 0)
     session.handle(Connected(), 0)
     session.handle(ChannelOpened(2), 0)
-    session.submit_alone("a", 1, 0)
+    session.submit_alone("a", 0)
     assert commands(session)[-1] == OpenChannel(3), "a second one"
 
 
 def test_without_a_number_for_any_channel_the_connection_is_given_up() -> None:
     session: Session[str] = Session(
-        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+        lambda _: 1, window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
     session.handle(Connected(), 0)
     session.handle(NoChannel(1), 0)
@@ -148,4 +148,4 @@ def test_a_draining_session_takes_nothing_to_be_tried_alone() -> None:
     session = sharing()
     session.drain()
     with pytest.raises(RuntimeError, match="draining"):
-        session.submit_alone("b", 1, 0)
+        session.submit_alone("b", 0)

@@ -141,7 +141,7 @@ def test_fresh_messages_wait_while_a_suspect_is_tried_and_no_longer() -> None:
 
 def connected() -> Session[str]:
     session: Session[str] = Session(
-        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+        lambda _: 1, window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
     session.handle(Connected(), 0)
     session.handle(ChannelOpened(1), 0)
@@ -161,10 +161,10 @@ def send_and_lose(session: Session[str], times: int) -> None:
 def suspect_behind_a_fresh_message() -> Session[str]:
     """At ASIDE_S, "b" is in flight, and "a", which was set aside, is due."""
     session = connected()
-    session.submit("a", 1)
+    session.submit("a")
     send_and_lose(session, 3)
     assert session.aside == 1
-    session.submit("b", 1)
+    session.submit("b")
     [batch] = session.poll_transmit(0)
     assert batch.keys == ["b"]
     session.handle_timeout(ASIDE_S)  # "a" is due
@@ -175,7 +175,7 @@ def suspect_behind_a_fresh_message() -> Session[str]:
 
 def test_the_suspects_wait_for_what_is_in_flight_beside_them() -> None:
     session = suspect_behind_a_fresh_message()
-    session.submit("c", 1)
+    session.submit("c")
     assert session.poll_transmit(ASIDE_S) == [], "b is in flight"
 
 
@@ -195,14 +195,14 @@ def test_a_suspect_that_waits_stays_alone_when_another_message_is_found_guilty()
     for command in list(session.poll_commands()):
         assert isinstance(command, OpenChannel)
         session.handle(ChannelOpened(command.epoch), ASIDE_S)
-    session.submit("c", 1)
+    session.submit("c")
     assert [batch.keys for batch in session.poll_transmit(ASIDE_S)] == [["a"]]
 
 
 def test_a_word_about_one_suspect_says_nothing_of_the_next_one() -> None:
     session = connected()
-    session.submit("a", 1)
-    session.submit("b", 1)
+    session.submit("a")
+    session.submit("b")
     send_and_lose(session, 3)  # "a" and "b" are tried one by one from here on
     [batch] = session.poll_transmit(0)
     assert batch.keys == ["a"]
@@ -215,8 +215,8 @@ def test_a_word_about_one_suspect_says_nothing_of_the_next_one() -> None:
 
 def test_a_connection_lost_after_a_word_is_not_the_first_of_three() -> None:
     session = connected()
-    session.submit("a", 1)
-    session.submit("b", 1)
+    session.submit("a")
+    session.submit("b")
     session.poll_transmit(0)
     session.handle(Acked(1, 1, multiple=False), 0)
     send_and_lose(session, 3)
@@ -229,7 +229,7 @@ def test_a_connection_lost_after_a_word_is_not_the_first_of_three() -> None:
 def test_suspects_whom_nobody_blames_are_told_what_has_happened(count: int) -> None:
     session = connected()
     for key in "ab"[:count]:
-        session.submit(key, 1)
+        session.submit(key)
     send_and_lose(session, 3)
     settlements = list(singly(session.poll_settlements()))
     assert len(settlements) == 3 * count
@@ -241,7 +241,7 @@ def test_suspects_whom_nobody_blames_are_told_what_has_happened(count: int) -> N
 def test_connections_lost_with_nothing_in_flight_make_nobody_suspect() -> None:
     session = connected()
     send_and_lose(session, 3)
-    session.submit("a", 1)
+    session.submit("a")
     send_and_lose(session, 2)
     assert (session.aside, session.buffered) == (0, 1)
     send_and_lose(session, 1)
@@ -269,12 +269,12 @@ def test_returned_messages_are_no_suspects() -> None:
 def test_who_was_alone_behind_an_ended_channel_is_not_refused() -> None:
     """The broker may only now have read what was written on the channel that ended before."""
     session: Session[str] = Session(
-        window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
+        lambda _: 1, window_max=10, window_bytes_max=100, confirm_timeout_s=CONFIRM_TIMEOUT_S
     )
     session.handle(Connected(), 0)
     session.handle(ChannelOpened(1), 0)
-    session.submit("fatal", 1)
-    session.submit("poison", 1)
+    session.submit("fatal")
+    session.submit("poison")
     session.poll_transmit(0)
     session.handle(ChannelClosed(1, 404, "no", by_publish=True), 0)
     session.handle(ChannelOpened(2), 0)
@@ -282,7 +282,7 @@ def test_who_was_alone_behind_an_ended_channel_is_not_refused() -> None:
     assert [batch.keys for batch in session.poll_transmit(1)] == [["fatal"]]
     session.handle_timeout(1 + CONFIRM_TIMEOUT_S)  # no answer, and then a person takes it
     session.withdraw({"fatal"})
-    session.submit("fresh", 1)
+    session.submit("fresh")
     assert [batch.keys for batch in session.poll_transmit(40)] == [["fresh"]]
     session.poll_settlements()
     session.handle(ConnectionLost("540", IMMEDIATE), 40)
@@ -367,7 +367,7 @@ def test_a_suspect_that_outlives_its_deadline_is_a_suspect_no_more() -> None:
     for channel in rig.broker.channels.values():
         channel.is_mute = True
     rig.advance(CONFIRM_TIMEOUT_S)
-    assert list(rig.session._main.buffer) == [(0, 1)]
+    assert list(rig.session._main.buffer) == [0]
     fresh = rig.submit()
     rig.run_until_idle()
     assert {rig.settling[key].kind for key in (0, fresh)} == {CONFIRMED}

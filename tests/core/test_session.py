@@ -43,12 +43,20 @@ UNCERTAIN = OutcomeKind.UNCERTAIN
 class Client:
     """A session and a clock; every answer is polled at once."""
 
-    session: Session[str] = field(
-        default_factory=lambda: Session(window_max=4, window_bytes_max=100, confirm_timeout_s=30)
-    )
+    window_max: int = 4
+    sizes: dict[str, int] = field(default_factory=dict)
+    session: Session[str] = field(init=False)
     now: float = 100.0
     commands: list[Command] = field(default_factory=list)
     ended: list[tuple[str, Outcome]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.session = Session(
+            self.sizes.__getitem__,
+            window_max=self.window_max,
+            window_bytes_max=100,
+            confirm_timeout_s=30,
+        )
 
     def hears(self, *events: Event, after: float = 0.0) -> None:
         self.now += after
@@ -61,8 +69,8 @@ class Client:
         self.ended += [(s.key, s.outcome) for s in singly(self.session.poll_settlements())]
 
     def submits(self, keys: str, size: int = 1) -> None:
-        for key in keys:
-            self.session.submit(key, size)
+        self.sizes |= dict.fromkeys(keys, size)
+        self.session.submit(*keys)
 
     def writes(self) -> str:
         """What goes out now, one word a batch: "2.5:ab" is a with tag 5 and b with 6 of epoch 2."""
@@ -86,7 +94,7 @@ class Client:
 
 def connected(window_max: int = 4) -> Client:
     """With its channel open, epoch 1."""
-    client = Client(Session(window_max=window_max, window_bytes_max=100, confirm_timeout_s=30))
+    client = Client(window_max)
     client.hears(Connected(), ChannelOpened(1))
     assert client.took() == [OpenChannel(1)]
     return client
@@ -876,9 +884,9 @@ def test_a_draining_session_sends_nothing_more_and_settles_what_is_in_flight() -
     client.writes()
     client.session.drain()
     with pytest.raises(RuntimeError, match=r"^a draining session takes no more messages$"):
-        client.session.submit("f", 1)
+        client.session.submit("f")
     with pytest.raises(RuntimeError, match=r"^a draining session takes no more messages$"):
-        client.session.submit_all([("f", 1), ("g", 1)])
+        client.session.submit_alone("f", client.now)
     client.hears(Acked(1, 2, multiple=True))
     assert client.kinds() == "a:confirmed b:confirmed"
     assert client.writes() == ""

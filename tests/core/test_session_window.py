@@ -28,6 +28,7 @@ class Sender:
 
     def __init__(self, *, window_bytes_max: int = 10_000) -> None:
         self.session: Session[int] = Session(
+            lambda _: 1,
             window_min=2,
             window_max=64,
             window_bytes_max=window_bytes_max,
@@ -54,7 +55,7 @@ class Sender:
     def writes(self, messages: int = 200) -> list[Batch[int]]:
         """Keep so many messages waiting, and send what may be sent."""
         for _ in range(messages - self.session.buffered):
-            self.session.submit(next(self.keys), 1)
+            self.session.submit(next(self.keys))
         return self.session.poll_transmit(self.now)
 
     def confirms(self, batches: list[Batch[int]]) -> None:
@@ -69,7 +70,9 @@ class Sender:
 
 
 def test_how_far_a_session_is_is_told_of_the_channel_it_has() -> None:
-    session: Session[int] = Session(window_max=1, window_bytes_max=1, confirm_timeout_s=TIMEOUT_S)
+    session: Session[int] = Session(
+        lambda _: 1, window_max=1, window_bytes_max=1, confirm_timeout_s=TIMEOUT_S
+    )
     assert session._main.progress == Progress(0, 0, 1, 0)
     sender = Sender()
     sender.writes()

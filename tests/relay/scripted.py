@@ -15,7 +15,7 @@ from reliablepub._core.events import Acked, ChannelOpened, Connected, Connection
 from reliablepub._core.session import Session
 from reliablepub.errors import Damaged, OutboxDiskFull, ReliablePubError, Withdrawn
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Bell, Changes, Entry, Snapshot, Store
+from reliablepub.outbox.entry import Bell, Changes, Entry, Snapshot, Store, size_of
 from reliablepub.outcome import CONFIRMED, Outcome, OutcomeKind
 from reliablepub.policy import Retries, RetryPolicy
 from reliablepub.relay.callbacks import calls_of
@@ -203,6 +203,7 @@ class World:
         self.transport = ScriptedTransport(self.log)
         self.inbox = Inbox(lambda: None)
         self.session: Session[Entry] = Session(
+            size_of,
             window_max=window_max,
             window_bytes_max=10_000_000,
             confirm_timeout_s=confirm_timeout_s,

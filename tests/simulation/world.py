@@ -15,7 +15,7 @@ from reliablepub._core.session import Session
 from reliablepub.errors import OutboxDiskFull, OutboxLocked, ReliablePubError
 from reliablepub.message import Message
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
-from reliablepub.outbox.entry import Changes, Entry
+from reliablepub.outbox.entry import Changes, size_of
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outcome import OutcomeKind
@@ -134,7 +134,8 @@ class World:
         """A publisher process begins, on whatever the last one left."""
         if self.process is not None:
             return
-        session = lambda: Session[Entry](  # noqa: E731
+        session = lambda: Session(  # noqa: E731
+            size_of,
             window_min=self.window_min,
             window_max=self.window_max,
             window_bytes_max=self.window_bytes_max,

@@ -19,7 +19,7 @@ from reliablepub._core.events import AckedEach, ChannelOpened, Connected, Event
 from reliablepub._core.session import Session
 from reliablepub.front.receipt import IssuedBatch
 from reliablepub.message import Message
-from reliablepub.outbox.entry import Entry, Store
+from reliablepub.outbox.entry import Store, size_of
 from reliablepub.outbox.memory import MemoryStore
 from reliablepub.outbox.sqlite.store import SqliteStore
 from reliablepub.policy import RetryPolicy
@@ -76,8 +76,8 @@ class Unplugged:
         self._inbox = Inbox(lambda: None)
         self.wire = Wire()
         transport: Any = self.wire
-        session = Session[Entry](
-            window_max=WINDOW, window_bytes_max=16 * 1024 * 1024, confirm_timeout_s=30.0
+        session = Session(
+            size_of, window_max=WINDOW, window_bytes_max=16 * 1024 * 1024, confirm_timeout_s=30.0
         )
         self._relay = Relay(
             store=store,
