@@ -10,7 +10,7 @@ from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum, auto
-from itertools import islice
+from itertools import accumulate, islice
 from math import inf
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
@@ -175,12 +175,12 @@ class Lane(Generic[K]):
             One batch, or none.
         """
         assert self.ledger is not None
-        count = total = 0
-        for size in map(self._size_of, islice(self.buffer, max(0, room))):
-            if total + size > room_bytes and not (is_alone and not count):
-                break
-            total += size
-            count += 1
+        sizes = list(map(self._size_of, islice(self.buffer, max(0, room))))
+        count, total = len(sizes), sum(sizes)
+        if total > room_bytes:
+            until = bisect_right(list(accumulate(sizes)), room_bytes)
+            count = max(until, 1 if is_alone else 0)
+            total = sum(sizes[:count])
         if not count:
             return []
         keys = [self.buffer.popleft() for _ in range(count)]

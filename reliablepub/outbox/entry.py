@@ -173,8 +173,10 @@ class Entry:
         return entry
 
 
+# For `map` and `filter`, which pass over thousands of entries a second.
+id_of: Final[Callable[[Entry], int]] = attrgetter("id")
+is_plain: Final[Callable[[Entry], bool]] = attrgetter("is_plain")
 size_of: Final[Callable[[Entry], int]] = attrgetter("message.size")
-"""The size of an entry, in bytes; see `Message`."""
 
 
 @dataclass(frozen=True, slots=True)  # in sets

@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, filterfalse, repeat
 from typing import Final
 
 from reliablepub.outbox.entry import (
@@ -25,6 +25,9 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
+    id_of,
+    is_plain,
+    size_of,
 )
 from reliablepub.outcome import OutcomeKind
 
@@ -107,19 +110,15 @@ class MemoryStore:
     def commit(self, changes: Changes) -> Snapshot:
         """Apply the changes of one turn. It cannot fail."""
         last_id, counters = self._snapshot.last_id, self._snapshot.counters
-        size = 0
         if changes.stepped is not None:
             by_new_clock = changes.stepped.moved | {entry.id for entry in changes.rescheduled}
             self._step(changes.stepped.by, by_new_clock)
-        for entry in changes.new:
-            assert entry.id == 0, f"{entry.message!r} is stored already"
-            last_id += 1
+        assert not any(map(id_of, changes.new)), "an entry is stored already"
+        for last_id, entry in enumerate(changes.new, last_id + 1):  # noqa: B020 - it goes on
             entry.id = last_id
-            self._open[last_id] = entry
-            message = entry.message
-            size += message.size
-            if entry.expires_at is not None or message.ordering_key is not None:
-                self._remember(entry)
+        self._open.update(zip(map(id_of, changes.new), changes.new, strict=True))
+        for entry in filterfalse(is_plain, changes.new):
+            self._remember(entry)
         for name, count in changes.sources.items():
             self._positions[name] = self.position(name) + count
         confirmed, confirmed_bytes = self._take_out(changes.confirmed)
@@ -128,8 +127,9 @@ class MemoryStore:
         expired, expired_bytes = self._take_out(compress(given_up, is_expired))
         parked, parked_bytes = self._take_out(given_up)
         discarded, discarded_bytes = self._take_out(gone.entry for gone in changes.discarded)
-        size -= confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
-        for entry in (*changes.new, *changes.rescheduled):
+        gone_bytes = confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
+        open_bytes = counters.open_bytes + sum(map(size_of, changes.new)) - gone_bytes
+        for entry in (*filterfalse(is_plain, changes.new), *changes.rescheduled):
             if entry.due_at is not None and entry.id in self._open:
                 if entry.due_at == HELD:
                     self._remember_held(entry)
@@ -144,7 +144,7 @@ class MemoryStore:
             parked=counters.parked + parked,
             expired=counters.expired + expired,
             discarded=counters.discarded + discarded,
-            open_bytes=counters.open_bytes + size,
+            open_bytes=open_bytes,
         )
         self._snapshot = Snapshot(last_id, counters)
         return self._snapshot
@@ -203,13 +203,13 @@ class MemoryStore:
 
     def _take_out(self, entries: Iterable[Entry]) -> tuple[int, int]:
         """Remove entries; return how many of them were open, and their bytes."""
-        gone = [self._open.pop(entry.id, None) for entry in entries]
+        gone = list(map(self._open.pop, map(id_of, entries), repeat(None)))
         if self._held:
             for entry in gone:
                 if entry is not None:
                     self._forget_held(entry)
-        sizes = [entry.message.size for entry in gone if entry is not None]
-        return len(sizes), sum(sizes)
+        left = list(filter(None, gone))
+        return len(left), sum(map(size_of, left))
 
     def read_ready(
         self, first_id: int, last_id: int, *, limit: int, bytes_max: int

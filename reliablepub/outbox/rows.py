@@ -19,10 +19,11 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache, partial
+from itertools import filterfalse
 from json import JSONDecodeError, JSONEncoder
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -30,7 +31,7 @@ from zlib import crc32
 from reliablepub.headers import FieldValue
 from reliablepub.message import BODY_BYTES_MAX, HEADER_BYTES_MAX, Message
 from reliablepub.outbox.encryption import Forged, OutboxKeys, is_sealed, opened, sealed
-from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name
+from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name, id_of, is_plain
 from reliablepub.outcome import OutcomeKind
 
 TIME_MAX: Final = 3e11
@@ -307,13 +308,9 @@ class Unreadable(Exception):
     """The row is damaged; the text says how."""
 
 
-def divided(entries: Iterable[Entry]) -> tuple[list[Entry], list[Entry]]:
+def divided(entries: Sequence[Entry]) -> tuple[list[Entry], list[Entry]]:
     """Return the entries for ``insert_plain_message``, and those for ``insert_message``."""
-    plain: list[Entry] = []
-    others: list[Entry] = []
-    for entry in entries:
-        (plain if entry.is_plain and entry.due_at is None else others).append(entry)
-    return plain, others
+    return list(filter(is_plain, entries)), list(filterfalse(is_plain, entries))
 
 
 def row_of(entry: Entry, keys: OutboxKeys | None = None) -> tuple[Any, ...]:
@@ -527,8 +524,10 @@ class Page:
         return True
 
 
-def id_runs(ids: Sequence[int]) -> list[list[int]]:
+def id_runs(ids: list[int]) -> list[list[int]]:
     """Return ids as ``[first, count]``, one for each run of consecutive ids."""
+    if ids and ids == [*range(ids[0], ids[0] + len(ids))]:
+        return [[ids[0], len(ids)]]  # as most are
     runs: list[list[int]] = []
     next_id = None
     for id_ in ids:
@@ -562,7 +561,7 @@ def tags_of(sent: Sent, run: int) -> tuple[str, int]:
 
 def in_flight_of(sent: Sent, run: int) -> tuple[str, int, int, str]:
     """Return the parameters of ``insert_in_flight``, without the time."""
-    ids = json.dumps(id_runs([entry.id for entry in sent.keys]), separators=(",", ":"))
+    ids = json.dumps(id_runs(list(map(id_of, sent.keys))), separators=(",", ":"))
     return *tags_of(sent, run), len(sent.keys), ids
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from reliablepub._core.session import Session
 from reliablepub.errors import OutboxError
-from reliablepub.outbox.entry import HELD, Changes, Counters, Entry
+from reliablepub.outbox.entry import HELD, Changes, Counters, Entry, is_plain
 from reliablepub.relay.handover import Chunk, Inbox, Limits, Room
 from reliablepub.relay.loaded import Loaded
 from reliablepub.relay.pauses import Pauses
@@ -117,7 +117,9 @@ class Intake:
 
     def _load(self, chunk: Chunk[Any]) -> None:
         """Load the entries of a chunk that wait for nothing, and submit them to the session."""
-        chunk.loaded = [e for e in chunk.entries if e.is_plain or e.is_for_now]
+        entries = chunk.entries
+        is_whole = all(map(is_plain, entries))
+        chunk.loaded = entries if is_whole else [e for e in entries if e.is_for_now]
         self._loaded.add(*chunk.loaded)
         for entry in chunk.loaded:
             entry.waiter = chunk.waiter

@@ -22,11 +22,12 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 from typing import Any, Final
 
 from reliablepub._core.ordering import KeyOrder
 from reliablepub.errors import OutboxLocked, OutboxUnreachable
-from reliablepub.outbox.entry import Entry, Snapshot, Store, Waiter, size_of
+from reliablepub.outbox.entry import Entry, Snapshot, Store, Waiter, is_plain, size_of
 from reliablepub.relay.handover import Chunk
 
 
@@ -342,9 +343,8 @@ class Loaded:
     def _leave(self, entries: Sequence[Entry], *, is_settled: bool) -> None:
         self._messages -= len(entries)
         self._bytes -= sum(map(size_of, entries))
-        for entry in entries:
-            if self._due:
-                self._due.pop(entry.id, None)
+        for entry in filterfalse(is_plain, entries):
+            self._due.pop(entry.id, None)
             if entry.expires_at is not None:
                 self._deadlines.forget(entry)
             if (key := entry.message.ordering_key) is not None:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from operator import attrgetter
 from typing import Final
 
 from reliablepub._core.decide import REFUSALS, Decision, Discard, Expire, Park, RetryAt, decide
 from reliablepub._core.events import Batch, ConfirmedEach, Ended, Settlement
-from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, epoch_name
+from reliablepub.outbox.entry import HELD, Attempt, Changes, Entry, epoch_name, is_plain
 from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import GiveUp, Refusal, RetryIn, RetryPolicy, Verdict
 from reliablepub.relay.callbacks import Guard, Notices
@@ -95,9 +96,6 @@ def _spent(entry: Entry, outcome: Outcome, wall: float) -> tuple[int, float]:
     """Refusals of this kind, and seconds since the first refusal of any kind."""
     age_s = 0.0 if entry.refused_at is None else max(0.0, wall - entry.refused_at)
     return getattr(entry, outcome.kind.value), age_s
-
-
-_is_plain: Final = attrgetter("is_plain")
 
 
 @dataclass(slots=True)
@@ -290,7 +288,7 @@ class Settling:
         if self.pauses.tracked:
             self.pauses.confirmed(entries, now)
         self.changes.confirmed += entries
-        if not all(map(_is_plain, entries)):
+        if not all(map(is_plain, entries)):
             self._confirmed_not_plain(run, wall)
         _tell_confirmed(entries)
         if self.notices.hears_confirms:
@@ -313,14 +311,11 @@ class Settling:
         return attempt
 
 
+_waiter: Final = attrgetter("waiter")
+
+
 def _tell_confirmed(entries: Sequence[Entry]) -> None:
     """Tell waiters of confirms, with one call for consecutive entries of a waiter."""
-    waiter, theirs = entries[0].waiter, list[Entry]()
-    for entry in entries:
-        if entry.waiter is not waiter:
-            if waiter is not None:
-                waiter.all_confirmed(theirs)
-            waiter, theirs = entry.waiter, []
-        theirs.append(entry)
-    if waiter is not None:
-        waiter.all_confirmed(theirs)
+    for waiter, theirs in groupby(entries, _waiter):
+        if waiter is not None:
+            waiter.all_confirmed(list(theirs))

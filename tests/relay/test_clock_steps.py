@@ -193,7 +193,7 @@ def test_what_was_released_to_an_earlier_run_waits_no_longer(tmp_path: Path) -> 
     path = tmp_path / "o.db"
     with closing(SqliteStore(path, clock=lambda: time.wall)) as store:
         entry = Entry.accepted(Message(b"x", message_id="a"), time.wall)
-        entry.due_at, entry.refused_at = HELD, time.wall
+        entry.due_at, entry.refused_at, entry.is_plain = HELD, time.wall, False
         store.commit(Changes(new=[entry]))
         time.now += 1.0
         store.commit(Changes(released=[Release(None, None, 9)]))

@@ -43,13 +43,19 @@ class Gopher:
         """Deferred confirmations, a window's worth of them; persistent and mandatory."""
         self._publish(url, queues, count, WINDOW)
 
+    def confirmed_with_ids(self, url: str, queues: Sequence[str], count: int) -> None:
+        """The same, each message with an id and a header, as ours have them."""
+        self._publish(url, queues, count, WINDOW, "-ids")
+
     def unconfirmed(self, url: str, queues: Sequence[str], count: int) -> None:
         """Without confirms: what was lost is never known."""
         self._publish(url, queues, count, 0)
 
-    def _publish(self, url: str, queues: Sequence[str], count: int, window: int) -> None:
+    def _publish(
+        self, url: str, queues: Sequence[str], count: int, window: int, *more: str
+    ) -> None:
         options = [f"-url={url}", f"-count={count}", f"-window={window}", f"-size={len(BODY)}"]
-        subprocess.run([self._program, *options, *queues], check=True)
+        subprocess.run([self._program, *options, *more, *queues], check=True)
 
 
 class Sink:

@@ -19,6 +19,8 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader, ProtocolHeader
 from pika.adapters.select_connection import SelectConnection
 
+from reliablepub.headers import ATTEMPT_HEADER
+
 BODY = b"x" * 1_024
 WINDOW = 1_000
 
@@ -55,7 +57,20 @@ class Outstanding:
 
 def raw_socket(url: str, queues: Sequence[str], count: int) -> None:
     """The ceiling: frames that were encoded before, and a socket."""
-    frames = [_publish_frames(queue) for queue in queues]
+    _raw_socket(url, [_publish_frames(queue) for queue in queues], count)
+
+
+def raw_socket_with_ids(url: str, queues: Sequence[str], count: int) -> None:
+    """The same, each message with the two properties that ours have: they cost the broker time."""
+    properties = commands.Basic.Properties(
+        delivery_mode=2,
+        message_id="5f0c3a52-9d1e-4b7a-a1c2-3d4e5f607182",
+        headers={ATTEMPT_HEADER: 1_203_000_000_000_000},
+    )
+    _raw_socket(url, [_publish_frames(queue, properties) for queue in queues], count)
+
+
+def _raw_socket(url: str, frames: Sequence[bytes], count: int) -> None:
     outstanding, sent = Outstanding(), 0
     with _connected(url) as wire:
         buffer = b""
@@ -168,8 +183,8 @@ def aio_pika_tasks(url: str, queues: Sequence[str], count: int) -> None:
     asyncio.run(main())
 
 
-def _publish_frames(queue: str) -> bytes:
-    properties = commands.Basic.Properties(delivery_mode=2)
+def _publish_frames(queue: str, properties: commands.Basic.Properties | None = None) -> bytes:
+    properties = properties or commands.Basic.Properties(delivery_mode=2)
     frames = (
         commands.Basic.Publish(routing_key=queue, mandatory=True),
         ContentHeader(body_size=len(BODY), properties=properties),

@@ -24,7 +24,9 @@ FIXED: dict[str, Any] = {"window_min": WINDOW, "window_max": WINDOW}
 WAIT_S = 300.0
 
 CEILING = "raw socket, frames encoded before: the ceiling"
+CEILING_WITH_IDS = "the same, with `message_id` and attempt header as ours"
 GO = "Go amqp091, deferred confirmations"
+GO_WITH_IDS = "Go amqp091, with `message_id` and attempt header as ours"
 SELECT = "pika `SelectConnection`, a window counted by hand"
 UNCONFIRMED = "pika `BlockingConnection`, no confirms at all"
 BLOCKING = "pika `BlockingConnection`, confirms"
@@ -56,7 +58,8 @@ class Ways:
         """With confirms, and one without for comparison."""
         return {
             CEILING: self._their(peers.raw_socket),
-            **self._go({GO: Gopher.confirmed}),
+            CEILING_WITH_IDS: self._their(peers.raw_socket_with_ids),
+            **self._go({GO: Gopher.confirmed, GO_WITH_IDS: Gopher.confirmed_with_ids}),
             SELECT: self._their(peers.pika_select),
             UNCONFIRMED: self._their(peers.pika_unconfirmed),
             BLOCKING: self._their(peers.pika_blocking, share=0.05),

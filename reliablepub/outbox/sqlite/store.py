@@ -42,6 +42,8 @@ from reliablepub.outbox.entry import (
     Release,
     Snapshot,
     Touched,
+    id_of,
+    size_of,
 )
 from reliablepub.outbox.rows import (
     ATTEMPTS_RETENTION_S,
@@ -198,10 +200,10 @@ def write_changes(
 ) -> Snapshot:
     """Write the changes of a turn, and set the ids of its new entries, of ``new_bytes`` in all."""
     if keep_confirmed:
-        for first, length in id_runs(sorted(entry.id for entry in changes.confirmed)):
+        for first, length in id_runs(sorted(map(id_of, changes.confirmed))):
             connection.execute(QUERIES["keep_confirmed"], (now, first, first + length - 1))
     # Deleted first, so that new rows reuse the freed pages, and each page is written only once.
-    confirmed, confirmed_bytes = remove(connection, [entry.id for entry in changes.confirmed])
+    confirmed, confirmed_bytes = remove(connection, list(map(id_of, changes.confirmed)))
     last_id = _insert(connection, changes.new, keys)
     parked = expired = parked_bytes = discarded = discarded_bytes = 0
     if changes.sources:
@@ -237,9 +239,8 @@ def write_changes(
 def _insert(connection: sqlite3.Connection, new: list[Entry], keys: OutboxKeys | None) -> int:
     """Store entries and set their ids; return the highest id."""
     (last_id,) = connection.execute(QUERIES["last_id"]).fetchone()
-    for entry in new:
-        assert entry.id == 0, f"{entry.message!r} is stored already"
-        last_id += 1
+    assert not any(map(id_of, new)), "an entry is stored already"
+    for last_id, entry in enumerate(new, last_id + 1):  # noqa: B020 - the last one is returned
         entry.id = last_id
     if new:
         _insert_rows(connection, new, keys)
@@ -689,7 +690,7 @@ class SqliteStore:
 
     def _commit(self, connection: WritingConnection, changes: Changes) -> Snapshot:
         last: tuple[int, str | None, float] | None = None
-        new_bytes = sum([entry.message.size for entry in changes.new])
+        new_bytes = sum(map(size_of, changes.new))
 
         def write() -> tuple[Snapshot, bool]:
             nonlocal last
@@ -801,5 +802,6 @@ def _version(connection: WritingConnection) -> tuple[WritingConnection, int]:
 
 def _forget_ids(changes: Changes) -> None:
     """Reset the ids of new entries: an entry that is not stored has none."""
-    for entry in changes.new:
-        entry.id = 0
+    if any(map(id_of, changes.new)):
+        for entry in changes.new:
+            entry.id = 0

@@ -8,16 +8,20 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"fmt"
 	"log"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
+
+var hasIds bool
 
 func main() {
 	url := flag.String("url", "", "the broker")
 	count := flag.Int("count", 0, "how many messages")
 	size := flag.Int("size", 1024, "bytes of a body")
 	window := flag.Int("window", 1000, "most messages in flight; 0 publishes without confirms")
+	flag.BoolVar(&hasIds, "ids", false, "each with a message id and a header that names the attempt")
 	flag.Parse()
 
 	connection, err := amqp.Dial(*url)
@@ -49,7 +53,7 @@ func confirmed(channel *amqp.Channel, queues []string, body []byte, count int, w
 	}()
 	for n := 0; n < count; n++ {
 		one, err := channel.PublishWithDeferredConfirmWithContext(
-			context.Background(), "", queues[n%len(queues)], true, false, message(body))
+			context.Background(), "", queues[n%len(queues)], true, false, message(body, n))
 		check(err)
 		outstanding <- one
 	}
@@ -63,12 +67,20 @@ func confirmed(channel *amqp.Channel, queues []string, body []byte, count int, w
 func unconfirmed(channel *amqp.Channel, queues []string, body []byte, count int) {
 	for n := 0; n < count; n++ {
 		check(channel.PublishWithContext(
-			context.Background(), "", queues[n%len(queues)], false, false, message(body)))
+			context.Background(), "", queues[n%len(queues)], false, false, message(body, n)))
 	}
 }
 
-func message(body []byte) amqp.Publishing {
-	return amqp.Publishing{DeliveryMode: amqp.Persistent, Body: body}
+func message(body []byte, n int) amqp.Publishing {
+	if !hasIds {
+		return amqp.Publishing{DeliveryMode: amqp.Persistent, Body: body}
+	}
+	return amqp.Publishing{
+		DeliveryMode: amqp.Persistent,
+		Body:         body,
+		MessageId:    fmt.Sprintf("5f0c3a52-9d1e-4b7a-a1c2-%012x", n),
+		Headers:      amqp.Table{"rp-attempt": int64(1_203_000_000_000_000 + n)},
+	}
 }
 
 func check(err error) {
