@@ -141,13 +141,13 @@ class ConfirmLedger(Generic[K]):
             self._returned[tag] = Outcome(OutcomeKind.RETURNED, reply_code, reply_text)
 
     def handle_confirm(
-        self, tag: int, verdict: Outcome, *, multiple: bool
+        self, tag: int, outcome: Outcome, *, multiple: bool
     ) -> list[tuple[int, K, Outcome]]:
         """Settle the publishes that a ``basic.ack`` or ``basic.nack`` covers.
 
         Args:
             tag: the broker's delivery tag.
-            verdict: `CONFIRMED` or `NACKED`, the outcome of publishes that were not returned.
+            outcome: `CONFIRMED` or `NACKED`, the outcome of publishes that were not returned.
             multiple: the broker's flag: all outstanding tags up to this one.
 
         Returns:
@@ -167,7 +167,7 @@ class ConfirmLedger(Generic[K]):
         tags = self._covered(tag) if multiple else [tag]
         outstanding, returned = self._outstanding, self._returned
         settled = [
-            (t, outstanding.pop(t), returned.pop(t, verdict) if returned else verdict)
+            (t, outstanding.pop(t), returned.pop(t, outcome) if returned else outcome)
             for t in tags
             if t in outstanding
         ]

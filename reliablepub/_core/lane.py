@@ -192,30 +192,30 @@ class Lane(Generic[K]):
         self._batches.append(batch)
         return [batch]
 
-    def confirm(self, tag: int, verdict: Outcome, *, multiple: bool) -> list[Ended[K]]:
+    def confirm(self, tag: int, outcome: Outcome, *, multiple: bool) -> list[Ended[K]]:
         """Settle the publishes that one confirm covers.
 
         Args:
             tag: the broker's delivery tag.
-            verdict: `CONFIRMED` or `NACKED`.
+            outcome: `CONFIRMED` or `NACKED`.
             multiple: the broker's flag: all outstanding tags up to this one.
 
         Raises:
             EpochUntrusted: the tag is 0 or was never sent; nothing was settled.
         """
         assert self.ledger is not None
-        if multiple and verdict is CONFIRMED:
+        if multiple and outcome is CONFIRMED:
             run = self.ledger.handle_acks_up_to(tag)
             if run is not None:
                 return [self._confirmed(*run)]
-        settled = self.ledger.handle_confirm(tag, verdict, multiple=multiple)
+        settled = self.ledger.handle_confirm(tag, outcome, multiple=multiple)
         self._landed([key for _, key, _ in settled])
         epoch = self.ledger.epoch
         return [
-            ConfirmedEach(epoch, [tag], [key], [(self._batch_of(tag), 1)])
-            if outcome is CONFIRMED
-            else Settlement(key, epoch, tag, outcome, self._batch_of(tag))
-            for tag, key, outcome in settled
+            ConfirmedEach(epoch, [at], [key], [(self._batch_of(at), 1)])
+            if end is CONFIRMED
+            else Settlement(key, epoch, at, end, self._batch_of(at))
+            for at, key, end in settled
         ]
 
     def confirm_each(self, tags: Sequence[int]) -> ConfirmedEach[K] | None:

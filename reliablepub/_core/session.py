@@ -275,11 +275,11 @@ class Session(Generic[K]):
             self._begin_anew(lane, f"channel closed: {event.reply_code} {event.reply_text}")
 
     def _confirmed(self, lane: Lane[K], event: Acked | Nacked, now: float) -> None:
-        verdict = CONFIRMED if isinstance(event, Acked) else NACKED
+        outcome = CONFIRMED if isinstance(event, Acked) else NACKED
         if self._patience > 1:
             self._be_less_patient(lane, now)
         self._aftermath.heard()
-        for one in lane.confirm(event.tag, verdict, multiple=event.multiple):
+        for one in lane.confirm(event.tag, outcome, multiple=event.multiple):
             self._aftermath.ended(one)
         lane.heard(self._clock.reading(now))
         if lane is self._quarantine:
