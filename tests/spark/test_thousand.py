@@ -1,7 +1,7 @@
 """From one task to eight hundred at once on one RabbitMQ: speed, processor time, memory, retries.
 
 Not by Spark, which would need eight hundred cores: the tasks are processes of `swarm`. ``-m soak
--s`` prints the figures behind docs/spark.md; RELIABLEPUB_TASKS=1,8 measures fewer.
+-s`` prints the figures behind the advice of docs/spark.md; RELIABLEPUB_TASKS=1,8 measures fewer.
 """
 
 import itertools
