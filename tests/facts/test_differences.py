@@ -55,7 +55,7 @@ def test_refusals(site: Site, connect: Connect) -> None:
 
 
 def test_permissions(site: Site, connect: Connect) -> None:
-    """Who was given no permissions."""
+    """A user without permissions."""
     user = site.add_nobody()  # before the connection, whose login may take 10 s
     client = connect()
     client.user = client.password = user
