@@ -81,8 +81,7 @@ SCRIPTS = (
     ),
     Script(
         "late ack after a timeout",
-        "The ack of the first comes when its sender has given up waiting; the second is nacked, "
-        "later.",
+        "The first is acked after its sender's timeout; the second is nacked, later.",
         letters("one", "two"),
         (
             late("one", AFTER_THE_TIMEOUT_S),
@@ -99,7 +98,7 @@ SCRIPTS = (
     Script(
         "one message_id, twice in flight",
         "Two messages share a `message_id`; the first is unroutable, the second is taken. "
-        "The network is slow, so that both are under way.",
+        "The network is slow, so that both are in flight.",
         (Letter("nowhere", message_id="same"), Letter("two", message_id="same")),
         (faults.Latency(delay_s=0.1),),
     ),

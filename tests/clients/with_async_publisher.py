@@ -1,7 +1,7 @@
 """`await AsyncPublisher.publish()` is a receipt, and `await receipt` the outcome.
 
-Budgets of one attempt, so that the first refusal is reported, as the others do; what is
-uncertain is sent again. Any number of publishes is in flight.
+Each retry budget is one attempt, so that the first refusal is reported; uncertain messages are
+sent again. Any number of publishes is in flight.
 """
 
 import asyncio
