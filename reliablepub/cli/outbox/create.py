@@ -34,8 +34,8 @@ _SHARDS_MAX: Final = 64
     "--allow-loss",
     "allows_loss",
     is_flag=True,
-    help="PostgreSQL: leave synchronous_commit off where it is off. A crash of the server then "
-    "loses messages that were accepted.",
+    help="PostgreSQL: do not turn synchronous_commit on where it is off. A crash of the server "
+    "then loses accepted messages.",
 )
 @click.option(
     "--sql", "wanted", flag_value="sql", help="PostgreSQL: only print the SQL that creates it."
@@ -50,7 +50,7 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     """Create an outbox, unless it exists.
 
     A file is also created by its first message. In PostgreSQL the user needs the right to create a
-    schema. --sql and --roles make no connection.
+    schema. --sql and --roles need no connection.
 
     \b
     Examples:

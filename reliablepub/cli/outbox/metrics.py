@@ -25,15 +25,15 @@ from reliablepub.outbox.database import Database
 @click.option(
     "--name",
     metavar="TEXT",
-    help="Value of the label `outbox`, the name that the relay has; the outbox in full unless "
-    "given.",
+    help="Value of the label `outbox`; use the relay's. Its path or URL unless given.",
 )
 @click.option(
     "--to",
     "to",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Replace this file, as a whole, instead of printing; for node_exporter it ends in .prom.",
+    help="Write to this file, and replace it at once, instead of printing; node_exporter reads "
+    "names that end in .prom.",
 )
 def metrics(database: Database, name: str | None, to: Path | None) -> int:
     """Print the metrics of an outbox for Prometheus, whether a relay runs or not.

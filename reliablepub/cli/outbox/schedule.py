@@ -61,7 +61,8 @@ def schedule(
 ) -> int:
     """List messages that wait for their time, the next one first; retries are among them.
 
-    Messages that wait for a paused destination are not: `outbox list --state waiting` has them.
+    Messages that wait for a paused destination are not listed; `outbox list --state waiting` shows
+    them.
 
     \b
     Examples:
@@ -107,7 +108,8 @@ def cancel(
     """Delete messages that were not sent, such as scheduled ones; their keys can be used again.
 
     Messages are selected by ID (row number, message id or key). A message is cancelled or sent,
-    never both, also while a relay runs. Cancelled ones count as discarded. The command asks first.
+    never both, even while a relay runs. Cancelled messages count as discarded. The command asks
+    first.
 
     \b
     Examples:
@@ -151,10 +153,10 @@ def reschedule(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """Send open messages that were not sent at another time.
+    """Change the time at which open messages are sent, unless a queue may have them already.
 
     Messages are selected by ID (row number, message id or key). Earlier refusals no longer count; a
-    deadline stays. A relay may run.
+    deadline stays. The command works beside a relay.
 
     \b
     Examples:

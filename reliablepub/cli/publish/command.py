@@ -146,8 +146,8 @@ class _Settings:
     type=click.FloatRange(min=0, min_open=True),
     default=30.0,
     show_default=True,
-    help="Stop waiting when no message was settled for this long; a first connection is waited "
-    "for at most 10 s.",
+    help="Stop waiting when no message was settled for this long. The wait for the first "
+    "connection is at most 10 s.",
 )
 @tracing_option
 @json_option

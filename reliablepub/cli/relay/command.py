@@ -99,7 +99,7 @@ class _Relay(ConfigurableCommand):
 @click.option(
     "--name",
     metavar="TEXT",
-    help="Value of the label `outbox` of /metrics; the outbox as given by --outbox unless given.",
+    help="Value of the label `outbox` in /metrics; the value of --outbox unless given.",
 )
 @click.option(
     "--health-port",
