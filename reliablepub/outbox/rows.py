@@ -561,7 +561,7 @@ def tags_of(sent: Sent, run: int) -> tuple[str, int]:
 
 def in_flight_of(sent: Sent, run: int) -> tuple[str, int, int, str]:
     """Return the parameters of ``insert_in_flight``, without the time."""
-    ids = json.dumps(id_runs(list(map(id_of, sent.keys))), separators=(",", ":"))
+    ids = _encode(id_runs(list(map(id_of, sent.keys))))
     return *tags_of(sent, run), len(sent.keys), ids
 
 

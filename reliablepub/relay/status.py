@@ -287,14 +287,12 @@ class Beacon:
 
     def turned(self, status: Status) -> None:
         """Write the status file if it is time to. Called after each turn of the relay."""
-        last, now = self._last, self._monotonic()
-        if status is last or status == last:
-            return
+        now = self._monotonic()
         # Another attempt to connect is no change: without a broker, the relay makes many.
         link = Link.DISCONNECTED if status.link is Link.CONNECTING else status.link
         where = (link.value, status.reason)
         is_new_link = where != self._where
-        if not is_new_link and now < self._next_at:
+        if not is_new_link and (now < self._next_at or status == self._last):
             return
         wall = self._wall()
         if is_new_link:
