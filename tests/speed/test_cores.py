@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -19,7 +20,16 @@ from tests.rabbitmq import RabbitMQNode
 from tests.speed import alone, gopher
 from tests.speed.alone import Figure, Job, relay
 from tests.speed.measuring import Goal, check, in_rounds, print_table, spaced
-from tests.speed.ways import CEILING, DURABLE, GO, MEMORY, Ways
+from tests.speed.ways import (
+    CEILING,
+    CEILING_WITH_IDS,
+    DURABLE,
+    GO,
+    GO_WITH_IDS,
+    MEMORY,
+    RAM_DISK,
+    Ways,
+)
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1_800)]
 
@@ -110,6 +120,9 @@ def test_many_enqueue_and_one_relays(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ a core for the broker
 
 
+WAYS = (CEILING, CEILING_WITH_IDS, GO, GO_WITH_IDS, DURABLE, RAM_DISK, MEMORY)
+
+
 @pytest.mark.rabbit
 @pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 def test_a_broker_with_a_core_of_its_own(tmp_path: Path) -> None:
@@ -120,16 +133,20 @@ def test_a_broker_with_a_core_of_its_own(tmp_path: Path) -> None:
         probe = stack.enter_context(closing(AmqpProbe(node.url)))
         queues = [probe.declare_queue() for _ in QUEUES]
         every = Ways(node.url, queues, tmp_path).every()
-        ways = {name: every[name] for name in (CEILING, GO, DURABLE, MEMORY) if name in every}
+        ram = Path(stack.enter_context(TemporaryDirectory(dir="/dev/shm")))
+        every[RAM_DISK] = Ways(node.url, queues, ram).every()[DURABLE]
+        ways = {name: every[name] for name in WAYS if name in every}
         with kept_to(CORES[:1]):
             results = in_rounds(ways, COUNT, ROUNDS, lambda: probe.purge(*queues))
+    head = ("", "confirmed a second", "of the ceiling", "with ids")
     print_table(
-        ("", "confirmed a second", "of the ceiling", "client's processor time a message"),
+        (*head, "client's processor time a message"),
         [
             (
                 name,
                 spaced(results[name].per_second),
                 f"{results.ratio(name, CEILING):.2f}",
+                f"{results.ratio(name, CEILING_WITH_IDS):.2f}",
                 f"{results[name].cpu_us:.0f} µs",
             )
             for name in results
@@ -137,7 +154,8 @@ def test_a_broker_with_a_core_of_its_own(tmp_path: Path) -> None:
     )
     check(
         [
-            Goal(f"{name} / {CEILING}", results.ratio(name, CEILING), wanted, held)
+            Goal(f"{name} / {ceiling}", results.ratio(name, ceiling), wanted, held)
             for name, wanted, held in ((DURABLE, 0.9, 0.2), (MEMORY, 0.97, 0.3))
+            for ceiling in (CEILING, CEILING_WITH_IDS)
         ]
     )

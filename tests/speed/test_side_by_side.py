@@ -17,8 +17,10 @@ from tests.speed.ways import (
     ASYNC_DURABLE,
     ASYNC_MEMORY,
     CEILING,
+    CEILING_WITH_IDS,
     DURABLE,
     GO,
+    GO_WITH_IDS,
     MEMORY,
     SELECT,
     UNCONFIRMED,
@@ -59,7 +61,10 @@ def goals(results: Results) -> Iterator[Goal]:
     for one, two, wanted, held in (
         (DURABLE, CEILING, 0.9, 0.2),
         (MEMORY, CEILING, 0.97, 0.3),
+        (DURABLE, CEILING_WITH_IDS, 0.9, None),
+        (MEMORY, CEILING_WITH_IDS, 0.97, None),
         (DURABLE, GO, 1.0, None),
+        (DURABLE, GO_WITH_IDS, 1.0, None),
         (DURABLE, SELECT, 1.5, None),
         (DURABLE, UNCONFIRMED, 1.0, None),
         (ASYNC_DURABLE, DURABLE, 0.8, 0.6),
@@ -69,9 +74,10 @@ def goals(results: Results) -> Iterator[Goal]:
         if two in results:
             yield Goal(f"{one} / {two}", results.ratio(one, two), wanted, held)
     for name, wanted, held in ((DURABLE, 1.15, 3.0), (MEMORY, 0.65, 1.5)):
-        if GO in results:
-            got = results.cpu_ratio(name, GO)
-            yield Goal(f"processor time of {name} / {GO}", got, wanted, held, is_most=True)
+        for go in (GO, GO_WITH_IDS):
+            if go in results:
+                got = results.cpu_ratio(name, go)
+                yield Goal(f"processor time of {name} / {go}", got, wanted, held, is_most=True)
     for name, others in ((DURABLE, AIO_PIKA), (MEMORY, SELECT)):
         got, most = results[name].cpu_us, results[others].cpu_us
         yield Goal(f"{name}, µs of processor time a message", got, most, most, is_most=True)

@@ -24,15 +24,16 @@ FIXED: dict[str, Any] = {"window_min": WINDOW, "window_max": WINDOW}
 WAIT_S = 300.0
 
 CEILING = "raw socket, frames encoded before: the ceiling"
-CEILING_WITH_IDS = "the same, with `message_id` and attempt header as ours"
+CEILING_WITH_IDS = "the same with ids: `message_id` and a header, as ours"
 GO = "Go amqp091, deferred confirmations"
-GO_WITH_IDS = "Go amqp091, with `message_id` and attempt header as ours"
+GO_WITH_IDS = "Go amqp091 with ids"
 SELECT = "pika `SelectConnection`, a window counted by hand"
 UNCONFIRMED = "pika `BlockingConnection`, no confirms at all"
 BLOCKING = "pika `BlockingConnection`, confirms"
 AIO_PIKA = "aio-pika, 1 000 tasks"
 DURABLE = "`Publisher`, on disk"
 MEMORY = "`Publisher`, in memory"
+RAM_DISK = "`Publisher`, its outbox on a RAM disk"
 ASYNC_DURABLE = "`AsyncPublisher`, on disk"
 ASYNC_MEMORY = "`AsyncPublisher`, in memory"
 GUEST = "`AsyncPublisher(connection=...)`, on disk"
