@@ -94,9 +94,11 @@ class ConfirmLedger(Generic[K]):
     @property
     def lowest_tag(self) -> int:
         """The lowest tag that is not settled; `last_tag` + 1 if all are settled."""
-        # Tags are registered in order, and a dictionary keeps its order.
-        self._lowest = next(iter(self._outstanding), self.last_tag + 1)
-        return self._lowest
+        lowest, last, outstanding = self._lowest, self.last_tag, self._outstanding
+        while lowest <= last and lowest not in outstanding:
+            lowest += 1
+        self._lowest = lowest
+        return lowest
 
     def key_of(self, tag: int) -> K | None:
         """The key of an outstanding tag; None if the tag is not outstanding."""
