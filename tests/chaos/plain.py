@@ -23,7 +23,7 @@ from tests.chaos.load import PIECE, RATE_PER_S, WINDOW_MAX
 _PATIENCE_S: Final = 4.0
 """What a confirm may take, and a connection."""
 _CONTROL_S: Final = 15.0
-_CONTROLS: Final = 20
+_CONTROLS: Final = 100  # more than a new channel of ours sends at once
 ALL_CONFIRMED: Final = "all confirmed"
 """What `control` says of a node that takes messages."""
 CONTROL: Final = b"control"
