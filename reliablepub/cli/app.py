@@ -19,7 +19,7 @@ import click
 
 from reliablepub.cli import loglines
 from reliablepub.cli.commands import LazyGroup
-from reliablepub.cli.exits import Exit, Failure, ask_for_command, exit_of
+from reliablepub.cli.exits import Exit, Failure, exit_of
 from reliablepub.cli.output import print_error
 from reliablepub.errors import ReliablePubError
 
@@ -60,6 +60,9 @@ class CommandLine(LazyGroup):
     def _run(self, args: Sequence[str] | None, prog_name: str) -> int:
         try:
             result = super().main(args, prog_name, standalone_mode=False)
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            return Exit.BAD_INPUT
         except (click.ClickException, click.Abort, ReliablePubError, OSError) as error:
             text, code = _ending(error)
             print_error(text)
@@ -127,7 +130,7 @@ def _silence() -> None:
         ours.addHandler(logging.NullHandler())
 
 
-def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click's
+def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
     try:
@@ -138,10 +141,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
 
 
 @click.command(
-    cls=CommandLine,
-    table=_BUILT_IN,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    cls=CommandLine, table=_BUILT_IN, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.option(
     "--version",
@@ -151,8 +151,7 @@ def _print_version(ctx: click.Context, _option: click.Parameter, value: bool) ->
     callback=_print_version,
     help="Print the version and exit.",
 )
-@click.pass_context
-def main(ctx: click.Context) -> int:
+def main() -> None:
     """Publish messages to RabbitMQ, and store them until they are confirmed.
 
     A stored message is sent until the broker confirms it. A message that the broker keeps refusing
@@ -172,5 +171,4 @@ def main(ctx: click.Context) -> int:
       1  some messages were given up (parked) or are damaged
       3  not finished: messages are open or in flight, or the command was interrupted
       0  done
-    """  # noqa: D301 - click: keep these lines as they are
-    return ask_for_command(ctx)
+    """

@@ -30,7 +30,7 @@ else:
 class Duration(_ParamType):
     """A duration such as ``90``, ``90s``, ``5m``, ``2h`` or ``7d``, converted to seconds."""
 
-    name = "duration"
+    name = "time"  # help shows it as TIME
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
@@ -69,12 +69,10 @@ _FILTERS: Final[dict[str, dict[str, Any]]] = {
         "help": "Only if the answer to an attempt contains this text, such as 404 or no_route.",
     },
     "--older-than": {
-        "metavar": "TIME",
         "type": Duration(),
         "help": "Only if stored longer ago than this, such as 90s, 5m, 2h or 7d.",
     },
     "--newer-than": {
-        "metavar": "TIME",
         "type": Duration(),
         "help": "Only if stored more recently than this, such as 90s, 5m, 2h or 7d.",
     },

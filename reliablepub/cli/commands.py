@@ -1,6 +1,7 @@
-"""A click group that imports a command's module when the command is called.
+"""Commands whose help lists their exit codes, and groups that import a command when it is called.
 
-Knows: the name and the module of each command. Must never know: what a command does.
+Knows: the name and the module of each command, and the exit codes. Must never know: what a command
+does.
 
 Starting one command does not import the others, and a new command is one line in one table.
 """
@@ -10,9 +11,43 @@ from __future__ import annotations
 from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any
+from inspect import cleandoc
+from textwrap import wrap
+from typing import Any, Final
 
 import click
+
+_WIDTH: Final = 96
+_MEANINGS: Final = {0: "done", 2: "bad usage", 3: "interrupted"}
+"""What an exit code means unless the command says otherwise."""
+_OUTBOX_MEANING: Final = {4: "the outbox cannot be used"}
+"""The same for a command that has ``--outbox``."""
+
+
+class Command(click.Command):
+    """A command whose help ends with its exit codes.
+
+    Args:
+        args: positional arguments of `click.Command`.
+        exits: meaning of each exit code that differs from the usual one.
+        settings: keyword arguments of `click.Command`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - click's
+        exits: Mapping[int, str] | None = None,
+        **settings: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*args, **settings)
+        has_outbox = any("--outbox" in option.opts for option in self.params)
+        meanings = _MEANINGS | (_OUTBOX_MEANING if has_outbox else {}) | dict(exits or {})
+        lines = [
+            line
+            for code, meaning in sorted(meanings.items())
+            for line in wrap(f"  {code}  {meaning}", _WIDTH, subsequent_indent=" " * 5)
+        ]
+        self.help = "\n".join([cleandoc(self.help or ""), "", "\b", "Exit codes:", *lines])
 
 
 class LazyGroup(click.Group):

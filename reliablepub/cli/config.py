@@ -9,16 +9,15 @@ the ``default_map``, so click parses its values like values typed on the command
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
+from reliablepub.cli.commands import Command
 from reliablepub.transport.address import has_password
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 PREFIX: Final = "RELIABLEPUB_"
 """Prefix of every variable; the option's name follows, in capitals with ``_`` for ``-``."""
@@ -32,7 +31,7 @@ SHARED: Final = (
 """Top-level keys of the file: options that all of these commands have."""
 
 
-class ConfigurableCommand(click.Command):
+class ConfigurableCommand(Command):
     """A command that gives each option an environment variable, named by `variable_of`."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - click's
@@ -47,24 +46,23 @@ def variable_of(flag: str) -> str:
     return PREFIX + flag.removeprefix("--").replace("-", "_").upper()
 
 
-def config_option(function: _F) -> _F:
-    """Add ``--config``, which click handles before all other options: it sets their defaults."""
-    return click.option(
-        "--config",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        is_eager=True,
-        expose_value=False,
-        callback=_use,
-        envvar=CONFIG_VARIABLE,
-        help="A TOML file with options; flags and environment variables override it. "
-        f"Also from {CONFIG_VARIABLE}.",
-    )(function)
-
-
 def _use(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
     if path is not None:
         ctx.default_map = _defaults(ctx.command, path)
+
+
+config_option: Final = click.option(
+    "--config",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_use,
+    envvar=CONFIG_VARIABLE,
+    help="A TOML file with options; flags and environment variables override it. "
+    f"Also from {CONFIG_VARIABLE}.",
+)
+"""``--config``, which click handles before all other options: it sets their defaults."""
 
 
 def _defaults(command: click.Command, path: Path) -> dict[str, object]:
@@ -101,11 +99,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _refuse_unknown(
-    keys: Mapping[str, object],
-    known: Collection[str],
-    said: str,
-    *,
-    tables: Collection[str] = (),
+    keys: Mapping[str, object], known: Collection[str], said: str, *, tables: Collection[str] = ()
 ) -> None:
     """Raise for an unknown key, with the nearest known one.
 

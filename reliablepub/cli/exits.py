@@ -43,14 +43,6 @@ class Failure(click.ClickException):
         self.code = code
 
 
-def ask_for_command(ctx: click.Context) -> Exit:
-    """Print the help of a group that was called without a command; that is bad usage."""
-    if ctx.invoked_subcommand is not None:
-        return Exit.CONFIRMED
-    click.echo(ctx.get_help(), err=True)
-    return Exit.BAD_INPUT
-
-
 def exit_of(error: Exception) -> Exit:
     """The exit code of an error that the command did not handle."""
     # A relay fails when it loses its outbox, or through a bug. Open messages stay in the outbox.

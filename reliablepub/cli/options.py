@@ -1,19 +1,25 @@
 """Options that several commands share, with one name and one help text each.
 
-Knows: names, environment variables and help texts. Must never know: what a command does with a
-value.
+Knows: names, environment variables, help texts, and the files that hold secrets. Must never know:
+what a command does with a value.
+
+Password files, key files and certificates are read when a command begins, and again when a relay
+reopens.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
-from reliablepub.cli.output import Form, print_note
+from reliablepub.cli.config import variable_of
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.output import print_note
 from reliablepub.credentials import CredentialsProvider, PasswordFile, read_password
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.environment import (
@@ -29,6 +35,7 @@ from reliablepub.relay.handover import WINDOW_MAX, WINDOW_MIN
 from reliablepub.transport.address import parse_addresses, with_password, words_of_exposed
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+_Option = Callable[[Any], Any]
 
 _READ: Final = "reliablepub.password-file"
 """Key of `click.Context.meta` for the password file's content, while options are parsed."""
@@ -38,35 +45,18 @@ _AS_GIVEN: Final = "reliablepub.urls"
 _PLAINTEXT: Final = "reliablepub.accept-plaintext"
 
 
-def url_option(function: _F) -> _F:
-    """Add ``--url``, required and repeatable, and ``--password-file``."""
-    function = click.option(
-        "--url",
-        "urls",
-        metavar="URL",
-        multiple=True,
-        required=True,
-        envvar=URL_VARIABLE,
-        callback=with_passwords,
-        help="amqp://user:password@host:port/vhost, or amqps://...; repeat it for failover. "
-        f"Also from {URL_VARIABLE}, several separated by spaces, which keeps the password out of "
-        "the list of processes.",
-    )(function)
-    return password_option(function)
+def together(*options: _Option) -> Callable[[_F], _F]:
+    """One decorator that adds several options; help lists them in this order."""
+
+    def add(function: _F) -> _F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
-def password_option(function: _F) -> _F:
-    """Add ``--password-file``; `with_passwords` puts its content into the URLs."""
-    return click.option(
-        "--password-file",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        is_eager=True,
-        expose_value=False,
-        envvar=PASSWORD_VARIABLE,
-        callback=_password,
-        help=f"A file with the password for every URL. Also from {PASSWORD_VARIABLE}.",
-    )(function)
+# ---------------------------------------------------------------------------- the broker: --url
 
 
 def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -> None:
@@ -83,26 +73,47 @@ def _password(ctx: click.Context, _option: click.Parameter, path: Path | None) -
     ctx.meta[_FILE] = path
 
 
-def with_passwords(
+def _with_passwords(
     ctx: click.Context, _option: click.Parameter, urls: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The callback of ``--url``: puts the password of ``--password-file``, if any, into each."""
+    """Put the password of ``--password-file``, if any, into each URL."""
     ctx.meta[_AS_GIVEN] = urls
     password = ctx.meta.get(_READ)
     return urls if password is None else tuple(with_password(url, password) for url in urls)
 
 
-def note_exposed_urls(urls: Sequence[str]) -> None:
-    """Print a warning for each URL that sends a password unencrypted over a network."""
-    for address in parse_addresses(urls):
-        if address.is_exposed:
-            print_note(f"warning: {words_of_exposed(address)}")
+def broker_options(*, required: bool, text: str) -> Callable[[_F], _F]:
+    """Add ``--url``, repeatable and with the given help text, and ``--password-file``."""
+    return together(
+        click.option(
+            "--url",
+            "urls",
+            metavar="URL",
+            multiple=True,
+            required=required,
+            envvar=URL_VARIABLE,
+            callback=_with_passwords,
+            help=text,
+        ),
+        click.option(
+            "--password-file",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            is_eager=True,
+            expose_value=False,
+            envvar=PASSWORD_VARIABLE,
+            callback=_password,
+            help=f"A file with the password for every URL. Also from {PASSWORD_VARIABLE}.",
+        ),
+    )
 
 
-def note_exposed_outbox(database: Database) -> None:
-    """Print a warning if other users can harm the outbox."""
-    if words := database.exposure():
-        print_note(f"warning: {words}")
+url_option: Final = broker_options(
+    required=True,
+    text="amqp://user:password@host:port/vhost, or amqps://...; repeat it for failover. "
+    f"Also from {URL_VARIABLE}, several separated by spaces, which keeps the password out of "
+    "the list of processes.",
+)
 
 
 def urls_as_given(ctx: click.Context) -> tuple[str, ...]:
@@ -117,10 +128,85 @@ def credentials_of(ctx: click.Context) -> CredentialsProvider | None:
     return None if path is None else PasswordFile(path)
 
 
-def note_exposure(path: Path) -> None:
-    """Print a warning if other users can read a file that holds a secret."""
-    if words := exposure(path):
-        print_note(f"warning: {words}")
+def note_exposed_urls(urls: Sequence[str]) -> None:
+    """Print a warning for each URL that sends a password unencrypted over a network."""
+    for address in parse_addresses(urls):
+        if address.is_exposed:
+            print_note(f"warning: {words_of_exposed(address)}")
+
+
+# ----------------------------------------------------------------------------------------- TLS
+
+_TLS: Final = {
+    "--tls-ca": "Certificate authorities that verify the broker of an amqps URL, instead of the "
+    "system's.",
+    "--tls-certificate": "A client certificate, followed by its chain.",
+    "--tls-key": "The key of the client certificate, if it is in a separate file.",
+}
+
+
+def _remember(ctx: click.Context, option: click.Parameter, path: Path | None) -> None:
+    ctx.meta[f"reliablepub.{option.opts[0]}"] = path
+
+
+tls_options: Final = together(
+    *(
+        click.option(
+            name,
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            expose_value=False,
+            callback=_remember,
+            envvar=variable_of(name),
+            help=f"{text} PEM.",
+        )
+        for name, text in _TLS.items()
+    )
+)
+
+
+def tls_context(ctx: click.Context) -> ssl.SSLContext | None:
+    """The TLS settings of a command; None: the system's authorities and no client certificate.
+
+    Raises:
+        click.UsageError: a file cannot be used; the message names it.
+    """
+    authorities, certificate, key = (ctx.meta.get(f"reliablepub.{name}") for name in _TLS)
+    if key is not None and certificate is None:
+        raise click.UsageError("--tls-key is the key of a certificate: give --tls-certificate too")
+    if authorities is None and certificate is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=authorities)
+    except OSError as error:  # ssl.SSLError is an OSError
+        raise click.UsageError(f"--tls-ca: cannot use {authorities}: {_reason(error)}") from None
+    if certificate is not None:
+        try:
+            context.load_cert_chain(certificate, key, password=_refuse_to_ask)
+        except OSError as error:
+            files = f"{certificate} with {key}" if key is not None else str(certificate)
+            problem = f"--tls-certificate: cannot use {files}: {_reason(error)}"
+            raise click.UsageError(problem) from None
+        note_exposure(key if key is not None else certificate)
+    return context
+
+
+def _refuse_to_ask() -> NoReturn:
+    """Refuse an encrypted key.
+
+    Without this callback OpenSSL prompts for the password on the terminal, and a service would wait
+    for ever.
+    """
+    raise click.UsageError("the key of --tls-certificate is encrypted; give an unencrypted key")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"not a PEM file of that kind, or certificate and key do not match ({error.reason})"
+    return error.strerror or str(error)
+
+
+# -------------------------------------------------------------------------- the outbox, its keys
 
 
 def _database(_ctx: click.Context, _option: click.Parameter, where: str | None) -> Database | None:
@@ -132,18 +218,40 @@ def _inspected(_ctx: click.Context, _option: click.Parameter, where: str) -> Dat
     return database if database.file is None else outbox_at(database.file)  # named in full
 
 
-def outbox_option(*, required: bool, text: str) -> Callable[[_F], _F]:
+def outbox_option(
+    *, required: bool, text: str, callback: Callable[..., Database | None] = _database
+) -> Callable[[_F], _F]:
     """Add ``--outbox`` with the given help text, for commands that publish."""
     return click.option(
         "--outbox",
         "database",
         metavar="FILE|URL",
         type=click.Path(),
-        callback=_database,
+        callback=callback,
         required=required,
         envvar=OUTBOX_VARIABLE,
         help=f"{text} Also from {OUTBOX_VARIABLE}.",
     )
+
+
+inspected_option: Final = outbox_option(
+    required=True,
+    text="The outbox: a file, or postgresql://user@host/database.",
+    callback=_inspected,
+)
+"""``--outbox``, for commands that inspect or change an outbox."""
+
+
+def note_exposed_outbox(database: Database) -> None:
+    """Print a warning if other users can harm the outbox."""
+    if words := database.exposure():
+        print_note(f"warning: {words}")
+
+
+def note_exposure(path: Path) -> None:
+    """Print a warning if other users can read a file that holds a secret."""
+    if words := exposure(path):
+        print_note(f"warning: {words}")
 
 
 def _keys(ctx: click.Context, _parameter: click.Parameter, path: Path | None) -> OutboxKeys | None:
@@ -153,17 +261,23 @@ def _keys(ctx: click.Context, _parameter: click.Parameter, path: Path | None) ->
     return OutboxKeys.read(path, accept_plaintext=bool(ctx.meta.get(_PLAINTEXT)))
 
 
-def _plaintext(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:  # noqa: FBT001 - click passes flags as arguments
+def _plaintext(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     ctx.meta[_PLAINTEXT] = value
 
 
-def relay_keys_options(function: _F) -> _F:
-    """Add ``--outbox-keys`` and ``--accept-plaintext``, for commands that publish or re-encrypt."""
-    return keys_option(_plaintext_option(function))
-
-
-def _plaintext_option(function: _F) -> _F:
-    return click.option(
+keys_option: Final = click.option(
+    "--outbox-keys",
+    "outbox_keys",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    callback=_keys,
+    envvar=KEYS_VARIABLE,
+    help="A file of keys that encrypt messages in the outbox, one a line: a name and 64 "
+    f"hexadecimal digits. The first one encrypts. Also from {KEYS_VARIABLE}.",
+)
+relay_keys_options: Final = together(
+    keys_option,
+    click.option(
         "--accept-plaintext",
         is_flag=True,
         is_eager=True,
@@ -171,92 +285,78 @@ def _plaintext_option(function: _F) -> _F:
         callback=_plaintext,
         help="With keys: also accept messages in the outbox that are not encrypted; without this "
         "option such messages are parked, or left as they are by rekey.",
-    )(function)
+    ),
+)
+"""For commands that publish or re-encrypt."""
+
+# ------------------------------------------------------------------------ publishing, printing
+
+_COUNT: Final[dict[str, Any]] = {
+    "metavar": "COUNT",
+    "type": click.IntRange(min=1),
+    "show_default": True,
+}
+window_options: Final = together(
+    click.option(
+        "--window-min",
+        "window_min",
+        default=WINDOW_MIN,
+        help="Limit of messages in flight at first; the window adapts from there.",
+        **_COUNT,
+    ),
+    click.option(
+        "--window",
+        "window_max",
+        default=WINDOW_MAX,
+        help="Upper limit of messages in flight.",
+        **_COUNT,
+    ),
+)
+tracing_option: Final = click.option(
+    "--tracing",
+    is_flag=True,
+    help="Trace each attempt with OpenTelemetry, linked to the context in the message's headers. "
+    "The OpenTelemetry SDK exports the spans: start the command with opentelemetry-instrument.",
+)
 
 
-def keys_option(function: _F) -> _F:
-    """Add ``--outbox-keys``."""
-    return click.option(
-        "--outbox-keys",
-        "outbox_keys",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        callback=_keys,
-        envvar=KEYS_VARIABLE,
-        help="A file of keys that encrypt messages in the outbox, one a line: a name and 64 "
-        f"hexadecimal digits. The first one encrypts. Also from {KEYS_VARIABLE}.",
-    )(function)
+def tracing_hooks(*, is_wanted: bool) -> list[object]:
+    """The tracing hook, if it is wanted; else nothing.
+
+    Raises:
+        Failure: OpenTelemetry is not installed.
+    """
+    if not is_wanted:
+        return []
+    try:
+        from reliablepub.observe.tracing import Tracing, is_exported  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Failure(str(error), Exit.BAD_INPUT) from None
+    if not is_exported():
+        print_note(
+            "--tracing: no OpenTelemetry SDK is configured, so no span is exported; "
+            "start the command with opentelemetry-instrument"
+        )
+    return [Tracing()]
 
 
-def limit_option(function: _F) -> _F:
-    """Add ``--limit``, for commands that list."""
-    return click.option(
-        "--limit",
-        type=click.IntRange(min=1),
-        default=50,
-        show_default=True,
-        help="Maximum number of rows.",
-    )(function)
-
-
-def inspected_option(function: _F) -> _F:
-    """Add ``--outbox``, for commands that inspect or change an outbox."""
-    return click.option(
-        "--outbox",
-        "database",
-        metavar="FILE|URL",
-        type=click.Path(),
-        callback=_inspected,
-        required=True,
-        envvar=OUTBOX_VARIABLE,
-        help=f"The outbox: a file, or postgresql://user@host/database. Also from "
-        f"{OUTBOX_VARIABLE}.",
-    )(function)
-
-
-def window_options(function: _F) -> _F:
-    """Add ``--window`` and ``--window-min``."""
-    for name, variable, default, text in (
-        ("--window", "window_max", WINDOW_MAX, "Upper limit of messages in flight."),
-        (
-            "--window-min",
-            "window_min",
-            WINDOW_MIN,
-            "Limit of messages in flight at first; the window adapts from there.",
-        ),
-    ):
-        function = click.option(
-            name,
-            variable,
-            metavar="COUNT",
-            type=click.IntRange(min=1),
-            default=default,
-            show_default=True,
-            help=text,
-        )(function)
-    return function
-
-
-def json_option(function: _F) -> _F:
-    """Add ``--json``."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print the result as one JSON value on stdout."
-    )(function)
-
-
-def form_option(function: _F) -> _F:
-    """Add ``--json`` and ``--csv``; with neither the command prints a table."""
-    for form in (Form.CSV, Form.JSON):
-        words = {Form.JSON: "one JSON array", Form.CSV: "CSV with a header line"}[form]
-        function = click.option(
-            f"--{form.value}", "form", flag_value=form.value, help=f"Print {words}, on stdout."
-        )(function)
-    return function
-
-
-def as_form(value: str | None) -> Form:
-    """The form that the options select; a table by default."""
-    return Form(value or Form.TABLE)
+limit_option: Final = click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Maximum number of rows.",
+)
+json_option: Final = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as one JSON value on stdout."
+)
+form_option: Final = together(
+    click.option("--json", "form", flag_value="json", help="Print one JSON array, on stdout."),
+    click.option(
+        "--csv", "form", flag_value="csv", help="Print CSV with a header line, on stdout."
+    ),
+)
+"""How a list is printed; None, with neither option, is a table."""
 
 
 def moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:

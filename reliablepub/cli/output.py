@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -30,14 +29,6 @@ _LOGGER: Final = "reliablepub.cli"
 _WARNING: Final = "warning: "
 _FORMULAS: Final = ("=", "+", "-", "@")
 """Characters with which a formula begins in a spreadsheet."""
-
-
-class Form(StrEnum):
-    """How a list is printed."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
 
 
 def new_file(path: Path) -> IO[bytes]:
@@ -100,12 +91,6 @@ def print_note(text: str, *, event: str = "note") -> None:
     loglines.print_line(level, said, _LOGGER, {"event": event})
 
 
-def note_limit(found: Sequence[object], limit: int) -> None:
-    """Say that there may be more rows, if there are as many as ``--limit`` allows."""
-    if len(found) == limit:
-        print_note(f"the first {limit}; there may be more, see --limit")
-
-
 def print_error(text: str) -> None:
     """Print an error on stderr, as one line that begins with ``Error:``, or as JSON."""
     if loglines.is_json():
@@ -123,27 +108,29 @@ def print_table(values: Mapping[str, object]) -> None:
 
 def print_rows(
     rows: Sequence[Mapping[str, Any]],
-    form: Form,
+    form: str | None,
     columns: Mapping[str, Callable[[Mapping[str, Any]], object]],
     *,
     nothing: str,
     lesser: Sequence[str] = (),
     below: Callable[[Mapping[str, Any]], str] | None = None,
+    limit: int | None = None,
 ) -> None:
     """Print rows: all values as JSON or CSV, or selected columns as a table.
 
     Args:
         rows: the rows; all have the same keys.
-        form: the output form.
+        form: ``json``, ``csv``, or None for a table.
         columns: titles of the table's columns, and functions that make a cell from a row. A
             terminal gets lines of its width (`grid`); a file or pipe gets one line for each row.
         nothing: printed instead of a table without rows.
         lesser: titles of columns that are left out on a narrow terminal, the first one first.
         below: makes a text that the table shows below the row; empty for none.
+        limit: value of ``--limit``; a note says that there may be more rows than that.
     """
-    if form is Form.JSON:
+    if form == "json":
         print_json(rows)
-    elif form is Form.CSV:
+    elif form == "csv":
         writer = csv.writer(sys.stdout, lineterminator="\n")
         if rows:
             writer.writerow(rows[0])
@@ -159,6 +146,8 @@ def print_rows(
             print_result(line)
         if laid.left_out:
             print_note(f"left out, as the terminal is narrow: {', '.join(laid.left_out)}")
+    if len(rows) == limit:
+        print_note(f"the first {limit}; there may be more, see --limit")
 
 
 def _word(value: object) -> str:

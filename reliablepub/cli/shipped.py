@@ -10,6 +10,7 @@ from typing import Final
 
 import click
 
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.output import print_text
 
@@ -17,7 +18,7 @@ FILES: Final = ("alerts.yml", "dashboard.json", "kubernetes.yaml", "reliablepub-
 _RUNBOOK: Final = 'runbook_url: "{}#'
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("name", type=click.Choice(FILES), metavar="FILE")
 @click.option(
     "--runbook",
@@ -38,13 +39,7 @@ def shipped(name: str, runbook: str) -> int:
         > /etc/prometheus/rules/reliablepub.yml
       reliablepub shipped reliablepub-relay@.service \\
         > /etc/systemd/system/reliablepub-relay@.service
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage
-      3  interrupted
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     folder = files("reliablepub.observe") / "shipped"
     text = (folder / name).read_text(encoding="utf-8").rstrip("\n")
     print_text(text.replace(_RUNBOOK.format("on-call.md"), _RUNBOOK.format(runbook)))

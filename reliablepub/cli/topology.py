@@ -11,17 +11,19 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import LazyGroup
-from reliablepub.cli.exits import Exit, ask_for_command
+from reliablepub.cli.commands import Command, LazyGroup
+from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import (
     credentials_of,
     json_option,
     note_exposed_urls,
+    tls_context,
+    tls_options,
+    together,
     url_option,
     urls_as_given,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
-from reliablepub.cli.tls import tls_context, tls_options
 from reliablepub.errors import TopologyError
 from reliablepub.front.provisioning import provision
 from reliablepub.printable import one_line
@@ -33,9 +35,8 @@ _COMMANDS: Final = {
 }
 
 
-@click.command(cls=LazyGroup, table=_COMMANDS, invoke_without_command=True)
-@click.pass_context
-def topology(ctx: click.Context) -> int:
+@click.command(cls=LazyGroup, table=_COMMANDS)
+def topology() -> None:
     """Declare or check the exchanges, queues and bindings that publishers need.
 
     \b
@@ -53,21 +54,24 @@ def topology(ctx: click.Context) -> int:
     \b
     Example:
       reliablepub topology check topology.toml --url amqp://guest:guest@localhost/
-    """  # noqa: D301 - click: keep these lines as they are
-    return ask_for_command(ctx)
+    """
 
 
-_file_argument = click.argument(
-    "file", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+_EXITS: Final = {
+    0: "everything is as FILE says",
+    2: "bad usage or a bad FILE, something is not as FILE says, or no broker answered",
+}
+_arguments: Final = together(
+    click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path)),
+    url_option,
+    tls_options,
+    json_option,
 )
 
 
-@click.command()
-@_file_argument
-@url_option
-@tls_options
-@json_option
-def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+@click.command(cls=Command, exits=_EXITS)
+@_arguments
+def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
     """Report every difference between the broker and FILE; nothing is changed.
 
     Differences are missing exchanges and queues, exchanges and queues with other properties, and
@@ -77,42 +81,24 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT
     \b
     Example:
       reliablepub topology check topology.toml --url amqp://guest:guest@localhost/
-
-    \b
-    Exit codes:
-      0  everything is as FILE says
-      2  bad usage or a bad FILE, something is not as FILE says, or no broker answered
-      3  interrupted
-    """  # noqa: D301 - click: keep these lines as they are
-    return _run(replace(_read(file), declare=False), urls, as_json=as_json)
+    """
+    return _run(file, urls, declares=False, as_json=as_json)
 
 
-@click.command()
-@_file_argument
-@url_option
-@tls_options
-@json_option
-def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT001
+@click.command(cls=Command, exits=_EXITS)
+@_arguments
+def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
     """Declare what FILE names and the broker lacks; report everything that could not be declared.
 
     \b
     Example:
       reliablepub topology declare topology.toml --url amqp://guest:guest@localhost/
-
-    \b
-    Exit codes:
-      0  everything is as FILE says
-      2  bad usage or a bad FILE, something is not as FILE says, or no broker answered
-      3  interrupted
-    """  # noqa: D301 - click: keep these lines as they are
-    return _run(replace(_read(file), declare=True), urls, as_json=as_json)
+    """
+    return _run(file, urls, declares=True, as_json=as_json)
 
 
-def _read(file: Path) -> Topology:
-    return Topology.from_toml(file.read_text())
-
-
-def _run(wanted: Topology, urls: tuple[str, ...], *, as_json: bool) -> int:
+def _run(file: Path, urls: tuple[str, ...], *, declares: bool, as_json: bool) -> int:
+    wanted = replace(Topology.from_toml(file.read_text()), declare=declares)
     ctx, problems = click.get_current_context(), tuple[str, ...]()
     note_exposed_urls(urls)
     try:
@@ -131,11 +117,11 @@ def _run(wanted: Topology, urls: tuple[str, ...], *, as_json: bool) -> int:
     }
     if as_json:
         counts = {f"{kind}s": count for kind, count in things.items()}
-        print_json({"declared": wanted.declare, **counts, "problems": problems})
+        print_json({"declared": declares, **counts, "problems": problems})
     elif problems:
         for problem in problems:
             print_error(problem)
     else:
         words = ", ".join(count_of(count, kind) for kind, count in things.items())
-        print_result(f"{'declared' if wanted.declare else 'found'}: {words}")
+        print_result(f"{'declared' if declares else 'found'}: {words}")
     return Exit.BAD_INPUT if problems else Exit.CONFIRMED

@@ -22,7 +22,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from reliablepub import Outbox, Publisher, RetryPolicy
-from reliablepub.cli.watch.lookout import look_closely
+from reliablepub.cli.watch.lookout import look
 from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
@@ -83,7 +83,7 @@ def _watched(path: Path, broker: FakeBroker, publisher: Publisher) -> Iterator[F
                     publisher.publish(body, exchange="orders", routing_key="refund.created")
             for _ in range(seconds):
                 time.sleep(1)
-                seen = look_closely(database, seen)
+                seen = look(database, seen, closely=True)
                 trail.add(seen)
                 yield lines(draw(seen, trail, width=COLUMNS, height=LINES, hint="q ends it"))
 

@@ -172,7 +172,7 @@ def plug_in(monkeypatch: pytest.MonkeyPatch, value: str, name: str = "extra") ->
 
 
 def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    plug_in(monkeypatch, "reliablepub.cli.outbox.status:status")
+    plug_in(monkeypatch, "reliablepub.cli.outbox.figures:status")
     code, out, _ = invoke("extra", "--help")
     assert code == 0
     assert "Count the messages" in out
@@ -180,7 +180,7 @@ def test_a_plug_in_is_a_command_like_others(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_plug_in_takes_the_place_of_a_built_in_command(monkeypatch: pytest.MonkeyPatch) -> None:
     before = invoke("publish", "--help")
-    plug_in(monkeypatch, "reliablepub.cli.outbox.status:status", "publish")
+    plug_in(monkeypatch, "reliablepub.cli.outbox.figures:status", "publish")
     assert invoke("publish", "--help") == before
     assert "Count the messages" not in before[1]
 

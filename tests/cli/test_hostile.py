@@ -15,7 +15,7 @@ from rich.console import Console
 
 from reliablepub import Message, Outbox, Publisher, PublishError, RetryPolicy
 from reliablepub.cli import main
-from reliablepub.cli.watch.lookout import look_closely
+from reliablepub.cli.watch.lookout import look
 from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.entry import Attempt, Changes, Entry
@@ -154,7 +154,9 @@ def test_what_is_exported_is_brought_in_as_it_was(run: Run, path: Path, tmp_path
 @pytest.mark.parametrize("width", [60, 120])
 def test_watch_draws_nothing_that_acts(path: Path, width: int) -> None:
     console = Console(file=io.StringIO(), width=width, height=60, color_system=None)
-    console.print(draw(look_closely(outbox_at(path)), Trail(), width=width, height=60, hint="q"))
+    console.print(
+        draw(look(outbox_at(path), closely=True), Trail(), width=width, height=60, hint="q")
+    )
     output = console.file
     assert isinstance(output, io.StringIO)
     assert_harmless(output.getvalue())

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from reliablepub.cli.publish.records import BadRecord, Line, Recipe, read_lines
-from reliablepub.cli.publish.source import Source
+from reliablepub.cli.publish.records import BadRecord, Line, Recipe, Source, read_lines
 from reliablepub.cli.publish.template import Template
 from reliablepub.cli.signals import Stop
 

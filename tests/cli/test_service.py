@@ -20,8 +20,7 @@ from click.testing import CliRunner
 
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.cli import main
-from reliablepub.cli.relay.notify import Notifier
-from reliablepub.cli.relay.service import Service, Settings
+from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
 from reliablepub.observe.health import Health, HealthServer
 from reliablepub.outbox.opening import outbox_at

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from reliablepub import Message, Outbox
 from reliablepub.cli import main
-from reliablepub.cli.tls import tls_context, tls_options
+from reliablepub.cli.options import tls_context, tls_options
 from reliablepub.testing import FakeBroker
 from tests.certificates import broker_with, signed
 

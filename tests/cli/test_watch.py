@@ -23,7 +23,7 @@ from rich.console import Console
 
 from reliablepub import Message
 from reliablepub.cli import main
-from reliablepub.cli.watch.lookout import Look, look_closely
+from reliablepub.cli.watch.lookout import Look, look
 from reliablepub.cli.watch.screen import Trail, draw
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.opening import outbox_at
@@ -79,7 +79,7 @@ def test_the_picture_fits(
         relay.close()
     else:
         relay.show({**LINK, "link": link, "reason": "no route\nto host " * 20})
-    lines = drawn(look_closely(outbox_at(path)), width=width, height=height)
+    lines = drawn(look(outbox_at(path), closely=True), width=width, height=height)
     assert max(map(len, lines)) <= width
     assert lines[-1] == "q quits"
     if height >= 24:
@@ -90,7 +90,7 @@ def test_the_picture_fits(
 
 def test_it_shows_what_the_relay_shows_of_itself(path: Path, relay: SqliteStore) -> None:
     relay.show(LINK)
-    text = "\n".join(drawn(look_closely(outbox_at(path))))
+    text = "\n".join(drawn(look(outbox_at(path), closely=True)))
     for words in (
         f"relay {os.getpid()}: connected since",
         "2 connections made",
@@ -109,7 +109,7 @@ def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
     paused = {"exchange": "", "routing_key": "q", "refusals": 5, "probe_in_s": 10.0}
     more = {"since": time.time() - 60.5, "reason": "nacked: basic.nack", "waiting": 1}
     relay.show({**LINK, "paused": [paused | more], "paused_destinations": 1})
-    lines = drawn(look_closely(outbox_at(path)))
+    lines = drawn(look(outbox_at(path), closely=True))
     assert "1 destination paused: fix the cause, and publishing resumes" in lines
     words = "(default) / q: nacked: basic.nack; since 1 min 0 s; 1 message waits; probed in"
     assert any(words in line for line in lines)
@@ -122,9 +122,9 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
         ("connected", "3 messages given up: see `reliablepub outbox list`"),
     ):
         relay.show({**LINK, "link": link})
-        assert drawn(look_closely(outbox_at(path)))[2] == words
+        assert drawn(look(outbox_at(path), closely=True))[2] == words
     relay.close()
-    assert drawn(look_closely(outbox_at(path)))[2].startswith(
+    assert drawn(look(outbox_at(path), closely=True))[2].startswith(
         "no relay runs for this outbox: start"
     )
 
@@ -132,7 +132,7 @@ def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None
 def test_an_idle_outbox_needs_nobody(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         store.show(LINK)
-        lines = drawn(look_closely(outbox_at(path)))
+        lines = drawn(look(outbox_at(path), closely=True))
     assert lines[2] == "nothing to do"
     assert any("newest failures" in line for line in lines)
 
@@ -144,13 +144,13 @@ def test_a_held_key_is_told(path: Path) -> None:
         intervene(outbox_at(path), [1], Intervention(Action.PARK))
         store.show(LINK)
         assert (
-            drawn(look_closely(outbox_at(path)))[2]
+            drawn(look(outbox_at(path), closely=True))[2]
             == "1 ordering key held: see `reliablepub outbox keys`"
         )
 
 
 def test_rates_leave_a_trail(path: Path, relay: SqliteStore) -> None:
-    seen = look_closely(outbox_at(path))
+    seen = look(outbox_at(path), closely=True)
     trail = Trail()
     for rate in (0.0, 50.0, 100.0):
         trail.add(Look(seen.at, seen.now, seen.counts, {**seen.more, "stored_per_s": rate}))

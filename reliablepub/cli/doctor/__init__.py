@@ -1,1 +1,1 @@
-"""The command `doctor`: what is wrong with an outbox, its relay and its broker, and what to do."""
+"""The commands `doctor` and `outbox check`: what is wrong with an outbox, and what to do."""

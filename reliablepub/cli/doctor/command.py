@@ -1,34 +1,50 @@
-"""``reliablepub doctor``: checks everything that delivery depends on, with a remedy per finding.
+"""``reliablepub doctor`` and ``reliablepub outbox check``: each finding comes with a remedy.
 
-Knows: which functions gather the facts, and how findings are printed. Must never know: what a fact
-means.
+Knows: which functions gather the facts, how findings are printed, and their exit code. Must never
+know: what a fact means.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from operator import itemgetter
+from typing import Any
 
 import click
 
-from reliablepub.cli.doctor.diagnosis import of_broker, of_client, of_credentials, of_outbox
-from reliablepub.cli.doctor.findings import exit_of, print_findings
+from reliablepub.cli.commands import Command
+from reliablepub.cli.doctor.diagnosis import (
+    Finding,
+    Level,
+    of_broker,
+    of_client,
+    of_credentials,
+    of_file,
+    of_outbox,
+)
 from reliablepub.cli.doctor.server import of_server
+from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import (
-    as_form,
+    broker_options,
     credentials_of,
     form_option,
     inspected_option,
-    password_option,
-    with_passwords,
+    tls_context,
+    tls_options,
 )
+from reliablepub.cli.output import print_rows
 from reliablepub.cli.progress import patiently
-from reliablepub.cli.tls import tls_context, tls_options
+from reliablepub.errors import OutboxError
 from reliablepub.front.environment import URL_VARIABLE
 from reliablepub.outbox.admin.inspection import read_relays
-from reliablepub.outbox.database import Database, Relaying
+from reliablepub.outbox.admin.integrity import Audit
+from reliablepub.outbox.database import Database, Relaying, file_of
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.postgres.environment import ServerSurroundings
 from reliablepub.outbox.postgres.environment import look_around as ask_server
+from reliablepub.outbox.sqlite.checkup import Checkup, check_up
 from reliablepub.outbox.sqlite.environment import Surroundings, look_around
 from reliablepub.relay.status import Link
 from reliablepub.transport.address import parse_addresses
@@ -36,18 +52,19 @@ from reliablepub.transport.pika_hooks import TESTED_VERSIONS, hooks
 from reliablepub.transport.probe import probe
 
 
-@click.command()
-@click.option(
-    "--url",
-    "urls",
-    metavar="URL",
-    multiple=True,
-    envvar=URL_VARIABLE,
-    callback=with_passwords,
-    help="URL of the broker; repeat it for failover. Without it only the outbox is checked. Also "
+@click.command(
+    cls=Command,
+    exits={
+        0: "no problem; there may be warnings",
+        2: "bad usage, or a problem with the broker",
+        4: "a problem with the outbox, or the outbox cannot be used",
+    },
+)
+@broker_options(
+    required=False,
+    text="URL of the broker; repeat it for failover. Without it only the outbox is checked. Also "
     f"from {URL_VARIABLE}.",
 )
-@password_option
 @tls_options
 @inspected_option
 @form_option
@@ -60,14 +77,7 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
     \b
     Example:
       reliablepub doctor --outbox outbox.db --url amqp://guest:guest@localhost/
-
-    \b
-    Exit codes:
-      0  no problem; there may be warnings
-      2  bad usage, or a problem with the broker
-      3  interrupted
-      4  a problem with the outbox, or the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     ctx = click.get_current_context()
     context, credentials = tls_context(ctx), credentials_of(ctx)
     addresses = parse_addresses(urls, ssl_context=context) if urls else ()
@@ -94,5 +104,66 @@ def doctor(urls: tuple[str, ...], database: Database, form: str | None) -> int:
                 address, exchanges=around.exchanges, queues=around.queues, ssl_context=context
             )
         found += of_broker(address, learned)
-    print_findings(found, as_form(form))
-    return exit_of(found)
+    return _report(found, form)
+
+
+@click.command(
+    cls=Command,
+    exits={0: "no problem; there may be warnings", 4: "a problem, or the outbox cannot be used"},
+)
+@inspected_option
+@click.option("--quick", is_flag=True, help="Do not compare indexes with their tables.")
+@form_option
+def check(database: Database, quick: bool, form: str | None) -> int:
+    """Check everything that can be wrong with the file; each problem comes with a remedy.
+
+    The command checks pages and indexes, tables and views, every message against its checksum, the
+    ledger, unused space, access rights, and files left beside the outbox. It reads the whole file,
+    changes nothing, and does not disturb the relay. `audit` checks only messages and ledger, and
+    prints the figures.
+
+    \b
+    Example:
+      reliablepub outbox check --outbox outbox.db
+    """
+    file = file_of(database)
+    with patiently("looking at every page"):
+        found = check_up(file, is_quick=quick)
+    books = None
+    if not found.pages:
+        with patiently("comparing every message with its checksum"):
+            books = _audited(database, found)
+    return _report(list(of_file(file, found, books)), form)
+
+
+def _audited(database: Database, found: Checkup) -> Audit | None:
+    """The audit; None if missing or changed tables make it impossible."""
+    try:
+        return Outbox(database).audit()
+    except OutboxError:
+        if not (found.missing or found.changed):
+            raise
+        return None
+
+
+def _report(found: Sequence[Finding], form: str | None) -> Exit:
+    """Print all findings, including those of level ``ok``; return the exit code.
+
+    A problem of the outbox outranks one of the broker; warnings do not count.
+    """
+    marks = {Level.OK: "ok", Level.WARNING: "!", Level.PROBLEM: "!!"}
+    columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
+        "": lambda row: marks[row["level"]],
+        **{name: itemgetter(name) for name in ("about", "check", "found")},
+    }
+    print_rows(
+        [asdict(one) for one in found],
+        form,
+        columns,
+        nothing="",
+        below=lambda row: f"what to do: {row['remedy']}" if row["remedy"] else "",
+    )
+    problems = {one.about for one in found if one.level is Level.PROBLEM}
+    if "outbox" in problems:
+        return Exit.OUTBOX
+    return Exit.BAD_INPUT if problems else Exit.CONFIRMED

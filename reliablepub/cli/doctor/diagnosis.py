@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -58,14 +59,26 @@ class Finding:
         check: name of the check.
         level: severity.
         found: what was found.
-        remedy: what to do; empty for level ``ok``.
+        remedy: what to do; empty if there is nothing to do.
     """
 
     about: str
     check: str
     level: Level
     found: str
-    remedy: str = ""
+    remedy: str
+
+
+def finding(
+    check: str, level: Level, found: str, remedy: str = "", *, about: str = "outbox"
+) -> Finding:
+    """A finding, about the outbox unless said otherwise; level ``ok`` needs no remedy."""
+    return Finding(about, check, level, found, "" if level is Level.OK else remedy)
+
+
+def warn_unless(is_fine: bool) -> Level:
+    """Level ``ok`` if a fact is as it should be, else ``warning``."""
+    return Level.OK if is_fine else Level.WARNING
 
 
 def of_outbox(
@@ -108,12 +121,11 @@ def of_messages(status: OutboxStatus, now: float, relays: Sequence[Relaying]) ->
     yield _backlog(status, now)
     yield _paused([relay.status for relay in relays], now)
     parked = status.parked + status.expired
-    yield Finding(
-        "outbox",
+    yield finding(
         "given up",
-        Level.WARNING if parked else Level.OK,
+        warn_unless(not parked),
         f"{count_of(parked, 'message')} parked or expired",
-        "reliablepub outbox list --state parked --state expired" if parked else "",
+        "reliablepub outbox list --state parked --state expired",
     )
 
 
@@ -123,31 +135,26 @@ def of_clock(ahead_s: float) -> Finding:
     Args:
         ahead_s: how far in the future it was stored, in seconds.
     """
-    return _of_outbox(
-        "clock",
-        ahead_s < AHEAD_S,
-        "no message has a time in the future"
-        if ahead_s < AHEAD_S
-        else f"the newest message has a time {age(ahead_s)} in the future",
-        "the clock was set back, and delays and deadlines depend on it: check NTP",
-    )
+    if ahead_s < AHEAD_S:
+        return finding("clock", Level.OK, "no message has a time in the future")
+    found = f"the newest message has a time {age(ahead_s)} in the future"
+    remedy = "the clock was set back, and delays and deadlines depend on it: check NTP"
+    return finding("clock", Level.WARNING, found, remedy)
 
 
 def _paused(shown: Sequence[Mapping[str, Any]], now: float) -> Finding:
     rows = [(row, one["at"]) for one in shown for row in one.get("paused") or ()]
+    if not rows:
+        return finding("paused", Level.OK, "no destination is paused")
     count = sum(one.get("paused_destinations") or len(one.get("paused") or ()) for one in shown)
     words = [paused_words(row, at, now) for row, at in rows[:_SHOWN]]
     left = f" (and {count - len(words)} more)" if count > len(words) else ""
-    paused = f"{count_of(count, 'destination')} paused"
-    return Finding(
-        "outbox",
+    return finding(
         "paused",
-        Level.WARNING if rows else Level.OK,
-        f"{paused}: {'; '.join(words)}{left}" if rows else "no destination is paused",
+        Level.WARNING,
+        f"{count_of(count, 'destination')} paused: {'; '.join(words)}{left}",
         "fix the cause (a missing exchange, permission or binding, or a full queue): the messages "
-        "wait, and are then published; or `reliablepub outbox reroute` them"
-        if rows
-        else "",
+        "wait, and are then published; or `reliablepub outbox reroute` them",
     )
 
 
@@ -162,10 +169,13 @@ def of_client(relay: str | None, here: str, tested: Sequence[str]) -> Finding:
     """
     whose = "here" if relay is None else "in the relay"
     why = here if relay is None else relay
-    if not why:
-        return Finding("client", "pika", Level.OK, f"the fast path is on {whose}")
-    remedy = f"publishing is slower and just as safe; tested pika versions: {', '.join(tested)}"
-    return Finding("client", "pika", Level.WARNING, f"the fast path is off {whose}: {why}", remedy)
+    return finding(
+        "pika",
+        warn_unless(not why),
+        f"the fast path is off {whose}: {why}" if why else f"the fast path is on {whose}",
+        f"publishing is slower and just as safe; tested pika versions: {', '.join(tested)}",
+        about="client",
+    )
 
 
 def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
@@ -174,45 +184,43 @@ def of_credentials(provider: CredentialsProvider) -> Iterator[Finding]:
         lifetime_s = provider().lifetime_s
     except ConfigurationError as error:
         remedy = "check what should replace it; the relay reads the file again by itself"
-        yield Finding("broker", "credentials", Level.PROBLEM, str(error), remedy)
+        yield finding("credentials", Level.PROBLEM, str(error), remedy, about="broker")
         return
     if lifetime_s is not None:
         words = f"the token of the password file is valid for another {age(lifetime_s)}"
-        yield Finding("broker", "credentials", Level.OK, words)
+        yield finding("credentials", Level.OK, words, about="broker")
 
 
 def of_broker(address: Address, probe: Probe) -> Iterator[Finding]:
     """Findings about a broker: connection, TLS, limits, and exchanges and queues it lacks."""
+    of_this = partial(finding, about="broker")
     where = probe.address
     if probe.problem:
-        yield Finding(
-            "broker", "connection", Level.PROBLEM, f"{where}: {probe.problem}", probe.remedy
-        )
+        yield of_this("connection", Level.PROBLEM, f"{where}: {probe.problem}", probe.remedy)
         return
     words = f"{where}: {probe.product}, connected in {probe.seconds * 1_000:.0f} ms"
-    yield Finding("broker", "connection", Level.OK, words)
-    is_safe = address.is_tls or address.is_local
-    yield _of_broker(
+    yield of_this("connection", Level.OK, words)
+    yield of_this(
         "tls",
-        is_safe,
+        warn_unless(address.is_tls or address.is_local),
         "encrypted, and its certificate is verified" if address.is_tls else "not encrypted",
         "passwords and messages can be read on the network: use amqps://",
     )
-    yield _of_broker(
+    yield of_this(
         "limits",
-        probe.frame_max == 0 or probe.frame_max >= FRAME_BYTES_MIN,
+        warn_unless(probe.frame_max == 0 or probe.frame_max >= FRAME_BYTES_MIN),
         f"frame_max {probe.frame_max}, channel_max {probe.channel_max}, "
         f"heartbeat {probe.heartbeat_s} s",
         f"headers of more than {probe.frame_max} bytes cannot be sent: raise frame_max to 131072",
     )
     if not probe.can_confirm:
-        yield Finding(
-            *("broker", "confirms", Level.PROBLEM, "no publisher confirms"),
-            "without them no delivery can be guaranteed; use RabbitMQ",
-        )
+        remedy = "without them no delivery can be guaranteed; use RabbitMQ"
+        yield of_this("confirms", Level.PROBLEM, "no publisher confirms", remedy)
     for kind, name, said in probe.missing:
-        yield Finding(
-            *("broker", kind, Level.PROBLEM, f"{kind} {name!r}, which messages name: {said}"),
+        yield of_this(
+            kind,
+            Level.PROBLEM,
+            f"{kind} {name!r}, which messages name: {said}",
             "declare it, grant the user access to it, or `reliablepub outbox reroute` the messages",
         )
 
@@ -239,29 +247,27 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         yield _of_file("messages", damaged, compared, remedy)
         remedy = f"another program has edited the tables; {salvage}, which recounts"
         yield _of_file("ledger", differences, "it adds up", remedy)
-    yield _of_outbox(
+    yield finding(
         "journal",
-        found.journal == "wal",
+        warn_unless(found.journal == "wal"),
         f"mode {found.journal}",
         "another program has changed it; the next relay sets it to wal again",
     )
     yield _unused(found)
-    yield _of_outbox(
+    is_open = found.readable_by_others
+    yield finding(
         "access",
-        not found.readable_by_others,
-        "only the owner has access"
-        if not found.readable_by_others
-        else "its mode lets other users read or write it",
+        warn_unless(not is_open),
+        "its mode lets other users read or write it" if is_open else "only the owner has access",
         f"they can read message bodies: chmod 600 {path}",
     )
     if found.folder:
         where, _, remedy = found.folder.partition("; ")
-        yield Finding("outbox", "folder", Level.WARNING, where, remedy)
+        yield finding("folder", Level.WARNING, where, remedy)
     if found.keys.keys() - {None}:
         yield _encryption(found.keys)
     if found.rescued:
-        yield Finding(
-            "outbox",
+        yield finding(
             "rescued",
             Level.WARNING,
             f"{', '.join(file.name for file in found.rescued)} holds the messages that a relay had "
@@ -270,15 +276,15 @@ def of_file(path: Path, found: Checkup, audit: Audit | None) -> Iterator[Finding
         )
     names = ", ".join(file.name for file in found.leftovers)
     left = f"a relay that was killed has left {names}; the next one replaces it"
-    yield Finding("outbox", "files", Level.OK, left if names else "nothing was left behind")
+    yield finding("files", Level.OK, left if names else "nothing was left behind")
 
 
 def _of_file(check: str, wrong: Sequence[str], fine: str, remedy: str) -> Finding:
     if not wrong:
-        return Finding("outbox", check, Level.OK, fine)
+        return finding(check, Level.OK, fine)
     more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
     words = "; ".join(wrong[:_SHOWN]) + more
-    return Finding("outbox", check, Level.PROBLEM, words, remedy)
+    return finding(check, Level.PROBLEM, words, remedy)
 
 
 def _encryption(keys: Mapping[str | None, int]) -> Finding:
@@ -286,9 +292,9 @@ def _encryption(keys: Mapping[str | None, int]) -> Finding:
     plain = keys.get(None, 0)
     if plain:
         counts.append(f"{count_of(plain, 'message')} not encrypted")
-    return _of_outbox(
+    return finding(
         "encryption",
-        not plain,
+        warn_unless(not plain),
         ", ".join(counts),
         "a relay with keys parks messages that are not encrypted: encrypt your own with "
         "`reliablepub outbox rekey --accept-plaintext`",
@@ -297,18 +303,17 @@ def _encryption(keys: Mapping[str | None, int]) -> Finding:
 
 def _unused(found: Checkup) -> Finding:
     words = f"{size_of(found.bytes_unused)} unused in the file"
-    if found.bytes_unused < FREE_MIN:
-        return Finding("outbox", "space", Level.OK, words)
     remedy = "reliablepub outbox prune" if found.can_shrink else "VACUUM, by the database's owner"
-    return Finding("outbox", "space", Level.WARNING, words, f"to give it back: {remedy}")
+    is_little = found.bytes_unused < FREE_MIN
+    return finding("space", warn_unless(is_little), words, f"to give it back: {remedy}")
 
 
 def _relay(status: OutboxStatus, failed: str) -> Finding:
     if status.relay is not None:
-        return Finding("outbox", "relay", Level.OK, f"process {status.relay}")
+        return finding("relay", Level.OK, f"process {status.relay}")
     if failed:
         remedy = "start `reliablepub relay`; if it fails again, report that with its log"
-        return Finding("outbox", "relay", Level.PROBLEM, f"none: {one_line(failed)}", remedy)
+        return finding("relay", Level.PROBLEM, f"none: {one_line(failed)}", remedy)
     level = Level.PROBLEM if status.open else Level.OK
     found = f"none, and {count_of(status.open, 'message')} open"
     return Finding("outbox", "relay", level, found, "start `reliablepub relay`")
@@ -319,66 +324,66 @@ def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
     link, reason = relay_status["link"], one_line(relay_status["reason"])
     since = f"since {age(max(0.0, now - relay_status['since']))}"
     if link == Link.CONNECTED and not reason:
-        return Finding("broker", "relay", Level.OK, f"{whose} is connected {since}")
+        return finding("relay", Level.OK, f"{whose} is connected {since}", about="broker")
     if link == Link.CONNECTED:
         found = f"{whose} is connected, but {reason}, {since}"
-        return Finding("outbox", "relay", Level.PROBLEM, found, "remove the cause; messages wait")
+        return finding("relay", Level.PROBLEM, found, "remove the cause; messages wait")
     if link == Link.BLOCKED:
         found = f"the broker has blocked {whose} {since}: {reason or 'it gave no reason'}"
         remedy = (
             "run `rabbitmq-diagnostics alarms` on the broker, and free its memory or disk: the "
             "messages wait, and are then published"
         )
-        return Finding("broker", "relay", Level.PROBLEM, found, remedy)
+        return finding("relay", Level.PROBLEM, found, remedy, about="broker")
     if not reason:
         found = f"{whose} is not connected yet, {since}"
-        return Finding("broker", "relay", Level.WARNING, found, "run this again in a few seconds")
+        return finding(
+            "relay", Level.WARNING, found, "run this again in a few seconds", about="broker"
+        )
     remedy = (
         "the relay keeps trying; compare its own URL, user, password and TLS files, which may "
         "differ from those given here, with the broker's, and read the broker's log"
     )
     found = f"{whose} is not connected {since}: {reason}"
-    return Finding("broker", "relay", Level.PROBLEM, found, remedy)
+    return finding("relay", Level.PROBLEM, found, remedy, about="broker")
 
 
 def _backlog(status: OutboxStatus, now: float) -> Finding:
     if status.oldest_open_at is None:
-        return Finding("outbox", "backlog", Level.OK, "nothing is open")
+        return finding("backlog", Level.OK, "nothing is open")
     old_s = max(0.0, now - status.oldest_open_at)
     found = f"{count_of(status.open, 'message')} open, the oldest for {age(old_s)}"
     remedy = "reliablepub outbox list --sort age, and explain the oldest message"
-    if old_s < OLD_S:
-        return Finding("outbox", "backlog", Level.OK, found)
-    return Finding("outbox", "backlog", Level.WARNING, found, remedy)
+    return finding("backlog", warn_unless(old_s < OLD_S), found, remedy)
 
 
 def _sqlite(around: Surroundings) -> Finding:
     found = f"version {around.sqlite}, journal mode {around.journal}"
     if around.journal != "wal":
         remedy = "another program has changed the journal mode; the next relay sets it to wal again"
-        return Finding("outbox", "sqlite", Level.WARNING, found, remedy)
+        return finding("sqlite", Level.WARNING, found, remedy)
     if tuple(map(int, around.sqlite.split("."))) >= WAL_RESET_FIXED:
-        return Finding("outbox", "sqlite", Level.OK, found)
+        return finding("sqlite", Level.OK, found)
     # Not a warning: another connection's wal_autocheckpoint cannot be read from this one.
     excluded = "its WAL-reset bug is excluded, since the relay alone checkpoints"
     if around.is_shared:
         excluded += ", where the application's connections have PRAGMA wal_autocheckpoint = 0"
-    return Finding("outbox", "sqlite", Level.OK, f"{found}; {excluded}")
+    return finding("sqlite", Level.OK, f"{found}; {excluded}")
 
 
 def _sync(sync_ms: float | None) -> Finding:
     if sync_ms is None:
         found = "not measured, because the disk is full"
         remedy = "free disk space, and run this again"
-        return Finding("outbox", "durability", Level.WARNING, found, remedy)
+        return finding("durability", Level.WARNING, found, remedy)
     found = f"{sync_ms:.2f} ms to write and sync a page"
     if sync_ms < SYNC_TOO_FAST_MS:
         remedy = "too fast for a real sync: a power failure may lose synced data"
-        return Finding("outbox", "durability", Level.WARNING, found, remedy)
+        return finding("durability", Level.WARNING, found, remedy)
     if sync_ms > SYNC_SLOW_MS:
         remedy = "every publish() and every batch waits that long: use batches, or a faster disk"
-        return Finding("outbox", "durability", Level.WARNING, found, remedy)
-    return Finding("outbox", "durability", Level.OK, found)
+        return finding("durability", Level.WARNING, found, remedy)
+    return finding("durability", Level.OK, found)
 
 
 def _log(status: OutboxStatus) -> Finding:
@@ -387,7 +392,7 @@ def _log(status: OutboxStatus) -> Finding:
         "a read transaction that stays open, usually the application's, blocks checkpoints: find "
         "the process that has the file open (fuser), and end its transaction"
     )
-    return _of_outbox("log", status.log_bytes < LOG_LONG, found, remedy)
+    return finding("log", warn_unless(status.log_bytes < LOG_LONG), found, remedy)
 
 
 def _disk(status: OutboxStatus, around: Surroundings) -> Finding:
@@ -396,19 +401,6 @@ def _disk(status: OutboxStatus, around: Surroundings) -> Finding:
     if status.is_disk_full:
         found = f"disk full: {found}, and the rest is reserved for publishing"
         remedy = "free disk space: new messages are refused until then"
-        return Finding("outbox", "disk", Level.PROBLEM, found, remedy)
-    if free >= FREE_GOOD:
-        return Finding("outbox", "disk", Level.OK, found)
-    level = Level.WARNING if free >= FREE_MIN else Level.PROBLEM
-    remedy = "free disk space: publish() raises when the disk is full"
-    return Finding("outbox", "disk", level, found, remedy)
-
-
-def _of_outbox(check: str, is_fine: bool, found: str, remedy: str) -> Finding:  # noqa: FBT001
-    level = Level.OK if is_fine else Level.WARNING
-    return Finding("outbox", check, level, found, "" if is_fine else remedy)
-
-
-def _of_broker(check: str, is_fine: bool, found: str, remedy: str) -> Finding:  # noqa: FBT001
-    level = Level.OK if is_fine else Level.WARNING
-    return Finding("broker", check, level, found, "" if is_fine else remedy)
+        return finding("disk", Level.PROBLEM, found, remedy)
+    level = Level.OK if free >= FREE_GOOD else Level.WARNING if free >= FREE_MIN else Level.PROBLEM
+    return finding("disk", level, found, "free disk space: publish() raises when the disk is full")

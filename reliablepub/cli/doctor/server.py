@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from reliablepub.cli.doctor.diagnosis import Finding, Level, of_clock, of_messages
+from reliablepub.cli.doctor.diagnosis import (
+    Finding,
+    Level,
+    finding,
+    of_clock,
+    of_messages,
+    warn_unless,
+)
 from reliablepub.cli.output import age, count_of
 from reliablepub.outbox.admin.inspection import OutboxStatus
 from reliablepub.outbox.database import Relaying
@@ -51,24 +58,20 @@ def of_server(
     yield _horizon(server)
     yield _dead(server)
     share = server["connections"] / server["connections_max"]
-    yield _finding(
+    yield finding(
         "connections",
-        Level.OK if share < _FULL else Level.WARNING,
+        warn_unless(share < _FULL),
         f"{server['connections']} of {server['connections_max']} in use",
         "a new relay or enqueuer may get none: raise max_connections, or put PgBouncer in between",
     )
     yield of_clock(around.ahead_s)
     off_s = around.clock_off_s
-    yield _finding(
+    yield finding(
         "server clock",
-        Level.OK if abs(off_s) < CLOCK_OFF_S else Level.WARNING,
+        warn_unless(abs(off_s) < CLOCK_OFF_S),
         f"{abs(off_s):.1f} s {'ahead of' if off_s > 0 else 'behind'} the clock of this host",
         "delays and deadlines of messages depend on the clocks of the hosts: check NTP",
     )
-
-
-def _finding(check: str, level: Level, found: str, remedy: str) -> Finding:
-    return Finding("outbox", check, level, found, "" if level is Level.OK else remedy)
 
 
 def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Finding:
@@ -88,7 +91,7 @@ def _relay(status: OutboxStatus, owners: Sequence[Owner], failed: str) -> Findin
     level = Level.WARNING if 0 < missing < len(owners) else Level.OK
     if missing and (status.open or failed):
         level = Level.PROBLEM
-    return _finding(
+    return finding(
         "relay",
         level,
         "; ".join(words) + reason + opened,
@@ -100,11 +103,11 @@ def _server(server: Mapping[str, Any]) -> Finding:
     found = f"PostgreSQL {server['version']}"
     if server["is_replica"]:
         remedy = "name the primary: libpq takes several hosts and target_session_attrs=read-write"
-        return _finding("server", Level.PROBLEM, f"{found}, a read-only replica", remedy)
+        return finding("server", Level.PROBLEM, f"{found}, a read-only replica", remedy)
     if server["autovacuum"] != "on":
         remedy = "the tables grow without bound: set autovacuum = on"
-        return _finding("server", Level.WARNING, f"{found}, autovacuum is off", remedy)
-    return _finding("server", Level.OK, found, "")
+        return finding("server", Level.WARNING, f"{found}, autovacuum is off", remedy)
+    return finding("server", Level.OK, found)
 
 
 def _durability(server: Mapping[str, Any]) -> Finding:
@@ -113,33 +116,33 @@ def _durability(server: Mapping[str, Any]) -> Finding:
     if server["fsync"] != "on" or server["full_page_writes"] != "on":
         found = f"{found}, full_page_writes {server['full_page_writes']}"
         remedy = "a crash of the server's host loses or damages messages: set both to on"
-        return _finding("durability", Level.PROBLEM, found, remedy)
+        return finding("durability", Level.PROBLEM, found, remedy)
     if commit != "off":
-        return _finding("durability", Level.OK, found, "")
+        return finding("durability", Level.OK, found)
     if server["allows_loss"]:
         found += ", as the outbox allows"
         remedy = "a crash of the server loses messages that were accepted in its last 0.6 s or so"
-        return _finding("durability", Level.WARNING, found, remedy)
+        return finding("durability", Level.WARNING, found, remedy)
     remedy = (
         "reliablepub turns it on in its own transactions; messages that are enqueued in the "
         "application's transactions may be lost by a crash: set it to on there"
     )
-    return _finding("durability", Level.WARNING, found, remedy)
+    return finding("durability", Level.WARNING, found, remedy)
 
 
 def _replicas(server: Mapping[str, Any]) -> Finding:
     count = server["replicas"]
     if not count:
-        return _finding("replicas", Level.OK, "none is connected", "")
+        return finding("replicas", Level.OK, "none is connected")
     found = count_of(count, "replica") + " connected"
     is_named = bool(server["synchronous_standbys"])
     if is_named and server["synchronous_commit"] not in ("off", "local"):
-        return _finding("replicas", Level.OK, f"{found}, a commit waits for synchronous ones", "")
+        return finding("replicas", Level.OK, f"{found}, a commit waits for synchronous ones")
     remedy = (
         "a fail-over to a replica loses messages that were accepted and had not reached it: set "
         "synchronous_standby_names, and synchronous_commit to on"
     )
-    return _finding("replicas", Level.WARNING, f"{found}, no commit waits for one", remedy)
+    return finding("replicas", Level.WARNING, f"{found}, no commit waits for one", remedy)
 
 
 def _horizon(server: Mapping[str, Any]) -> Finding:
@@ -153,9 +156,9 @@ def _horizon(server: Mapping[str, Any]) -> Finding:
         held.append(f"a transaction that was prepared {age(server['prepared_s'])} ago")
     if server["slot_age"] is not None and server["slot_age"] > OLD_TRANSACTIONS:
         held.append(f"a replication slot that is {server['slot_age']} transactions behind")
-    return _finding(
+    return finding(
         "vacuum horizon",
-        Level.WARNING if held else Level.OK,
+        warn_unless(not held),
         f"held by {', '.join(held)}" if held else "no long transaction holds it",
         "vacuum cannot remove what was deleted since, so the outbox grows: end it "
         "(pg_stat_activity, pg_prepared_xacts, pg_replication_slots)",
@@ -164,9 +167,9 @@ def _horizon(server: Mapping[str, Any]) -> Finding:
 
 def _dead(server: Mapping[str, Any]) -> Finding:
     dead, live = server["dead"], server["live"]
-    return _finding(
+    return finding(
         "dead rows",
-        Level.WARNING if dead > DEAD_MANY and dead > live else Level.OK,
+        warn_unless(dead <= max(live, DEAD_MANY)),
         f"{dead} dead rows beside {live} live ones",
         "autovacuum does not keep up, or is held up: see the vacuum horizon and "
         "autovacuum_max_workers",

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import age, ago, count_of, paused_words, print_json, print_result
@@ -32,7 +33,7 @@ _WHERE: Final = {
     "gone": "was stored here and is gone: most likely it was confirmed at the first "
     "attempt, which leaves no trace, or its history was pruned",
 }
-_VERDICT: Final = {
+_DELIVERED: Final = {
     "not written": "no queue has it",
     "possibly persisted": "a queue may or may not have it",
     "persisted": "the broker has taken responsibility for it",
@@ -47,11 +48,11 @@ _ATTEMPT_LINES: Final = 20
 """Most lines of history in the text output: of a longer one, the first ten and the last ten."""
 
 
-@click.command()
+@click.command(cls=Command, exits={2: "bad usage, or the outbox has no record of this message"})
 @click.argument("name", metavar="ID")
 @inspected_option
 @json_option
-def explain(name: str, database: Database, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def explain(name: str, database: Database, as_json: bool) -> int:
     """Explain a message: where it is and why, every attempt, and what happens next.
 
     ID is the number of a row, a message id, or a key of Outbox.enqueue. Each attempt is shown with
@@ -62,14 +63,7 @@ def explain(name: str, database: Database, as_json: bool) -> int:  # noqa: FBT00
     Examples:
       reliablepub outbox explain 17 --outbox outbox.db
       reliablepub outbox explain 7e6b9a0c-52f1-4a53-9d6a-6a0b0f6f5d0e --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, or the outbox has no record of this message
-      3  interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     with patiently("looking for it"):
         rows = rows_named(database, (name,))
     stories = [tell(database, id_) for id_ in rows]
@@ -100,7 +94,7 @@ def told(story: Story, database: Database, now: float) -> list[str]:
     lines += ["", f"It {where}."]
     lines += _why(story)
     if story.verdict is not None:
-        lines.append(f"Delivered? {story.verdict}: {_VERDICT[story.verdict]}.")
+        lines.append(f"Delivered? {story.verdict}: {_DELIVERED[story.verdict]}.")
     lines.append(f"Next: {next_words(story, database, now)}")
     lines += _history(story, now)
     return lines

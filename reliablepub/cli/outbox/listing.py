@@ -1,24 +1,78 @@
-"""``reliablepub outbox list``: lists messages, each with the answer to its last attempt.
+"""``reliablepub outbox list | schedule | in-flight | duplicates | keys``: lists of messages.
 
-Knows: how messages are found and listed. Must never know: SQL, or a broker.
+Knows: how messages are found, the columns of each table, and how a held key is let go. Must never
+know: SQL, or a broker.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from operator import itemgetter
+from typing import Any, Final
 
 import click
 
-from reliablepub.cli.choosing import selection_options
+from reliablepub.cli.choosing import Duration, selection_options, selection_options_of_waiting
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import as_form, form_option, inspected_option, limit_option
-from reliablepub.cli.output import ago, note_limit, print_rows, size_of
+from reliablepub.cli.options import form_option, inspected_option, limit_option
+from reliablepub.cli.output import ago, count_of, print_error, print_result, print_rows, size_of
 from reliablepub.cli.progress import patiently
+from reliablepub.outbox.admin.inspection import read_ambiguous, read_in_flight
+from reliablepub.outbox.admin.scheduling import due
 from reliablepub.outbox.admin.selection import SORTS, Selection, find
 from reliablepub.outbox.database import Database
+from reliablepub.outbox.outbox import Outbox
 
 
-@click.command("list")
+def _said(row: Mapping[str, Any]) -> str:
+    """The outcome of a message's last attempt, with the broker's code and text."""
+    if row["outcome"] is None:
+        return ""
+    return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}"
+
+
+_CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
+    "confirmed too": lambda row: "yes" if row["is_confirmed"] else "no",
+    "due": lambda row: ago(row["due_at"]),
+    "epoch": itemgetter("epoch"),
+    "exchange": lambda row: row["exchange"] or "(default)",
+    "first": lambda row: ago(row["first_at"]),
+    "holds back": itemgetter("held_back"),
+    "id": itemgetter("id"),
+    "key": itemgetter("ordering_key"),
+    "last": lambda row: ago(row["last_at"]),
+    "message id": itemgetter("message_id"),
+    "routing key": itemgetter("routing_key"),
+    "said": _said,
+    "sent": lambda row: ago(row["sent_at"]),
+    "since": lambda row: ago(row["parked_at"]),
+    "size": lambda row: size_of(row["size"]),
+    "state": itemgetter("state"),
+    "stored": lambda row: ago(row["stored_at"]),
+    "tag": itemgetter("tag"),
+    "tries": itemgetter("attempts"),
+    "uncertain attempts": itemgetter("unsure"),
+}
+"""The cell of each column, by its title."""
+
+
+def _columns(*titles: str) -> dict[str, Callable[[Mapping[str, Any]], object]]:
+    return {title: _CELLS[title] for title in titles}
+
+
+COLUMNS: Final = _columns(
+    *("id", "state", "stored", "due", "tries"),
+    *("exchange", "routing key", "size", "message id", "said"),
+)
+"""Columns of a table of messages."""
+LESSER: Final = ("message id", "size", "due", "stored", "exchange")
+"""Columns that a narrow terminal does not show; the first ones are left out first."""
+
+
+@click.command("list", cls=Command, exits={0: "done, also if there are none"})
 @inspected_option
 @selection_options
 @click.option(
@@ -36,40 +90,138 @@ def list_messages(
       reliablepub outbox list --state parked --outbox outbox.db
       reliablepub outbox list --exchange 'orders*' --older-than 10m --outbox outbox.db
       reliablepub outbox list --reason 404 --sort attempts --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done, also if there are none
-      2  bad usage
-      3  interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     with patiently("looking through the outbox"):
         found = find(database, chosen, sort=sort, limit=limit)
-    print_rows(found, as_form(form), COLUMNS, nothing="no message matches", lesser=LESSER)
-    note_limit(found, limit)
+    print_rows(found, form, COLUMNS, nothing="no message matches", lesser=LESSER, limit=limit)
     return Exit.CONFIRMED
 
 
-def said(row: dict[str, Any]) -> str:
-    """The outcome of a message's last attempt, with the broker's code and text."""
-    if row["outcome"] is None:
-        return ""
-    return f"{row['outcome']}: {row['reply_code'] or ''} {row['reply_text']}"
+@click.command(cls=Command, exits={0: "done, also if there are none"})
+@inspected_option
+@selection_options_of_waiting
+@click.option(
+    "--within",
+    type=Duration(),
+    help="Only if due within this time from now, such as 90s, 5m, 2h or 7d.",
+)
+@limit_option
+@form_option
+def schedule(
+    database: Database, chosen: Selection, within: float | None, limit: int, form: str | None
+) -> int:
+    """List messages that wait for their time, the next one first; retries are among them.
+
+    Messages that wait for a paused destination are not listed; `outbox list --state waiting` shows
+    them.
+
+    \b
+    Examples:
+      reliablepub outbox schedule --outbox outbox.db
+      reliablepub outbox schedule --within 10m --exchange 'reminders*' --outbox outbox.db
+    """
+    due_before = None if within is None else time.time() + within
+    with patiently("looking through the outbox"):
+        found = due(database, chosen, due_before=due_before, limit=limit)
+    columns = _columns(
+        *("due", "id", "tries", "exchange", "routing key", "size", "message id", "said", "stored")
+    )
+    lesser = [name for name in LESSER if name != "due"]
+    print_rows(found, form, columns, nothing="no message waits", lesser=lesser, limit=limit)
+    return Exit.CONFIRMED
 
 
-COLUMNS = {
-    "id": lambda row: row["id"],
-    "state": lambda row: row["state"],
-    "stored": lambda row: ago(row["stored_at"]),
-    "due": lambda row: ago(row["due_at"]),
-    "tries": lambda row: row["attempts"],
-    "exchange": lambda row: row["exchange"] or "(default)",
-    "routing key": lambda row: row["routing_key"],
-    "size": lambda row: size_of(row["size"]),
-    "message id": lambda row: row["message_id"],
-    "said": said,
-}
-"""Columns of a table of messages."""
-LESSER = ("message id", "size", "due", "stored", "exchange")
-"""Columns that a narrow terminal does not show; the first ones are left out first."""
+@click.command("in-flight", cls=Command, exits={0: "done, also if there are none"})
+@inspected_option
+@limit_option
+@form_option
+def in_flight(database: Database, limit: int, form: str | None) -> int:
+    """List the delivery tags that the running relay has sent and the broker has not answered.
+
+    An epoch identifies one channel: the number of the relay's run, and of the channel in that run.
+    Tags count from 1 on each channel.
+
+    \b
+    Example:
+      reliablepub outbox in-flight --outbox outbox.db
+    """
+    found = read_in_flight(database, limit=limit)
+    columns = _columns(*("epoch", "tag", "sent", "id", "exchange", "routing key", "message id"))
+    print_rows(found, form, columns, nothing="nothing is in flight", limit=limit)
+    return Exit.CONFIRMED
+
+
+@click.command(cls=Command, exits={0: "done, also if there are none"})
+@inspected_option
+@limit_option
+@form_option
+def duplicates(database: Database, limit: int, form: str | None) -> int:
+    """List messages with an attempt of uncertain outcome: a queue may or may not have them.
+
+    Consumers may have seen such a message twice, under the same message id; or once, although no
+    attempt was confirmed and it is open or was given up. Newest first, as far as the history goes.
+
+    \b
+    Example:
+      reliablepub outbox duplicates --csv --outbox outbox.db
+    """
+    with patiently("reading the history"):
+        found = read_ambiguous(database, limit=limit)
+    columns = _columns(
+        *("id", "message id", "uncertain attempts", "confirmed too", "first", "last")
+    )
+    print_rows(found, form, columns, nothing="no attempt had an uncertain outcome", limit=limit)
+    return Exit.CONFIRMED
+
+
+@click.command(
+    cls=Command,
+    exits={
+        0: "done, also if none is held",
+        2: "bad usage, or no parked message holds the key to resume or to skip",
+    },
+)
+@click.option("--resume", metavar="KEY", help="Send the message that holds this key again.")
+@click.option(
+    "--skip",
+    metavar="KEY",
+    help="Send the messages behind the one that holds this key, which stays parked.",
+)
+@limit_option
+@inspected_option
+@form_option
+def keys(
+    resume: str | None, skip: str | None, limit: int, database: Database, form: str | None
+) -> int:
+    """List the ordering keys held by a parked message, and how many messages wait behind it.
+
+    \b
+    Examples:
+      reliablepub outbox keys --outbox outbox.db
+      reliablepub outbox keys --resume order-17 --outbox outbox.db
+      reliablepub outbox keys --skip order-17 --outbox outbox.db
+    """
+    if resume is not None and skip is not None:
+        raise click.UsageError("give --resume or --skip, not both")
+    with Outbox(database) as opened:
+        if resume is not None or skip is not None:
+            return _let_go(opened, resume, skip)
+        found = opened.held_keys(limit)
+    columns = _columns(
+        *("key", "holds back", "id", "since", "exchange", "routing key", "message id", "said")
+    )
+    rows = [asdict(key) for key in found]
+    print_rows(rows, form, columns, nothing="no key is held", limit=limit)
+    return Exit.CONFIRMED
+
+
+def _let_go(outbox: Outbox, resume: str | None, skip: str | None) -> int:
+    if resume is not None:
+        moved, what = outbox.resume_key(resume), "put back"
+    else:
+        moved, what = outbox.skip_key(skip or ""), "skipped"
+    print_result(f"{count_of(moved, 'message')} {what}")
+    if not moved:
+        print_error("no parked message holds this key")
+        return Exit.BAD_INPUT
+    return Exit.CONFIRMED

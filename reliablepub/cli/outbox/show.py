@@ -13,6 +13,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named, unknown
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.output import (
@@ -36,7 +37,14 @@ _HEX_LINE: Final = 16
 _GIVE_KEYS: Final = "give the keys of the outbox (--outbox-keys FILE)"
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    exits={
+        2: "bad usage, the message is not (or no longer) in the outbox, or the --body-out file "
+        "exists",
+        4: "the outbox cannot be used, or --body-out is given and the message's key is missing",
+    },
+)
 @click.argument("name", metavar="ID")
 @inspected_option
 @click.option(
@@ -52,7 +60,7 @@ def show(
     database: Database,
     body_out: Path | None,
     outbox_keys: OutboxKeys | None,
-    as_json: bool,  # noqa: FBT001 - click passes flags as arguments
+    as_json: bool,
 ) -> int:
     """Show a message: address, properties, headers and body.
 
@@ -65,14 +73,7 @@ def show(
       reliablepub outbox show 17 --outbox outbox.db
       reliablepub outbox show 17 --outbox-keys keys --outbox outbox.db
       reliablepub outbox show 17 --body-out body.bin --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, the message is not (or no longer) in the outbox, or the --body-out file exists
-      3  interrupted
-      4  the outbox cannot be used, or --body-out is given and the message's key is missing
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     found = None
     for id_ in rows_named(database, (name,)):
         found = read_contents(database, id_, outbox_keys) or found

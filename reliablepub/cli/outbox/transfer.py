@@ -17,6 +17,7 @@ from typing import IO, Final
 import click
 
 from reliablepub.cli.choosing import rows_named, selection_options
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
@@ -39,7 +40,13 @@ _LINE_BYTES_MAX: Final = BODY_BYTES_MAX * 4 // 3 + 4 * _BLOCK_BYTES
 """Longest line: the largest body as base64, and all other columns with every character escaped."""
 
 
-@click.command("export")
+@click.command(
+    "export",
+    cls=Command,
+    exits={
+        2: "bad usage, an unknown ID, the --to file exists, or encrypted messages were left out"
+    },
+)
 @click.argument("names", metavar="[ID...]", nargs=-1)
 @inspected_option
 @selection_options
@@ -62,14 +69,7 @@ def export_messages(
     Examples:
       reliablepub outbox export --state parked --to parked.ndjson --outbox outbox.db
       reliablepub outbox export 17 --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, an unknown ID, the --to file exists, or encrypted messages were left out
-      3  interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     if names and chosen != Selection():
         raise click.UsageError("give IDs or a filter, not both")
     with patiently("looking through the outbox"):
@@ -103,11 +103,15 @@ def _end_export(encrypted: list[int], database: Database) -> Exit:
     return Exit.BAD_INPUT
 
 
-@click.command("import")
+@click.command(
+    "import",
+    cls=Command,
+    exits={2: "bad usage, or a line is not one that export wrote; the lines before it are stored"},
+)
 @click.argument("source", metavar="FILE")
 @inspected_option
 @json_option
-def import_messages(source: str, database: Database, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def import_messages(source: str, database: Database, as_json: bool) -> int:
     """Store messages that `reliablepub outbox export` has written; `-` reads them from stdin.
 
     The next relay publishes open messages; parked ones stay parked. Messages that the outbox has
@@ -117,14 +121,7 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:  # n
     \b
     Example:
       reliablepub outbox import parked.ndjson --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, or a line is not one that export wrote; the lines before it are stored
-      3  interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     with _opened(source) as raw:
         digest, lines = _measured(raw)
         raw.seek(0)

@@ -1,1 +1,1 @@
-"""The command `publish`: publishes the records of a file, and reports what became of them."""
+"""The command `publish`: publishes the records of a file, and reports their outcomes."""

@@ -6,12 +6,11 @@ how they work.
 
 from __future__ import annotations
 
-import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from itertools import islice
 
 import click
@@ -26,21 +25,21 @@ from reliablepub.cli.options import (
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
+    tls_context,
+    tls_options,
+    tracing_hooks,
+    tracing_option,
     url_option,
     urls_as_given,
     window_options,
 )
 from reliablepub.cli.output import print_error, print_json, print_note, print_result
 from reliablepub.cli.progress import Bar
-from reliablepub.cli.publish.records import BadRecord, Line, Recipe, read_lines
+from reliablepub.cli.publish.records import BadRecord, Line, Recipe, Source, read_lines
 from reliablepub.cli.publish.run import Patience, Run, Stopped
-from reliablepub.cli.publish.source import Source
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.cli.publish.template import Template, TemplateError
 from reliablepub.cli.signals import Stop
-from reliablepub.cli.tls import tls_context, tls_options
-from reliablepub.cli.tracing import tracing_hooks, tracing_option
-from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import OutboxError
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.database import Database
@@ -60,22 +59,16 @@ def _template(ctx: click.Context, param: click.Parameter, text: str | None) -> T
         raise click.BadParameter(str(error), ctx, param) from None
 
 
-@dataclass(frozen=True, slots=True)
-class _Settings:
-    """Options for the publisher, as parsed from the command line."""
-
-    urls: tuple[str, ...]
-    outbox: Database | None
-    outbox_keys: OutboxKeys | None
-    window_min: int
-    window_max: int
-    timeout_s: float
-    ssl_context: ssl.SSLContext | None
-    hooks: list[object]
-    credentials: CredentialsProvider | None
-
-
-@click.command(cls=ConfigurableCommand)
+@click.command(
+    cls=ConfigurableCommand,
+    exits={
+        0: "every message is confirmed",
+        1: "some messages were given up; an outbox keeps them parked, with the reason",
+        2: "bad input, usage or configuration; nothing was stored, or the error says how much",
+        3: "messages are open (`reliablepub relay` publishes those in an outbox), or interrupted",
+        4: "the outbox cannot be used, the disk is full, or the relay has failed",
+    },
+)
 @config_option
 @click.argument("file", metavar="FILE|-")
 @click.option(
@@ -166,8 +159,8 @@ def publish(  # noqa: PLR0917 - one argument for each option
     window_min: int,
     window_max: int,
     timeout_s: float,
-    tracing: bool,  # noqa: FBT001 - click passes flags as arguments
-    as_json: bool,  # noqa: FBT001
+    tracing: bool,
+    as_json: bool,
 ) -> int:
     """Publish the records of a file, one message for each line that is not blank.
 
@@ -182,47 +175,48 @@ def publish(  # noqa: PLR0917 - one argument for each option
         --routing-key 'flight.{carrier}.{dest}' --outbox outbox.db \\
         --url amqp://guest:guest@localhost/
       tail -f app.log | reliablepub publish - --routing-key logs --url ...
-
-    \b
-    Exit codes:
-      0  every message is confirmed
-      1  some messages were given up; an outbox keeps them parked, with the reason
-      2  bad input, usage or configuration; nothing was stored, or the error says how much
-      3  messages are open (`reliablepub relay` publishes those in an outbox), or interrupted
-      4  the outbox cannot be used, the disk is full, or the relay has failed
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     if not exchange.text and not routing_key.text:
         raise click.UsageError("give --routing-key, --exchange or both")
     if not_before is not None and database is None:
         raise click.UsageError("--not-before needs --outbox, where the messages wait")
     recipe = Recipe(
-        exchange,
-        routing_key,
-        message_id,
-        _FORMATS[format_],
-        ordering_key,
-        expires_in_s,
-        not_before,
+        exchange, routing_key, message_id, _FORMATS[format_], ordering_key, expires_in_s, not_before
     )
     if recipe.is_ndjson is False:
         _refuse_fields(exchange, routing_key, message_id, ordering_key)
     ctx = click.get_current_context()
-    settings = _Settings(
+    open_messages_max = None if database is not None else max(4 * window_max, 2_000)
+    open_publisher = partial(
+        Publisher,
         urls_as_given(ctx),
-        database,
-        outbox_keys,
-        window_min,
-        window_max,
-        timeout_s,
-        tls_context(ctx),
-        tracing_hooks(is_wanted=tracing),
-        credentials_of(ctx),
+        outbox=database,
+        outbox_keys=outbox_keys,
+        window_min=window_min,
+        window_max=window_max,
+        retry=RetryPolicy.prompt(),  # the user waits for the result
+        # `Run` itself waits for room in memory, because it heeds signals and --timeout.
+        open_messages_max=open_messages_max,
+        open_bytes_max=None if database is not None else 1 << 30,
+        full_timeout_s=timeout_s,
+        close_timeout_s=0,
+        ssl_context=tls_context(ctx),
+        hooks=tracing_hooks(is_wanted=tracing),
+        credentials=credentials_of(ctx),
     )
     note_exposed_urls(urls)
     if database is not None:
         note_exposed_outbox(database)
     with Stop() as stop, _open(file) as source:
-        summary = _publish(source, recipe, settings, stop)
+        summary = _publish(
+            source,
+            recipe,
+            open_publisher,
+            outbox=database,
+            open_messages_max=open_messages_max,
+            timeout_s=timeout_s,
+            stop=stop,
+        )
     if as_json:
         print_json(summary.as_json())
     else:
@@ -247,33 +241,25 @@ def _open(file: str) -> Source:
         raise Failure(f"cannot read {file}: {error.strerror}", Exit.BAD_INPUT) from None
 
 
-def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) -> Summary:
+def _publish(
+    source: Source,
+    recipe: Recipe,
+    open_publisher: Callable[[], Publisher],
+    *,
+    outbox: Database | None,
+    open_messages_max: int | None,
+    timeout_s: float,
+    stop: Stop,
+) -> Summary:
     records = _check(source, recipe, stop)
-    is_resumable = records is not None and settings.outbox is not None
-    name = source.identity(recipe) if is_resumable else None
+    name = None if records is None or outbox is None else source.identity(recipe)
     begun = time.monotonic()
-    open_messages_max = None if settings.outbox is not None else max(4 * settings.window_max, 2_000)
-    publisher = Publisher(
-        settings.urls,
-        outbox=settings.outbox,
-        outbox_keys=settings.outbox_keys,
-        window_min=settings.window_min,
-        window_max=settings.window_max,
-        retry=RetryPolicy.prompt(),  # the user waits for the result
-        # `Run` itself waits for room in memory, because it heeds signals and --timeout.
-        open_messages_max=open_messages_max,
-        open_bytes_max=None if settings.outbox is not None else 1 << 30,
-        full_timeout_s=settings.timeout_s,
-        close_timeout_s=0,
-        ssl_context=settings.ssl_context,
-        hooks=settings.hooks,
-        credentials=settings.credentials,
-    )
+    publisher = open_publisher()
     reader = _Reader(read_lines(source.fd, stop))
     before = publisher.status
     with ExitStack() as stack:
         stack.enter_context(publisher)
-        done = _position(settings.outbox, name)
+        done = _position(outbox, name)
         if done:
             print_note(_resuming(done, records))
             reader.skip(done)
@@ -285,17 +271,17 @@ def _publish(source: Source, recipe: Recipe, settings: _Settings, stop: Stop) ->
             open_messages_max=open_messages_max,
             stop=stop,
             bar=bar,
-            patience=Patience(settings.timeout_s, begun),
+            patience=Patience(timeout_s, begun),
             not_before=recipe.not_before,
         )
         run.run(reader, recipe.message)
     is_all_stored = records is not None and done + run.tally.stored >= records
     has_ended = is_all_stored and run.stopped is not Stopped.OUTBOX
-    if has_ended and settings.outbox is not None and name is not None:
-        _forget(settings.outbox, name, run)
+    if has_ended and outbox is not None and name is not None:
+        _forget(outbox, name, run)
     return Summary(
         source=source.name,
-        outbox=None if settings.outbox is None else settings.outbox.name,
+        outbox=None if outbox is None else outbox.name,
         records=reader.count if records is None else records,
         resumed_at=done + 1 if done else None,
         tally=run.tally,

@@ -1,6 +1,6 @@
-"""Reads lines, and makes a message from each record.
+"""The input of ``reliablepub publish``: reads lines, and makes a message from each record.
 
-Knows: NDJSON, plain lines, templates, `Message`. Must never know: what becomes of a message.
+Knows: files, NDJSON, plain lines, templates, `Message`. Must never know: what becomes of a message.
 
 Reading is lazy: memory holds at most one block (256 KiB) and one line.
 """
@@ -13,7 +13,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, NamedTuple, NoReturn
+from pathlib import Path
+from typing import Final, NamedTuple, NoReturn, Self
 
 from reliablepub.cli.publish.template import FieldError, Template
 from reliablepub.cli.signals import Stop, readable
@@ -21,6 +22,7 @@ from reliablepub.errors import InvalidMessage
 from reliablepub.message import BODY_BYTES_MAX, Message
 
 _BLOCK_BYTES: Final = 256 * 1024
+STDIN: Final = "-"
 _BOM: Final = b"\xef\xbb\xbf"
 
 
@@ -144,11 +146,7 @@ class Recipe:
             raise BadRecord(line.number, str(error)) from None
 
     def _optional(
-        self,
-        line: Line,
-        option: str,
-        template: Template | None,
-        record: dict[str, object] | None,
+        self, line: Line, option: str, template: Template | None, record: dict[str, object] | None
     ) -> str | None:
         return None if template is None else self._fill(line, option, template, record)
 
@@ -190,3 +188,83 @@ def _no_constant(name: str) -> NoReturn:
 
 _decode: Final = json.JSONDecoder(parse_constant=_no_constant).decode
 """Made once: `json.loads` makes a decoder for each call that has options."""
+
+
+@dataclass(slots=True)
+class Source:
+    """A file, or stdin, open for reading.
+
+    Attributes:
+        name: the name as the user gave it; ``-`` for stdin.
+        fd: the file descriptor.
+        is_regular: whether it is a regular file, which can be read twice.
+    """
+
+    name: str
+    fd: int
+    is_regular: bool
+
+    @classmethod
+    def open(cls, name: str) -> Self:
+        """Open a file, or stdin for ``-``.
+
+        Raises:
+            OSError: the file cannot be opened.
+            IsADirectoryError: the name is a folder's.
+        """
+        if name == STDIN:
+            return cls(name, 0, is_regular=False)
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        mode = os.fstat(fd).st_mode
+        if stat.S_ISDIR(mode):
+            os.close(fd)
+            raise IsADirectoryError(21, "is a folder", name)
+        return cls(name, fd, is_regular=stat.S_ISREG(mode))
+
+    def __enter__(self) -> Self:
+        """Return the open source."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file; stdin stays open."""
+        if self.name != STDIN:
+            os.close(self.fd)
+
+    def check(self, recipe: Recipe, stop: Stop) -> int:
+        """Make a message from every record, keeping none, and return to the start of the file.
+
+        Returns:
+            the number of records.
+
+        Raises:
+            BadRecord: a record cannot be published; the first one is reported.
+        """
+        count = 0
+        for line in read_lines(self.fd, stop):
+            if line is not None:
+                recipe.message(line)
+                count += 1
+        os.lseek(self.fd, 0, os.SEEK_SET)
+        return count
+
+    def identity(self, recipe: Recipe) -> str:
+        """A name for this file with these templates; a changed file has another name.
+
+        ``--not-before`` and ``--expires-in`` are not part of the name: an interrupted run resumes
+        with other times too.
+        """
+        found = os.fstat(self.fd)
+        optional = {"message_id": recipe.message_id, "ordering_key": recipe.ordering_key}
+        given = {name: template.text for name, template in optional.items() if template is not None}
+        return json.dumps(
+            {
+                "path": str(Path(self.name).resolve()),
+                "size": found.st_size,
+                "mtime_ns": found.st_mtime_ns,
+                "exchange": recipe.exchange.text,
+                "routing_key": recipe.routing_key.text,
+                "message_id": None,  # names stay those of versions without these two templates
+                "is_ndjson": recipe.is_ndjson,
+            }
+            | given
+        )

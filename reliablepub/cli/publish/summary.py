@@ -11,8 +11,8 @@ from typing import Any, Final
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.link import spoken
 from reliablepub.cli.output import count_of
+from reliablepub.cli.publish.records import STDIN
 from reliablepub.cli.publish.run import Stopped, Tally
-from reliablepub.cli.publish.source import STDIN
 from reliablepub.outcome import OutcomeKind
 from reliablepub.printable import one_line
 from reliablepub.relay.status import Link, Status

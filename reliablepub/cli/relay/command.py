@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -27,19 +27,19 @@ from reliablepub.cli.options import (
     note_exposed_urls,
     outbox_option,
     relay_keys_options,
+    tls_context,
+    tls_options,
+    tracing_hooks,
+    tracing_option,
     url_option,
     urls_as_given,
     window_options,
 )
 from reliablepub.cli.output import count_of, print_error, print_json, print_note, print_result
-from reliablepub.cli.relay.notify import Notifier
-from reliablepub.cli.relay.service import Service, Settings
+from reliablepub.cli.relay.service import Notifier, Service, Settings
 from reliablepub.cli.signals import Stop
-from reliablepub.cli.tls import tls_context, tls_options
-from reliablepub.cli.tracing import tracing_hooks, tracing_option
 from reliablepub.errors import NotAnOutbox
 from reliablepub.outbox.database import Database
-from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.journal import MESSAGES
 from reliablepub.relay.status import Status
@@ -81,7 +81,15 @@ class _Relay(ConfigurableCommand):
         return super().parse_args(ctx, args)
 
 
-@click.command(cls=_Relay)
+@click.command(
+    cls=_Relay,
+    exits={
+        0: "stopped by a signal, or with --drain: nothing is open (parked messages are reported)",
+        2: "bad usage or configuration",
+        3: "--drain was interrupted while messages were open, or a second signal ended the relay",
+        4: "the outbox cannot be used, another process relays it, or the relay has failed",
+    },
+)
 @config_option
 @url_option
 @tls_options
@@ -134,19 +142,17 @@ class _Relay(ConfigurableCommand):
 @click.pass_context
 def relay(  # noqa: PLR0917 - one argument for each option
     ctx: click.Context,
+    /,
     urls: tuple[str, ...],
     database: Database,
-    outbox_keys: OutboxKeys | None,
-    window_min: int,
-    window_max: int,
-    keep_confirmed_s: float,
     name: str | None,
     health_port: int | None,
     health_host: str,
-    tracing: bool,  # noqa: FBT001 - click passes flags as arguments
-    drain: bool,  # noqa: FBT001
-    standby: bool,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    tracing: bool,
+    drain: bool,
+    standby: bool,
+    as_json: bool,
+    **_: object,  # read by `_settings`, again after SIGHUP
 ) -> int:
     """Publish the messages in an outbox, and those stored later.
 
@@ -161,28 +167,11 @@ def relay(  # noqa: PLR0917 - one argument for each option
       reliablepub relay --outbox outbox.db --url amqp://guest:guest@localhost/
       reliablepub relay --outbox outbox.db --url ... --drain
       reliablepub relay --config /etc/reliablepub/orders.toml --health-port 9108
-
-    \b
-    Exit codes:
-      0  stopped by a signal, or with --drain: nothing is open (parked messages are reported)
-      2  bad usage or configuration
-      3  --drain was interrupted while messages were open, or a second signal ended the relay
-      4  the outbox cannot be used, another process relays it, or the relay has failed
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     if drain and not database.exists():
         raise NotAnOutbox(f"there is no outbox {database.name}, so there is nothing to drain")
     begun = time.monotonic()
-    settings = Settings(
-        urls_as_given(ctx),
-        database,
-        outbox_keys,
-        keep_confirmed_s,
-        window_min,
-        window_max,
-        tls_context(ctx),
-        RetryPolicy.prompt() if drain else None,  # the caller waits for the end of --drain
-        credentials_of(ctx),
-    )
+    settings = _settings(ctx)
     with Stop(reopens=True) as stop:
         if ctx.get_parameter_source("urls") is ParameterSource.COMMANDLINE and not drain:
             _warn_of_password(urls_as_given(ctx))
@@ -201,11 +190,9 @@ def relay(  # noqa: PLR0917 - one argument for each option
             hooks=hooks,
             is_standby=standby,
         )
-        health = (
-            nullcontext()
-            if health_port is None
-            else _healthy(service, health_host, health_port, expose)
-        )
+        health: AbstractContextManager[None] = nullcontext()
+        if health_port is not None:
+            health = _healthy(service, health_host, health_port, expose)
         with health, failures_noted(), service:  # a port that is taken fails before relaying
             service.run(is_draining=drain)
     status = service.status
@@ -223,22 +210,26 @@ def relay(  # noqa: PLR0917 - one argument for each option
     return Exit.CONFIRMED
 
 
+def _settings(ctx: click.Context) -> Settings:
+    values = ctx.params
+    return Settings(
+        urls_as_given(ctx),
+        values["database"],
+        values["outbox_keys"],
+        values["keep_confirmed_s"],
+        values["window_min"],
+        values["window_max"],
+        tls_context(ctx),
+        RetryPolicy.prompt() if values["drain"] else None,  # the caller waits for the end
+        credentials_of(ctx),
+    )
+
+
 def _reread(ctx: click.Context) -> Settings:
     """Parse the same arguments again, which reads the configuration, password and keys files."""
     arguments = list(ctx.meta["reliablepub.arguments"])
     with ctx.command.make_context(ctx.info_name, arguments, parent=ctx.parent) as again:
-        values = again.params
-        return Settings(
-            urls_as_given(again),
-            values["database"],
-            values["outbox_keys"],
-            values["keep_confirmed_s"],
-            values["window_min"],
-            values["window_max"],
-            tls_context(again),
-            RetryPolicy.prompt() if values["drain"] else None,
-            credentials_of(again),
-        )
+        return _settings(again)
 
 
 def _warn_of_password(urls: tuple[str, ...]) -> None:

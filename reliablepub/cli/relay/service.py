@@ -3,15 +3,17 @@
 Knows: a publisher that only relays, the signals, and the service manager. Must never know: where
 settings come from, or how messages are published.
 
-The main thread feeds the watchdog, but only if the relay's thread has taken a turn since the last
-time. So a service is restarted whose relay hangs while its main thread still runs.
+The main thread feeds the watchdog only if the relay's thread has taken a turn since the last time.
+So the service manager also restarts a relay that hangs while its main thread still runs.
 """
 
 from __future__ import annotations
 
+import os
+import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -21,15 +23,9 @@ import click
 from reliablepub.cli import loglines
 from reliablepub.cli.link import LinkNotes, describe
 from reliablepub.cli.output import print_note
-from reliablepub.cli.relay.notify import Notifier
 from reliablepub.cli.signals import Stop
 from reliablepub.credentials import CredentialsProvider
-from reliablepub.errors import (
-    ConfigurationError,
-    OutboxInUse,
-    PublisherFailed,
-    ReliablePubError,
-)
+from reliablepub.errors import ConfigurationError, OutboxInUse, PublisherFailed, ReliablePubError
 from reliablepub.front.publisher import Publisher
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -87,6 +83,39 @@ class Settings:
             retry=self.retry,
             hooks=hooks,
         )
+
+
+class Notifier:
+    """Sends notifications to the service manager (sd_notify(3)); does nothing if there is none.
+
+    The whole protocol is lines of ``NAME=value`` in a datagram, so no library is needed for it.
+
+    Args:
+        environment: the process's environment, with the address that the service manager has set.
+
+    Attributes:
+        watchdog_s: interval of ``WATCHDOG=1`` in seconds, half of the service manager's timeout;
+            None if it expects none.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        address = environment.get("NOTIFY_SOCKET", "")
+        # "@" stands for the leading zero byte of an abstract socket address.
+        self._address = "\0" + address[1:] if address.startswith("@") else address
+        self.watchdog_s: float | None = None
+        patience_us = environment.get("WATCHDOG_USEC", "")
+        is_ours = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        if self._address and is_ours and patience_us.isdecimal() and int(patience_us):
+            self.watchdog_s = int(patience_us) / 2e6
+
+    def tell(self, **variables: str | int) -> None:
+        """Send variables; errors are ignored, because a missing listener must not end the relay."""
+        if not self._address:
+            return
+        text = "\n".join(f"{name}={value}" for name, value in variables.items())
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC
+        with suppress(OSError), socket.socket(socket.AF_UNIX, kind) as own:
+            own.sendto(text.encode(), self._address)
 
 
 class Service:

@@ -1,40 +1,50 @@
 """``reliablepub watch``: shows an outbox and its relay, refreshed at an interval.
 
-Knows: when to take a snapshot, and whether the output is a terminal. Must never know: how the
-screen is drawn, SQL, or a broker.
+Knows: when to take a snapshot, terminal modes, and what a key does. Must never know: how the screen
+is drawn, SQL, or a broker.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import termios
+import tty
 from collections.abc import Iterable, Iterator
 from itertools import chain, takewhile
 from itertools import count as count_up
-from typing import Final
+from typing import Final, Self
 
 import click
 
 from reliablepub.cli.choosing import Duration
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
-from reliablepub.cli.watch.lookout import Look, look_closely
+from reliablepub.cli.watch.lookout import Look, look
 from reliablepub.outbox.database import Database
 
 _INTERVAL_S_MIN: Final = 0.1
 _QUIT: Final = ("q", "Q", "\x1b", "\x04", "")
 """Keys that end the command: q, Escape, Ctrl-D. The empty text means the terminal is gone."""
+_KEY_BYTES_MAX: Final = 32
 _HINT: Final = "q quits, any other key refreshes"
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    exits={
+        0: "done, also when a key or a signal ended it",
+        3: "interrupted by a second signal",
+        4: "the outbox cannot be used, or can no longer be used",
+    },
+)
 @inspected_option
 @click.option(
     "--interval",
     "interval_s",
-    metavar="TIME",
     type=Duration(),
     default="1s",
     show_default=True,
@@ -46,7 +56,7 @@ _HINT: Final = "q quits, any other key refreshes"
     help="End after this many snapshots; without it, end at q, Ctrl-C or SIGTERM.",
 )
 @json_option
-def watch(database: Database, interval_s: float, count: int | None, as_json: bool) -> int:  # noqa: FBT001 - click passes flags as arguments
+def watch(database: Database, interval_s: float, count: int | None, as_json: bool) -> int:
     """Watch an outbox: rates, messages in flight, the connection, why messages fail.
 
     The command only reads, and does not disturb the relay. A running relay adds figures of its own:
@@ -57,14 +67,7 @@ def watch(database: Database, interval_s: float, count: int | None, as_json: boo
     Examples:
       reliablepub watch --outbox outbox.db
       reliablepub watch --outbox outbox.db --json --interval 10s
-
-    \b
-    Exit codes:
-      0  done, also when a key or a signal ended it
-      2  bad usage
-      3  interrupted by a second signal
-      4  the outbox cannot be used, or can no longer be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     interval_s = max(_INTERVAL_S_MIN, interval_s)
     looks: Iterable[int] = range(count) if count is not None else count_up()
     with Stop() as stop:
@@ -80,7 +83,7 @@ def watch(database: Database, interval_s: float, count: int | None, as_json: boo
 def _looks(database: Database, numbers: Iterator[int]) -> Iterator[Look]:
     before: Look | None = None
     for _ in numbers:
-        before = look_closely(database, before)
+        before = look(database, before, closely=True)
         yield before
 
 
@@ -94,14 +97,13 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
     from rich.console import Console  # noqa: PLC0415 - 50 ms that only a terminal needs
     from rich.live import Live  # noqa: PLC0415
 
-    from reliablepub.cli.watch.keyboard import Keyboard  # noqa: PLC0415
     from reliablepub.cli.watch.screen import Trail, draw  # noqa: PLC0415
 
     console, trail = Console(), Trail()
     looks = _looks(database, numbers)
     first = next(looks)  # an outbox that cannot be used fails before the screen is switched
     with (
-        Keyboard(sys.stdin.fileno()) as keyboard,
+        _Keyboard(sys.stdin.fileno()) as keyboard,
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
         for seen in chain((first,), looks):
@@ -111,3 +113,34 @@ def _show(database: Database, interval_s: float, numbers: Iterator[int], stop: S
             key = keyboard.pressed(stop, interval_s)
             if stop.is_set or key in _QUIT:
                 return
+
+
+class _Keyboard:
+    """Reads single keys within the ``with`` block, without waiting for the end of a line.
+
+    Args:
+        fd: file descriptor of the terminal.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def __enter__(self) -> Self:
+        """Switch off echo and line buffering; Ctrl-C still sends SIGINT."""
+        self._before = termios.tcgetattr(self._fd)
+        tty.setcbreak(self._fd, termios.TCSANOW)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the terminal's mode."""
+        termios.tcsetattr(self._fd, termios.TCSADRAIN, self._before)
+
+    def pressed(self, stop: Stop, timeout_s: float) -> str | None:
+        """Wait for a key, at most ``timeout_s`` seconds or until a signal.
+
+        Returns:
+            what was typed; empty if the terminal is gone, None if nothing was typed in time.
+        """
+        if not stop.wait_readable(self._fd, timeout_s):
+            return None
+        return os.read(self._fd, _KEY_BYTES_MAX).decode(errors="replace")

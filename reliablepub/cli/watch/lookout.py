@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,9 @@ _COUNTS = (
     *("stored", "open", "in_flight", "waiting", "held_keys"),
     *("confirmed", "parked", "expired", "discarded"),
 )
+_RELAY = ("window", "hooks_off", "paused", "paused_destinations")
+_RELAY_CLOSELY = ("buffered", "aside", "connects", "violations", "latency")
+"""Values of the relay's status file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +54,23 @@ class Look:
         return {**self.counts, **self.more}
 
 
-def look(database: Database, before: Look | None = None) -> Look:
+def look(database: Database, before: Look | None = None, *, closely: bool = False) -> Look:
     """Take a snapshot; read-only.
 
     Args:
         database: database of the outbox.
         before: an earlier snapshot, from which rates are computed; None for no rates.
+        closely: whether to read more values: figures of the running relay, and recent failures.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
-    return _look(database, read_relays(database), before)
-
-
-def _look(database: Database, relays: Sequence[Relaying], before: Look | None) -> Look:
+    relays = read_relays(database)
     found, at, now = read_status(database), time.monotonic(), time.time()
-    relay_status = Relaying.first(relays).status
+    relay = Relaying.first(relays).status
     counts = {name: getattr(found, name) for name in _COUNTS}
     oldest = found.oldest_open_at
     folder = None if database.file is None else database.file.parent
-    bytes_free = None if folder is None else shutil.disk_usage(folder).free
     seconds = at - before.at if before is not None else 0.0
 
     def rate(name: str) -> float | None:
@@ -87,38 +87,20 @@ def _look(database: Database, relays: Sequence[Relaying], before: Look | None) -
             | {name: one.status.get(name) for name in ("link", "reason", "since")}
             for one in relays
         ],
-        "link": relay_status.get("link"),
-        "link_reason": relay_status.get("reason"),
-        "link_since": relay_status.get("since"),
-        "window": relay_status.get("window"),
-        "hooks_off": relay_status.get("hooks_off"),
-        "paused": relay_status.get("paused"),
-        "paused_destinations": relay_status.get("paused_destinations"),
+        "link": relay.get("link"),
+        "link_reason": relay.get("reason"),
+        "link_since": relay.get("since"),
+        **{name: relay.get(name) for name in _RELAY},
         "bytes_on_disk": found.bytes_on_disk,
         "log_bytes": found.log_bytes,
         "is_disk_full": found.is_disk_full,
-        "bytes_free": bytes_free,
+        "bytes_free": None if folder is None else shutil.disk_usage(folder).free,
     }
+    if closely:
+        failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
+        more |= {"at": now} | {name: relay.get(name) for name in _RELAY_CLOSELY}
+        more |= {"reasons": reasons, "failures": failures}
     return Look(at, now, counts, more)
-
-
-def look_closely(database: Database, before: Look | None = None) -> Look:
-    """Take a snapshot with more values: figures of the running relay, and recent failures.
-
-    Args:
-        database: database of the outbox.
-        before: an earlier snapshot, from which rates are computed; None for no rates.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-    """
-    relays = read_relays(database)
-    seen, relay_status = _look(database, relays, before), Relaying.first(relays).status
-    failures, reasons = read_failures(database, failures=FAILURES, reasons=REASONS)
-    names = ("buffered", "aside", "connects", "violations", "latency")
-    relay = {name: relay_status.get(name) for name in names}
-    more = {"at": seen.now, **relay, "reasons": reasons, "failures": failures}
-    return Look(seen.at, seen.now, seen.counts, {**seen.more, **more})
 
 
 def relay_words(seen: Mapping[str, Any]) -> str:

@@ -83,11 +83,11 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
     ):
         room = height - used - _PANEL - 1
         if rows and room > 0:
-            parts.append(_panel(title, _lines(rows[:room])))
+            parts.append(_panel(title, Group(*rows[:room])))
             used += _PANEL + len(rows[:room])
     room = height - used - _PANEL - 1
     if room > 0:
-        parts.append(_panel("newest failures", _lines(_failures(seen, room, is_wide=is_wide))))
+        parts.append(_panel("newest failures", Group(*_failures(seen, room, is_wide=is_wide))))
     parts.append(Text(hint, style="dim", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
 
@@ -232,10 +232,6 @@ def _address(exchange: str | None, routing_key: str | None) -> str:
 def _line(text: str, style: str = "") -> Text:
     """The text as one line, cut at the terminal's width."""
     return Text(printable(text), style, no_wrap=True, overflow="ellipsis")
-
-
-def _lines(lines: list[Text]) -> Group:
-    return Group(*lines)
 
 
 def _pairs(rows: Iterable[tuple[str, Text]]) -> Table:

@@ -1,23 +1,22 @@
-"""``reliablepub outbox retry | park | discard | reroute``: changes messages in an outbox.
+"""``reliablepub outbox retry | park | discard | reroute | cancel | reschedule``: changes messages.
 
 Knows: how messages are selected and shown, and the question before a change. Must never know: SQL,
-or how a relay learns of the change.
+or how a relay learns of a change.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final
 
 import click
 
 from reliablepub.cli.choosing import ask, named, rows_named_or_nothing, selection_options
+from reliablepub.cli.commands import Command
 from reliablepub.cli.exits import Exit
-from reliablepub.cli.options import inspected_option, json_option, keys_option
+from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
-    Form,
     count_of,
     print_change,
     print_error,
@@ -28,6 +27,7 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
+from reliablepub.outbox.admin.scheduling import by_ids, cancelling, rescheduling
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
@@ -41,33 +41,32 @@ _DONE: Final = {
     Action.DISCARD: "discarded",
     Action.REROUTE: "rerouted",
 }
+_NOTHING: Final = (
+    "bad usage, an unknown ID, or the question was not answered with yes: nothing was changed; or a"
+)
+_EXITS: Final = {
+    2: f"{_NOTHING} message was left alone because of its state or damage: the others were changed",
+    3: "some messages are in flight and were left alone, or interrupted",
+}
+_TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
+_note_option: Final = click.option("--note", default="", help="Reason, shown by explain.")
+_yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+_intervention: Final = together(
+    click.argument("names", metavar="[ID...]", nargs=-1),
+    inspected_option,
+    selection_options,
+    click.option(
+        "--all", "is_all", is_flag=True, help="Select all messages that the command can change."
+    ),
+    _note_option,
+    click.option("--dry-run", is_flag=True, help="Only show which messages would be changed."),
+    _yes_option,
+    json_option,
+)
+"""What `retry`, `park`, `discard` and `reroute` have in common."""
 
 
-def _intervention(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the arguments and options that the four commands have in common."""
-
-    @functools.wraps(function)
-    def with_common(**values: Any) -> Any:  # noqa: ANN401 - click's
-        return function(**values)
-
-    options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
-        click.argument("names", metavar="[ID...]", nargs=-1),
-        inspected_option,
-        selection_options,
-        click.option(
-            "--all", "is_all", is_flag=True, help="Select all messages that the command can change."
-        ),
-        click.option("--note", default="", help="Reason, shown by explain."),
-        click.option("--dry-run", is_flag=True, help="Only show which messages would be changed."),
-        click.option("--yes", is_flag=True, help="Do not ask."),
-        json_option,
-    ]
-    for option in reversed(options):
-        with_common = option(with_common)
-    return with_common
-
-
-@click.command()
+@click.command(cls=Command, exits=_EXITS)
 @_intervention
 def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
     """Send messages again now: parked and expired ones are put back, waiting ones become due.
@@ -80,19 +79,11 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
       reliablepub outbox retry 17 18 --outbox outbox.db
       reliablepub outbox retry --reason NO_ROUTE --exchange orders --outbox outbox.db
       reliablepub outbox retry --all --yes --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
-         or a message was left alone because of its state or damage: the others were changed
-      3  some messages are in flight and were left alone, or interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     return _step_in(Action.RETRY, GIVEN_UP_STATES, **common)
 
 
-@click.command()
+@click.command(cls=Command, exits=_EXITS)
 @_intervention
 def park(**common: Any) -> int:  # noqa: ANN401
     """Park open messages: they are kept, and not sent until an operator retries them.
@@ -104,19 +95,11 @@ def park(**common: Any) -> int:  # noqa: ANN401
     Examples:
       reliablepub outbox park 17 --note 'wrong price' --outbox outbox.db
       reliablepub outbox park --exchange orders --dry-run --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
-         or a message was left alone because of its state or damage: the others were changed
-      3  some messages are in flight and were left alone, or interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     return _step_in(Action.PARK, FIT[Action.PARK], **common)
 
 
-@click.command()
+@click.command(cls=Command, exits=_EXITS)
 @_intervention
 def discard(**common: Any) -> int:  # noqa: ANN401
     """Delete messages for good; they are counted as discarded, and cannot be restored.
@@ -129,19 +112,11 @@ def discard(**common: Any) -> int:  # noqa: ANN401
     Examples:
       reliablepub outbox discard 17 --outbox outbox.db
       reliablepub outbox discard --state expired --older-than 7d --yes --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
-         or a message was left alone because of its state or damage: the others were changed
-      3  some messages are in flight and were left alone, or interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     return _step_in(Action.DISCARD, GIVEN_UP_STATES, **common)
 
 
-@click.command()
+@click.command(cls=Command, exits=_EXITS)
 @_intervention
 @click.option("--to-exchange", metavar="NAME", help="New exchange; unchanged unless given.")
 @click.option("--to-routing-key", metavar="KEY", help="New routing key; unchanged unless given.")
@@ -162,15 +137,7 @@ def reroute(
     Examples:
       reliablepub outbox reroute 17 --to-exchange orders --outbox outbox.db
       reliablepub outbox reroute --exchange ordres --to-exchange orders --outbox outbox.db
-
-    \b
-    Exit codes:
-      0  done
-      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
-         or a message was left alone because of its state or damage: the others were changed
-      3  some messages are in flight and were left alone, or interrupted
-      4  the outbox cannot be used
-    """  # noqa: D301 - click: keep these lines as they are
+    """
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
     return _step_in(
@@ -213,7 +180,7 @@ def _step_in(
     effect = Effect()
     if dry_run and not as_json and not names:
         rows = find(database, chosen, limit=_PREVIEW)
-        print_rows(rows, Form.TABLE, COLUMNS, nothing="no message matches", lesser=LESSER)
+        print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
     if not dry_run:
         if ids and not yes and (not names or action is Action.DISCARD):
             ask(_question(what, len(ids)))
@@ -263,5 +230,126 @@ def _report(
         allowed = " or ".join(FIT[action])
         print_error(f"{named(effect.unfit)} left alone: gone, or not {allowed}")
     if effect.damaged or (effect.unfit and is_named):
+        return Exit.BAD_INPUT
+    return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
+
+
+@click.command(
+    cls=Command,
+    exits={
+        2: f"{_NOTHING} message has left the outbox or is damaged: the others were cancelled",
+        3: _TOO_LATE,
+    },
+)
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@inspected_option
+@_note_option
+@click.option("--dry-run", is_flag=True, help="Only show how many messages would be cancelled.")
+@_yes_option
+@json_option
+def cancel(
+    *,
+    names: tuple[str, ...],
+    database: Database,
+    note: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Delete messages that were not sent, such as scheduled ones; their keys can be used again.
+
+    Messages are selected by ID (row number, message id or key). A message is cancelled or sent,
+    never both, even while a relay runs. Cancelled messages count as discarded. The command asks
+    first.
+
+    \b
+    Examples:
+      reliablepub outbox cancel 'order 17 created' --outbox outbox.db
+      reliablepub outbox cancel 17 18 --yes --note 'customer has left' --outbox outbox.db
+    """
+    what = cancelling(note or "cancelled")
+    ids = rows_named_or_nothing(database, names)
+    if not (dry_run or yes):
+        ask(f"cancel {count_of(len(ids), 'message')} for good?")
+    return _change(database, ids, what, "cancelled", dry_run=dry_run, as_json=as_json)
+
+
+@click.command(
+    cls=Command,
+    exits={
+        2: "bad usage, or an unknown ID: nothing was changed; or a message is no longer open or is "
+        "damaged: the others were rescheduled",
+        3: _TOO_LATE,
+    },
+)
+@click.argument("names", metavar="ID...", nargs=-1, required=True)
+@click.option(
+    "--not-before",
+    callback=moment,
+    required=True,
+    metavar="WHEN",
+    help="The new time, such as 2026-12-24T18:00:00+01:00; one in the past sends the message now.",
+)
+@inspected_option
+@_note_option
+@click.option("--dry-run", is_flag=True, help="Only show how many messages would be rescheduled.")
+@json_option
+def reschedule(
+    *,
+    names: tuple[str, ...],
+    not_before: datetime,
+    database: Database,
+    note: str,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Change the time at which open messages are sent, unless a queue may have them already.
+
+    Messages are selected by ID (row number, message id or key). Earlier refusals no longer count; a
+    deadline stays. The command works beside a relay.
+
+    \b
+    Examples:
+      reliablepub outbox reschedule 17 --not-before 2026-12-24T18:00:00+01:00 --outbox outbox.db
+    """
+    what = rescheduling(not_before, note)
+    ids = rows_named_or_nothing(database, names)
+    return _change(database, ids, what, "rescheduled", dry_run=dry_run, as_json=as_json)
+
+
+def _change(
+    database: Database,
+    ids: list[int],
+    what: Intervention,
+    done: str,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    effect = Effect()
+    if not dry_run:
+        with counting(len(ids)) as progress:
+            effect = by_ids(database, ids, what, progress)
+    left = effect.unfit + effect.damaged
+    if as_json:
+        result = {
+            "action": "cancel" if done == "cancelled" else "reschedule",
+            "dry_run": dry_run,
+            "chosen": len(ids),
+            "changed": effect.changed,
+            "too_late": effect.in_flight,
+            "unfit": effect.unfit,
+            "damaged": effect.damaged,
+        }
+        print_json(result)
+    else:
+        print_change(len(ids), effect.changed, done, dry_run=dry_run)
+    if effect.in_flight:
+        print_note(
+            f"{named(effect.in_flight)} left alone: in flight, or an attempt had no answer or was "
+            "nacked, so a queue may have it"
+        )
+    if left:
+        print_error(f"{named(left)} left alone: gone, given up, or damaged")
         return Exit.BAD_INPUT
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED

@@ -1,0 +1,195 @@
+"""``reliablepub outbox status | stats | metrics``: the figures of an outbox.
+
+Knows: how figures are printed, as text or in Prometheus's format. Must never know: SQL, or a
+broker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from reliablepub.cli.choosing import Duration
+from reliablepub.cli.commands import Command
+from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.options import form_option, inspected_option, json_option
+from reliablepub.cli.output import (
+    age,
+    count_of,
+    paused_words,
+    print_json,
+    print_result,
+    print_rows,
+    print_table,
+    print_text,
+)
+from reliablepub.cli.progress import patiently
+from reliablepub.cli.watch.lookout import disk_words, link_words, look, relay_words
+from reliablepub.outbox.admin.inspection import read_figures
+from reliablepub.outbox.database import Database
+
+CLASSES: Final = {
+    "age": ("< 1 s", "< 10 s", "< 1 min", "< 10 min", "< 1 h", "< 6 h", "< 1 d", "< 7 d", "older"),
+    "attempts": ("0", "1", "2", "3 to 5", "6 to 10", "more"),
+    "size": (
+        *("< 256 B", "< 1 KiB", "< 4 KiB", "< 16 KiB"),
+        *("< 64 KiB", "< 256 KiB", "< 1 MiB", "larger"),
+    ),
+}
+_BAR: Final = 50
+"""Length of the longest bar of ``--plot``, in characters."""
+
+
+@click.command(cls=Command)
+@inspected_option
+@click.option(
+    "--over",
+    "over_s",
+    type=Duration(),
+    default="0.5s",
+    show_default=True,
+    help="Time over which rates are measured; 0 for no rates.",
+)
+@json_option
+def status(database: Database, over_s: float, as_json: bool) -> int:
+    """Count the messages of an outbox, and show its relay and the connection to the broker.
+
+    Always: stored = open + confirmed + parked + expired + discarded.
+
+    \b
+    Example:
+      reliablepub outbox status --outbox outbox.db --json
+    """
+    before = look(database)
+    if over_s:
+        time.sleep(over_s)
+    found = look(database, before if over_s else None)
+    if as_json:
+        print_json(found.values)
+    else:
+        print_table({**found.counts, **_in_words(found.more, found.now)})
+    return Exit.CONFIRMED
+
+
+def _in_words(more: Mapping[str, Any], now: float) -> dict[str, object]:
+    oldest_age_s = more["oldest_open_age_s"]
+    rates = f"{more['stored_per_s']} stored/s, {more['confirmed_per_s']} confirmed/s"
+    slow = {"client library": f"slower: {more['hooks_off']}"} if more["hooks_off"] else {}
+    return {
+        "oldest open": "none" if oldest_age_s is None else f"{age(oldest_age_s)} old",
+        "rates": "not measured" if more["stored_per_s"] is None else rates,
+        "relay": relay_words(more),
+        "broker": link_words(more, now),
+        "window": "unknown" if more["window"] is None else f"{more['window']} messages",
+        **slow,
+        **_paused(more, now),
+        "on disk": disk_words(more),
+    }
+
+
+def _paused(more: Mapping[str, Any], now: float) -> dict[str, object]:
+    """Paused destinations, as the relay's status file lists them."""
+    rows = more["paused"] or []
+    words: dict[str, object] = {
+        f"paused {n}": paused_words(row, now, now) for n, row in enumerate(rows, 1)
+    }
+    left = (more["paused_destinations"] or 0) - len(rows)
+    return words | ({"paused too": count_of(left, "destination")} if left > 0 else {})
+
+
+@click.command(cls=Command)
+@inspected_option
+@click.option("--all", "is_all", is_flag=True, help="Count parked and expired messages too.")
+@click.option("--plot", is_flag=True, help="Draw bars.")
+@form_option
+def stats(database: Database, is_all: bool, plot: bool, form: str | None) -> int:
+    """Count the open messages by age, by failed attempts, and by size.
+
+    \b
+    Examples:
+      reliablepub outbox stats --plot --outbox outbox.db
+      reliablepub outbox stats --json --outbox outbox.db
+    """
+    if plot and form is not None:
+        raise click.UsageError("give --plot, or one of --json and --csv")
+    with patiently("counting"):
+        counts = read_figures(database, is_all=is_all)
+    rows: list[dict[str, Any]] = [
+        {"of": of, "class": name, "messages": counts[of][number]}
+        for of, names in CLASSES.items()
+        for number, name in enumerate(names)
+    ]
+    if not plot:
+        columns = {name: itemgetter(name) for name in rows[0]}
+        print_rows(rows, form, columns, nothing="")
+        return Exit.CONFIRMED
+    for of in CLASSES:
+        _draw(of, {row["class"]: row["messages"] for row in rows if row["of"] == of})
+    return Exit.CONFIRMED
+
+
+def _draw(title: str, counts: dict[str, int]) -> None:
+    most = max(counts.values())
+    print_result(title)
+    for name, count in counts.items():
+        bar = "█" * -(-count * _BAR // most) if most else ""  # rounded up: even 1 is visible
+        print_result(f"  {name:>9}  {count:>9}  {bar}".rstrip())
+
+
+@click.command(
+    cls=Command,
+    exits={
+        2: "bad usage, the file cannot be written, or prometheus-client is not installed",
+        4: "the outbox cannot be used; the metrics are still written, and say so",
+    },
+)
+@inspected_option
+@click.option(
+    "--name",
+    metavar="TEXT",
+    help="Value of the label `outbox`; use the relay's. Its path or URL unless given.",
+)
+@click.option(
+    "--to",
+    "to",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file, and replace it at once, instead of printing; node_exporter reads "
+    "names that end in .prom.",
+)
+def metrics(database: Database, name: str | None, to: Path | None) -> int:
+    """Print the metrics of an outbox for Prometheus, whether a relay runs or not.
+
+    Run it each minute from cron or a timer, for the textfile collector of node_exporter. It reports
+    open messages that no process relays, which a killed relay cannot do.
+
+    \b
+    Example:
+      reliablepub outbox metrics --outbox outbox.db --name orders \\
+        --to /var/lib/prometheus/node-exporter/orders.prom
+    """
+    try:
+        from reliablepub.observe.metrics import exposition_of  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise Failure(str(error), Exit.BAD_INPUT) from None
+    text, is_readable = exposition_of(name or database.name, database)
+    ending = Exit.CONFIRMED if is_readable else Exit.OUTBOX
+    if to is None:
+        print_text(text.decode().rstrip("\n"))
+        return ending
+    beside = to.with_name(f"{to.name}.{os.getpid()}")  # the collector ignores names without .prom
+    try:
+        beside.write_bytes(text)
+        beside.replace(to)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise Failure(f"cannot write {to}: {error.strerror}", Exit.BAD_INPUT) from None
+    return ending

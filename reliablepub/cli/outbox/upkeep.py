@@ -1,0 +1,250 @@
+"""``reliablepub outbox create | prune | rekey``: makes an outbox, and keeps it small and encrypted.
+
+Knows: options, the question before messages are deleted, and which SQL scripts there are. Must
+never know: what is in a script, or ciphers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Final
+
+import click
+
+from reliablepub.cli.choosing import Duration, ask
+from reliablepub.cli.commands import Command
+from reliablepub.cli.exits import Exit
+from reliablepub.cli.options import inspected_option, json_option, relay_keys_options
+from reliablepub.cli.output import (
+    count_of,
+    print_error,
+    print_json,
+    print_note,
+    print_result,
+    print_text,
+    size_of,
+)
+from reliablepub.cli.progress import following, patiently
+from reliablepub.outbox.admin.pruning import Pruned, Times, foresee
+from reliablepub.outbox.admin.pruning import prune as prune_outbox
+from reliablepub.outbox.database import Database
+from reliablepub.outbox.encryption import OutboxKeys
+from reliablepub.outbox.outbox import Outbox
+
+_SHARDS_MAX: Final = 64
+_LISTED_MAX: Final = 10
+"""Messages that `rekey` names in text."""
+
+
+@click.command(cls=Command, exits={0: "done, or it existed", 4: "the outbox cannot be created"})
+@inspected_option
+@click.option(
+    "--shards",
+    metavar="COUNT",
+    type=click.IntRange(1, _SHARDS_MAX),
+    default=1,
+    show_default=True,
+    help="PostgreSQL: relays that can share the work. It cannot be changed later.",
+)
+@click.option(
+    "--allow-loss",
+    "allows_loss",
+    is_flag=True,
+    help="PostgreSQL: do not turn synchronous_commit on where it is off. A crash of the server "
+    "then loses accepted messages.",
+)
+@click.option(
+    "--sql", "wanted", flag_value="sql", help="PostgreSQL: only print the SQL that creates it."
+)
+@click.option(
+    "--roles",
+    "wanted",
+    flag_value="roles",
+    help="PostgreSQL: only print the SQL for roles with the least privileges.",
+)
+def create(database: Database, shards: int, allows_loss: bool, wanted: str | None) -> int:
+    """Create an outbox, unless it exists.
+
+    A file is also created by its first message. In PostgreSQL the user needs the right to create a
+    schema. --sql and --roles need no connection.
+
+    \b
+    Examples:
+      reliablepub outbox create --outbox outbox.db
+      reliablepub outbox create --outbox postgresql://app@db/shop
+      reliablepub outbox create --outbox postgresql://app@db/shop --sql | psql -1 shop
+    """
+    if database.file is not None:
+        if wanted or allows_loss or shards > 1:
+            raise click.UsageError("these options are for an outbox in PostgreSQL, not for a file")
+        return _create(database, lambda: database.create(None))
+    # Here, because they need psycopg.
+    from reliablepub.outbox.postgres import creating  # noqa: PLC0415
+    from reliablepub.outbox.postgres.sessions import PostgresDatabase  # noqa: PLC0415
+
+    assert isinstance(database, PostgresDatabase)
+    server = database.server
+    if wanted == "roles":
+        print_text(creating.roles(server.schema))
+    elif wanted == "sql":
+        print_text(creating.creation(server.schema, shards=shards, allows_loss=allows_loss))
+    else:
+        work = partial(creating.create, server, shards=shards, allows_loss=allows_loss)
+        return _create(database, work)
+    return Exit.CONFIRMED
+
+
+def _create(database: Database, work: Callable[[], None]) -> int:
+    """Create the outbox, unless it exists, and say which it was."""
+    if database.exists():
+        print_note(f"outbox {database.name} exists already; nothing was changed")
+    else:
+        work()
+        print_note(f"outbox {database.name} is created")
+    return Exit.CONFIRMED
+
+
+@click.command(
+    cls=Command,
+    exits={
+        0: "done, also if there was nothing to do",
+        2: "bad usage, or the question was not answered with yes",
+    },
+)
+@inspected_option
+@click.option(
+    "--confirmed",
+    "confirmed_s",
+    type=Duration(),
+    help="Delete messages that were confirmed longer ago than this, such as 2h or 7d.",
+)
+@click.option(
+    "--parked",
+    "parked_s",
+    type=Duration(),
+    help="Discard messages that were parked longer ago than this.",
+)
+@click.option(
+    "--expired",
+    "expired_s",
+    type=Duration(),
+    help="Discard messages that expired longer ago than this.",
+)
+@click.option(
+    "--history",
+    "history_s",
+    type=Duration(),
+    default="7d",
+    show_default=True,
+    help="Delete history older than this of messages that are gone.",
+)
+@click.option("--note", default="pruned", show_default=True, help="Reason, shown by explain.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be deleted.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def prune(
+    database: Database,
+    confirmed_s: float | None,
+    parked_s: float | None,
+    expired_s: float | None,
+    history_s: float,
+    *,
+    note: str,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Delete old messages and history, and return their space to the disk.
+
+    Messages are deleted only if an option names their state, and after a question. History of
+    messages that are gone, and expired keys of Outbox.enqueue, are always deleted. The command
+    works in small steps beside a relay; after an interruption the next run does the rest.
+
+    \b
+    Examples:
+      reliablepub outbox prune --dry-run --parked 30d --outbox outbox.db
+      reliablepub outbox prune --expired 7d --confirmed 1d --yes --outbox outbox.db
+    """
+    now = time.time()
+    times = Times(
+        confirmed_before=None if confirmed_s is None else now - confirmed_s,
+        parked_before=None if parked_s is None else now - parked_s,
+        expired_before=None if expired_s is None else now - expired_s,
+        history_before=now - history_s,
+        now=now,
+    )
+    with patiently("looking through the outbox"):
+        found = foresee(database, times)
+    if not dry_run:
+        if found.messages and not yes:
+            ask(f"delete {_of_messages(found)} for good?")
+        with following() as progress:
+            found = prune_outbox(database, times, note=note, progress=progress)
+    if as_json:
+        print_json({"dry_run": dry_run, **asdict(found)})
+    else:
+        _report(found, is_foreseen=dry_run)
+    return Exit.CONFIRMED
+
+
+def _of_messages(found: Pruned) -> str:
+    kinds = {"confirmed": found.confirmed, "parked": found.parked, "expired": found.expired}
+    words = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
+    return f"{count_of(found.messages, 'message')}{f' ({words})' if words else ''}"
+
+
+def _report(found: Pruned, *, is_foreseen: bool) -> None:
+    would_be = "would be " if is_foreseen else ""
+    lines = found.attempts + found.interventions
+    print_result(f"{_of_messages(found)} {would_be}deleted")
+    print_result(f"{count_of(lines, 'line')} of history {would_be}forgotten")
+    print_result(f"{count_of(found.keys, 'key')} {would_be}forgotten")
+    if is_foreseen:
+        return
+    print_result(f"{size_of(found.bytes_given_back)} returned to the disk")
+    if found.bytes_unused:
+        print_note(
+            f"{size_of(found.bytes_unused)} stay in the file, free for new messages: a database "
+            "that reliablepub did not create can be shrunk by its owner, with VACUUM"
+        )
+
+
+@click.command(
+    cls=Command,
+    exits={
+        2: "bad usage, or some messages were left as they are",
+        4: "the outbox cannot be used, or a key is missing",
+    },
+)
+@inspected_option
+@relay_keys_options
+@json_option
+def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> int:
+    """Encrypt every message under the first key, so that older keys can be dropped.
+
+    The command works in small steps, beside a relay that has the same keys. To rotate keys without
+    downtime: add the new key at the end of every key file, and restart (or SIGHUP) every process;
+    move it to the first line everywhere; run this command; remove the old key.
+
+    \b
+    Examples:
+      reliablepub outbox rekey --outbox-keys keys --outbox outbox.db
+      reliablepub outbox rekey --outbox-keys keys --accept-plaintext --outbox outbox.db
+    """
+    if outbox_keys is None:
+        raise click.UsageError("give --outbox-keys")
+    with patiently("encrypting messages"), Outbox(database, keys=outbox_keys) as outbox:
+        result = outbox.rekey()
+    if as_json:
+        left = {str(id_): reason for id_, reason in result.left.items()}
+        print_json({"changed": result.changed, "left": left})
+    else:
+        print_result(f"{count_of(result.changed, 'message')} encrypted under the first key")
+    for id_, reason in list(result.left.items())[:_LISTED_MAX]:
+        print_error(f"message {id_} left as it is: {reason}")
+    if len(result.left) > _LISTED_MAX:
+        print_error(f"{len(result.left) - _LISTED_MAX} more left as they are; --json lists them")
+    return Exit.BAD_INPUT if result.left else Exit.CONFIRMED
