@@ -120,34 +120,18 @@ EVENT_METRICS: Final = (
 
 STATUS_METRICS: Final = (
     Metric(
-        "reliablepub_connected",
-        Type.GAUGE,
-        "1 while there is a connection to the broker, else 0.",
+        "reliablepub_connected", Type.GAUGE, "1 while there is a connection to the broker, else 0."
     ),
-    Metric(
-        "reliablepub_blocked",
-        Type.GAUGE,
-        "1 while the broker accepts no publishes, else 0.",
-    ),
+    Metric("reliablepub_blocked", Type.GAUGE, "1 while the broker accepts no publishes, else 0."),
     Metric(
         "reliablepub_connections_total",
         Type.COUNTER,
         "Connections made; all but the first are reconnects.",
     ),
+    Metric("reliablepub_in_flight_messages", Type.GAUGE, "Messages written and not settled."),
+    Metric("reliablepub_window_messages", Type.GAUGE, "Current limit of messages in flight."),
     Metric(
-        "reliablepub_in_flight_messages",
-        Type.GAUGE,
-        "Messages written and not settled.",
-    ),
-    Metric(
-        "reliablepub_window_messages",
-        Type.GAUGE,
-        "Current limit of messages in flight.",
-    ),
-    Metric(
-        "reliablepub_buffered_messages",
-        Type.GAUGE,
-        "Messages in memory, waiting for the window.",
+        "reliablepub_buffered_messages", Type.GAUGE, "Messages in memory, waiting for the window."
     ),
     Metric(
         "reliablepub_aside_messages",
@@ -189,11 +173,7 @@ STATUS_METRICS: Final = (
         Type.GAUGE,
         "Time since the relay's last turn began; it grows while the relay hangs.",
     ),
-    Metric(
-        "reliablepub_commits_total",
-        Type.COUNTER,
-        "Commits of the relay to the outbox.",
-    ),
+    Metric("reliablepub_commits_total", Type.COUNTER, "Commits of the relay to the outbox."),
     Metric(
         "reliablepub_commit_seconds_total",
         Type.COUNTER,
@@ -204,11 +184,7 @@ STATUS_METRICS: Final = (
         Type.COUNTER,
         "Time for which the relay waited for SQLite's lock, which other writers held.",
     ),
-    Metric(
-        "reliablepub_open_bytes",
-        Type.GAUGE,
-        "Size of the open messages, as limits count it.",
-    ),
+    Metric("reliablepub_open_bytes", Type.GAUGE, "Size of the open messages, as limits count it."),
     Metric(
         "reliablepub_open_messages_limit",
         Type.GAUGE,
@@ -223,15 +199,9 @@ STATUS_METRICS: Final = (
 """Read from the publisher's `Status` at the scrape; gauges only while the publisher is open."""
 
 LEDGER_METRICS: Final = (
+    Metric("reliablepub_open_messages", Type.GAUGE, "Messages accepted and not settled."),
     Metric(
-        "reliablepub_open_messages",
-        Type.GAUGE,
-        "Messages accepted and not settled.",
-    ),
-    Metric(
-        "reliablepub_parked_messages",
-        Type.GAUGE,
-        "Messages given up and kept for an operator.",
+        "reliablepub_parked_messages", Type.GAUGE, "Messages given up and kept for an operator."
     ),
     Metric(
         "reliablepub_expired_messages",
@@ -283,9 +253,7 @@ OUTBOX_METRICS: Final = (
         "Ordering keys that are held by a parked message.",
     ),
     Metric(
-        "reliablepub_outbox_size_bytes",
-        Type.GAUGE,
-        "Size of the database and its write-ahead log.",
+        "reliablepub_outbox_size_bytes", Type.GAUGE, "Size of the database and its write-ahead log."
     ),
     Metric(
         "reliablepub_outbox_log_size_bytes",
@@ -298,15 +266,9 @@ OUTBOX_METRICS: Final = (
         "1 while the disk is too full for a new message, else 0.",
     ),
     Metric(
-        "reliablepub_outbox_disk_free_bytes",
-        Type.GAUGE,
-        "Free space on the disk of the outbox.",
+        "reliablepub_outbox_disk_free_bytes", Type.GAUGE, "Free space on the disk of the outbox."
     ),
-    Metric(
-        "reliablepub_outbox_disk_size_bytes",
-        Type.GAUGE,
-        "Size of the disk of the outbox.",
-    ),
+    Metric("reliablepub_outbox_disk_size_bytes", Type.GAUGE, "Size of the disk of the outbox."),
 )
 """Read from the outbox file at the scrape. Only if `Metrics` was given an outbox."""
 

@@ -34,8 +34,8 @@ Exposition: TypeAlias = tuple[str, bytes]
 """Content type and body."""
 
 LIVE_WITHIN_S: Final = 30.0
-"""Seconds without a turn after which a relay is not live; an idle relay takes one a second. One
-turn may wait 5 s for the lock of SQLite's writer, and longer for a disk that hangs."""
+"""Seconds without a turn after which a relay is not live; an idle relay takes at least one
+a second. One turn may wait 5 s for SQLite's write lock, and longer for a disk that hangs."""
 READY_WITHIN_S: Final = 10.0
 """Seconds without a turn after which a relay is not ready."""
 CONNECTIONS_MAX: Final = 16
@@ -143,10 +143,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(
-        self,
-        address: tuple[str, int],
-        health: Health,
-        expose: Callable[[str], Exposition] | str,
+        self, address: tuple[str, int], health: Health, expose: Callable[[str], Exposition] | str
     ) -> None:
         if ":" in address[0]:
             self.address_family = socket.AF_INET6

@@ -17,7 +17,6 @@ import weakref
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 from typing import Final, TypeAlias
 
@@ -42,6 +41,7 @@ from reliablepub.hooks import (
     MessageStored,
     Watched,
 )
+from reliablepub.observe import installed_version
 from reliablepub.observe.catalogue import (
     CATALOGUE,
     DELIVERY_BUCKETS_S,
@@ -61,21 +61,19 @@ from reliablepub.relay.status import Link, Status
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
-    from prometheus_client.core import (
-        CounterMetricFamily,
-        GaugeMetricFamily,
-        HistogramMetricFamily,
-    )
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
     from prometheus_client.exposition import choose_encoder
     from prometheus_client.registry import Collector
 except ImportError as error:
-    msg = "metrics need prometheus-client: pip install 'reliablepub[observe]'"
-    raise ImportError(msg) from error
+    raise ImportError(
+        "metrics need prometheus-client: pip install 'reliablepub[observe]'"
+    ) from error
 
 Family: TypeAlias = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 Sample: TypeAlias = tuple[str, str, float]
 """Name of the metric, value of its second label (or empty), and number."""
 
+_VERSION: Final = installed_version() or "unknown"
 _STATUS_COUNTERS: Final = {
     "reliablepub_connections_total": "connects",
     "reliablepub_contradictions_total": "violations",
@@ -129,16 +127,6 @@ class _Histogram:
         return list(zip(limits, accumulate(self._counts), strict=True)), self._sum_s
 
 
-def _version() -> str:
-    try:
-        return version("reliablepub")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-_VERSION: Final = _version()
-
-
 class Metrics:
     """Prometheus metrics of one outbox, or of one publisher without an outbox.
 
@@ -162,11 +150,7 @@ class Metrics:
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        outbox: Where | None = None,
-        registry: CollectorRegistry = REGISTRY,
+        self, name: str, *, outbox: Where | None = None, registry: CollectorRegistry = REGISTRY
     ) -> None:
         self.name: Final = name
         self._outbox = None if outbox is None else outbox_at(outbox)
@@ -179,7 +163,7 @@ class Metrics:
         self._latencies = _Histogram(LATENCY_BUCKETS_S)
         self._deliveries = _Histogram(DELIVERY_BUCKETS_S)
         self._rejected: dict[str, int] = dict.fromkeys(REASONS, 0)
-        self._rejecting = threading.Lock()  # many threads are rejected, seldom
+        self._rejecting = threading.Lock()  # any thread may be rejected
         # One tuple, so that a scrape sees both values change at once.
         self._blocked: tuple[float, float | None] = (0.0, None)
         self._board = _board_of(registry)
@@ -189,7 +173,7 @@ class Metrics:
         """Remove the metrics from the registry; the name can be used again."""
         self._board.remove(self)
 
-    # ------------------------------------------------------------------ told on the relay's thread
+    # ------------------------------------------------------------ called on the relay's thread
 
     def watch(self, publisher: Watched) -> None:
         """Use the status of this publisher from now on.
@@ -200,11 +184,10 @@ class Metrics:
         last = self._publisher
         if last is not None:
             if not last.is_ended:
-                msg = (
+                raise ConfigurationError(
                     f"the metrics {self.name!r} are in use by another publisher; give this one "
                     "metrics of its own"
                 )
-                raise ConfigurationError(msg)
             self._before += Counter(
                 {name: getattr(last.status, field) for name, field in _STATUS_COUNTERS.items()}
             )
@@ -268,7 +251,7 @@ class Metrics:
         """Stop the blocked time: a lost connection is not blocked."""
         self.on_unblocked(events)
 
-    # ------------------------------------------------------------------ told by callers
+    # ------------------------------------------------------------ called by any thread
 
     def rejected(self, event: MessagesRejected) -> None:
         """Count messages that were not accepted."""
@@ -276,7 +259,7 @@ class Metrics:
         with self._rejecting:
             self._rejected[next(reasons, "other")] += event.count
 
-    # ------------------------------------------------------------------ asked by a scrape
+    # ------------------------------------------------------------ called by a scrape
 
     def samples(self) -> Iterator[Sample]:
         """All current values except the histograms."""
@@ -413,11 +396,10 @@ class _Board(Collector):
         """
         with self._lock:
             if self._all.setdefault(metrics.name, metrics) is not metrics:
-                msg = (
+                raise ConfigurationError(
                     f"there are already metrics named {metrics.name!r}; give these another name, "
                     "or call unregister() on the first"
                 )
-                raise ConfigurationError(msg)
 
     def remove(self, metrics: Metrics) -> None:
         """Remove metrics from the registry's output."""

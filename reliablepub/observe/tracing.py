@@ -19,13 +19,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from reliablepub.errors import InvalidMessage
 from reliablepub.headers import FieldValue
 from reliablepub.hooks import AttemptEnded, Watched
 from reliablepub.message import Message
+from reliablepub.observe import installed_version
 from reliablepub.outcome import OutcomeKind
 
 try:
@@ -82,7 +82,7 @@ class Tracing:
         propagator: TextMapPropagator | None = None,
         baggage: bool = True,
     ) -> None:
-        self._tracer = trace.get_tracer("reliablepub", _version(), tracer_provider)
+        self._tracer = trace.get_tracer("reliablepub", installed_version(), tracer_provider)
         self._propagator = propagator
         self._with_baggage = baggage
         self._publisher: Watched | None = None
@@ -91,15 +91,15 @@ class Tracing:
         """Name the broker of this publisher in the spans."""
         self._publisher = publisher
 
-    # ------------------------------------------------------------------ where it is accepted
+    # -------------------------------------------------------------- where messages are accepted
 
     def stamp(self, message: Message) -> Message:
         """Return the message with the current context in its headers.
 
         Headers of the application are not changed. A context that the application has set is kept
-        as a whole (``traceparent`` and ``tracestate`` belong together), and so is its ``baggage``;
-        each of them without the other.
-        A message without room for more headers is returned as it is.
+        as a whole (``traceparent`` and ``tracestate`` belong together). Its ``baggage`` is kept
+        too, independently of the context. A message without room for more headers is returned
+        unchanged.
         """
         found: dict[str, str] = {}
         self._text_map().inject(found)
@@ -116,29 +116,10 @@ class Tracing:
         except InvalidMessage:
             return message
 
-    # ------------------------------------------------------------------ where it is relayed
+    # -------------------------------------------------------------- where messages are relayed
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """Create a span for each confirmed attempt."""
-        self._record(events)
-
-    def on_returned(self, events: Sequence[AttemptEnded]) -> None:
-        """Create a failed span for each returned attempt."""
-        self._record(events)
-
-    def on_nacked(self, events: Sequence[AttemptEnded]) -> None:
-        """Create a failed span for each nacked attempt."""
-        self._record(events)
-
-    def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """Create a failed span for each refused attempt."""
-        self._record(events)
-
-    def on_uncertain(self, events: Sequence[AttemptEnded]) -> None:
-        """Create a failed span for each uncertain attempt; the message is sent again."""
-        self._record(events)
-
-    def _record(self, events: Sequence[AttemptEnded]) -> None:
+        """Create a span for each attempt; a failed one unless the attempt was confirmed."""
         ended_at = time.time_ns()
         server = _server(self._publisher)
         for event in events:
@@ -155,6 +136,8 @@ class Tracing:
                 code, text = event.outcome.reply_code, event.outcome.reply_text
                 span.set_status(Status(StatusCode.ERROR, f"{code} {text}" if code else text))
             span.end(ended_at)
+
+    on_returned = on_nacked = on_refused = on_uncertain = on_confirmed
 
     def _links(self, event: AttemptEnded) -> list[Link]:
         if not event.headers:
@@ -196,10 +179,3 @@ def _server(publisher: Watched | None) -> dict[str, str | int]:
     """The broker that the attempt was sent to; nothing without a connection so far."""
     host, _, port = ("" if publisher is None else publisher.status.server).rpartition(":")
     return {"server.address": host, "server.port": int(port)} if host and port.isdecimal() else {}
-
-
-def _version() -> str | None:
-    try:
-        return version("reliablepub")
-    except PackageNotFoundError:
-        return None
