@@ -101,11 +101,7 @@ class Consumer(threading.Thread):
     """
 
     def __init__(
-        self,
-        url: str,
-        topology: Topology,
-        checksums: Sequence[int],
-        say: Callable[[str], None],
+        self, url: str, topology: Topology, checksums: Sequence[int], say: Callable[[str], None]
     ) -> None:
         super().__init__(name="demo-consumer", daemon=True)
         self.count: Final = Count()

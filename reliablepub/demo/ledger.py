@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,8 +37,7 @@ class Happenings:
 
 def read_happenings(outbox: Path) -> Happenings:
     """Count the rows of an outbox's ``reliablepub_history``, read-only."""
-    connection = sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)
-    try:
+    with closing(sqlite3.connect(f"{outbox.as_uri()}?mode=ro", uri=True)) as connection:
         outcomes = dict(
             connection.execute("SELECT outcome, count(*) FROM reliablepub_history GROUP BY 1")
         )
@@ -45,8 +45,6 @@ def read_happenings(outbox: Path) -> Happenings:
             "SELECT count(DISTINCT epoch) FROM reliablepub_history"
             " WHERE reply_text LIKE 'connection lost%'"
         ).fetchone()
-    finally:
-        connection.close()
     return Happenings(
         nacked=outcomes.get("nacked", 0),
         returned=outcomes.get("returned", 0),
@@ -157,32 +155,33 @@ class Ledger:
         table.add_column("what")
         table.add_column("how many", justify="right")
         table.add_column("remark", style="dim")
-        rows = [
+        duplicates = f"{self.redelivered} of them redelivered by the broker"
+        messages = (
             ("records", self.records, "to be published"),
             ("stored", self.stored, "in the outbox, on disk"),
             ("confirmed", self.confirmed, "the broker took responsibility"),
             ("parked", self.parked, "given up, kept for an operator"),
             ("consumed", self.consumed, "distinct records that arrived"),
             ("lost", self.lost, "records that did not arrive"),
-            (
-                "duplicates",
-                self.duplicates,
-                f"{self.redelivered} of them redelivered by the broker",
-            ),
+            ("duplicates", self.duplicates, duplicates),
             ("unknown ids", self.unknown_ids, "duplicates with another message_id"),
             ("damaged", self.damaged, "deliveries with another body than was published"),
-        ]
-        for name, number, remark in rows:
-            table.add_row(name, f"{number:,}".replace(",", " "), remark)
-        table.add_section()
-        rows = [
+        )
+        events = (
             ("publisher killed", self.killed, "SIGKILL"),
             ("broker crashed", self.crashed, "its port refused connections"),
             ("connections lost", what.connections_lost, "with messages in flight"),
             ("uncertain", what.uncertain, "attempts without an answer, repeated"),
             ("nacked", what.nacked, "attempts that a queue refused, repeated later"),
             ("returned", what.returned, "attempts that found no queue, repeated later"),
-        ]
-        for name, number, remark in rows:
-            table.add_row(name, f"{number:,}".replace(",", " "), remark)
+        )
+        for rows in (messages, events):
+            for name, number, remark in rows:
+                table.add_row(name, spaced(number), remark)
+            table.add_section()
         return table
+
+
+def spaced(number: int) -> str:
+    """A number with spaces between thousands."""
+    return f"{number:,}".replace(",", " ")

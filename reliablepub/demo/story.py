@@ -18,7 +18,7 @@ from typing import Final
 
 from reliablepub import Outbox, OutboxStatus, ReliablePubError
 from reliablepub.demo.consumer import Consumer, Topology
-from reliablepub.demo.ledger import Happenings, Ledger, read_happenings
+from reliablepub.demo.ledger import Happenings, Ledger, read_happenings, spaced
 from reliablepub.demo.processes import Command
 from reliablepub.demo.records import write_flights
 
@@ -54,7 +54,7 @@ def tell(folder: Path, *, records: int, url: str | None, say: Say) -> Ledger:
     flights, outbox = folder / "flights.ndjson", folder / "outbox.db"
     written = write_flights(flights, records)
     carriers = written.carriers
-    say(f"[bold]{_spaced(records)} flights[/] of {len(carriers)} carriers, one JSON object a line")
+    say(f"[bold]{spaced(records)} flights[/] of {len(carriers)} carriers, one JSON object a line")
     with ExitStack() as stage:
         if url is None:
             url = _start_broker(stage, folder, records, say)
@@ -147,8 +147,8 @@ class _Act:
                 publisher.kill()
                 status = self.outbox.status()
                 self.say(
-                    f"[red]publisher killed[/] (SIGKILL) at {_spaced(status.stored)} stored, "
-                    f"{_spaced(status.confirmed)} confirmed; {_spaced(status.open)} are open"
+                    f"[red]publisher killed[/] (SIGKILL) at {spaced(status.stored)} stored, "
+                    f"{spaced(status.confirmed)} confirmed; {spaced(status.open)} are open"
                 )
                 return 1
             time.sleep(_LOOK_S)
@@ -198,11 +198,7 @@ class _Act:
         if status is not None:
             what = self._happenings()
             self.say(
-                f"stored {_spaced(status.stored)}, confirmed {_spaced(status.confirmed)}, "
-                f"consumed {_spaced(len(self.consumer.count.ids))}; "
+                f"stored {spaced(status.stored)}, confirmed {spaced(status.confirmed)}, "
+                f"consumed {spaced(len(self.consumer.count.ids))}; "
                 f"nacked {what.nacked}, returned {what.returned}, uncertain {what.uncertain}"
             )
-
-
-def _spaced(number: int) -> str:
-    return f"{number:,}".replace(",", " ")
