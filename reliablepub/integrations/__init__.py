@@ -1,7 +1,7 @@
-"""Frameworks whose messages leave through an outbox: one module each, imported on demand.
+"""Integrations that store a framework's messages in an outbox: one module each, loaded on demand.
 
-Knows: what a task queue needs of an outbox, and the names of AMQP properties. Must never know: a
-framework.
+Knows: the methods of an outbox that a task queue calls, and the names of AMQP properties. Must
+never know: a framework.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from reliablepub import Message
 
 OF_THE_RELAY: Final = ("rp-attempt",)
-"""Headers that the relay adds. A worker that retries a task may pass on what it received."""
+"""Headers that the relay adds. A worker that retries a task may pass on headers it received."""
 _AS_GIVEN: Final = (
     *("content_type", "content_encoding", "priority", "correlation_id", "reply_to"),
     *("message_id", "type", "user_id", "app_id"),
@@ -22,7 +22,7 @@ _PERSISTENT: Final = 2
 
 
 class Enqueues(Protocol):
-    """Stores messages: `Outbox`, or an outbox that joins the transactions of a framework."""
+    """An `Outbox`, or an outbox that joins the transactions of a framework."""
 
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message and return its ``message_id``.
@@ -43,7 +43,7 @@ def message_of(
         body: the body; text is encoded as UTF-8.
         exchange: name of the exchange.
         routing_key: routing key.
-        properties: AMQP properties by name; other names are ignored, as by the clients.
+        properties: AMQP properties by name; other names are ignored, as AMQP clients do.
 
     Raises:
         InvalidMessage: AMQP cannot carry it.

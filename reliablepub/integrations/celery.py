@@ -1,22 +1,25 @@
-"""`use_outbox`: the tasks of a Celery application leave through an outbox.
+"""`use_outbox`: stores the tasks that a Celery application sends in an outbox.
 
-Knows: where Celery hands a finished task message to kombu, and how kombu writes it with py-amqp.
-Must never know: routing, serialization, protocols of tasks, workers, results.
+Knows: where Celery hands a finished task message to kombu, how kombu writes it with py-amqp, and
+where a task message has its id and its ETA. Must never know: routing, serialization, workers,
+results.
 
-Celery does everything that it does without an outbox, signals included, up to
-``kombu.Producer.publish``; kombu serializes and compresses. Only the channel is another one: it
-stores what py-amqp would have written.
+Celery runs unchanged, signals included, up to ``kombu.Producer.publish``, and kombu serializes and
+compresses. Only the channel is replaced: it stores the message that py-amqp would have written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import uuid
+from dataclasses import dataclass, replace
+from datetime import datetime, tzinfo
 from functools import cached_property, partial
 from typing import Any, Final
 
 from celery import Celery
 from celery.signals import beat_init
 from celery.utils.objects import FallbackContext
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu import Exchange as KombuExchange
 from kombu import Queue as KombuQueue
 from kombu.common import Broadcast
@@ -29,45 +32,44 @@ from kombu.transport.native_delayed_delivery import (
 )
 from kombu.utils.imports import symbol_by_name
 
-from reliablepub import Binding, ConfigurationError, Exchange, Queue, Topology
-from reliablepub.integrations import Enqueues
-from reliablepub.integrations.celery_channel import channel_of
+from reliablepub import Binding, ConfigurationError, Exchange, Message, Queue, Topology
+from reliablepub.integrations import Enqueues, message_of
 
 _OPTIONS: Final = ("expires", "message_ttl", "max_length", "max_length_bytes", "max_priority")
 
 
 def use_outbox(app: Celery, outbox: Enqueues, *, hold_eta: bool = False) -> None:
-    """Have every task that this process sends leave through an outbox.
+    """Store every task that this process sends in an outbox.
 
-    That is ``delay``, ``apply_async``, ``send_task``, chains, groups and chords, retries by a
-    worker, and the schedule of beat. Workers need nothing; a worker whose tasks send tasks, or are
-    retried, calls this as well, to store them too.
+    Covers ``delay``, ``apply_async``, ``send_task``, chains, groups and chords, retries by a
+    worker, and the schedule of beat. Workers need no change; a worker whose tasks send or retry
+    tasks calls this as well, to store those too.
 
     Args:
         app: the application. Its broker URL stays: workers, remote control and results use it.
-        outbox: where tasks are stored: an `Outbox` stores each at once, an outbox of SQLAlchemy or
-            Django makes it part of their transaction.
+        outbox: stores the tasks: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
+            part of their transaction.
         hold_eta: whether a task with an ETA or a countdown waits in the outbox, not in a worker. It
-            is sent when it is due. Until then its id is its key in the outbox: `Outbox.cancel` and
-            `Outbox.reschedule` reach it. The key of a retry is ``"<id> retry <number>"``.
+            is sent when it is due. Until then its id is its key in the outbox, for `Outbox.cancel`
+            and `Outbox.reschedule`. The key of a retry is ``"<id> retry <number>"``.
 
     Raises:
-        ConfigurationError: the broker of the application is not reached by AMQP.
+        ConfigurationError: the application's broker URL is not one of AMQP.
     """
     base = app.amqp_cls.base if isinstance(app.amqp_cls, _Way) else app.amqp_cls
     app.amqp_cls = way = _Way(base, outbox, hold_eta)
-    if "amqp" in vars(app):  # it was used before
+    if "amqp" in vars(app):  # a cached property, already computed
         way.change(app, app.amqp)
 
 
 @dataclass
 class _Way:
-    """Makes the part of an application that sends tasks: ``amqp_cls``. Pickled with it.
+    """The factory of the part of an application that sends tasks (``amqp_cls``); pickled with it.
 
     Attributes:
         base: Celery's class, or its name.
-        outbox: where tasks are stored.
-        hold_eta: whether a task with an ETA waits there.
+        outbox: stores the tasks.
+        hold_eta: whether a task with an ETA waits in the outbox.
     """
 
     base: Any
@@ -75,13 +77,13 @@ class _Way:
     hold_eta: bool
 
     def __call__(self, app: Celery) -> Any:  # noqa: ANN401 - Celery has no types
-        """Make it for an application."""
+        """Make Celery's ``AMQP`` for an application, and change it."""
         amqp = symbol_by_name(self.base)(app)
         self.change(app, amqp)
         return amqp
 
     def change(self, app: Celery, amqp: Any) -> None:  # noqa: ANN401
-        """Put the outbox into what Celery has made."""
+        """Make Celery's ``AMQP`` store tasks in the outbox."""
         amqp.__class__ = type("OutboxAMQP", (_Sending, symbol_by_name(self.base)), {})
         amqp.way = self
         vars(amqp).pop("send_task_message", None)
@@ -89,7 +91,7 @@ class _Way:
 
 
 class _Sending:
-    """The change to Celery's ``AMQP``."""
+    """The methods of Celery's ``AMQP`` that differ with an outbox."""
 
     app: Celery
     way: _Way
@@ -104,11 +106,11 @@ class _Sending:
 
         def send_task_message(_: object, name: str, message: Any, **options: Any) -> Any:  # noqa: ANN401
             hold_in = self.app.timezone if self.way.hold_eta else None
-            channel = channel_of(message, self.way.outbox, hold_in)
+            channel = _channel_of(message, self.way.outbox, hold_in)
             producer = producer_of(channel, auto_declare=False)
             if self.way.hold_eta:
                 options = _without_native_delay(options)
-            # Events of monitors may have no consumer, and an outbox keeps what has none.
+            # Events for monitors may have no consumer, and an outbox would park them as unroutable.
             message = message._replace(sent_event=None)
             return send(producer, name, message, **(options | {"retry": False}))
 
@@ -116,7 +118,10 @@ class _Sending:
 
 
 def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401
-    """Lend a producer. A thread that waits for the outbox must not hold up the one it waits for."""
+    """Lend a producer, with a connection of its own if the pool is exhausted.
+
+    A thread that waits for the outbox must not block the thread that it waits for.
+    """
 
     def acquired() -> Any:  # noqa: ANN401
         try:
@@ -133,12 +138,12 @@ def _producer(app: Celery, producer: Any = None) -> Any:  # noqa: ANN401
 def topology(app: Celery) -> Topology:
     """Return the queues of an application, for the relay: ``Publisher(topology=...)``.
 
-    Celery's own producer declares the queue of each task. A relay declares them when it connects,
-    so that tasks find their queue before a worker was ever started. A queue that is only named
-    where a task is sent is declared by its worker.
+    Celery's own producer declares the queue of each task. With an outbox the relay declares them
+    when it connects, so that tasks are routed even before a worker has ever started. A queue named
+    only in a call that sends a task is declared by its worker.
 
     Args:
-        app: the application; of its configuration, ``task_queues`` or the default queue.
+        app: the application, whose ``task_queues`` or default queue are returned.
     """
     exchanges: dict[str, Exchange] = {}
     queues: list[Queue] = []
@@ -181,19 +186,96 @@ def _check_broker(app: Celery) -> None:
 
 
 def _without_native_delay(options: dict[str, Any]) -> dict[str, Any]:
-    """Send a task, which Celery would delay in RabbitMQ's quorum queues, to where it comes out."""
+    """Skip Celery's delay in RabbitMQ's quorum queues: send the task to their last exchange."""
     if getattr(options.get("exchange"), "name", None) != level_name(MAX_LEVEL):
         return options
     return options | {"exchange": CELERY_DELAYED_DELIVERY_EXCHANGE}
 
 
-@beat_init.connect  # with the module, which is also imported where an application is unpickled
+@beat_init.connect  # when this module is imported, which unpickling an application does too
 def _connect_no_beat(sender: Any, **_: object) -> None:  # noqa: ANN401 - beat's service
-    """Spare beat the connection that it makes, and waits for, before it sends a task."""
+    """Spare beat the broker connection that it opens, and waits for, before it sends a task."""
     if isinstance(sender.app.amqp_cls, _Way):
-        vars(sender.scheduler)["producer"] = None  # a cached property: what it would compute
+        vars(sender.scheduler)["producer"] = None  # presets a cached property, which would connect
 
 
 def _not_here(*_: object, **__: object) -> bool:
-    """Declare nothing: the relay is told by `topology`."""
+    """Declare nothing: the relay declares `topology`."""
     return False
+
+
+def _channel_of(message: Any, outbox: Enqueues, hold_in: tzinfo | None) -> _OutboxChannel:  # noqa: ANN401
+    """The channel for a task.
+
+    A held task keeps its ETA, which has passed when a worker reads it.
+
+    Args:
+        message: the task message, as Celery makes it.
+        outbox: stores the task.
+        hold_in: time zone of an ETA without one; None if no task is held until its ETA.
+    """
+    # Protocol 1 has these fields in the body, protocol 2 in the headers.
+    fields = message.body if isinstance(message.body, dict) else message.headers
+    if hold_in is None or not fields["eta"]:
+        return _OutboxChannel(outbox)
+    due = maybe_make_aware(maybe_iso8601(fields["eta"]), hold_in)  # parsed as a worker does
+    key, retries = fields["id"], fields["retries"]
+    return _HoldingChannel(outbox, f"{key} retry {retries}" if retries else key, due)
+
+
+class _OutboxChannel:
+    """The part of a channel that a `kombu.Producer` uses; it stores messages."""
+
+    is_bound = True
+    connection = None
+
+    def __init__(self, outbox: Enqueues) -> None:
+        self._outbox = outbox
+
+    def prepare_message(  # noqa: PLR0917 - as kombu calls it
+        self,
+        body: bytes | str,
+        priority: int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> tuple[bytes | str, dict[str, Any]]:
+        """Return the message, for `basic_publish`."""
+        given = {
+            **(properties or {}),
+            "priority": priority,
+            "content_type": content_type,
+            "content_encoding": content_encoding,
+            "headers": headers or {},
+        }
+        return body, given
+
+    def basic_publish(
+        self,
+        message: tuple[bytes | str, dict[str, Any]],
+        exchange: str = "",
+        routing_key: str = "",
+        **_: object,
+    ) -> None:
+        """Store the message. The relay sends it as mandatory, and awaits its confirm."""
+        body, properties = message
+        self._store(message_of(body, exchange, routing_key, properties))
+
+    def _store(self, message: Message) -> None:
+        self._outbox.enqueue(message)
+
+
+class _HoldingChannel(_OutboxChannel):
+    """Stores a task until it is due."""
+
+    def __init__(self, outbox: Enqueues, key: str, due: datetime) -> None:
+        super().__init__(outbox)
+        self._key, self._due = key, due
+
+    def _store(self, message: Message) -> None:
+        own_id = message.message_id or str(uuid.uuid4())
+        message = replace(message, message_id=own_id, not_before=self._due)
+        if self._outbox.enqueue(message, key=self._key) != own_id:
+            # An earlier task had this id (`Task.replace` reuses it): store this one without a key.
+            self._outbox.enqueue(message)

@@ -1,7 +1,7 @@
-"""`OutboxBroker`: dramatiq's broker for RabbitMQ, whose messages leave through an outbox.
+"""`OutboxBroker`: dramatiq's broker for RabbitMQ, with an outbox for the messages it sends.
 
-Knows: where dramatiq hands a finished message to pika. Must never know: actors, middleware, how a
-message is encoded or delayed; all of this is dramatiq's own.
+Knows: where dramatiq hands a finished message to pika. Must never know: actors, middleware, how
+dramatiq encodes or delays a message.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from reliablepub import Queue, Topology
 from reliablepub.integrations import Enqueues, message_of
 
 _CHANNEL: Any = RabbitmqBroker.channel
-"""A property: the channel to RabbitMQ of a thread."""
+"""The property of dramatiq's broker that gives each thread its channel to RabbitMQ."""
 
 
 class OutboxBroker(RabbitmqBroker):
-    """dramatiq's `RabbitmqBroker`: what is sent is stored, what is consumed comes from RabbitMQ.
+    """A `RabbitmqBroker` that stores the messages it sends in an outbox, and consumes as before.
 
-    Also what a worker sends leaves through the outbox: retries, pipelines, callbacks.
+    Messages that a worker sends are stored too: retries, pipelines, callbacks.
 
     Args:
-        outbox: where messages are stored: an `Outbox` stores each at once, an outbox of SQLAlchemy
-            or Django makes it part of their transaction.
-        options: those of `RabbitmqBroker`, such as ``url``.
+        outbox: stores the messages: an `Outbox` each at once, an outbox of SQLAlchemy or Django as
+            part of their transaction.
+        options: options of `RabbitmqBroker`, such as ``url``.
 
     Example:
         In place of ``RabbitmqBroker(url=...)``::
@@ -47,7 +47,7 @@ class OutboxBroker(RabbitmqBroker):
 
         Args:
             message: the message of an actor.
-            delay: how long to wait before it is processed, in milliseconds.
+            delay: milliseconds before the message is processed.
 
         Raises:
             OutboxError: the message was not stored (`Outbox.enqueue`).
@@ -56,7 +56,7 @@ class OutboxBroker(RabbitmqBroker):
             return super().enqueue(message, delay=delay)
 
     def declare_queue(self, queue_name: str, *, ensure: bool = False) -> None:
-        """Declare a queue; in `enqueue`, without asking the broker.
+        """Declare a queue; within `enqueue`, without contacting the broker.
 
         Args:
             queue_name: name of the queue.
@@ -68,7 +68,7 @@ class OutboxBroker(RabbitmqBroker):
     def topology(self) -> Topology:
         """Return the queues of all actors, for the relay: ``Publisher(topology=...)``.
 
-        dramatiq's own broker declares a queue before it sends a message there.
+        dramatiq's own broker declares a queue before it sends a message to it.
         """
         pending, self.queues_pending = self.queues_pending, set(self.queues)
         declared = _Declared()
@@ -94,13 +94,13 @@ class OutboxBroker(RabbitmqBroker):
 
 
 class _Diversion(threading.local):
-    """What stands for the channel to RabbitMQ in this thread."""
+    """The object that replaces this thread's channel to RabbitMQ; None for the real one."""
 
     channel: Any = None
 
 
 class _OutboxChannel:
-    """A channel that stores what is published."""
+    """A channel that stores messages instead of publishing them."""
 
     def __init__(self, outbox: Enqueues) -> None:
         self._outbox = outbox
@@ -108,12 +108,12 @@ class _OutboxChannel:
     def basic_publish(
         self, *, exchange: str, routing_key: str, body: bytes, properties: object, **_: object
     ) -> None:
-        """Store the message. It is always mandatory, and confirmed to the relay."""
+        """Store the message. The relay sends it as mandatory, and awaits its confirm."""
         self._outbox.enqueue(message_of(body, exchange, routing_key, vars(properties)))
 
 
 class _Declared:
-    """A channel that notes the queues that are declared."""
+    """A channel that records declared queues."""
 
     def __init__(self) -> None:
         self.queues: list[Queue] = []
@@ -121,5 +121,5 @@ class _Declared:
     def queue_declare(
         self, *, queue: str, durable: bool, arguments: dict[str, Any] | None = None
     ) -> None:
-        """Note the queue."""
+        """Record the queue."""
         self.queues.append(Queue(queue, durable=durable, arguments=arguments or {}))

@@ -1,33 +1,39 @@
-"""`SessionOutbox`: messages that belong to a SQLAlchemy transaction.
+"""`SessionOutbox`: stores messages as part of a SQLAlchemy transaction.
 
-Knows: sessions and connections of SQLAlchemy, also asynchronous ones, and which connection of the
-driver is below them. Must never know: the tables of the outbox.
+Knows: sessions and connections of SQLAlchemy, also asynchronous ones, and the driver's connection
+below them. Must never know: the tables of the outbox.
 
-The message is a row in the transaction of the session: it is stored by its commit, and goes with
-its rollback, or with that of the savepoint it was enqueued in.
+The message is a row in the transaction of the session: the commit stores it, and a rollback of the
+transaction, or of the savepoint it was enqueued in, removes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from uuid import uuid4
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session, scoped_session
 
-from reliablepub import Message, Outbox, ScheduleChange
-from reliablepub.integrations.sqlalchemy_joining import Within, WithinAsync, through
+from reliablepub import ConfigurationError, Message, Outbox, ScheduleChange
 
 T = TypeVar("T")
+Within: TypeAlias = Session | scoped_session[Any] | Connection
+"""The session or connection whose transaction a message joins. For a session with several engines,
+give the connection: ``session.connection(bind_arguments={"mapper": Order})``."""
+WithinAsync: TypeAlias = AsyncSession | AsyncConnection
+"""The asynchronous session or connection whose transaction a message joins."""
 
 _JOINED: Final[ContextVar[Mapping[str, Within | WithinAsync]]] = ContextVar("joined_outboxes")
-"""By `SessionOutbox`, and its pickled copies, such as that of a Celery application."""
+"""The joined transaction of each `SessionOutbox`, by a name that its pickled copies share."""
 _PREFIX: Final = "reliablepub"
 
 
@@ -58,7 +64,8 @@ class SessionOutbox:
             message: the message. It gets a ``message_id`` if it has none.
             key: deduplication key (`Outbox.enqueue`).
             within: session or connection whose transaction the message joins; a transaction begins
-                if there is none. None: that of `joined`, or else the message is stored at once.
+                if there is none. None: the transaction of `joined`; without it the message is
+                stored at once.
 
         Returns:
             The ``message_id``, or that of the first message with this key.
@@ -76,8 +83,8 @@ class SessionOutbox:
         Args:
             key: the key that was given to `enqueue`.
             note: the reason, for ``reliablepub outbox explain``.
-            within: session or connection whose transaction this joins. None: that of `joined`, or
-                else the message is cancelled at once.
+            within: session or connection whose transaction this joins. None: the transaction of
+                `joined`; without it the message is cancelled at once.
 
         Returns:
             Whether the message was cancelled, it was too late, or the key is not known.
@@ -97,8 +104,8 @@ class SessionOutbox:
             key: the key that was given to `enqueue`.
             not_before: the new time, with a time zone; one in the past sends the message now.
             note: the reason, for ``reliablepub outbox explain``.
-            within: session or connection whose transaction this joins. None: that of `joined`, or
-                else the message is rescheduled at once.
+            within: session or connection whose transaction this joins. None: the transaction of
+                `joined`; without it the message is rescheduled at once.
 
         Returns:
             Whether the message has its new time, it was too late, or the key is not known.
@@ -112,7 +119,7 @@ class SessionOutbox:
 
     def _through_or_alone(self, within: Within | None, work: Callable[..., T]) -> T:
         target = self._target(within)
-        return work() if target is None else through(target, work)
+        return work() if target is None else _through(target, work)
 
     async def enqueue_async(
         self,
@@ -132,7 +139,7 @@ class SessionOutbox:
 
     @contextmanager
     def joined(self, within: Within | WithinAsync) -> Iterator[None]:
-        """Have all messages of the block join a transaction, where no session can be passed.
+        """Make all messages of the block join a transaction, for code that cannot pass a session.
 
         The block covers its thread or task, and the tasks that it starts. With an `AsyncSession`,
         a synchronous `enqueue` in the block runs below ``await session.run_sync(...)``.
@@ -156,7 +163,7 @@ class SessionOutbox:
             ConfigurationError: the connection is to another database.
             OutboxError: the outbox was not added (`Outbox.create`).
         """
-        through(connection, self.outbox.create)
+        _through(connection, self.outbox.create)
 
     def _target(self, within: Within | None) -> Within | None:
         target = within if within is not None else _JOINED.get({}).get(self._name)
@@ -168,10 +175,10 @@ class SessionOutbox:
 
 
 def immediate_transactions(engine: Engine | AsyncEngine) -> None:
-    """Have each transaction of a SQLite engine begin with ``BEGIN IMMEDIATE``.
+    """Begin each transaction of a SQLite engine with ``BEGIN IMMEDIATE``.
 
     Savepoints are then rolled back with their transaction, and transactions that write wait for
-    each other in place of *database is locked*. Call it before the engine is used.
+    each other instead of failing with *database is locked*. Call it before the engine is used.
 
     Args:
         engine: an engine for SQLite.
@@ -188,12 +195,48 @@ def immediate_transactions(engine: Engine | AsyncEngine) -> None:
 
 
 def include_name(name: str | None, type_: str, _parents: object) -> bool:
-    """Leave the outbox out of what Alembic compares: ``context.configure(include_name=...)``.
+    """Exclude the outbox from Alembic's comparison: ``context.configure(include_name=...)``.
 
     Without it, ``alembic revision --autogenerate`` would drop the tables of the outbox.
 
     Args:
         name: name of a schema, table or part of a table.
-        type_: what has the name, such as ``table``.
+        type_: kind of the object, such as ``table``.
     """
     return type_ not in {"schema", "table"} or not (name or "").startswith(_PREFIX)
+
+
+def _through(target: Within, work: Callable[..., T]) -> T:
+    """Call ``work(connection=...)`` with the connection that an `Outbox` accepts.
+
+    For SQLite that is the driver's own connection, below aiosqlite and SQLAlchemy.
+    """
+    connection = target if isinstance(target, Connection) else target.connection()
+    if not connection.in_transaction():
+        connection.begin()  # as its first statement would; a statement of the driver would not
+    if connection.dialect.name != "sqlite":
+        return work(connection=connection)
+    driver = connection.connection.driver_connection
+    is_async = connection.dialect.is_async
+    own = driver._conn if is_async else driver  # type: ignore[union-attr]  # noqa: SLF001
+    if not isinstance(own, sqlite3.Connection):
+        msg = f"the driver {connection.dialect.driver} is not supported: use pysqlite or aiosqlite"
+        raise ConfigurationError(msg)
+    if connection.in_nested_transaction() and _is_legacy(own):
+        raise ConfigurationError(
+            "the session is in a savepoint, and Python's sqlite3 begins no transaction before one: "
+            "the message could be stored without it. Nothing was stored; call "
+            "reliablepub.integrations.sqlalchemy.immediate_transactions(engine) at the start"
+        )
+    if not is_async:
+        return work(connection=own)
+    # aiosqlite has a thread for each connection, and no public way to run a function there.
+    adapted: Any = connection.connection.dbapi_connection
+    done: T = adapted.run_async(lambda aio: aio._execute(work, connection=own))  # noqa: SLF001
+    return done
+
+
+def _is_legacy(connection: sqlite3.Connection) -> bool:
+    """Whether sqlite3 begins transactions itself, before INSERT, UPDATE and DELETE only."""
+    has_autocommit = getattr(connection, "autocommit", None) in (True, False)
+    return connection.isolation_level is not None and not has_autocommit

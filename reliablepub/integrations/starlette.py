@@ -1,7 +1,7 @@
 """A relay in the lifespan of a Starlette or FastAPI application, and routes for its health.
 
-Knows: ASGI lifespans, requests and routes of Starlette, which FastAPI is made of. Must never know:
-databases; a message joins a transaction through `SessionOutbox` or `Outbox`.
+Knows: ASGI lifespans, and requests and routes of Starlette, on which FastAPI is built. Must never
+know: databases; a message joins a transaction through `SessionOutbox` or `Outbox`.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def lifespan(
     open_publisher: Callable[[], AsyncPublisher],
     inner: Callable[[Any], AbstractAsyncContextManager[Any]] | None = None,
 ) -> Callable[[Any], AbstractAsyncContextManager[Any]]:
-    """Return a lifespan that opens a publisher with the application and closes it with it.
+    """Return a lifespan: a publisher that is open as long as the application runs.
 
-    The publisher relays what was enqueued, also by an earlier run of the application. An outbox has
-    one relay at a time: with several worker processes, leave this out, and run one
+    The publisher also relays messages enqueued by an earlier run of the application. An outbox has
+    one relay at a time: with several worker processes, do not use this; run one
     ``reliablepub relay`` beside them.
 
     Args:
-        open_publisher: makes the publisher, each time that the application starts, such as
+        open_publisher: makes the publisher at each start of the application, such as
             ``lambda: AsyncPublisher(url, outbox="app.db")``.
-        inner: the application's own lifespan, if it has one. The publisher is open in it.
+        inner: the application's own lifespan, if any. The publisher is open while it runs.
 
     Example:
         In FastAPI::
@@ -62,14 +62,14 @@ def lifespan(
 def publisher_of(connection: HTTPConnection) -> AsyncPublisher:
     """Return the publisher of an application: a dependency for FastAPI.
 
-    ``Depends(publisher_of)`` gives it to an endpoint that publishes outside of a transaction, or
-    looks at its status. In Starlette, call it with the request.
+    ``Depends(publisher_of)`` passes it to an endpoint that publishes outside of a transaction, or
+    reads its status. In Starlette, call it with the request.
 
     Args:
         connection: the request or the websocket.
 
     Raises:
-        ConfigurationError: the application has no `lifespan` of this module, or it has not begun.
+        ConfigurationError: the application does not use `lifespan`, or has not started.
     """
     return _publisher(connection.app)
 
@@ -79,7 +79,7 @@ def _publisher(app: Starlette) -> AsyncPublisher:
     if not isinstance(publisher, AsyncPublisher):
         raise ConfigurationError(
             "the application has no publisher: give it lifespan=lifespan(lambda: "
-            "AsyncPublisher(...)), and have its lifespan begin (TestClient does in a with block)"
+            "AsyncPublisher(...)), and start its lifespan (TestClient does in a with block)"
         )
     return publisher
 
@@ -87,9 +87,9 @@ def _publisher(app: Starlette) -> AsyncPublisher:
 def health_routes(prefix: str = "/outbox") -> list[Route]:
     """Return routes for probes: ``/outbox/live`` and ``/outbox/ready``, with status 200 or 503.
 
-    *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: it does, and the broker
-    accepts messages now. A service that only enqueues works without it, and need not be taken
-    out of service.
+    *Live*: the relay takes turns; otherwise only a restart helps. *Ready*: the relay takes turns,
+    and the broker accepts messages now. A service that only enqueues works while it is not ready,
+    and need not be taken out of service.
 
     Args:
         prefix: path before ``/live`` and ``/ready``.

@@ -1,7 +1,7 @@
-"""`OutboxBroker`: taskiq's broker for RabbitMQ, whose tasks leave through an outbox.
+"""`OutboxBroker`: taskiq's broker for RabbitMQ, with an outbox for the tasks it sends.
 
 Knows: where taskiq-aio-pika hands a finished message to aio-pika. Must never know: tasks, labels,
-routing, delays; all of this is taskiq's own.
+routing, delays.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from reliablepub.integrations import Enqueues, message_of
 
 
 class OutboxBroker(AioPikaBroker):
-    """taskiq's `AioPikaBroker`: what is sent is stored, what is consumed comes from RabbitMQ.
+    """An `AioPikaBroker` that stores the tasks it sends in an outbox, and consumes as before.
 
     A process that only sends tasks has no connection to RabbitMQ, so it starts while the broker is
-    down. The worker declares exchange and queues, as ever.
+    down. Workers declare the exchange and the queues, as without an outbox.
 
     Args:
-        outbox: where tasks are stored: an `Outbox` stores each at once, a `SessionOutbox` makes it
-            part of the transaction of an `AsyncSession` that it has `joined`.
-        options: those of `AioPikaBroker`, such as ``url``.
+        outbox: stores the tasks: an `Outbox` each at once, a `SessionOutbox` as part of the
+            transaction of an `AsyncSession` that it has `joined`.
+        options: options of `AioPikaBroker`, such as ``url``.
 
     Example:
         In place of ``AioPikaBroker(url)``::
@@ -37,7 +37,7 @@ class OutboxBroker(AioPikaBroker):
         self._outbox: Final = outbox
 
     async def startup(self) -> None:
-        """Start; a worker connects to RabbitMQ, and declares what it consumes."""
+        """Start the broker; a worker connects to RabbitMQ, and declares the queues it consumes."""
         if self.is_worker_process:
             await super().startup()
             if self.write_channel is not None:
@@ -51,14 +51,14 @@ class OutboxBroker(AioPikaBroker):
 
 
 class _OutboxChannel:
-    """The part of an aio-pika channel that a broker sends by."""
+    """The part of an aio-pika channel that taskiq's broker uses to send; it stores messages."""
 
     def __init__(self, outbox: Enqueues) -> None:
         self._outbox = outbox
         self.default_exchange = _OutboxExchange(outbox, "")
 
     async def get_exchange(self, name: str, **_: object) -> _OutboxExchange:
-        """Return the exchange, without asking the broker."""
+        """Return the exchange, without contacting the broker."""
         return _OutboxExchange(self._outbox, name)
 
     async def close(self) -> None:
@@ -66,13 +66,13 @@ class _OutboxChannel:
 
 
 class _OutboxExchange:
-    """An exchange that stores what is published."""
+    """An exchange that stores messages instead of publishing them."""
 
     def __init__(self, outbox: Enqueues, name: str) -> None:
         self._outbox, self._name = outbox, name
 
     async def publish(self, message: Any, routing_key: str) -> None:  # noqa: ANN401 - aio-pika's
-        """Store the message. It is always mandatory, and confirmed to the relay."""
+        """Store the message. The relay sends it as mandatory, and awaits its confirm."""
         properties = {**dict(message.properties), "type": message.type}
         given = message_of(message.body, self._name, routing_key, properties)
         enqueue_async = getattr(self._outbox, "enqueue_async", None)

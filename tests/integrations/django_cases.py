@@ -22,8 +22,7 @@ from tenacity import stop_after_attempt, wait_none
 
 from reliablepub import Message, Publisher, Retries, RetryPolicy, ScheduleChange
 from reliablepub.integrations.celery import use_outbox
-from reliablepub.integrations.django import DjangoOutbox
-from reliablepub.integrations.django.databases import where_of
+from reliablepub.integrations.django import DjangoOutbox, where_of
 from reliablepub.integrations.django.models import ParkedMessage
 from reliablepub.outbox.postgres.server import Server
 from reliablepub.testing import FakeBroker

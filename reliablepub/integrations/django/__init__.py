@@ -1,32 +1,38 @@
-"""A Django application: messages that belong to ``transaction.atomic``, on SQLite and PostgreSQL.
+"""Stores messages as part of Django's ``transaction.atomic``, on SQLite and PostgreSQL.
 
-Knows: Django's connections and settings. Must never know: the tables of the outbox.
+Knows: Django's connections, settings and database backends. Must never know: the tables of the
+outbox.
 
 Settings::
 
     INSTALLED_APPS = ["reliablepub.integrations.django", ...]
     RELIABLEPUB = {"URL": "amqp://...", "DATABASES": ["default"]}
 
-``URL`` is for the command ``relay_outbox``. ``DATABASES`` names the databases that have an outbox:
-without it, the default one.
+``URL`` is used by the command ``relay_outbox``. ``DATABASES`` names the databases that have an
+outbox; the default database unless given.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import quote, urlencode
 
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from reliablepub import Message, Outbox, ScheduleChange
-from reliablepub.integrations.django.databases import where_of
 
+_HOST: Final = re.compile(r"[\w.-]+")
+"""A name or an IPv4 address. Sockets, IPv6 addresses and lists are parameters of the URL."""
 _OUTBOXES: Final[dict[tuple[str, str], Outbox]] = {}
-"""By alias and name of the database, which Django's test runner replaces.
+"""By alias and name of the database, which Django's test runner changes.
 
-For messages only, which go through Django's connections: these outboxes open none to a server.
-Django's test runner cannot drop a database while it has connections."""
+They only enqueue through Django's connections, and open none of their own to a server: Django's
+test runner cannot drop a database that has connections."""
 
 
 class DjangoOutbox:
@@ -57,7 +63,7 @@ class DjangoOutbox:
 
     @property
     def outbox(self) -> Outbox:
-        """The outbox itself, to look at it or to intervene. It has connections of its own.
+        """The `Outbox`, to inspect it or to intervene. It uses connections of its own.
 
         Raises:
             ImproperlyConfigured: the database cannot hold an outbox.
@@ -67,8 +73,8 @@ class DjangoOutbox:
     def enqueue(self, message: Message, *, key: str | None = None) -> str:
         """Store one message, as part of the transaction of Django's connection.
 
-        Within ``transaction.atomic`` the message is stored by the commit, and goes with the
-        rollback, also with that of an inner block. Elsewhere it is stored at once.
+        Within ``transaction.atomic`` the commit stores the message, and a rollback, also of an
+        inner block, removes it. Outside of a transaction it is stored at once.
 
         Args:
             message: the message. It gets a ``message_id`` if it has none.
@@ -127,20 +133,64 @@ class DjangoOutbox:
             return outbox.reschedule(key, not_before, note=note, connection=connection)
 
     def _through(self) -> tuple[Outbox, Any]:
-        """Return the outbox, and what it takes for Django's connection."""
+        """Return the outbox, and Django's connection in the form that it accepts."""
         connection = connections[self.using]
         at = (self.using, str(connection.settings_dict["NAME"]))
         if at not in _OUTBOXES:
             _OUTBOXES[at] = self.outbox
         connection.ensure_connection()
         connection.validate_no_broken_transaction()
-        is_file = connection.vendor == "sqlite"
-        through = connection.connection if is_file else connection
-        return _OUTBOXES[at], through
+        return _OUTBOXES[at], accepted(connection)
 
     def __repr__(self) -> str:
         """Name the database."""
         return f"DjangoOutbox({self.using!r})"
+
+
+def accepted(connection: BaseDatabaseWrapper) -> Any:  # noqa: ANN401 - a connection of any driver
+    """Return Django's connection in the form that an `Outbox` accepts: for SQLite, the driver's."""
+    return connection.connection if connection.vendor == "sqlite" else connection
+
+
+def where_of(connection: BaseDatabaseWrapper) -> str:
+    """Return the path or URL, with its password, by which an `Outbox` opens a Django database.
+
+    Django's test runner changes the names of databases, so do not keep the result.
+
+    Raises:
+        ImproperlyConfigured: the database cannot hold an outbox.
+    """
+    if connection.vendor == "postgresql":
+        return _url(connection)
+    if connection.vendor != "sqlite":
+        raise ImproperlyConfigured(
+            f"database {connection.alias!r} is of {connection.vendor}; an outbox needs SQLite or "
+            "PostgreSQL"
+        )
+    name = str(connection.settings_dict["NAME"])
+    if name == ":memory:" or "mode=memory" in name:
+        raise ImproperlyConfigured(
+            f"database {connection.alias!r} is in memory, which cannot hold an outbox; for tests, "
+            'give it a file: DATABASES = {"default": {..., "TEST": {"NAME": "test.db"}}}'
+        )
+    return name
+
+
+def _url(connection: BaseDatabaseWrapper) -> str:
+    from psycopg import pq  # noqa: PLC0415 - only an outbox on PostgreSQL needs it
+
+    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
+    given: dict[str, Any] = connection.get_connection_params()  # Django's own options are in it too
+    options = {
+        name: str(value) for name, value in given.items() if name in known and value is not None
+    }
+    host = ""
+    if _HOST.fullmatch(options.get("host", "")):
+        host = options.pop("host")
+        if options.get("port", "").isdecimal():
+            host += ":" + options.pop("port")
+    database = quote(options.pop("dbname", ""), "")
+    return f"postgresql://{host}/{database}?{urlencode(options, quote_via=quote)}"
 
 
 def aliases() -> list[str]:

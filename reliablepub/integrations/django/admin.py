@@ -17,7 +17,7 @@ from reliablepub.integrations.django.models import ParkedMessage
 
 
 class DatabaseFilter(admin.SimpleListFilter):
-    """Chooses one of several outboxes; without it, the first of the setting ``DATABASES``."""
+    """Selects one of several outboxes; by default the first of the setting ``DATABASES``."""
 
     title = "database"
     parameter_name = "database"
@@ -27,14 +27,14 @@ class DatabaseFilter(admin.SimpleListFilter):
         return [(alias, alias) for alias in aliases()[1:]]
 
     def queryset(self, _request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Return the messages of the outbox that was chosen."""
+        """Return the messages of the selected outbox."""
         chosen = self.value()
         return queryset.using(chosen) if chosen in aliases() else queryset
 
 
 @admin.register(ParkedMessage)
 class ParkedMessageAdmin(admin.ModelAdmin):
-    """Shows parked messages, and retries those that were chosen."""
+    """Shows parked messages, and retries the selected ones."""
 
     actions = ("retry",)
     list_display = ("message_id", "exchange", "routing_key", "reason", "attempts", "parked_at")
@@ -45,7 +45,7 @@ class ParkedMessageAdmin(admin.ModelAdmin):
 
     @admin.display(description="reason")
     def reason(self, parked: ParkedMessage) -> str:
-        """What the broker said, or this library."""
+        """The outcome, with the text of the broker or of this library."""
         code = f"{parked.reply_code} " if parked.reply_code else ""
         return f"{parked.outcome}: {code}{parked.reply_text}"
 
@@ -57,13 +57,13 @@ class ParkedMessageAdmin(admin.ModelAdmin):
         self.message_user(request, f"{count} of {len(chosen)} will be sent again", messages.SUCCESS)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        """Look into the first outbox."""
+        """Return the messages of the first outbox."""
         return super().get_queryset(request).using(aliases()[0])
 
     def has_add_permission(self, _request: HttpRequest) -> bool:
-        """Refuse: messages are parked by the relay."""
+        """Return False: the relay alone parks messages."""
         return False
 
     def has_delete_permission(self, _request: HttpRequest, _obj: object = None) -> bool:
-        """Refuse: ``reliablepub outbox discard`` deletes messages, and counts them."""
+        """Return False: ``reliablepub outbox discard`` deletes messages, and counts them."""
         return False

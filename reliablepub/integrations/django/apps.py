@@ -1,10 +1,10 @@
-"""What Django is told of the application. Must never know: messages."""
+"""The configuration of the application. Must never know: messages."""
 
 from django.apps import AppConfig
 
 
 class ReliablePubConfig(AppConfig):
-    """The application, as ``INSTALLED_APPS`` names it."""
+    """The application that ``INSTALLED_APPS`` names."""
 
     name = "reliablepub.integrations.django"
     label = "reliablepub"

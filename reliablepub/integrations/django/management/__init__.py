@@ -1,1 +1,1 @@
-"""What `manage.py` finds here."""
+"""The package in which `manage.py` looks for commands."""

@@ -1,6 +1,6 @@
-"""Creates the outbox in each database that has one.
+"""Creates the outbox in each database of the setting ``DATABASES``.
 
-Knows: the setting ``DATABASES``. Must never know: the tables; the outbox upgrades them itself.
+Knows: Django's migrations. Must never know: the tables; the outbox upgrades them itself.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 from django.db import migrations, models
 
-from reliablepub.integrations.django import DjangoOutbox, aliases
+from reliablepub.integrations.django import DjangoOutbox, accepted, aliases
 
 # The outbox has a schema of its own, which a model cannot name, and its times are text.
 _VIEW: Final = """
@@ -26,15 +26,13 @@ def create(_apps: object, editor: Any) -> None:  # noqa: ANN401 - the schema edi
     connection = editor.connection
     if connection.alias not in aliases():
         return
-    is_file = connection.vendor == "sqlite"
-    through = connection.connection if is_file else connection
-    DjangoOutbox(connection.alias).outbox.create(connection=through)
-    if not is_file:
+    DjangoOutbox(connection.alias).outbox.create(connection=accepted(connection))
+    if connection.vendor != "sqlite":
         editor.execute(_VIEW)
 
 
 class Migration(migrations.Migration):
-    """Adds the outbox; going back leaves it, with the messages in it."""
+    """Adds the outbox. Reversing the migration keeps the outbox and its messages."""
 
     initial = True
     dependencies: ClassVar[list[Any]] = []

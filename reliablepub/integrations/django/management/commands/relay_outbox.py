@@ -1,4 +1,4 @@
-"""``manage.py relay_outbox``: publishes what is in the outbox of a database.
+"""``manage.py relay_outbox``: publishes the messages in the outbox of a database.
 
 Knows: settings, and the command ``reliablepub relay``. Must never know: the relay.
 """
@@ -25,21 +25,22 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []  # noqa: RUF012 - as Django has it
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Which database, and what is handed on."""
+        """Add the database, and the options that are passed on."""
         parser.add_argument("--database", default=aliases()[0], choices=aliases())
         parser.add_argument("options", nargs=REMAINDER, help="options of `reliablepub relay`")
 
     def handle(self, *_: object, **options: Any) -> None:  # noqa: ANN401 - as argparse has them
-        """Replace this process."""
+        """Replace this process by ``reliablepub relay``."""
         url = option("URL", os.environ.get("RELIABLEPUB_URL"))
         if not url:
             msg = 'no broker: set RELIABLEPUB = {"URL": "amqp://..."} or RELIABLEPUB_URL'
             raise CommandError(msg)
-        os.environ["RELIABLEPUB_URL"] = url  # not an argument: others could read the password
-        os.environ["RELIABLEPUB_OUTBOX"] = DjangoOutbox(options["database"]).where  # nor this one
+        # Not arguments: other users could read the passwords in the list of processes.
+        os.environ["RELIABLEPUB_URL"] = url
+        os.environ["RELIABLEPUB_OUTBOX"] = DjangoOutbox(options["database"]).where
         sys.stdout.flush()
         command = [sys.executable, "-m", "reliablepub", "relay"]
         given = options["options"]
-        if given[:1] == ["--"]:  # Python 3.11 and 3.12 leave it there
+        if given[:1] == ["--"]:  # Python 3.11 and 3.12 keep it
             given = given[1:]
         os.execv(sys.executable, [*command, *given])  # noqa: S606 - our own command
