@@ -25,7 +25,7 @@ from spark_sink.settings import Settings
 def urls(settings: Settings) -> Sequence[str]:
     """The URLs of the broker, with the password of ``passwordEnv`` put in.
 
-    Beside a ``passwordFile`` they hold none: `credentials` reads it.
+    With ``passwordFile`` they hold no password: `credentials` reads it.
 
     Raises:
         ConfigurationError: a variable or file is missing; the text names it, never its content.
@@ -78,7 +78,7 @@ def ssl_context(settings: Settings) -> ssl.SSLContext | None:
 
 
 def found(option: str, name: str) -> Path:
-    """A file of this host, or one that Spark distributed (``--files``, ``addFile``).
+    """Find a file on this host, or one that Spark distributed (``--files``, ``addFile``).
 
     Raises:
         ConfigurationError: there is no such file.

@@ -31,32 +31,22 @@ _OPEN_BYTES_MAX: Final = 2 * 1024**3
 _OPEN_MESSAGES_MAX: Final = 1_000_000
 
 
-class _Resent:
-    """A hook that counts uncertain messages, which are sent again."""
-
-    def __init__(self) -> None:
-        self.messages = 0
-
-    def on_uncertain(self, events: Sequence[object]) -> None:
-        """Count messages whose confirms were lost."""
-        self.messages += len(events)
-
-
-@dataclass(frozen=True)
 class Lent:
-    """A publisher lent to a task.
+    """A publisher lent to a task, and the publisher's hook that counts uncertain messages.
 
     Attributes:
         publisher: connected, or connecting.
+        resent: messages sent again because their confirm was lost, in all tasks of this worker.
     """
 
     publisher: Publisher
-    _resent: _Resent
 
-    @property
-    def resent(self) -> int:
-        """Messages sent again because their confirm was lost, in all tasks of this worker."""
-        return self._resent.messages
+    def __init__(self) -> None:
+        self.resent = 0
+
+    def on_uncertain(self, events: Sequence[object]) -> None:
+        """Count messages whose confirms were lost."""
+        self.resent += len(events)
 
 
 @dataclass(frozen=True)
@@ -105,8 +95,8 @@ def publisher(settings: Settings, spread_s: float = 0.0) -> Iterator[Lent]:
 
 
 def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
-    resent = _Resent()
-    publisher = Publisher(
+    lent = Lent()
+    lent.publisher = Publisher(
         addresses,
         outbox=None,
         window_min=settings.window_min,
@@ -115,13 +105,13 @@ def _open(settings: Settings, addresses: tuple[str, ...]) -> Lent:
         confirm_timeout_s=settings.confirm_timeout_s,
         heartbeat_s=settings.heartbeat_s,
         retry=_retry(settings),
-        hooks=[resent],
+        hooks=[lent],
         open_messages_max=_OPEN_MESSAGES_MAX,
         open_bytes_max=_OPEN_BYTES_MAX,
         ssl_context=ssl_context(settings),
         credentials=credentials(settings),
     )
-    return Lent(publisher, resent)
+    return lent
 
 
 def _retry(settings: Settings) -> RetryPolicy:

@@ -1,6 +1,7 @@
-"""Early failure for refused connections: wrong credentials, a forbidden vhost, a failed TLS check.
+"""Early failure: connections that the broker refuses, and exchanges or queues that do not exist.
 
-Knows: the reasons that a publisher gives for having no connection. Must never know: rows.
+Knows: the reasons that a publisher gives for having no connection, and which exchange or queue the
+options name. Must never know: rows.
 
 A broker that is down comes back, so a task waits for it (``deliveryTimeout``). Wrong credentials
 stay wrong, so they fail a task within seconds, and a write on the driver before any task starts.
@@ -11,9 +12,18 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from reliablepub import ConfigurationError, Status, Topology, TopologyError, provision
+from reliablepub import (
+    ConfigurationError,
+    Exchange,
+    Queue,
+    Status,
+    Topology,
+    TopologyError,
+    provision,
+)
 from spark_sink.address import credentials, ssl_context, urls
 from spark_sink.failures import BrokerRefused
+from spark_sink.schema import Columns
 from spark_sink.settings import Settings
 
 _FOR_GOOD: Final = (
@@ -26,7 +36,10 @@ _FOR_GOOD: Final = (
 """Texts in a `TopologyError` when the broker refused the connection; the last three are TLS's."""
 _REFUSED_FOR_S: Final = 3.0
 """A starting broker may refuse valid credentials for a moment, until it has loaded its users."""
+_IS_OTHERWISE: Final = ": 406 PRECONDITION_FAILED"
+"""The exchange or queue exists, with another type or other arguments, which do not matter here."""
 _ASK_TIMEOUT_S: Final = 5.0
+_CHECK_TIMEOUT_S: Final = 30.0
 _ASKED_FOR_S: Final = 60.0
 
 _asked: dict[tuple[object, ...], float] = {}
@@ -79,14 +92,46 @@ def ask(settings: Settings) -> None:
     nothing = Topology([], [], declare=False)
     try:
         provision(
-            addresses,
-            nothing,
-            timeout_s=_ASK_TIMEOUT_S,
-            ssl_context=context,
-            credentials=provider,
+            addresses, nothing, timeout_s=_ASK_TIMEOUT_S, ssl_context=context, credentials=provider
         )
     except TopologyError as error:
         reason = error.problems[-1]
         if is_for_good(reason):
             raise BrokerRefused(reason) from None
     _asked[key] = now
+
+
+def check(settings: Settings, columns: Columns) -> None:
+    """Ask the broker for the exchange or queue that a write names; nothing is declared.
+
+    Runs on the driver, with its environment and files, before any row is sent. Exchanges and
+    routing keys that columns give are not checked: they are unknown before the rows are read. The
+    connection and its credentials are tried in any case.
+
+    Raises:
+        TopologyError: with every problem found; or no broker could be reached.
+        ConfigurationError: the driver lacks a file or variable that the options name.
+    """
+    exchange = columns.fixed.get("exchange", "")
+    queue = columns.fixed.get("routing_key", "")
+    exchanges, queues = [], []
+    if "exchange" not in columns.positions:
+        if exchange:
+            exchanges.append(Exchange(str(exchange)))
+        elif queue:
+            queues.append(Queue(str(queue)))
+    topology = Topology(exchanges, queues, declare=False)
+    try:
+        provision(
+            urls(settings),
+            topology,
+            timeout_s=_CHECK_TIMEOUT_S,
+            ssl_context=ssl_context(settings),
+            credentials=credentials(settings),
+        )
+    except TopologyError as error:
+        problems = [problem for problem in error.problems if _IS_OTHERWISE not in problem]
+        if len(problems) == len(error.problems):
+            raise
+        if problems:
+            raise TopologyError(problems) from None

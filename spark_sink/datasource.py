@@ -15,10 +15,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader
 from pyspark.sql.types import StructType
 
 from reliablepub import ConfigurationError
-from spark_sink.contact import ask
-from spark_sink.existence import check
+from spark_sink.contact import ask, check
 from spark_sink.failures import in_one_line
-from spark_sink.options import parse
+from spark_sink.options import check_stream, parse
 from spark_sink.schema import Columns, match
 from spark_sink.settings import Settings
 from spark_sink.trigger import check_checkpoint
@@ -83,10 +82,7 @@ class RabbitMQDataSource(DataSource):
         with in_one_line():
             check_checkpoint(self.options.get("checkpointLocation"))
             settings, columns = self._checked(schema, overwrite=overwrite)
-            if settings.write_id is not None:
-                raise ConfigurationError(
-                    "option 'writeId' is for batch writes; a stream is identified by its checkpoint"
-                )
+            check_stream(settings)
             if settings.report is not None and settings.report not in _reports:
                 _check_report(settings.report)
                 _reports.add(settings.report)

@@ -1,14 +1,14 @@
-"""A `message_id` for each row, which every replay of the row repeats.
+"""A `message_id` for each row; a replay of the row gets an equal one.
 
 Knows: bytes, and digests. Must never know: Spark, brokers.
 
 A task that Spark retries gets the same *set* of rows, but after a shuffle in another order: row 7
 of the first attempt may be row 4711 of the second. An id made of the position would then name
 another row, and a consumer that deduplicates would drop rows it has never seen. So the default id
-is made of the content: a digest of everything that is published, of the partition, and of the
-identity of the write, and the number of equal rows before this one in the task. Equal rows are
-interchangeable, so it does not matter which of them is the first. All ids of one attempt differ,
-hence deduplication never drops a row.
+is made of the content: a digest of all published values, of the partition, and of the identity of
+the write, and the number of equal rows before this one in the task. Equal rows are interchangeable,
+so it does not matter which of them is the first. All ids of one attempt differ, hence deduplication
+never drops a row.
 
 A key in the data itself (``idColumns``) is better: it does not change when the rows are split into
 other partitions, and a task has no digests to remember.
@@ -24,14 +24,14 @@ _DIGEST_BYTES: Final = 16
 
 
 class Identity(Protocol):
-    """Gives each row of one task attempt its id."""
+    """Assigns ids to the rows of one task attempt."""
 
     def __call__(self, bodies: Iterable[bytes], rests: Iterable[tuple[object, ...]]) -> list[str]:
         """The ids of the next rows.
 
         Args:
-            bodies: of the messages.
-            rests: for each all other published values that differ from row to row; their `repr`
+            bodies: bodies of the messages.
+            rests: all other published values of each row that differ from row to row; their `repr`
                 must be complete and depend on the values alone.
         """
 
@@ -87,7 +87,7 @@ class ByColumns:
         """The ids of rows.
 
         Args:
-            keys: for each row a value for each column: an int, str, bytes or bool.
+            keys: the key values of each row: an int, str, bytes or bool for each column.
         """
         ids = []
         for key in keys:

@@ -65,6 +65,18 @@ def parse(options: Mapping[str, str]) -> Settings:
     return settings
 
 
+def check_stream(settings: Settings) -> None:
+    """Refuse an option that is for batch writes.
+
+    Raises:
+        ConfigurationError: ``writeId`` is given.
+    """
+    if settings.write_id is not None:
+        raise ConfigurationError(
+            "option 'writeId' is for batch writes; a stream is identified by its checkpoint"
+        )
+
+
 def _contradictions(settings: Settings) -> list[str]:
     """Problems of options that are valid one by one and contradict each other."""
     problems = []
@@ -117,11 +129,9 @@ def _key(name: str) -> str:
 def _did_you_mean(key: str) -> str:
     names = {_key(option.metadata["name"]): option.metadata["name"] for option in TABLE}
     close = get_close_matches(key, names, n=1)
-    return (
-        f" (did you mean {names[close[0]]!r}?)"
-        if close
-        else f"; there are {', '.join(sorted(names.values()))}"
-    )
+    if close:
+        return f" (did you mean {names[close[0]]!r}?)"
+    return f"; there are {', '.join(sorted(names.values()))}"
 
 
 def as_markdown() -> str:
@@ -134,10 +144,6 @@ def as_markdown() -> str:
 
 
 def _shown(value: object) -> str:
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

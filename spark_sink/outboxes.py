@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import (
-    DataType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType, TimestampType
 
 from reliablepub import ConfigurationError, Outbox
 

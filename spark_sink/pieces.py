@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,8 +25,8 @@ class Pieces:
     """Pieces of batches whose rows may still fail.
 
     Args:
-        partition: of the task.
-        kept: where collected rows go; None where none are collected.
+        partition: number of the task's partition.
+        kept: file of the collected rows; None if no rows are collected.
     """
 
     def __init__(self, partition: int, kept: report.FailedRows | None) -> None:
@@ -58,14 +59,14 @@ class Pieces:
         write: str,
         fatal: Sequence[Failure],
     ) -> RowsNotConfirmed:
-        """The error, with the row's key in the data and the file that keeps the row.
+        """Return the error with the row's key in the data, and the file that holds the row.
 
         Args:
-            error: of a row in these pieces.
-            columns: of the DataFrame; they say which of them are the key.
-            folder: of the report; None without one.
+            error: the error of a row in these pieces.
+            columns: columns of the DataFrame, with those that are the key.
+            folder: folder of the report; None without a report.
             write: identity of the write.
-            fatal: the row of the error, and all other rows that are known to have failed.
+            fatal: the failure of this row, and those of all other rows known to have failed.
         """
         piece, row = self._find(error.row)
         names = [(key.name, key.position) for key in columns.keys]
@@ -79,16 +80,10 @@ class Pieces:
                 kept = report.keep_fatal(folder, write, self._partition, rows)
             except (OSError, pa.ArrowException):
                 LOGGER.exception("the rows that fail the write could not be kept")
+        (failure,) = (one for one in fatal if one.row == error.row)
+        others = len(fatal) - 1
         return RowsNotConfirmed(
-            partition=error.partition,
-            row=error.row,
-            message_id=error.message_id,
-            outcome=error.outcome,
-            reply_code=error.reply_code,
-            reply_text=error.reply_text,
-            key=shown,
-            kept=kept,
-            others=len(fatal) - 1,
+            partition=self._partition, key=shown, kept=kept, others=others, **asdict(failure)
         )
 
     def _find(self, row: int) -> tuple[pa.RecordBatch, int]:

@@ -1,6 +1,6 @@
-"""The report of a write: a folder with its counts, and the rows that were not confirmed.
+"""The counts of a write, and its report: a folder with the counts and the failed rows.
 
-Knows: files, on a file system that the hosts share. Must never know: brokers.
+Knows: numbers, and files on a file system that the hosts share. Must never know: brokers.
 
 ::
 
@@ -15,19 +15,20 @@ the files of the successful attempts. A commit is idempotent, because a restarte
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 from uuid import uuid4
 from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
+from pyspark.sql.datasource import WriterCommitMessage
 
 from reliablepub import ConfigurationError
-from spark_sink.counts import Counts, Written
 
 _GROUP_ROWS: Final = 5_000
 _GROUP_BYTES: Final = 16 * 1024 * 1024
@@ -49,12 +50,84 @@ OUTCOME: Final = pa.schema(
 """The columns added to those of a failed row."""
 
 
+@dataclass
+class Counts:
+    """Rows of a partition, or of a whole write, by outcome.
+
+    Attributes:
+        rows: all rows: confirmed, unroutable, nacked, refused and invalid ones.
+        confirmed: rows for which the broker has taken responsibility.
+        unroutable: rows for which no queue is bound, collected.
+        nacked: rows that a queue refused, collected.
+        refused: rows for which the broker closed the channel, collected.
+        invalid: rows that cannot be an AMQP message, collected.
+        bytes: sum of the sizes of the published bodies.
+        duplicates_risked: rows that may have been sent more than once, under one id: rows whose
+            confirm was lost, and all rows of a retried task attempt. A replay after a restart does
+            not know what was sent before it, and counts none.
+        waited_s: seconds in which tasks waited for confirms, summed.
+    """
+
+    rows: int = 0
+    confirmed: int = 0
+    unroutable: int = 0
+    nacked: int = 0
+    refused: int = 0
+    invalid: int = 0
+    bytes: int = 0
+    duplicates_risked: int = 0
+    waited_s: float = 0.0
+
+    @property
+    def failed(self) -> int:
+        """Number of collected rows."""
+        return self.unroutable + self.nacked + self.refused + self.invalid
+
+    def count(self, outcome: str, more: float = 1) -> None:
+        """Add to a field of this class, such as rows of one outcome."""
+        setattr(self, outcome, getattr(self, outcome) + more)
+
+    @classmethod
+    def total(cls, parts: Iterable[Self]) -> Self:
+        """The sum of counts."""
+        total = cls()
+        for part in parts:
+            for field in fields(cls):
+                total.count(field.name, getattr(part, field.name))
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counts as the report writes them; ``waited_s`` rounded to milliseconds."""
+        return asdict(self) | {"waited_s": round(self.waited_s, 3)}
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """The commit message of a task.
+
+    Attributes:
+        write: identity of the write; for a stream, made of the query's and the batch's ids.
+        partition: number of the partition.
+        attempt: number of the attempt, from 0.
+        counts: rows of the attempt by outcome.
+        failed_file: path of the file with its collected rows, which the commit renames; or None.
+        seconds: how long the attempt took.
+    """
+
+    write: str
+    partition: int
+    attempt: int
+    counts: Counts
+    failed_file: str | None
+    seconds: float
+
+
 class FailedRows:
     """The failed rows of one task attempt; the file is created with the first group of rows.
 
     Args:
         report: the folder.
-        name: of the attempt, unique among all attempts.
+        name: name of the attempt, unique among all attempts.
 
     Raises:
         ConfigurationError: this host does not have the folder that the driver has checked.
@@ -77,7 +150,7 @@ class FailedRows:
         """Keep one row.
 
         Args:
-            piece: of a batch.
+            piece: a piece of a batch.
             row: index of the row in the piece.
             outcome: a value for each column of `OUTCOME`.
         """
@@ -125,7 +198,8 @@ def keep_fatal(
         report: the folder.
         write: identity of the write.
         partition: number of the partition.
-        rows: for each a piece, its index in the piece, and a value for each column of `OUTCOME`.
+        rows: the piece that holds each row, its index there, and its value for each column of
+            `OUTCOME`.
     """
     files, root = _open(report)
     files.create_dir(f"{root}/fatal", recursive=True)

@@ -23,8 +23,7 @@ import pyarrow as pa
 from reliablepub import InvalidMessage, Message
 from spark_sink.identity import ByColumns, Identity
 from spark_sink.json_text import text_of
-from spark_sink.keys import Key
-from spark_sink.schema import REQUIRED, Columns
+from spark_sink.schema import REQUIRED, Columns, Key
 
 SLICE_ROWS_MAX: Final = 500
 SLICE_BYTES_MAX: Final = 4 * 1024 * 1024

@@ -6,6 +6,9 @@ The columns follow Spark's Kafka sink: ``value`` is the body, the others are opt
 overrides a column of its name. Unlike in the Kafka sink, an unknown column is an error, because it
 is more often a misspelt ``routing_key`` than a column to ignore. Only columns that ``idColumns``
 names may be present and not be sent.
+
+A digest of a key does not depend on the session's time zone, the width of an integer or the scale
+of a decimal: `rows` normalizes each value. The digest covers the kind too, so 1 and ``'1'`` differ.
 """
 
 from __future__ import annotations
@@ -39,7 +42,6 @@ from pyspark.sql.types import (
 )
 
 from spark_sink.failures import SchemaError
-from spark_sink.keys import KINDS, Key, kind_of
 from spark_sink.settings import Settings
 
 _WHOLE: Final = (ByteType, ShortType, IntegerType, LongType)
@@ -111,8 +113,41 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[DataType], bool]]]] = {
 }
 """Every accepted column: its types in words, and a predicate for them."""
 
+_KEY_KINDS: Final[dict[type[DataType], str]] = {
+    StringType: "string",
+    CharType: "string",
+    VarcharType: "string",
+    ByteType: "integer",
+    ShortType: "integer",
+    IntegerType: "integer",
+    LongType: "integer",
+    BooleanType: "boolean",
+    BinaryType: "binary",
+    DecimalType: "decimal",
+    DateType: "date",
+    TimestampType: "timestamp",
+    TimestampNTZType: "timestamp_ntz",
+}
+_KEYS: Final = ", ".join(dict.fromkeys(_KEY_KINDS.values()))
+"""Names of the kinds that a key may have, for error texts."""
+
 REQUIRED: Final = ("value", "exchange", "routing_key", "message_id")
 """Columns that, if present, must not be null; in others null means "not set"."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A column that is part of the key of a row.
+
+    Attributes:
+        name: its name in lower case, because Spark ignores the case of column names.
+        position: index in the DataFrame.
+        kind: kind of its values.
+    """
+
+    name: str
+    position: int
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -177,12 +212,14 @@ def _keys(schema: StructType, wanted: tuple[str, ...]) -> tuple[tuple[Key, ...],
             problems.append(f"idColumns: there is no column {name!r}{hint}")
             continue
         position = lower.index(name.lower())
-        kind = kind_of(schema.fields[position].dataType)
+        found = schema.fields[position].dataType
+        kind = _KEY_KINDS.get(type(found))
         if kind is None:
-            shown = schema.fields[position].dataType.simpleString()
-            problems.append(f"idColumns: column {name!r} is {shown}; a key is {KINDS}")
-            continue
-        keys.append(Key(name.lower(), position, kind))
+            problems.append(
+                f"idColumns: column {name!r} is {found.simpleString()}; a key is {_KEYS}"
+            )
+        else:
+            keys.append(Key(name.lower(), position, kind))
     return tuple(keys), problems
 
 

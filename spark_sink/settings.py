@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
+from functools import partial
 from typing import Any, Final
 
 _TRUE_FALSE: Final = {"true": True, "false": False}
@@ -82,17 +83,8 @@ def _option(
     return field(default=default, repr=not is_secret, metadata=metadata)
 
 
-def _connection(
-    name: str,
-    parse: Callable[[str], Any],
-    default: object,
-    meaning: str,
-    *,
-    is_secret: bool = False,
-) -> Any:  # noqa: ANN401 - as dataclasses.field
-    return _option(name, parse, default, meaning, is_connection=True, is_secret=is_secret)
-
-
+_connection: Final = partial(_option, is_connection=True)
+_FAIL_OR_COLLECT: Final = _one_of("fail", "collect")
 _COLLECT: Final = "`fail` fails the task; `collect` counts and reports it, and continues"
 
 
@@ -123,10 +115,7 @@ class Settings:
         "files (`--files`) too",
     )
     password_env: str | None = _connection(
-        "passwordEnv",
-        _text,
-        None,
-        "environment variable of the executors that holds the password",
+        "passwordEnv", _text, None, "environment variable of the executors that holds the password"
     )
     password_file: str | None = _connection(
         "passwordFile",
@@ -136,10 +125,7 @@ class Settings:
         "before the token expires; found like `urlFile`",
     )
     ca_file: str | None = _connection(
-        "caFile",
-        _text,
-        None,
-        "certificate authorities (PEM) for `amqps`, instead of the system's",
+        "caFile", _text, None, "certificate authorities (PEM) for `amqps`, instead of the system's"
     )
     cert_file: str | None = _connection("certFile", _text, None, "client certificate (PEM)")
     key_file: str | None = _connection(
@@ -170,10 +156,7 @@ class Settings:
         "fixes it",
     )
     window_bytes: int = _connection(
-        "windowBytes",
-        _whole(1),
-        16 * 1024 * 1024,
-        "most bytes in flight, for each task",
+        "windowBytes", _whole(1), 16 * 1024 * 1024, "most bytes in flight, for each task"
     )
     confirm_timeout_s: float = _connection(
         "confirmTimeout",
@@ -195,16 +178,10 @@ class Settings:
         "most rows a second over all tasks; divided equally among the tasks that may run at once",
     )
     nacked_attempts: int = _connection(
-        "nackedAttempts",
-        _whole(1),
-        10,
-        "how often a row may be nacked before it is given up",
+        "nackedAttempts", _whole(1), 10, "how often a row may be nacked before it is given up"
     )
     returned_attempts: int = _connection(
-        "returnedAttempts",
-        _whole(1),
-        3,
-        "how often a row may be unroutable before it is given up",
+        "returnedAttempts", _whole(1), 3, "how often a row may be unroutable before it is given up"
     )
     refused_attempts: int = _connection(
         "refusedAttempts",
@@ -223,22 +200,16 @@ class Settings:
 
     # ---------------------------------------------------------------- rows that are not confirmed
     unroutable: str = _option(
-        "unroutable",
-        _one_of("fail", "collect"),
-        "fail",
-        f"a row for which no queue is bound: {_COLLECT}",
+        "unroutable", _FAIL_OR_COLLECT, "fail", f"a row for which no queue is bound: {_COLLECT}"
     )
     refused: str = _option(
         "refused",
-        _one_of("fail", "collect"),
+        _FAIL_OR_COLLECT,
         "fail",
         f"a row that is nacked, or for which the broker closes the channel: {_COLLECT}",
     )
     invalid: str = _option(
-        "invalid",
-        _one_of("fail", "collect"),
-        "fail",
-        f"a row that cannot be an AMQP message: {_COLLECT}",
+        "invalid", _FAIL_OR_COLLECT, "fail", f"a row that cannot be an AMQP message: {_COLLECT}"
     )
     report: str | None = _option(
         "report",

@@ -11,22 +11,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Final
 
-from reliablepub import (
-    BatchReceipt,
-    Link,
-    Message,
-    Nacked,
-    PublishError,
-    StillOpen,
-    Unroutable,
-)
+from reliablepub import BatchReceipt, Link, Message, Nacked, PublishError, StillOpen, Unroutable
 from spark_sink.connection import Lent
 from spark_sink.contact import Refusals
-from spark_sink.counts import Counts
 from spark_sink.failures import PartitionStalled, RowsNotConfirmed
+from spark_sink.report import Counts
 from spark_sink.rows import SLICE_ROWS_MAX, Invalid
 from spark_sink.settings import Settings
 
@@ -46,7 +38,7 @@ class _Slice:
 
     Attributes:
         receipt: counts their outcomes.
-        messages: in order.
+        messages: the messages, in order.
         rows: numbers of the rows within the attempt.
         size: bytes of the messages in memory.
     """
@@ -76,7 +68,7 @@ class Failure:
 
     Attributes:
         row: its number within the attempt.
-        message_id: of its message; empty if the row cannot be a message.
+        message_id: id of its message; empty if the row cannot be a message.
         outcome: ``unroutable``, ``nacked``, ``refused`` or ``invalid``.
         reply_code: the broker's reply code, or 0.
         reply_text: the broker's reply text, or the sink's explanation if the broker sent none.
@@ -99,7 +91,7 @@ class Sending:
         rate: most rows a second of this task; None for no limit.
 
     Attributes:
-        counts: of the rows so far.
+        counts: rows so far, by outcome.
         rate: most rows a second of this task; None for no limit.
     """
 
@@ -123,7 +115,7 @@ class Sending:
         """Publish rows, and yield failures of rows published before.
 
         Args:
-            rows: of one piece of a batch.
+            rows: the rows of one piece of a batch.
             first_row: number of the first of them within the attempt.
 
         Raises:
@@ -268,14 +260,7 @@ class Sending:
     def _failed(self, failure: Failure) -> Failure:
         """Count a collected failure, or fail the task."""
         if self._is_fatal(failure):
-            raise RowsNotConfirmed(
-                partition=self._partition,
-                row=failure.row,
-                message_id=failure.message_id,
-                outcome=failure.outcome,
-                reply_code=failure.reply_code,
-                reply_text=failure.reply_text,
-            )
+            raise RowsNotConfirmed(partition=self._partition, **asdict(failure))
         self.counts.count(failure.outcome)
         return failure
 

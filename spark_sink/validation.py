@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from reliablepub import ConfigurationError
 from spark_sink.cluster import check_connections, rate_of_task, slots
-from spark_sink.contact import ask
-from spark_sink.existence import check
-from spark_sink.options import parse
+from spark_sink.contact import ask, check
+from spark_sink.options import check_stream, parse
 from spark_sink.schema import match
 from spark_sink.settings import Settings
 from spark_sink.trigger import check_named
@@ -29,11 +28,7 @@ class SparkSinkWarning(UserWarning):
 
 
 def validate(
-    df: DataFrame,
-    *,
-    trigger: object = None,
-    output_mode: object = "append",
-    **options: object,
+    df: DataFrame, *, trigger: object = None, output_mode: object = "append", **options: object
 ) -> None:
     """Check a write before it is started.
 
@@ -44,8 +39,8 @@ def validate(
         df: the DataFrame to write, batch or streaming.
         trigger: a mapping with the arguments of ``writeStream.trigger()``, such as
             ``{"processingTime": "1 second"}``.
-        output_mode: of a stream, as for ``writeStream.outputMode()``.
-        options: of the write.
+        output_mode: output mode of a stream, as for ``writeStream.outputMode()``.
+        options: options of the write.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -57,10 +52,8 @@ def validate(
     _check_mode(str(output_mode))
     settings = parse({name: _text(value) for name, value in options.items()})
     columns = match(df.schema, settings)
-    if df.isStreaming and settings.write_id is not None:
-        raise ConfigurationError(
-            "option 'writeId' is for batch writes; a stream is identified by its checkpoint"
-        )
+    if df.isStreaming:
+        check_stream(settings)
     session = df.sparkSession
 
     def conf(name: str) -> str | None:
@@ -95,8 +88,8 @@ def doubts(
     """Texts of the warnings: allowed settings that make failures or duplicates more likely.
 
     Args:
-        settings: of the write.
-        master: of the session.
+        settings: options of the write.
+        master: master URL of the session.
         is_speculating: whether the session lets two attempts of a task race.
         needs_ids: whether the write is a stream whose rows have no ids or keys.
     """

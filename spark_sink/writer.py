@@ -28,10 +28,10 @@ from reliablepub import ConfigurationError
 from spark_sink import report
 from spark_sink.cluster import check_connections, rate_of_task, slots, spread_s
 from spark_sink.connection import publisher
-from spark_sink.counts import Counts, Written
 from spark_sink.failures import RowsNotConfirmed, TasksNotHeard, in_one_line
 from spark_sink.identity import ByColumns, ByContent, ByPosition, Identity
 from spark_sink.pieces import Pieces
+from spark_sink.report import Counts, Written
 from spark_sink.rows import Rows, slices
 from spark_sink.schema import Columns
 from spark_sink.settings import Settings
@@ -47,8 +47,8 @@ class _Attempt:
     Attributes:
         write: identity of the write, equal in every attempt and replay.
         partition: number of the partition.
-        number: of the attempt, from 0.
-        name: unique among all attempts.
+        number: number of the attempt, from 0.
+        name: its name, unique among all attempts.
         slots: most tasks that may run at once; None if unknown.
     """
 
@@ -156,10 +156,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
         return report.FailedRows(settings.report, attempt.name)
 
     def _publish(
-        self,
-        batches: Iterator[pa.RecordBatch],
-        attempt: _Attempt,
-        kept: report.FailedRows | None,
+        self, batches: Iterator[pa.RecordBatch], attempt: _Attempt, kept: report.FailedRows | None
     ) -> Counts:
         settings, partition = self._settings, attempt.partition
         check_connections(settings, attempt.slots, partition)

@@ -6,7 +6,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from reliablepub import TopologyError
 from reliablepub.testing import FakeBroker
 from spark_sink import RabbitMQDataSource
-from spark_sink.existence import check
+from spark_sink.contact import check
 from spark_sink.options import parse
 from spark_sink.schema import match
 from tests.amqp_probe import AmqpProbe

@@ -12,7 +12,7 @@ import pytest
 
 from reliablepub import ConfigurationError
 from spark_sink import report as reports
-from spark_sink.counts import Counts, Written
+from spark_sink.report import Counts, Written
 
 OUTCOME = {
     "_outcome": "unroutable",

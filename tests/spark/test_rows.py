@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from reliablepub import Message
 from spark_sink.identity import ByColumns, ByContent
 from spark_sink.json_text import text_of
-from spark_sink.keys import Key
 from spark_sink.rows import SLICE_BYTES_MAX, Invalid, Rows, slices
-from spark_sink.schema import COLUMNS, Columns
+from spark_sink.schema import COLUMNS, Columns, Key
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 600, tzinfo=UTC)
 

@@ -6,8 +6,8 @@ import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 
 from spark_sink import TasksNotHeard
-from spark_sink.counts import Counts, Written
 from spark_sink.options import parse
+from spark_sink.report import Counts, Written
 from spark_sink.schema import Columns
 from spark_sink.writer import RabbitMQWriter
 

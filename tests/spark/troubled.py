@@ -23,8 +23,8 @@ from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_sink import RabbitMQDataSource
-from spark_sink.counts import Counts, Written
 from spark_sink.identity import ByContent
+from spark_sink.report import Counts, Written
 from spark_sink.rows import Rows, slices
 from spark_sink.writer import RabbitMQWriter
 
