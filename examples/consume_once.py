@@ -1,12 +1,12 @@
-"""The other end of at-least-once: a consumer that handles each ``message_id`` once.
+"""A consumer that handles each ``message_id`` once, although delivery is at-least-once.
 
-The broker drops the publisher's connection after taking a message and before confirming it, so the
-message is published twice. Run it with nothing installed but reliablepub::
+The fake broker drops the publisher's connection after accepting a message and before confirming it,
+so the message is published twice. Needs only reliablepub::
 
     python examples/consume_once.py
 
-or against your own broker, which stays whole; there the message is published again by hand, under
-its id: ``python examples/consume_once.py amqp://guest:guest@localhost/``
+With your own broker, which drops no connection, the example publishes the message twice under one
+id: ``python examples/consume_once.py amqp://guest:guest@localhost/``
 
 It prints::
 
@@ -28,7 +28,7 @@ from reliablepub.testing import FakeBroker, faults
 
 
 def handle_once(db: sqlite3.Connection, message_id: str, body: bytes) -> bool:
-    """Handle a message unless its id was handled before; both in one transaction."""
+    """Handle a message unless its id was handled before, in one transaction."""
     with db:
         new = db.execute("INSERT OR IGNORE INTO handled VALUES (?)", (message_id,)).rowcount
         if new:

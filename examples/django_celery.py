@@ -1,9 +1,9 @@
-"""Django and Celery: a task is sent in the transaction of its order, and runs if that is committed.
+"""Django and Celery: a task is sent in the transaction of its order, and runs if that commits.
 
-No broker is needed to place an order: the tasks wait in the database. The relay is in this process
-here; in production it is ``python manage.py relay_outbox``, and the worker is ``celery worker``.
+Placing an order needs no broker: tasks wait in the database. Here the relay runs in this process;
+in production it is ``python manage.py relay_outbox``, and the worker is ``celery worker``.
 
-Run it; it needs django and celery, and brings a broker along::
+Needs django and celery; starts a fake broker::
 
     python examples/django_celery.py
 
@@ -37,9 +37,9 @@ from reliablepub.integrations.celery import topology, use_outbox
 from reliablepub.integrations.django import DjangoOutbox
 from reliablepub.testing import FakeBroker
 
-NAME = "example-shop"  # gone from your broker when the example ends
+NAME = "example-shop"  # deleted from the broker when the example ends
 ORDERS = {1: True, 2: False, 3: True}
-"""Whether the card is covered."""
+"""Order number, and whether its card has enough credit."""
 
 app = Celery("shop")
 sent: list[int] = []
@@ -48,7 +48,7 @@ are_sent = threading.Event()
 
 @app.task(ignore_result=True)
 def send_invoice(order: int) -> None:
-    """Run in the worker."""
+    """Send an invoice; runs in the worker."""
     sent.append(order)
     if len(sent) == sum(ORDERS.values()):
         are_sent.set()
@@ -65,7 +65,7 @@ def place_order(number: int, *, is_covered: bool) -> None:
 
 
 def configure(database: Path, url: str) -> None:
-    """Do what settings.py and celery.py do in a project."""
+    """Configure Django and Celery, as settings.py and celery.py of a project would."""
     options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
     settings.configure(
         DATABASES={
@@ -87,13 +87,13 @@ def configure(database: Path, url: str) -> None:
         task_default_queue=NAME,
         task_queues=[Queue(NAME, exchange, routing_key=NAME, auto_delete=True)],
         worker_enable_remote_control=False,
-        broker_heartbeat=1,  # the worker of this example looks as often whether it is to end
+        broker_heartbeat=1,  # also how often this worker checks whether to stop
     )
     use_outbox(app, DjangoOutbox())
 
 
 def main() -> None:
-    """Place the orders, then relay, and let a worker work."""
+    """Place the orders, then run a relay and a worker."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url

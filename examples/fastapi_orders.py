@@ -1,10 +1,10 @@
-"""A FastAPI service: an order and its event are stored in one transaction; the event is published.
+"""A FastAPI service that stores an order and its event in one transaction, and publishes the event.
 
-The endpoint writes to the database only, through SQLAlchemy, so it answers while the broker is away
-too. The publisher, opened and closed with the service, relays what the endpoint has put into the
-outbox. It belongs to one process: with several workers, run one `reliablepub relay` in its place.
+The endpoint writes only to the database, through SQLAlchemy, so it works while the broker is down.
+The publisher runs as long as the service, and relays the events in the outbox. An outbox has one
+relay: with several workers, run one `reliablepub relay` instead.
 
-Run it; it needs fastapi, httpx, sqlalchemy, aiosqlite and greenlet, and brings a broker along::
+Needs fastapi, httpx, sqlalchemy, aiosqlite and greenlet; starts a fake broker::
 
     python examples/fastapi_orders.py
 
@@ -40,7 +40,7 @@ from reliablepub.integrations.sqlalchemy import SessionOutbox, immediate_transac
 from reliablepub.integrations.starlette import lifespan, publisher_of
 from reliablepub.testing import FakeBroker
 
-EXCHANGE = "example-orders"  # gone from your broker when the example ends, as is the queue
+EXCHANGE = "example-orders"  # deleted from the broker, with its queue, at the end
 
 
 class Base(DeclarativeBase):
@@ -48,7 +48,7 @@ class Base(DeclarativeBase):
 
 
 class Order(Base):
-    """What was ordered."""
+    """An order."""
 
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -56,14 +56,14 @@ class Order(Base):
 
 
 class NewOrder(BaseModel):
-    """What a customer sends."""
+    """The body of a request."""
 
     amount: int
     is_covered: bool = True
 
 
 def create_app(url: str, file: Path) -> FastAPI:
-    """The service, on its database and its broker."""
+    """The service, with a database file and a broker."""
     engine = create_async_engine(f"sqlite+aiosqlite:///{file}")
     immediate_transactions(engine)
     outbox = SessionOutbox(Outbox(file))
@@ -79,7 +79,7 @@ def create_app(url: str, file: Path) -> FastAPI:
         async with AsyncSession(engine) as session, session.begin():
             yield session  # committed when the endpoint returns, rolled back when it raises
 
-    # The publisher relays until the service stops, and what it left behind last time.
+    # The publisher also relays events that an earlier run of the service left in the outbox.
     app = FastAPI(lifespan=lifespan(lambda: AsyncPublisher(url, outbox=file), database))
 
     @app.post("/orders", status_code=201)
@@ -88,7 +88,7 @@ def create_app(url: str, file: Path) -> FastAPI:
     ) -> dict[str, int]:
         order = Order(amount=new.amount)
         session.add(order)
-        await session.flush()  # it has its number now
+        await session.flush()  # assigns its number
         body = json.dumps({"order": order.id, "amount": order.amount}).encode()
         message = Message(body, exchange=EXCHANGE, routing_key="order.created")
         await outbox.enqueue_async(message, within=session)
@@ -107,21 +107,17 @@ def create_app(url: str, file: Path) -> FastAPI:
 
 
 async def be_a_customer(app: FastAPI) -> None:
-    """Start the service, and order three times."""
+    """Start the service, and place three orders."""
     client = AsyncClient(transport=ASGITransport(app), base_url="http://shop")
     async with app.router.lifespan_context(app), client:
-        for order in (
-            {"amount": 250},
-            {"amount": 9_999, "is_covered": False},
-            {"amount": 120},
-        ):
+        for order in ({"amount": 250}, {"amount": 9_999, "is_covered": False}, {"amount": 120}):
             answer = await client.post("/orders", json=order)
             print("POST /orders", answer.status_code, answer.json())
         print("GET /health", (await client.get("/health")).json())
 
 
 def main() -> None:
-    """Have a queue for invoices, let the service work, and look into the queue."""
+    """Declare a queue for invoices, run the service, and read the queue."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url

@@ -1,15 +1,15 @@
-"""A FastStream consumer that acts once, fed by `AsyncPublisher` over FastStream's own connection.
+"""A FastStream consumer that deduplicates, and `AsyncPublisher` on FastStream's own connection.
 
-reliablepub only publishes. On the other side any client will do; what matters is that a message may
-arrive more than once, always under the same ``message_id``, so the consumer keeps the ids it has
-handled, in the transaction in which it acts.
+reliablepub only publishes; any client can consume. A message may arrive more than once, always
+under the same ``message_id``, so the consumer stores the ids it has handled, in the transaction of
+its work.
 
-Run it; it needs faststream[rabbit], and brings a broker along::
+Needs faststream[rabbit]; starts a fake broker::
 
     python examples/faststream_consumer.py
 
-or uses your own, which stays whole; there one message is published again by hand, under its id:
-``python examples/faststream_consumer.py amqp://guest:guest@localhost/``
+With your own broker, which drops no connection, the example publishes one message twice under one
+id: ``python examples/faststream_consumer.py amqp://guest:guest@localhost/``
 
 It prints::
 
@@ -45,32 +45,32 @@ class Invoices:
         self._db.execute("CREATE TABLE invoices (body BLOB)")
 
     def write(self, message_id: str, body: bytes) -> None:
-        """Write an invoice, unless this very message has been handled before."""
+        """Write an invoice, unless its message was handled before."""
         self.deliveries += 1
-        with self._db:  # one transaction: both or neither
+        with self._db:  # one transaction: both rows or none
             cursor = self._db.execute("INSERT OR IGNORE INTO handled VALUES (?)", (message_id,))
             if cursor.rowcount:
                 self._db.execute("INSERT INTO invoices VALUES (?)", (body,))
         self._written.set()
 
     def count(self) -> int:
-        """How many there are."""
+        """The number of invoices."""
         (count,) = self._db.execute("SELECT count(*) FROM invoices").fetchone()
         return int(count)
 
     async def until(self, count: int) -> None:
-        """Wait until there are so many."""
+        """Wait until there are this many invoices."""
         while self.count() < count:
             self._written.clear()
             await self._written.wait()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._db.close()
 
 
 async def main() -> None:
-    """Consume what is published through a connection that breaks."""
+    """Publish over a connection that breaks, and consume."""
     orders = [Message(b"%d" % n, routing_key=QUEUE, message_id=f"order {n}") for n in range(20)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -79,8 +79,8 @@ async def main() -> None:
             orders.append(orders[9])
         else:
             fake = stack.enter_context(FakeBroker())
-            fake.declare_queue("amq.rabbitmq.reply-to")  # FastStream looks for it; RabbitMQ has it
-            # The broker has taken the tenth message, and the connection breaks before it says so.
+            fake.declare_queue("amq.rabbitmq.reply-to")  # RabbitMQ has it; FastStream checks
+            # The connection breaks after the broker accepts the tenth message, before its confirm.
             fake.inject(DropConnection(nth=10, accepted=True))
             url = fake.url
         channel = stack.enter_context(pika.BlockingConnection(pika.URLParameters(url))).channel()
@@ -95,7 +95,7 @@ async def main() -> None:
 
         async with broker:
             await broker.start()
-            connection = await broker.connect()  # aio-pika's, robust: it comes back by itself
+            connection = await broker.connect()  # aio-pika's robust one: it reconnects itself
             async with AsyncPublisher(
                 connection=connection, outbox=folder / "outbox.db"
             ) as publisher:

@@ -1,12 +1,11 @@
-"""Migrating from plain pika: the same ten orders before and after, through the same bad minute.
+"""Migration from plain pika: the same ten orders, published by pika and then by reliablepub.
 
-The third order goes to a queue that does not exist, and the seventh to an exchange that does not,
-for which the broker closes the channel. Run it with nothing installed but reliablepub; it brings a
-broker along::
+The third order names a queue that does not exist. The seventh names an exchange that does not
+exist, so the broker closes the channel. Needs only reliablepub; starts a fake broker::
 
     python examples/from_pika.py
 
-or against your own: ``python examples/from_pika.py amqp://guest:guest@localhost/``
+or uses your own: ``python examples/from_pika.py amqp://guest:guest@localhost/``
 
 It prints::
 
@@ -28,19 +27,19 @@ from pika.adapters.blocking_connection import BlockingChannel
 from reliablepub import Outbox, Publisher, RetryPolicy
 from reliablepub.testing import FakeBroker
 
-NOBODY, NOWHERE = 2, 6  # the orders that go wrong
+UNROUTABLE, REFUSED = 2, 6  # the orders that fail
 
 
 def orders(queue: str) -> list[tuple[str, str, str]]:
-    """Exchange, routing key and text of each."""
-    all_of_them = [("", queue, f"order {n}") for n in range(10)]
-    all_of_them[NOBODY] = ("", "nobody", f"order {NOBODY}")
-    all_of_them[NOWHERE] = ("nowhere", queue, f"order {NOWHERE}")
-    return all_of_them
+    """Exchange, routing key and text of each order."""
+    found = [("", queue, f"order {n}") for n in range(10)]
+    found[UNROUTABLE] = ("", "nobody", f"order {UNROUTABLE}")
+    found[REFUSED] = ("nowhere", queue, f"order {REFUSED}")
+    return found
 
 
 def before(url: str, queue: str) -> None:
-    """The way of most tutorials: no confirm, no mandatory, and an exception on the way."""
+    """Publish as most tutorials do: without confirms and without mandatory."""
     parameters = pika.URLParameters(url)
     with (
         suppress(pika.exceptions.AMQPChannelError),
@@ -51,12 +50,12 @@ def before(url: str, queue: str) -> None:
             properties = pika.BasicProperties(delivery_mode=2)
             channel.basic_publish(exchange, routing_key, text.encode(), properties)
             connection.process_data_events(time_limit=0.05)
-    # The exception says that something went wrong. And now?
+    # The exception does not say which orders have arrived.
 
 
 def after(url: str, queue: str, outbox: Path) -> None:
-    """The same arguments; stored when `publish` returns, and published whatever happens."""
-    # By default a missing exchange is waited for; here, as with pika, it is told at once.
+    """Publish with the same arguments; each order is on disk when `publish` returns."""
+    # By default messages wait for a missing exchange; here they are given up after a few attempts.
     with Publisher(url, outbox=outbox, retry=RetryPolicy.prompt()) as publisher:
         for exchange, routing_key, text in orders(queue):
             publisher.publish(
@@ -65,7 +64,7 @@ def after(url: str, queue: str, outbox: Path) -> None:
 
 
 def arrived(channel: BlockingChannel, queue: str) -> int:
-    """How many different ones are in the queue; they are taken out."""
+    """Empty the queue, and count the different orders in it."""
     texts = set()
     while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
         texts.add(body)
@@ -73,7 +72,7 @@ def arrived(channel: BlockingChannel, queue: str) -> int:
 
 
 def main() -> None:
-    """Run both, one after the other."""
+    """Run both, and compare."""
     with ExitStack() as stack:
         outbox = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "outbox.db"
         url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url

@@ -1,10 +1,10 @@
 """Publish one message and wait until the broker has taken responsibility for it.
 
-Run it with nothing installed but reliablepub; it brings a broker along::
+Needs only reliablepub; starts a fake broker::
 
     python examples/hello.py
 
-or against your own: ``python examples/hello.py amqp://guest:guest@localhost/``
+or uses your own: ``python examples/hello.py amqp://guest:guest@localhost/``
 
 It prints::
 
@@ -30,7 +30,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         with pika.BlockingConnection(pika.URLParameters(url)) as connection:
             queue = connection.channel().queue_declare("", exclusive=True).method.queue
-            prompt = RetryPolicy.prompt()  # a few tries, then parked
+            prompt = RetryPolicy.prompt()  # parked after a few attempts
             with Publisher(url, outbox=folder / "outbox.db", retry=prompt) as publisher:
                 publisher.publish(b"hello", routing_key=queue).result(timeout_s=30)
                 print("confirmed")

@@ -1,10 +1,10 @@
-"""An IoT gateway whose line is down half of the time: it measures on, and nothing is lost.
+"""An IoT gateway that is offline half of the time, and loses no reading.
 
-Run it with nothing installed but reliablepub; it brings a broker along, and cuts the line::
+Needs only reliablepub; starts a fake broker, and stops it from time to time::
 
     python examples/iot_gateway.py
 
-or against your own, whose line stays up: ``python examples/iot_gateway.py amqp://guest@localhost/``
+or uses your own, which stays up: ``python examples/iot_gateway.py amqp://guest@localhost/``
 
 It prints::
 
@@ -29,26 +29,25 @@ from reliablepub.testing import FakeBroker
 
 SENSORS = ("boiler", "roof", "cellar", "street")
 ROUNDS = 100
-CUT_OR_MENDED = {12, 37, 62, 87}  # in these rounds
+TOGGLED = {12, 37, 62, 87}  # rounds in which the line goes down, or up again
 
 
 class Line:
-    """What the weather does to a gateway's uplink."""
+    """The gateway's uplink, which is up at first."""
 
     def __init__(self, broker: FakeBroker) -> None:
-        """It is up at first."""
         self._next = itertools.cycle((broker.stop, broker.start))
 
     def toggle(self) -> None:
-        """Cut it, or mend it."""
+        """Interrupt the line, or restore it."""
         next(self._next)()
 
 
 def measure_on(publisher: Publisher, queue: str, toggle_line: Callable[[], None]) -> int:
-    """Publish every reading at once; whether the line is up is not the sensors' concern."""
+    """Publish each reading when it is taken, whether the line is up or not."""
     measured = 0
     for number in range(ROUNDS):
-        if number in CUT_OR_MENDED:
+        if number in TOGGLED:
             toggle_line()
         for sensor in SENSORS:
             reading = {"sensor": sensor, "n": number, "celsius": 20.0 + number % 7}
@@ -58,7 +57,7 @@ def measure_on(publisher: Publisher, queue: str, toggle_line: Callable[[], None]
 
 
 def arrived(url: str, queue: str) -> dict[str, set[int]]:
-    """What the cloud has received: numbers by sensor, each once however often it came."""
+    """The distinct readings that arrived: their numbers by sensor."""
     seen: set[str] = set()
     by_sensor: dict[str, set[int]] = defaultdict(set)
     with pika.BlockingConnection(pika.URLParameters(url)) as connection:
@@ -67,7 +66,7 @@ def arrived(url: str, queue: str) -> dict[str, set[int]]:
             if method is None or properties is None or body is None:
                 break
             channel.basic_ack(method.delivery_tag)
-            if properties.message_id not in seen:  # a duplicate has its first arrival's id
+            if properties.message_id not in seen:  # a duplicate has the id of its first delivery
                 seen.add(properties.message_id or "")
                 reading = json.loads(body)
                 by_sensor[reading["sensor"]].add(reading["n"])
@@ -76,7 +75,7 @@ def arrived(url: str, queue: str) -> dict[str, set[int]]:
 
 
 def main() -> None:
-    """Measure while the line goes and comes, then look at what has arrived."""
+    """Measure while the line goes down and up, then count the readings that arrived."""
     queue = "gateway.readings"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -1,11 +1,11 @@
-"""OAuth 2 client credentials: tokens come from an endpoint, and are renewed on the open connection.
+"""OAuth 2 client credentials: tokens from an endpoint, renewed on the open connection.
 
-Run it with Authlib and requests; it brings a token endpoint and a broker along::
+Needs Authlib and requests; starts a token endpoint and a fake broker::
 
     python examples/oauth_tokens.py
 
-or against your own: ``python examples/oauth_tokens.py amqp://guest:guest@localhost/``. Without
-RabbitMQ's OAuth 2 plugin the password takes the place of the tokens.
+or uses your own broker: ``python examples/oauth_tokens.py amqp://guest:guest@localhost/``. Without
+RabbitMQ's OAuth 2 plugin, the endpoint issues the password instead of tokens.
 
 It prints::
 
@@ -35,8 +35,8 @@ from reliablepub import ConfigurationError, Credentials, Publisher
 from reliablepub.testing import FakeBroker
 
 LIFETIME_S = 1.5
-"""Of the tokens here; those of an endpoint of yours are good for minutes."""
-MANY = 3
+"""Lifetime of the tokens in this example; real ones are valid for minutes."""
+TOKENS_MIN = 3
 
 
 class ClientCredentials:
@@ -48,7 +48,7 @@ class ClientCredentials:
         self._client_secret = client_secret
 
     def __call__(self) -> Credentials:
-        """Ask the endpoint for a token; reliablepub does so on a thread of its own."""
+        """Request a token from the endpoint; reliablepub calls this on a separate thread."""
         try:
             with OAuth2Session(self._client_id, self._client_secret) as session:
                 grant = {"grant_type": "client_credentials", "timeout": 5}
@@ -64,7 +64,7 @@ class ClientCredentials:
 
 
 class TokenEndpoint:
-    """A token endpoint for tests: one client, known by a secret."""
+    """A token endpoint for tests, with one client and its secret."""
 
     def __init__(
         self, issue: Callable[[], str], *, lifetime_s: float, client: str = "orders:hush"
@@ -95,26 +95,26 @@ class TokenEndpoint:
                 handler.wfile.write(body)
 
             def log_message(handler, *_: object) -> None:  # noqa: N805
-                """Say nothing."""
+                """Log nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = Thread(target=self._server.serve_forever)
         self.url = f"http://127.0.0.1:{self._server.server_port}/token"
 
     def __enter__(self) -> Self:
-        """Listen."""
+        """Start serving."""
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Stop serving."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
 
 
 def main() -> None:
-    """Publish for longer than two tokens last."""
+    """Publish for longer than the lifetime of two tokens."""
     with ExitStack() as stack:
         if len(sys.argv) > 1:
             url = sys.argv[1]
@@ -138,7 +138,7 @@ def main() -> None:
                 time.sleep(0.1)
             status = publisher.flush(timeout_s=30)
         print("published:", status.counters.confirmed)
-        print("tokens:", "at least 3" if endpoint.issued >= MANY else endpoint.issued)
+        print("tokens:", "at least 3" if endpoint.issued >= TOKENS_MIN else endpoint.issued)
         print("connections:", status.connects)
 
 

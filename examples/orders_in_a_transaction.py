@@ -1,10 +1,10 @@
-"""The transactional outbox: an order and its message are stored together, or neither is.
+"""The transactional outbox: an order and its message are stored together, or not at all.
 
-Run it with nothing installed but reliablepub; it brings a broker along::
+Needs only reliablepub; starts a fake broker::
 
     python examples/orders_in_a_transaction.py
 
-or against your own: ``python examples/orders_in_a_transaction.py amqp://guest:guest@localhost/``
+or uses your own: ``python examples/orders_in_a_transaction.py amqp://guest:guest@localhost/``
 
 It prints::
 
@@ -27,11 +27,11 @@ from pika.adapters.blocking_connection import BlockingChannel
 from reliablepub import Message, Outbox, Publisher
 from reliablepub.testing import FakeBroker
 
-EXCHANGE = "example-orders"  # gone from your broker when the example ends, as is the queue
+EXCHANGE = "example-orders"  # deleted from the broker, with its queue, at the end
 
 
 class CardDeclinedError(Exception):
-    """The payment did not go through, after everything had been written."""
+    """The payment failed, after order and message were written."""
 
 
 def place_order(db: sqlite3.Connection, outbox: Outbox, number: int, *, is_paid: bool) -> None:
@@ -46,7 +46,7 @@ def place_order(db: sqlite3.Connection, outbox: Outbox, number: int, *, is_paid:
 
 
 def declare_invoices(channel: BlockingChannel) -> str:
-    """An exchange for what happens to orders, and a queue that wants to know."""
+    """Declare an exchange for events of orders, and a queue for invoices."""
     channel.exchange_declare(EXCHANGE, "topic", auto_delete=True)
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.queue_bind(queue, EXCHANGE, "created")
@@ -54,7 +54,7 @@ def declare_invoices(channel: BlockingChannel) -> str:
 
 
 def arrived(channel: BlockingChannel, queue: str) -> list[int]:
-    """The orders that are in the queue."""
+    """The orders in the queue."""
     numbers = []
     while (body := channel.basic_get(queue, auto_ack=True)[2]) is not None:
         numbers.append(json.loads(body)["order"])
@@ -81,7 +81,7 @@ def main() -> None:
         place_order(db, outbox, 3, is_paid=True)
         print("waiting in the outbox:", outbox.status().open)
 
-        # Here in the same program; usually one `reliablepub relay` for all processes of a host.
+        # In production, one `reliablepub relay` serves all processes of a host.
         with Publisher(url, outbox=path) as relay:
             relay.flush(timeout_s=30)
         print("published:", arrived(channel, invoices))

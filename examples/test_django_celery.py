@@ -1,7 +1,7 @@
 """Tests of the shop in django_celery.py, to copy: ``pytest examples/test_django_celery.py``.
 
 The fixture `fake_broker` comes with reliablepub. It is a broker in this process, so these tests
-need no RabbitMQ. With pytest-django, its fixture `transactional_db` takes the place of `shop`.
+need no RabbitMQ. With pytest-django, use its fixture `transactional_db` instead of `shop`.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from reliablepub.integrations.celery import topology
 from reliablepub.integrations.django import DjangoOutbox
 from reliablepub.testing import FakeBroker
 
-NOWHERE = "amqp://127.0.0.1:9"  # nothing listens there: tasks are sent all the same
+NOWHERE = "amqp://127.0.0.1:9"  # nothing listens there: tasks are stored anyway
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture
 def shop(database: None) -> Iterator[Outbox]:
-    """Its outbox, and no orders."""
+    """The outbox of the shop, which has no orders."""
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM orders")
     yield DjangoOutbox().outbox

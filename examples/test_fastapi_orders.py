@@ -1,7 +1,7 @@
 """Tests of the service in fastapi_orders.py, to copy: ``pytest examples/test_fastapi_orders.py``.
 
 The fixture `fake_broker` comes with reliablepub. It is a broker in this process, so these tests
-need no RabbitMQ, and look into its queues.
+need no RabbitMQ, and read its queues.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from reliablepub.testing import FakeBroker
 
 @pytest.fixture
 def broker(fake_broker: FakeBroker) -> FakeBroker:
-    """A broker with a queue for what the service announces."""
+    """A broker with a queue for the events of the service."""
     fake_broker.declare_exchange(EXCHANGE, "topic")
     fake_broker.declare_queue("invoices")
     fake_broker.bind("invoices", EXCHANGE, "order.#")
@@ -57,7 +57,7 @@ def test_an_order_that_is_declined_is_not(broker: FakeBroker, tmp_path: Path) ->
             declined = {"amount": 9_999, "is_covered": False}
             assert (await client.post("/orders", json=declined)).status_code == 402
             answer = await client.post("/orders", json={"amount": 120})
-            assert answer.json() == {"order": 1}  # the number was given back with the row
+            assert answer.json() == {"order": 1}  # the rollback freed the number
             assert (await client.get("/health")).json()["open"] == 0
 
     asyncio.run(main())

@@ -13,7 +13,7 @@ from reliablepub.testing import FakeBroker
 
 @pytest.fixture
 def endpoint(fake_broker: FakeBroker) -> Iterator[TokenEndpoint]:
-    """Tokens that this test's broker accepts for a second."""
+    """An endpoint whose tokens the fake broker accepts for one second."""
     with TokenEndpoint(lambda: fake_broker.issue_token(1), lifetime_s=1) as endpoint:
         yield endpoint
 
@@ -29,7 +29,7 @@ def test_an_endpoint_that_fails_is_an_outage(
         endpoint.is_failing = True
         while publisher.status.reason != "no credentials: the token endpoint answers 503":
             time.sleep(0.01)
-        receipt = publisher.publish(b"2", routing_key="orders")  # on disk, and returned
+        receipt = publisher.publish(b"2", routing_key="orders")  # returns: it is on disk
         endpoint.is_failing = False
         receipt.result(timeout_s=30)
         assert publisher.status.counters.parked == 0

@@ -1,11 +1,11 @@
-"""Several worker processes put orders into one outbox; one relay publishes for all of them.
+"""Several worker processes enqueue orders into one outbox; one relay publishes for all of them.
 
-As under gunicorn or uvicorn: the workers share an SQLite file and know nothing of RabbitMQ. Run it
-with nothing installed but reliablepub; it brings a broker along::
+As under gunicorn or uvicorn, the workers share an SQLite file and do not connect to RabbitMQ. Needs
+only reliablepub; starts a fake broker::
 
     python examples/web_workers.py
 
-or against your own: ``python examples/web_workers.py amqp://guest:guest@localhost/``
+or uses your own: ``python examples/web_workers.py amqp://guest:guest@localhost/``
 
 It prints::
 
@@ -33,8 +33,8 @@ ORDERS_EACH = 50
 
 
 def work(path: Path, queue: str, worker: int) -> None:
-    """One worker: every request stores an order and its event in one transaction."""
-    outbox = Outbox(path)  # opened in this process: nothing is shared through a fork
+    """Run one worker: every request stores an order and its event in one transaction."""
+    outbox = Outbox(path)  # opened in this process: an open file must not be shared through a fork
     with closing(sqlite3.connect(path, timeout=30)) as db:
         for request in range(ORDERS_EACH):
             order = f"{worker}-{request}"
@@ -45,7 +45,7 @@ def work(path: Path, queue: str, worker: int) -> None:
 
 
 def relay(path: Path, url: str) -> dict[str, int]:
-    """What `systemd` would keep running; here it ends when the outbox is empty."""
+    """Run the relay until the outbox is empty; in production systemd keeps it running."""
     command = [sys.executable, "-m", "reliablepub", "relay", "--drain", "--json"]
     command += ["--outbox", str(path), "--url", url]
     result: dict[str, int] = json.loads(subprocess.check_output(command))  # noqa: S603 - our own command
@@ -53,7 +53,7 @@ def relay(path: Path, url: str) -> dict[str, int]:
 
 
 def main() -> None:
-    """Let the workers work, relay, and count."""
+    """Run the workers and the relay, and count."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         url = sys.argv[1] if len(sys.argv) > 1 else stack.enter_context(FakeBroker()).url

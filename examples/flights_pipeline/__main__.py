@@ -1,10 +1,11 @@
-"""A data pipeline from CSV to RabbitMQ on Spark, as a batch and as a stream, and the proof.
+"""A Spark pipeline from CSV to RabbitMQ, as a batch and as a stream, with a check of the result.
 
-Run it with ``python examples/flights_pipeline`` (``make flights`` installs what it needs). It reads
-the flights that left New York City in 2013, joins weather and planes, counts by the hour, routes by
-carrier and delay, and publishes; first in a batch, then as a stream. The bundled broker drops the
-connection now and then, with messages and confirms on it. After each run a Spark job compares what
-came out of the queues with the source: nothing is missing, and what came twice has one id.
+Run it with ``python examples/flights_pipeline`` (``make flights`` installs its dependencies). It
+reads the flights that left New York City in 2013, joins weather and planes, counts departures by
+hour, routes by carrier and delay, and publishes: first as a batch, then as a stream. The bundled
+broker drops the connection from time to time, with messages and confirms in flight. After each run
+a Spark job compares the messages in the queues with the source: none is missing, and duplicates
+have the id of the first delivery.
 
 ``--url`` publishes to a broker of yours, into an exchange and queues that are deleted afterwards.
 """
@@ -34,12 +35,12 @@ from spark_sink import validate
 ROWS = 20_000
 PROGRESS_S = 2.0
 DROPS = 0.0005
-"""How many of the messages take the connection with them."""
+"""Share of the messages after which the broker drops the connection."""
 _BAR = 40
 
 
 def main() -> None:
-    """Run all of it; exits with 1 if a row is missing."""
+    """Run the pipeline; exits with code 1 if a row is missing."""
     parser = argparse.ArgumentParser(description="flights to RabbitMQ on Spark")
     parser.add_argument("--url", help="a broker of yours; the bundled one otherwise")
     parser.add_argument("--rows", type=int, default=ROWS, help=f"flights to publish ({ROWS})")
@@ -57,12 +58,12 @@ def main() -> None:
 
 
 class Pipeline:
-    """The steps, and a line for each of them.
+    """The steps of the pipeline; each prints a line.
 
     Args:
-        url: of the broker.
-        folder: for files that are gone afterwards.
-        rows: flights to read.
+        url: URL of the broker.
+        folder: working folder.
+        rows: number of flights to read.
     """
 
     def __init__(self, url: str, folder: Path, rows: int) -> None:
@@ -85,7 +86,7 @@ class Pipeline:
         self._spark.stop()
 
     def run(self, name: str, write: Callable[[], None]) -> Reconciled:
-        """Publish, take everything out of the queues, and compare."""
+        """Publish, empty the queues, and compare."""
         with self._watched(name):
             write()
         dump = self._folder / f"{name}.ndjson"
@@ -96,11 +97,11 @@ class Pipeline:
         return result
 
     def batch(self) -> None:
-        """One write."""
+        """Publish in one batch write."""
         self._expected.write.format("rabbitmq").options(**self._options).mode("append").save()
 
     def stream(self) -> None:
-        """Two queries: flights as they come, and hours once they are over."""
+        """Publish by two queries: flights as they are read, and hours once complete."""
         stream = read_csv_stream(self._spark, self._folder)
         flights = joined(stream, self._spark, self._folder)
         for name, rows in (("flights", flights), ("hours", hourly(flights))):
@@ -116,7 +117,7 @@ class Pipeline:
             query.awaitTermination()
 
     def plot(self) -> None:
-        """How late each carrier is, out of what arrived."""
+        """Print the share of late flights of each carrier, from the messages that arrived."""
         arrived: DataFrame = self._spark.read.schema(Queues.DUMP).json(
             str(self._folder / "stream.ndjson")
         )
@@ -140,12 +141,12 @@ class Pipeline:
             "url": self._url,
             "exchange": EXCHANGE,
             "content_type": "application/json",
-            "idColumns": "routing_key,value",  # no two flights are equal, no two hours
+            "idColumns": "routing_key,value",  # unique: no two flights and no two hours are equal
         }
 
     @contextmanager
     def _watched(self, name: str) -> Iterator[None]:
-        """Tell how many messages are there, until the block ends."""
+        """Print the number of messages in the queues from time to time while the block runs."""
         done = threading.Event()
 
         def watch() -> None:
@@ -166,7 +167,7 @@ class Pipeline:
 
 @contextmanager
 def _broker(url: str | None) -> Iterator[str]:
-    """The address of a broker."""
+    """The URL of the given broker, or of a fake broker that drops connections."""
     if url is not None:
         yield url
         return

@@ -1,11 +1,11 @@
-"""From tables to messages. The same functions make a batch and a stream."""
+"""Makes messages from tables, by functions that serve batches and streams."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from table import END
 
 FLIGHT = (
@@ -21,13 +21,13 @@ _LATE_MIN = 15
 
 
 def read_csv(spark: SparkSession, folder: Path) -> DataFrame:
-    """All flights at once."""
+    """Read all flights as a batch."""
     reader = spark.read.schema(_COLUMNS).options(header=True, nullValue="NA")
     return _clean(reader.csv(str(folder / "flights")))
 
 
 def read_csv_stream(spark: SparkSession, folder: Path) -> DataFrame:
-    """File by file, oldest first; a flight may come two days late."""
+    """Read the flights as a stream of files, oldest first; a flight may be two days late."""
     reader = spark.readStream.schema(_COLUMNS).options(
         header=True, nullValue="NA", maxFilesPerTrigger=3
     )
@@ -35,12 +35,14 @@ def read_csv_stream(spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def joined(flights: DataFrame, spark: SparkSession, folder: Path) -> DataFrame:
-    """Each flight with its weather and its plane, where they are known."""
+    """Join each flight with its weather and its plane, if they are known."""
     reader = spark.read.options(header=True, nullValue="NA", inferSchema=True)
     weather = (
         reader.csv(str(folder / "weather.csv"))
         .select("origin", "time_hour", "temp", "wind_speed", "precip")
-        .dropDuplicates(["origin", "time_hour"])  # the hour that comes twice in autumn
+        .dropDuplicates(
+            ["origin", "time_hour"]
+        )  # the hour that repeats when daylight saving time ends
     )
     planes = reader.csv(str(folder / "planes.csv")).select("tailnum", "manufacturer", "seats")
     return flights.join(F.broadcast(weather), ["origin", "time_hour"], "left").join(
@@ -49,7 +51,7 @@ def joined(flights: DataFrame, spark: SparkSession, folder: Path) -> DataFrame:
 
 
 def hourly(flights: DataFrame) -> DataFrame:
-    """Departures of each airport and hour. Sums of whole numbers: no order changes them."""
+    """Departures by airport and hour. Sums of whole numbers do not depend on the row order."""
     return (
         flights.groupBy(F.window("time_hour", "1 hour"), "origin")
         .agg(
@@ -63,7 +65,7 @@ def hourly(flights: DataFrame) -> DataFrame:
 
 
 def as_messages(rows: DataFrame) -> DataFrame:
-    """A JSON object and a routing key: `<carrier>.late`, or `hour.<airport>`."""
+    """JSON objects with routing keys such as `<carrier>.late` or `hour.<airport>`."""
     is_hourly = "delay_min" in rows.columns
     if not is_hourly:
         rows = rows.where(F.col("time_hour") < END)

