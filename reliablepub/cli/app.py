@@ -18,10 +18,9 @@ from typing import Final, NoReturn
 import click
 
 from reliablepub.cli import loglines
-from reliablepub.cli.commands import LazyGroup
-from reliablepub.cli.exits import Exit, Failure, exit_of
+from reliablepub.cli.commands import Exit, Failure, LazyGroup
 from reliablepub.cli.output import print_error
-from reliablepub.errors import ReliablePubError
+from reliablepub.errors import OutboxError, PublisherClosed, ReliablePubError
 
 PLUG_INS: Final = "reliablepub.commands"
 _BUILT_IN: Final = {
@@ -85,8 +84,11 @@ def _ending(error: Exception) -> tuple[str, int]:
             return error.format_message(), error.exit_code
         case click.Abort():
             return "interrupted", Exit.OPEN
+        case OutboxError() | PublisherClosed():
+            # A relay fails when it loses its outbox, or through a bug. Messages stay in the outbox.
+            return str(error), Exit.OUTBOX
         case _:
-            return str(error), exit_of(error)
+            return str(error), Exit.BAD_INPUT
 
 
 def _plug_ins() -> dict[str, EntryPoint]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.output import count_of
 from reliablepub.outbox.admin.selection import STATES, Selection
 from reliablepub.outbox.admin.story import resolve

@@ -1,15 +1,18 @@
-"""Commands whose help lists their exit codes, and groups that import a command when it is called.
+"""What all commands share: exit codes, errors, help that lists the codes, and groups.
 
 Knows: the name and the module of each command, and the exit codes. Must never know: what a command
 does.
 
-Starting one command does not import the others, and a new command is one line in one table.
+Where several exit codes apply, the first of 4, 2, 1, 3, 0 wins: a problem that needs an operator
+outranks one that only needs time. A group imports a command when it is called, so starting one does
+not import the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
+from enum import IntEnum
 from importlib import import_module
 from inspect import cleandoc
 from textwrap import wrap
@@ -17,11 +20,40 @@ from typing import Any, Final
 
 import click
 
+
+class Exit(IntEnum):
+    """Exit codes of every command; the help of a command says what each means there."""
+
+    CONFIRMED = 0
+    """Done."""
+    PARKED = 1
+    """Some messages were given up (parked) or are damaged."""
+    BAD_INPUT = 2
+    """Bad input, usage or configuration, or a problem with the broker."""
+    OPEN = 3
+    """Not finished: messages are open or in flight, or the command was interrupted."""
+    OUTBOX = 4
+    """The outbox cannot be used or has a problem, the disk is full, or the relay has failed."""
+
+
+class Failure(click.ClickException):
+    """An error that ends the command with one line on stderr and the given exit code.
+
+    Args:
+        message: what happened, and what to do.
+        code: the exit code.
+    """
+
+    def __init__(self, message: str, code: Exit) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 _WIDTH: Final = 96
 _MEANINGS: Final = {0: "done", 2: "bad usage", 3: "interrupted"}
 """What an exit code means unless the command says otherwise."""
 _OUTBOX_MEANING: Final = {4: "the outbox cannot be used"}
-"""The same for a command that has ``--outbox``."""
+"""The meaning of 4 for a command that has ``--outbox``."""
 
 
 class Command(click.Command):

@@ -1,4 +1,4 @@
-"""Lines on stderr as JSON, one object a line: ``reliablepub relay --log-format json``.
+"""Log records on stderr, and every line there as JSON: ``reliablepub relay --log-format json``.
 
 Knows: the fields that every line has, and log records. Must never know: what a line is about.
 
@@ -24,6 +24,7 @@ from typing import Final
 import click
 
 from reliablepub.cli.config import CONFIG_VARIABLE, variable_of
+from reliablepub.printable import one_line
 
 FLAG: Final = "--log-format"
 FORMATS: Final = ("text", "json")
@@ -89,9 +90,12 @@ def print_line(level: str, text: str, logger: str, fields: Mapping[str, object])
     click.echo(json.dumps({**values, "text": text, **fields}, default=str), err=True)
 
 
-class _Records(logging.Handler):
-    """Prints log records as lines of JSON."""
+class _AsText(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(one_line(record.getMessage()), err=True)
 
+
+class _AsJson(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         fields = {name: value for name, value in vars(record).items() if name not in _OWN}
         if record.exc_info and record.exc_info[1] is not None:
@@ -100,16 +104,23 @@ class _Records(logging.Handler):
 
 
 @contextmanager
-def records() -> Iterator[None]:
-    """Print the library's log records of level INFO and above within the block."""
-    handler, level = _Records(logging.INFO), LOGGER.level
-    LOGGER.addHandler(handler)
-    LOGGER.setLevel(logging.INFO)
+def records(important: logging.Logger) -> Iterator[None]:
+    """Print log records of the library within the block.
+
+    Args:
+        important: the logger whose records of level WARNING and above are printed as text. As JSON,
+            all records of level INFO and above are printed.
+    """
+    handler = _AsJson(logging.INFO) if is_json() else _AsText(logging.WARNING)
+    logger = LOGGER if is_json() else important
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(handler.level)
     try:
         yield
     finally:
-        LOGGER.setLevel(level)
-        LOGGER.removeHandler(handler)
+        logger.setLevel(level)
+        logger.removeHandler(handler)
 
 
 def _print_bug(

@@ -17,8 +17,8 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
+from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import variable_of
-from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.output import print_note
 from reliablepub.credentials import CredentialsProvider, PasswordFile, read_password
 from reliablepub.errors import ConfigurationError

@@ -19,7 +19,7 @@ from typing import IO, Any, Final
 import click
 
 from reliablepub.cli import loglines
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.grid import lay_out
 from reliablepub.printable import one_line, printable
 

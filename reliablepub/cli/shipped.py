@@ -10,8 +10,7 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.output import print_text
 
 FILES: Final = ("alerts.yml", "dashboard.json", "kubernetes.yaml", "reliablepub-relay@.service")

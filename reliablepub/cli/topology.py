@@ -11,8 +11,7 @@ from typing import Final
 
 import click
 
-from reliablepub.cli.commands import Command, LazyGroup
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit, LazyGroup
 from reliablepub.cli.options import (
     credentials_of,
     json_option,

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from reliablepub.cli import app, main
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Exit
 from reliablepub.errors import ConfigurationError, OutboxDiskFull, PublisherClosed
 from tests.cli.conftest import Cli
 from tests.cli.exit_codes import assert_documented, exit_codes

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Exit
 from reliablepub.cli.publish.run import Stopped, Tally
 from reliablepub.cli.publish.summary import Summary
 from reliablepub.errors import Unroutable

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from reliablepub.cli.commands import Command
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.doctor.diagnosis import (
     Finding,
     Level,
@@ -25,7 +25,6 @@ from reliablepub.cli.doctor.diagnosis import (
     of_outbox,
 )
 from reliablepub.cli.doctor.server import of_server
-from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import (
     broker_options,
     credentials_of,

@@ -12,8 +12,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import ask, named, rows_named_or_nothing, selection_options
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option, keys_option, moment, together
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (

@@ -12,8 +12,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import age, ago, count_of, paused_words, print_json, print_result
 from reliablepub.cli.progress import patiently

@@ -17,8 +17,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import Duration
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import form_option, inspected_option, json_option
 from reliablepub.cli.output import (
     age,

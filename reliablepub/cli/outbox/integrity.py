@@ -11,8 +11,7 @@ from pathlib import Path
 
 import click
 
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import count_of, print_error, print_json, print_result
 from reliablepub.cli.progress import patiently

@@ -15,8 +15,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import Duration, selection_options, selection_options_of_waiting
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import form_option, inspected_option, limit_option
 from reliablepub.cli.output import ago, count_of, print_error, print_result, print_rows, size_of
 from reliablepub.cli.progress import patiently

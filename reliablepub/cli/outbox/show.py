@@ -13,8 +13,7 @@ from typing import Any, Final
 import click
 
 from reliablepub.cli.choosing import rows_named, unknown
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option, keys_option
 from reliablepub.cli.output import (
     ago,

@@ -17,8 +17,7 @@ from typing import IO, Final
 import click
 
 from reliablepub.cli.choosing import rows_named, selection_options
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit, Failure
+from reliablepub.cli.commands import Command, Exit, Failure
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import (
     count_of,

@@ -15,8 +15,7 @@ from typing import Final
 import click
 
 from reliablepub.cli.choosing import Duration, ask
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option, relay_keys_options
 from reliablepub.cli.output import (
     count_of,

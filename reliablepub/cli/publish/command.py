@@ -15,8 +15,8 @@ from itertools import islice
 
 import click
 
+from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
-from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.options import (
     credentials_of,
     json_option,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Exit
 from reliablepub.cli.link import spoken
 from reliablepub.cli.output import count_of
 from reliablepub.cli.publish.records import STDIN
@@ -83,7 +83,7 @@ class Summary:
 
     @property
     def exit(self) -> Exit:
-        """The exit code; `reliablepub.cli.exits` defines the precedence."""
+        """The exit code; `reliablepub.cli.commands` defines the precedence."""
         if self.stopped is Stopped.OUTBOX:
             return Exit.OUTBOX
         if self.stopped is Stopped.BAD_INPUT:

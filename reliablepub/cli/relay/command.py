@@ -6,19 +6,18 @@ messages are published, or which failures are logged.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from reliablepub.cli import loglines
+from reliablepub.cli.commands import Exit, Failure
 from reliablepub.cli.config import ConfigurableCommand, config_option
-from reliablepub.cli.exits import Exit, Failure
 from reliablepub.cli.link import describe
 from reliablepub.cli.options import (
     credentials_of,
@@ -47,29 +46,6 @@ from reliablepub.transport.address import has_password
 
 if TYPE_CHECKING:
     from reliablepub.observe.health import Exposition
-
-
-class _Notes(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        print_note(record.getMessage())
-
-
-@contextmanager
-def failures_noted() -> Iterator[None]:
-    """Print log records about messages, of level WARNING and above, within the block.
-
-    As JSON, all records of the library are printed, of level INFO and above.
-    """
-    if loglines.is_json():
-        with loglines.records():
-            yield
-        return
-    notes = _Notes(logging.WARNING)
-    MESSAGES.addHandler(notes)
-    try:
-        yield
-    finally:
-        MESSAGES.removeHandler(notes)
 
 
 class _Relay(ConfigurableCommand):
@@ -190,10 +166,9 @@ def relay(  # noqa: PLR0917 - one argument for each option
             hooks=hooks,
             is_standby=standby,
         )
-        health: AbstractContextManager[None] = nullcontext()
-        if health_port is not None:
-            health = _healthy(service, health_host, health_port, expose)
-        with health, failures_noted(), service:  # a port that is taken fails before relaying
+        # The health port comes first: one that is taken ends the command before it relays.
+        health = _healthy(service, health_host, health_port, expose)
+        with health, loglines.records(MESSAGES), service:
             service.run(is_draining=drain)
     status = service.status
     _report(
@@ -255,8 +230,11 @@ def _metrics(name: str, outbox: Database) -> tuple[list[object], Callable[[str],
 
 @contextmanager
 def _healthy(
-    service: Service, host: str, port: int, expose: Callable[[str], Exposition] | str
+    service: Service, host: str, port: int | None, expose: Callable[[str], Exposition] | str
 ) -> Iterator[None]:
+    if port is None:
+        yield
+        return
     from reliablepub.observe.health import Health, HealthServer  # noqa: PLC0415 - only where asked for
 
     try:

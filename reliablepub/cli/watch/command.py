@@ -18,8 +18,7 @@ from typing import Final, Self
 import click
 
 from reliablepub.cli.choosing import Duration
-from reliablepub.cli.commands import Command
-from reliablepub.cli.exits import Exit
+from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import inspected_option, json_option
 from reliablepub.cli.output import print_json
 from reliablepub.cli.signals import Stop
