@@ -21,10 +21,6 @@ def _text(value: str) -> str:
     return value
 
 
-def _any_text(value: str) -> str:
-    return value
-
-
 def _names(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(names) or len({name.lower() for name in names}) < len(names):
@@ -72,9 +68,9 @@ def _one_of(*words: str) -> Callable[[str], str]:
 
 def _option(
     name: str,
-    parse: Callable[[str], Any],
-    default: object,
     meaning: str,
+    default: object = None,
+    parse: Callable[[str], Any] = _text,
     *,
     is_connection: bool = False,
     is_secret: bool = False,
@@ -95,157 +91,144 @@ class Settings:
     # ---------------------------------------------------------------- the broker
     url: str | None = _connection(
         "url",
-        _text,
-        None,
         "`amqp://user@host:port/vhost` or `amqps://...`; several, with commas, for failover",
         is_secret=True,
     )
     url_env: str = _connection(
         "urlEnv",
-        _text,
-        "RELIABLEPUB_URL",
         "environment variable of the executors that holds the URL, if neither `url` nor "
         "`urlFile` is given",
+        "RELIABLEPUB_URL",
     )
     url_file: str | None = _connection(
         "urlFile",
-        _text,
-        None,
         "file on the executors that holds the URL; a bare name is looked for among Spark's own "
         "files (`--files`) too",
     )
     password_env: str | None = _connection(
-        "passwordEnv", _text, None, "environment variable of the executors that holds the password"
+        "passwordEnv", "environment variable of the executors that holds the password"
     )
     password_file: str | None = _connection(
         "passwordFile",
-        _text,
-        None,
         "file on the executors that holds the password or token, read at each connection and "
         "before the token expires; found like `urlFile`",
     )
     ca_file: str | None = _connection(
-        "caFile", _text, None, "certificate authorities (PEM) for `amqps`, instead of the system's"
+        "caFile", "certificate authorities (PEM) for `amqps`, instead of the system's"
     )
-    cert_file: str | None = _connection("certFile", _text, None, "client certificate (PEM)")
+    cert_file: str | None = _connection("certFile", "client certificate (PEM)")
     key_file: str | None = _connection(
-        "keyFile", _text, None, "key of `certFile` (PEM), if not in the same file"
+        "keyFile", "key of `certFile` (PEM), if not in the same file"
     )
-    heartbeat_s: int = _connection("heartbeat", _whole(1), 10, "AMQP heartbeat, in seconds")
+    heartbeat_s: int = _connection("heartbeat", "AMQP heartbeat, in seconds", 10, _whole(1))
     idle_timeout_s: float = _connection(
         "idleTimeout",
-        _seconds,
-        30.0,
         "seconds for which a Python worker keeps its connection for the next task",
+        30.0,
+        _seconds,
     )
     max_connections: int | None = _connection(
         "maxConnections",
-        _whole(1),
-        None,
         "most connections at once: a write whose session may run more tasks at once is refused, "
         "and no connection is kept for the next task",
+        parse=_whole(1),
     )
 
     # ---------------------------------------------------------------- speed and patience
-    window: int = _connection("window", _whole(1), 4_096, "most rows in flight, for each task")
+    window: int = _connection("window", "most rows in flight, for each task", 4_096, _whole(1))
     window_min: int = _connection(
         "windowMin",
-        _whole(1),
-        32,
         "most rows in flight at first; the window adapts from there. A value equal to `window` "
         "fixes it",
+        32,
+        _whole(1),
     )
     window_bytes: int = _connection(
-        "windowBytes", _whole(1), 16 * 1024 * 1024, "most bytes in flight, for each task"
+        "windowBytes", "most bytes in flight, for each task", 16 * 1024 * 1024, _whole(1)
     )
     confirm_timeout_s: float = _connection(
         "confirmTimeout",
-        _seconds,
-        30.0,
         "seconds that a confirm may take before the row is sent again on a new channel",
+        30.0,
+        _seconds,
     )
     delivery_timeout_s: float = _connection(
         "deliveryTimeout",
-        _seconds,
-        120.0,
         "seconds without progress (an outage, an alarm) after which a task fails, for Spark to "
         "retry it",
+        120.0,
+        _seconds,
     )
     max_rows_per_second: int | None = _option(
         "maxRowsPerSecond",
-        _whole(1),
-        None,
         "most rows a second over all tasks; divided equally among the tasks that may run at once",
+        parse=_whole(1),
     )
     nacked_attempts: int = _connection(
-        "nackedAttempts", _whole(1), 10, "how often a row may be nacked before it is given up"
+        "nackedAttempts", "how often a row may be nacked before it is given up", 10, _whole(1)
     )
     returned_attempts: int = _connection(
-        "returnedAttempts", _whole(1), 3, "how often a row may be unroutable before it is given up"
+        "returnedAttempts", "how often a row may be unroutable before it is given up", 3, _whole(1)
     )
     refused_attempts: int = _connection(
         "refusedAttempts",
-        _whole(1),
-        1,
         "how often a row may close its channel before it is given up",
+        1,
+        _whole(1),
     )
 
     check_topology: bool = _option(
         "checkTopology",
-        _boolean,
-        default=False,
-        meaning="ask the broker on the driver, before a batch and in `validate`, for the exchange "
+        "ask the broker on the driver, before a batch and in `validate`, for the exchange "
         "or queue that the options name",
+        default=False,
+        parse=_boolean,
     )
 
     # ---------------------------------------------------------------- rows that are not confirmed
     unroutable: str = _option(
-        "unroutable", _FAIL_OR_COLLECT, "fail", f"a row for which no queue is bound: {_COLLECT}"
+        "unroutable", f"a row for which no queue is bound: {_COLLECT}", "fail", _FAIL_OR_COLLECT
     )
     refused: str = _option(
         "refused",
-        _FAIL_OR_COLLECT,
-        "fail",
         f"a row that is nacked, or for which the broker closes the channel: {_COLLECT}",
+        "fail",
+        _FAIL_OR_COLLECT,
     )
     invalid: str = _option(
-        "invalid", _FAIL_OR_COLLECT, "fail", f"a row that cannot be an AMQP message: {_COLLECT}"
+        "invalid", f"a row that cannot be an AMQP message: {_COLLECT}", "fail", _FAIL_OR_COLLECT
     )
     report: str | None = _option(
         "report",
-        _text,
-        None,
         "folder (a path or URI that all hosts share) for `writes/*.json`, the counts of each "
         "write, `failed/*.parquet`, the collected rows, and `fatal/*.parquet`, the rows that fail "
         "a write",
     )
     report_keep: int = _option(
         "reportKeep",
-        _whole(1),
-        1_000,
         "for how many writes (micro-batches) `report` keeps the counts; about a tenth more before "
         "the oldest are deleted",
+        1_000,
+        _whole(1),
     )
 
     # ---------------------------------------------------------------- identity
     identity: str = _option(
         "identity",
-        _one_of("content", "position"),
-        "content",
         "source of the `message_id` where no column of that name gives it; `position` is unsafe "
         "after a shuffle",
+        "content",
+        _one_of("content", "position"),
     )
     id_columns: tuple[str, ...] = _option(
         "idColumns",
-        _names,
-        (),
         "columns that are the key of a row in your data, such as `order_id,version`: the "
         "`message_id` is a digest of their values, and they need not be published",
+        (),
+        _names,
     )
     write_id: str | None = _option(
         "writeId",
-        _text,
-        None,
         "name of a batch write: a repetition under this name gives the same ids; random by "
         "default. Needed in `foreachBatch`",
     )
@@ -253,33 +236,30 @@ class Settings:
     # ---------------------------------------------------------------- constants of every row
     value_format: str = _option(
         "valueFormat",
-        _one_of("bytes", "json"),
-        "bytes",
         "`bytes` for a string or binary column `value`; `json` sends any other column, such as a "
         "struct, as JSON",
+        "bytes",
+        _one_of("bytes", "json"),
     )
-    exchange: str | None = _option(
-        "exchange", _any_text, None, "exchange; the default one if empty"
-    )
-    routing_key: str | None = _option("routing_key", _any_text, None, "routing key")
-    content_type: str | None = _option("content_type", _text, None, "such as `application/json`")
-    content_encoding: str | None = _option("content_encoding", _text, None, "such as `gzip`")
-    correlation_id: str | None = _option("correlation_id", _text, None, "correlation id")
-    reply_to: str | None = _option("reply_to", _text, None, "queue for replies")
-    type: str | None = _option("type", _text, None, "application-defined type")
-    app_id: str | None = _option("app_id", _text, None, "name of the application")
-    priority: int | None = _option("priority", _whole(0, 255), None, "for priority queues")
+    exchange: str | None = _option("exchange", "exchange; the default one if empty", parse=str)
+    routing_key: str | None = _option("routing_key", "routing key", parse=str)
+    content_type: str | None = _option("content_type", "such as `application/json`")
+    content_encoding: str | None = _option("content_encoding", "such as `gzip`")
+    correlation_id: str | None = _option("correlation_id", "correlation id")
+    reply_to: str | None = _option("reply_to", "queue for replies")
+    type: str | None = _option("type", "application-defined type")
+    app_id: str | None = _option("app_id", "name of the application")
+    priority: int | None = _option("priority", "for priority queues", parse=_whole(0, 255))
     expiration: int | None = _option(
         "expiration",
-        _whole(0, 2**32 - 1),
-        None,
         "milliseconds after which the broker drops the message",
+        parse=_whole(0, 2**32 - 1),
     )
     persistent: bool = _option(
         "persistent",
-        _boolean,
+        "whether messages survive a restart of the broker",
         default=True,
-        meaning="whether messages survive a restart of the broker",
+        parse=_boolean,
     )
 
     @property
