@@ -47,7 +47,7 @@ OUTCOME: Final = pa.schema(
         ("_row", pa.int64()),
     ]
 )
-"""The columns added to those of a failed row."""
+"""The columns that are added to a failed row."""
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Options that several commands share, with one name and one help text each.
 
-Knows: names, environment variables, help texts, and the files that hold secrets. Must never know:
-what a command does with a value.
+Knows: names, environment variables, help texts, the files that hold secrets, and the tracing hook.
+Must never know: what a command does with a value.
 
 Password files, key files and certificates are read when a command begins, and again when a relay
 reopens.

@@ -70,14 +70,6 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value))
 
 
-def print_change(chosen: int, changed: int, done: str, *, dry_run: bool) -> None:
-    """Print how many messages a command has changed, or would."""
-    if dry_run:
-        print_result(f"{count_of(chosen, 'message')} would be {done}")
-    else:
-        print_result(f"{count_of(changed, 'message')} {done}")
-
-
 def print_note(text: str, *, event: str = "note") -> None:
     """Print a note on stderr; as JSON (`loglines`) with this event.
 

@@ -101,7 +101,7 @@ def _in_the_way(status: Status) -> list[str]:
 
 
 class HealthServer:
-    """HTTP server for health checks and metrics. Serves within its ``with`` block, on own threads.
+    """HTTP server for health checks and metrics, on its own threads within the ``with`` block.
 
     Args:
         host: address to listen on.

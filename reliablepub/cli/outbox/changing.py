@@ -17,10 +17,10 @@ from reliablepub.cli.options import inspected_option, json_option, keys_option, 
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
     count_of,
-    print_change,
     print_error,
     print_json,
     print_note,
+    print_result,
     print_rows,
 )
 from reliablepub.cli.progress import counting, patiently
@@ -199,20 +199,8 @@ def _question(what: Intervention, count: int) -> str:
 def _report(
     action: Action, ids: list[int], effect: Effect, *, dry_run: bool, as_json: bool, is_named: bool
 ) -> int:
-    if as_json:
-        result = {
-            "action": action.value,
-            "dry_run": dry_run,
-            "chosen": len(ids),
-            "changed": effect.changed,
-            "in_flight": effect.in_flight,
-            "unfit": effect.unfit,
-            "damaged": effect.damaged,
-            "possibly_persisted": effect.possible,
-        }
-        print_json(result)
-    else:
-        print_change(len(ids), effect.changed, _DONE[action], dry_run=dry_run)
+    result = _counts(action.value, ids, effect, dry_run=dry_run)
+    _print(result | {"possibly_persisted": effect.possible}, _DONE[action], as_json=as_json)
     if effect.possible:
         print_note(
             f"a queue may still have {named(effect.possible)}: an attempt had no answer, "
@@ -329,20 +317,10 @@ def _change(
     if not dry_run:
         with counting(len(ids)) as progress:
             effect = by_ids(database, ids, what, progress)
+    action = "cancel" if done == "cancelled" else "reschedule"
+    result = _counts(action, ids, effect, dry_run=dry_run, in_flight="too_late")
+    _print(result, done, as_json=as_json)
     left = effect.unfit + effect.damaged
-    if as_json:
-        result = {
-            "action": "cancel" if done == "cancelled" else "reschedule",
-            "dry_run": dry_run,
-            "chosen": len(ids),
-            "changed": effect.changed,
-            "too_late": effect.in_flight,
-            "unfit": effect.unfit,
-            "damaged": effect.damaged,
-        }
-        print_json(result)
-    else:
-        print_change(len(ids), effect.changed, done, dry_run=dry_run)
     if effect.in_flight:
         print_note(
             f"{named(effect.in_flight)} left alone: in flight, or an attempt had no answer or was "
@@ -352,3 +330,28 @@ def _change(
         print_error(f"{named(left)} left alone: gone, given up, or damaged")
         return Exit.BAD_INPUT
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
+
+
+def _counts(
+    action: str, ids: list[int], effect: Effect, *, dry_run: bool, in_flight: str = "in_flight"
+) -> dict[str, Any]:
+    """The result as ``--json`` prints it; messages in flight stand under the given name."""
+    return {
+        "action": action,
+        "dry_run": dry_run,
+        "chosen": len(ids),
+        "changed": effect.changed,
+        in_flight: effect.in_flight,
+        "unfit": effect.unfit,
+        "damaged": effect.damaged,
+    }
+
+
+def _print(result: dict[str, Any], done: str, *, as_json: bool) -> None:
+    """Print the result: as JSON, or how many messages were changed or would be."""
+    if as_json:
+        print_json(result)
+    elif result["dry_run"]:
+        print_result(f"{count_of(result['chosen'], 'message')} would be {done}")
+    else:
+        print_result(f"{count_of(result['changed'], 'message')} {done}")

@@ -305,7 +305,7 @@ class Service:
 
 
 def _link_notes() -> LinkNotes:
-    """Lines about the connection; none as JSON, where log records tell of it with their fields."""
+    """Lines about the connection; none as JSON, because log records report each change."""
     say = (lambda _: None) if loglines.is_json() else print_note
     return LinkNotes(say, is_eager=True)
 
