@@ -48,14 +48,14 @@ def _files() -> Iterator[tuple[str, Path]]:
         folder = Path(spec.submodule_search_locations[0])
         for path in folder.rglob("*"):
             name = PurePosixPath(package, path.relative_to(folder).as_posix())
-            if path.is_file() and "__pycache__" not in name.parts and not _is_left_out(name):
+            if (
+                path.is_file()
+                and "__pycache__" not in name.parts
+                and not str(name).startswith(_LEFT_OUT)
+            ):
                 moved = package == "spark_sink" and name.name in _TOP_LEVEL
                 yield (name.name if moved else str(name)), path
         yield from _licenses(package)
-
-
-def _is_left_out(name: PurePosixPath) -> bool:
-    return str(name).startswith(_LEFT_OUT)
 
 
 def _licenses(package: str) -> Iterator[tuple[str, Path]]:

@@ -78,8 +78,8 @@ class RowsNotConfirmed(ReliablePubError):
         where = f" {'These rows are' if others else 'The row is'} in {kept}." if kept else ""
         super().__init__(
             f"row {row} of partition {partition}{name} was not confirmed but {outcome}: "
-            f"{reply_text}; {self.remedy[outcome]}.{more}{where} Other rows may have been sent: "
-            "replayed, they come with the same ids"
+            f"{reply_text}; {self.remedy[outcome]}.{more}{where} Other rows may have been sent; "
+            "a replay sends them under the same ids"
         )
         self.partition = partition
         self.row = row

@@ -29,12 +29,9 @@ def text_of(kind: pa.DataType) -> Text:
     """The function that writes values of an Arrow type."""
     for is_such, make in _TEXTS:
         if is_such(kind):
-            return _or_null(make(kind))
+            text = make(kind)
+            return lambda value: "null" if value is None else text(value)
     raise TypeError(f"{kind} is not written as JSON")  # `schema` refuses such columns before
-
-
-def _or_null(text: Text) -> Text:
-    return lambda value: "null" if value is None else text(value)
 
 
 def _struct(kind: pa.DataType) -> Text:
@@ -48,17 +45,11 @@ def _struct(kind: pa.DataType) -> Text:
 
 
 def _map(kind: pa.DataType) -> Text:
-    name = _key_of(kind.key_type)
+    name: Text = _boolean if pa.types.is_boolean(kind.key_type) else str
     item = text_of(kind.item_type)
     return lambda pairs: (
         "{" + ",".join([f"{_string(name(k))}:{item(v)}" for k, v in sorted(pairs, key=_KEY)]) + "}"
     )
-
-
-def _key_of(kind: pa.DataType) -> Text:
-    if pa.types.is_boolean(kind):
-        return lambda key: "true" if key else "false"
-    return str
 
 
 def _list(kind: pa.DataType) -> Text:

@@ -20,8 +20,7 @@ from spark_sink.settings import TABLE, Settings
 
 SPARKS_OWN: Final = ("checkpointlocation", "queryname")
 """Options of a streaming query that Spark passes on to its sink."""
-
-
+_FILE_NAME: Final = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9._:=@+-]{0,99})?")
 _NO_PATH: Final = (
     "save() takes no path here: for a queue write .option('routing_key', its name).save(), for an "
     "exchange .option('exchange', its name).save()"
@@ -92,18 +91,15 @@ def _contradictions(settings: Settings) -> list[str]:
         )
     if settings.collects and settings.report is None:
         problems.append("'collect' needs the option 'report': the folder where the rows are kept")
-    if settings.report is not None and not _is_absolute(settings.report):
+    report = settings.report or "/"
+    if not report.startswith("/") and "://" not in report:
         problems.append("option 'report' must be an absolute path or a URI: hosts share it")
-    if settings.report is not None and not _names_files(settings.write_id or ""):
+    if settings.report is not None and not _FILE_NAME.fullmatch(settings.write_id or ""):
         problems.append(
             "option 'writeId' names files of 'report': at most 100 letters, digits and . _ - : = @ "
             "+, and the first one a letter or a digit"
         )
     return problems
-
-
-def _names_files(write_id: str) -> bool:
-    return re.fullmatch(r"(?:[A-Za-z0-9][A-Za-z0-9._:=@+-]{0,99})?", write_id) is not None
 
 
 def split_urls(urls: str) -> list[str]:
@@ -116,10 +112,6 @@ def _all_amqp(urls: str) -> bool:
         return all(urlsplit(url).scheme in ("amqp", "amqps") for url in split_urls(urls))
     except ValueError:
         return False
-
-
-def _is_absolute(path: str) -> bool:
-    return path.startswith("/") or "://" in path
 
 
 def _key(name: str) -> str:

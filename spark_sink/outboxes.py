@@ -90,7 +90,7 @@ class OutboxDataSource(DataSource):
             raise ConfigurationError("name the outboxes by an absolute path: /var/lib/app/*.db")
         files = sorted(glob(pattern))  # noqa: PTH207 - a pattern may begin at the root
         if not files:
-            raise ConfigurationError(f"no file is there for {pattern}")
+            raise ConfigurationError(f"no file matches {pattern}")
         return OutboxReader([str(Path(file).absolute()) for file in files], self._view)
 
     @property

@@ -135,7 +135,7 @@ class FailedRows:
 
     def __init__(self, report: str, name: str) -> None:
         self._files, root = _open(report)
-        if not _is_folder(self._files, f"{root}/writes"):
+        if self._files.get_file_info(f"{root}/writes").type != fs.FileType.Directory:
             raise ConfigurationError(
                 "option 'report': this host does not have the folder that the driver has; all "
                 "hosts must share it"
@@ -336,10 +336,6 @@ def _rename(files: fs.FileSystem, old: str, new: str) -> None:
     """Rename a file, unless an interrupted commit has renamed it before."""
     if _exists(files, old):
         files.move(old, new)
-
-
-def _is_folder(files: fs.FileSystem, path: str) -> bool:
-    return bool(files.get_file_info(path).type == fs.FileType.Directory)
 
 
 def _exists(files: fs.FileSystem, path: str) -> bool:

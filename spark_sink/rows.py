@@ -233,10 +233,6 @@ def _shortest(value: Decimal) -> str:
     return f"{value.normalize(_EXACT):f}"
 
 
-def _in_utc(at: datetime) -> datetime:
-    return at.astimezone(UTC)
-
-
 def _headers(pairs: list[Any]) -> dict[str, Any]:
     """A map, or an array of structs, as a dict in the order of its names.
 
@@ -245,11 +241,12 @@ def _headers(pairs: list[Any]) -> dict[str, Any]:
     items = [(p["key"], p["value"]) if isinstance(p, Mapping) else p for p in pairs]
     if any(item is None or item[0] is None for item in items):
         raise InvalidMessage("headers", "have a name that is null")
-    table = {key: _header(value) for key, value in sorted(items, key=_KEY)}
+    table = {key: _in_utc(value) for key, value in sorted(items, key=_KEY)}
     if len(table) < len(items):
         raise InvalidMessage("headers", "have a name twice")
     return table
 
 
-def _header(value: object) -> object:
+def _in_utc(value: object) -> object:
+    """A time in UTC; any other value unchanged."""
     return value.astimezone(UTC) if isinstance(value, datetime) else value

@@ -13,7 +13,7 @@ of a decimal: `rows` normalizes each value. The digest covers the kind too, so 1
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -61,44 +61,31 @@ _JSON: Final = (*_HEADER, NullType, DateType, TimestampNTZType)
 """Types that `json_text` writes, besides structs, arrays and maps."""
 
 
-def _is_text(kind: DataType) -> bool:
-    return isinstance(kind, _TEXTS)
-
-
-def _is_whole(kind: DataType) -> bool:
-    return isinstance(kind, _WHOLE)
-
-
-def _is_body(kind: DataType) -> bool:
-    return isinstance(kind, (*_TEXTS, BinaryType))
-
-
-def _is_instant(kind: DataType) -> bool:
-    return isinstance(kind, TimestampType)
-
-
 def _is_headers(kind: DataType) -> bool:
     if isinstance(kind, MapType):
-        return _is_text(kind.keyType) and isinstance(kind.valueType, _HEADER)
+        return isinstance(kind.keyType, _TEXTS) and isinstance(kind.valueType, _HEADER)
     if isinstance(kind, ArrayType) and isinstance(kind.elementType, StructType):
         pair = kind.elementType
         return (
             pair.names == ["key", "value"]
-            and _is_text(pair["key"].dataType)
+            and isinstance(pair["key"].dataType, _TEXTS)
             and isinstance(pair["value"].dataType, _HEADER)
         )
     return False
 
 
-_TEXT: Final = ("string", _is_text)
-_NUMBER: Final = ("tinyint, smallint, int or bigint", _is_whole)
-COLUMNS: Final[dict[str, tuple[str, Callable[[DataType], bool]]]] = {
-    "value": ("string or binary (another, such as a struct, with valueFormat=json)", _is_body),
+_TEXT: Final = ("string", _TEXTS)
+_NUMBER: Final = ("tinyint, smallint, int or bigint", _WHOLE)
+COLUMNS: Final[dict[str, tuple[str, tuple[type[DataType], ...]]]] = {
+    "value": (
+        "string or binary (another, such as a struct, with valueFormat=json)",
+        (*_TEXTS, BinaryType),
+    ),
     "exchange": _TEXT,
     "routing_key": _TEXT,
     "headers": (
         "map<string, T> or array<struct<key: string, value: T>>; T any type that is not nested",
-        _is_headers,
+        (MapType, ArrayType),  # and `_is_headers`
     ),
     "message_id": _TEXT,
     "content_type": _TEXT,
@@ -109,9 +96,9 @@ COLUMNS: Final[dict[str, tuple[str, Callable[[DataType], bool]]]] = {
     "app_id": _TEXT,
     "priority": _NUMBER,
     "expiration": _NUMBER,
-    "timestamp": ("timestamp (with time zone)", _is_instant),
+    "timestamp": ("timestamp (with time zone)", (TimestampType,)),
 }
-"""Every accepted column: its types in words, and a predicate for them."""
+"""Every accepted column: its types, in words and as classes."""
 
 _KEY_KINDS: Final[dict[type[DataType], str]] = {
     StringType: "string",
@@ -228,14 +215,14 @@ def _problems_of(name: str, kind: DataType, *, is_json: bool) -> list[str]:
         close = get_close_matches(name.lower(), COLUMNS, n=1)
         hint = f"did you mean {close[0]!r}" if close else f"there may be {', '.join(COLUMNS)}"
         return [f"column {name!r} is not known ({hint}; put your data into 'value')"]
-    allowed, is_allowed = COLUMNS[name]
+    allowed, kinds = COLUMNS[name]
     if name == "value" and is_json:
         return [
             f"{problem}, which valueFormat=json does not write: use Spark's to_json, which gives a "
             "string"
             for problem in _no_json(kind, "value")
         ]
-    if is_allowed(kind):
+    if isinstance(kind, kinds) and (name != "headers" or _is_headers(kind)):
         return []
     return [f"column {name!r} is {kind.simpleString()}; it must be {allowed}"]
 

@@ -56,7 +56,7 @@ def check_checkpoint(location: str | None) -> None:
     if not is_micro_batch:
         raise ConfigurationError(
             f"{_WORDS}. No micro-batch is under way in {location}; if a continuous query has left "
-            "its epochs there, begin with a new checkpoint: micro-batches take them for done"
+            "its epochs there, begin with a new checkpoint: micro-batches treat them as done"
         )
 
 

@@ -136,7 +136,7 @@ class RabbitMQWriter(DataSourceArrowWriter, DataSourceStreamWriter):
             LOGGER.error(
                 "write %s aborted: %d of %d partitions are finished, %d of their rows confirmed; "
                 "rows of the others may have been sent, and some tasks may still be sending. "
-                "Replayed, they come with the same ids",
+                "A replay sends them under the same ids",
                 self._write_id or f"of batch {batchId}",
                 len(written),
                 len(messages),

@@ -125,7 +125,7 @@ def test_a_relay_goes_on_meanwhile(spark: SparkSession, tmp_path: Path, fake: Fa
 @pytest.mark.parametrize(
     ("path", "view", "words"),
     [
-        ("{}/none-*.db", "open", "no file is there for"),
+        ("{}/none-*.db", "open", "no file matches"),
         ("none.db", "open", "by an absolute path"),
         ("{}/*.db", "closed", "option 'view' must be open or parked or confirmed or history or"),
     ],

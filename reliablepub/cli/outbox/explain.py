@@ -99,14 +99,6 @@ def told(story: Story, database: Database, now: float) -> list[str]:
     return lines
 
 
-def _why(story: Story) -> list[str]:
-    """The reason of the message's state, and the remedy."""
-    if story.next is Next.PAUSED:
-        pause = pause_of(story)
-        return [f"Why: {one_line(pause['reason'])}"] if pause is not None else _last_words(story)
-    return _last_words(story)
-
-
 def pause_of(story: Story) -> dict[str, Any] | None:
     """The pause of the message's destination, if the relay's status file lists it."""
     address = (story.message["exchange"], story.message["routing_key"])
@@ -116,7 +108,11 @@ def pause_of(story: Story) -> dict[str, Any] | None:
     return None
 
 
-def _last_words(story: Story) -> list[str]:
+def _why(story: Story) -> list[str]:
+    """The reason of the message's state, and the remedy."""
+    pause = pause_of(story) if story.next is Next.PAUSED else None
+    if pause is not None:
+        return [f"Why: {one_line(pause['reason'])}"]
     last = story.message if story.message.get("outcome") else None
     if last is None and story.message and story.attempts:
         last = story.attempts[-1]

@@ -129,7 +129,7 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:
                 for brought in import_lines(database, _lines(raw), f"import {digest}"):
                     progress(brought.stored + brought.known)
         except (BadLine, UnicodeDecodeError) as error:
-            raise Failure(f"{error}; what came before it is stored", Exit.BAD_INPUT) from error
+            raise Failure(f"{error}; the lines before it are stored", Exit.BAD_INPUT) from error
     if as_json:
         print_json({"stored": brought.stored, "known": brought.known})
     else:

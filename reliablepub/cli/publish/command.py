@@ -259,7 +259,8 @@ def _publish(
     before = publisher.status
     with ExitStack() as stack:
         stack.enter_context(publisher)
-        done = _position(outbox, name)
+        # The position cannot change meanwhile: this process holds the outbox's lock.
+        done = 0 if outbox is None or name is None else Outbox(outbox).position(name)
         if done:
             print_note(_resuming(done, records))
             reader.skip(done)
@@ -312,14 +313,6 @@ def _check(source: Source, recipe: Recipe, stop: Stop) -> int | None:
     if stop.is_set:
         raise Failure("interrupted while checking; nothing was stored", Exit.OPEN)
     return records
-
-
-def _position(outbox: Database | None, name: str | None) -> int:
-    """How many records an earlier run has stored.
-
-    The number cannot change: this process holds the outbox's lock.
-    """
-    return 0 if outbox is None or name is None else Outbox(outbox).position(name)
 
 
 def _resuming(done: int, records: int | None) -> str:
