@@ -168,9 +168,7 @@ class _Act:
         while publisher.is_running:
             if self._happenings().connections_lost > losses:
                 losses += 1
-                self.say(
-                    "[yellow]connection lost[/]: messages in flight are sent again, with the same ids"
-                )
+                self.say("[yellow]connection lost[/]: messages in flight are sent again, same ids")
             if time.monotonic() >= say_at:
                 say_at += _PROGRESS_S
                 self._say_progress()
