@@ -40,11 +40,11 @@ _DONE: Final = {
     Action.DISCARD: "discarded",
     Action.REROUTE: "rerouted",
 }
-_NOTHING: Final = (
+_REFUSED: Final = (
     "bad usage, an unknown ID, or the question was not answered with yes: nothing was changed; or a"
 )
 _EXITS: Final = {
-    2: f"{_NOTHING} message was left alone because of its state or damage: the others were changed",
+    2: f"{_REFUSED} message was left alone because of its state or damage: the others were changed",
     3: "some messages are in flight and were left alone, or interrupted",
 }
 _TOO_LATE: Final = "it was too late for some messages, which a queue may have, or interrupted"
@@ -224,7 +224,7 @@ def _report(
 @click.command(
     cls=Command,
     exits={
-        2: f"{_NOTHING} message has left the outbox or is damaged: the others were cancelled",
+        2: f"{_REFUSED} message has left the outbox or is damaged: the others were cancelled",
         3: _TOO_LATE,
     },
 )

@@ -123,7 +123,7 @@ def schedule(
     with patiently("looking through the outbox"):
         found = due(database, chosen, due_before=due_before, limit=limit)
     columns = _columns(
-        *("due", "id", "tries", "exchange", "routing key", "size", "message id", "said", "stored")
+        "due", "id", "tries", "exchange", "routing key", "size", "message id", "said", "stored"
     )
     lesser = [name for name in LESSER if name != "due"]
     print_rows(found, form, columns, nothing="no message waits", lesser=lesser, limit=limit)
@@ -145,7 +145,7 @@ def in_flight(database: Database, limit: int, form: str | None) -> int:
       reliablepub outbox in-flight --outbox outbox.db
     """
     found = read_in_flight(database, limit=limit)
-    columns = _columns(*("epoch", "tag", "sent", "id", "exchange", "routing key", "message id"))
+    columns = _columns("epoch", "tag", "sent", "id", "exchange", "routing key", "message id")
     print_rows(found, form, columns, nothing="nothing is in flight", limit=limit)
     return Exit.CONFIRMED
 
@@ -166,9 +166,7 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
     """
     with patiently("reading the history"):
         found = read_ambiguous(database, limit=limit)
-    columns = _columns(
-        *("id", "message id", "uncertain attempts", "confirmed too", "first", "last")
-    )
+    columns = _columns("id", "message id", "uncertain attempts", "confirmed too", "first", "last")
     print_rows(found, form, columns, nothing="no attempt had an uncertain outcome", limit=limit)
     return Exit.CONFIRMED
 
@@ -207,7 +205,7 @@ def keys(
             return _let_go(opened, resume, skip)
         found = opened.held_keys(limit)
     columns = _columns(
-        *("key", "holds back", "id", "since", "exchange", "routing key", "message id", "said")
+        "key", "holds back", "id", "since", "exchange", "routing key", "message id", "said"
     )
     rows = [asdict(key) for key in found]
     print_rows(rows, form, columns, nothing="no key is held", limit=limit)
