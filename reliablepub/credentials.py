@@ -22,7 +22,7 @@ from reliablepub.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a publisher shows to the broker when it connects, and for how long it is valid.
+    """The user and secret with which a publisher logs in, and how long the secret is valid.
 
     Attributes:
         secret: password or token. Never printed.
@@ -32,8 +32,8 @@ class Credentials:
             secret.
 
     Raises:
-        ConfigurationError: the secret is empty or has a character U+0000, or the lifetime is not
-            more than 0.
+        ConfigurationError: the secret is not a text or is empty, secret or user has a character
+            U+0000, or the lifetime is not finite and more than 0.
     """
 
     secret: str = field(repr=False)
@@ -53,18 +53,18 @@ class Credentials:
 
 
 _EXP_MAX = 1e12
-"""More is no time in seconds: the year is 33658."""
+"""An ``exp`` from this on is not a time in seconds: it would be in the year 33658."""
 
 CredentialsProvider: TypeAlias = Callable[[], Credentials]
-"""A callable that returns the credentials of now. It runs on a thread of its own, may block, and
-may raise: then there is no connection, and it is asked again later."""
+"""A callable that returns current credentials. It runs on a thread of its own, may block, and may
+raise: then the publisher does not connect, and calls it again later."""
 
 
 @dataclass(frozen=True, slots=True)
 class PasswordFile:
     """A provider that reads a file at each connection: a password or token that is rotated there.
 
-    The secret is the whole file, without a line end behind it. If it is a JSON Web Token, its
+    The secret is the whole file, without line ends at its end. If it is a JSON Web Token, its
     ``exp`` says how long it is valid; a file with anything else is read at each connection only.
 
     Args:
@@ -79,7 +79,8 @@ class PasswordFile:
         """Read the file.
 
         Raises:
-            ConfigurationError: the file cannot be read, is empty, or holds an expired token.
+            ConfigurationError: the file cannot be read, is empty, has a character U+0000, or holds
+                an expired token.
         """
         secret = read_password(Path(self.path))
         expires_at = _expiry(secret)
@@ -92,7 +93,7 @@ class PasswordFile:
 
 
 def read_password(path: Path) -> str:
-    """Return the password that a file holds; a line end behind it is not part of it.
+    """Return the password that a file holds, without line ends at its end.
 
     Raises:
         ConfigurationError: the file cannot be read, or is empty.
@@ -116,7 +117,7 @@ def _expiry(secret: str) -> float | None:
     parts = secret.split(".")
     if len(parts) != 3:  # noqa: PLR2004 - header, claims, signature
         return None
-    try:
+    try:  # a token leaves the padding of its parts out (RFC 7515)
         claims = json.loads(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
     except (binascii.Error, ValueError, RecursionError):
         return None

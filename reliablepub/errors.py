@@ -9,7 +9,7 @@ Knows: the kinds of failure, and which of them are retryable. Must never know: s
     ├── PublishError          final outcome of a message that was not confirmed
     │   ├── Unroutable        no queue is bound for the message (basic.return)
     │   ├── Nacked            the broker refused responsibility (basic.nack)
-    │   ├── Refused           the message made the broker close the channel, or cannot be encoded
+    │   ├── Refused           the message made the broker close a channel, or cannot be encoded
     │   ├── Expired           the message's deadline passed before it was confirmed
     │   ├── Damaged           the message's row in the outbox is corrupt; parked, not sent
     │   └── Withdrawn         an operator parked or discarded the message before it was confirmed
@@ -18,7 +18,7 @@ Knows: the kinds of failure, and which of them are retryable. Must never know: s
     │   └── PublisherFailed   the publisher's relay has failed
     ├── PublisherForked       the publisher was opened in a parent process
     ├── WrongEventLoop        the publisher was opened in another event loop
-    ├── WrongThread           a callback on the relay's thread called what waits for the relay
+    ├── WrongThread           a callback on the relay's thread called a method that waits for it
     ├── RelayHeldUp           the relay waits for a callback that does not return
     └── OutboxError           the outbox on disk cannot be used
         ├── OutboxFull        the outbox's limit of messages or bytes is reached
@@ -31,7 +31,7 @@ Knows: the kinds of failure, and which of them are retryable. Must never know: s
         ├── OutboxSealed      a message is encrypted, and its key was not given
         ├── OutboxUnreachable the database of the outbox cannot be reached; nothing was stored
         ├── OutboxUnsure      a commit was cut off; the message may or may not be stored
-        └── NotAnOutbox       the file is not an outbox, or of a newer version
+        └── NotAnOutbox       the file is not an outbox, or is one of another version
 
 Every error can be pickled (Spark sends errors between processes). No error holds a body or a
 password.
@@ -115,11 +115,13 @@ class PublishError(ReliablePubError):
         routing_key: routing key it was published with.
         reply_code: the broker's reply code; 0 if it sent none.
         reply_text: the broker's reply text.
-        attempts: number of refusals; for an expired message, number of attempts.
+        attempts: number of refusals, at least 1; for an expired message, number of attempts. Always
+            1 for `Damaged` and `Withdrawn`.
         may_have_arrived: whether a queue may hold the message: an attempt may have succeeded
-            although its confirm never arrived.
+            although its confirm never arrived. Unknown for `Damaged` and `Withdrawn`, for which it
+            is always False.
         is_kept: True if the message is parked (in the outbox, if there is one); False if the retry
-            policy discarded it.
+            policy discarded it. Always True for `Withdrawn`, even if the operator discarded it.
     """
 
     what: ClassVar[str] = "was not confirmed"
@@ -169,7 +171,7 @@ class Nacked(PublishError):
 
 
 class Refused(PublishError):
-    """The broker closed the channel because of this message, or the message cannot be encoded."""
+    """The message made the broker close the channel or connection, or it cannot be encoded."""
 
     what = "was refused by the broker"
     remedy = "correct what the broker names, then retry it"
@@ -291,7 +293,7 @@ class OutboxSealed(OutboxError):
 
 
 class NotAnOutbox(OutboxError):
-    """The file is not a SQLite database, holds no outbox, or holds one of a newer version."""
+    """The file is not a SQLite database, holds no outbox, or holds one of another version."""
 
 
 for _error in list(globals().values()):

@@ -39,6 +39,7 @@ _INT32_MAX = 2**31 - 1
 _DECIMAL_PLACES_MAX = 255
 _DECIMAL_DIGITS_MAX = 10
 _ROUTING_HEADERS = ("CC", "BCC")
+"""RabbitMQ routes by these too, and closes the channel if one of them is not a list."""
 
 
 def checked_headers(headers: object, room: int) -> tuple[dict[str, FieldValue], int]:
@@ -142,7 +143,7 @@ def _checked_scalar(path: str, value: object) -> tuple[FieldValue, int]:
             copy, size = value, 5 + len(utf8(path, value))
         case None:
             copy, size = None, 1
-        case bool():
+        case bool():  # before int, of which bool is a subclass
             copy, size = value, 2
         case int() | float():
             copy, size = _checked_number(path, value), 9

@@ -18,10 +18,10 @@ Hooks run on the relay's thread, with asyncio too, so they must be quick. An exc
 does not stop the relay: it is counted (``Status.callback_errors``), and logged the first time for
 each method. Events without listeners are not collected.
 
-Three methods are no event callbacks. `Rejections.rejected` is called on the caller's thread when a
-message is not accepted. `Watches.watch` receives the publisher when it is opened, so
-that the hook can read its status at any time. `Stamps.stamp` is called with each message before it
-is stored, on the caller's thread, where the caller's context (such as its trace) is available.
+Three methods are not event callbacks. `Rejections.rejected` is called on the caller's thread when a
+message is not accepted. `Watches.watch` receives the publisher when it is opened, so that the hook
+can read its status at any time. `Stamps.stamp` is called with each message before it is stored, on
+the caller's thread, where the caller's context (such as its trace) is available.
 """
 
 from __future__ import annotations
@@ -192,10 +192,10 @@ class OnNacked(Protocol):
 
 
 class OnRefused(Protocol):
-    """The broker closed a channel or the connection because of messages."""
+    """Messages made the broker close a channel or the connection, or do not fit its frames."""
 
     def on_refused(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when each of these messages is proven to be the cause."""
+        """Called when each message is proven to be the cause, or cannot be encoded."""
 
 
 class OnUncertain(Protocol):
@@ -294,7 +294,7 @@ class Watched(Protocol):
 
     @property
     def limits(self) -> Any:  # noqa: ANN401 - `reliablepub.relay.handover.Limits`
-        """Most open messages (``messages_max``) and bytes (``bytes_max``); infinite without one."""
+        """Most open messages (``messages_max``) and bytes of them (``bytes_max``)."""
 
 
 class Watches(Protocol):

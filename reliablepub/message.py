@@ -27,8 +27,8 @@ from reliablepub.headers import (
 from reliablepub.printable import printable
 
 HEADER_BYTES_MAX: Final = 131_072 - 8 - 128
-"""RabbitMQ's default frame_max, less the frame's own 8 bytes and 128 for `ATTEMPT_HEADER`. A
-content header frame larger than frame_max closes the connection (501)."""
+"""RabbitMQ's default frame_max, less the frame's own 8 bytes and 128 for fields of fixed size and
+`ATTEMPT_HEADER`. A content header frame larger than frame_max closes the connection (501)."""
 BODY_BYTES_MAX: Final = 512 * 1024 * 1024
 """RabbitMQ's hard limit. A broker's ``max_message_size`` is usually lower (16 MiB since 4.0)."""
 EXPIRATION_MS_MAX: Final = 4_294_967_295

@@ -112,7 +112,8 @@ class Retries:
 
         Args:
             refusals: number of refusals of this kind, including this one.
-            age_s: seconds since the first refusal, of any kind.
+            age_s: seconds since the message was first refused, in any way, or first had to wait for
+                a paused destination.
         """
         state = _state(refusals, age_s)
         state.upcoming_sleep = max(0.0, self.wait(state))  # for `stop_before_delay`
@@ -121,6 +122,7 @@ class Retries:
     @property
     def is_patient(self) -> bool:
         """Whether the budget is a time. False if it is a number of attempts."""
+        # After so many attempts a budget of attempts has ended, and at age 0 one of time has not.
         return not self.stop(_state(_MANY_ATTEMPTS, 0.0))
 
 

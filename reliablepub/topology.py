@@ -206,6 +206,7 @@ def _one_of(kind: type[Any], table: dict[str, Any]) -> object:
         if name not in known:
             msg = f"{kind.kind} has {name!r}; known are {', '.join(known)}"
             raise ConfigurationError(msg)
+        # Annotations are text in this module; every other field is a table of arguments.
         wanted = {"str": str, "bool": bool}.get(str(known[name]), dict)
         if not isinstance(value, wanted):
             msg = f"{kind.kind}: {name} is {value!r}, not a {wanted.__name__}"
