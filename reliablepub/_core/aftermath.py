@@ -1,6 +1,6 @@
 """What happens to the messages in flight when a channel or the connection ends.
 
-Knows: the two lanes, and the reason of the end. Must never know: windows, deadlines, or when a
+Knows: the two lanes, and the reason for the end. Must never know: windows, deadlines, or when a
 channel is reopened (the session knows).
 
     ====================================  ======================================================
@@ -169,6 +169,7 @@ class Aftermath(Generic[K]):
         """
         is_connection = isinstance(close, ConnectionClose)
         is_alone = is_connection or (self._quarantine in lanes and self._quarantine.is_alone)
+        # Publishes of an ended channel may still have closed the connection (see the module).
         is_proof = self._is_clean or not is_connection
         outcome = Outcome(OutcomeKind.REFUSED, close.reply_code, close.reply_text)
         if sum(lane.suspects for lane in lanes) > 1 or not is_proof:
@@ -202,6 +203,7 @@ class Aftermath(Generic[K]):
 
         The broker blames none, so none is refused.
         """
+        # Losses count against a message only if it was alone in flight each time.
         losses = self._quarantine.losses if self._is_trying else 0
         suspects = [key for lane in lanes for key in self.close(lane, outcome)]
         if len(suspects) == 1:

@@ -12,7 +12,9 @@ know: what a destination is, or which messages wait for it.
                 sent before the pause
     probing     open, for a longer pause     recovering                one more message may go: the
                                                                        last probe has no outcome
-    recovering  open, for the first pause    two more messages may go  one more message may go
+    recovering  counted; ``refusals_max``    two more messages may go  one more message may go
+                in a row: open, for the
+                first pause
     ==========  ===========================  ========================  ===========================
 
 *Probing* admits one message. *Recovering* admits two more for each confirm, like TCP slow start: a
@@ -164,7 +166,7 @@ class Breakers(Generic[D, W]):
         circuit = self._circuits.pop(destination, None) or self._remember(why)
         if circuit is None:
             return False
-        self._circuits[destination] = circuit
+        self._circuits[destination] = circuit  # last: ordered by time of the last refusal
         circuit.refusals += 1
         circuit.why = why
         if circuit.state is _State.OPEN or circuit.refusals < refusals_max:
@@ -267,7 +269,7 @@ class Breakers(Generic[D, W]):
 
     def _next_alarm(self) -> float:
         """When the next pause is over; infinity if there is none."""
-        while self._alarms:
+        while self._alarms:  # those of ended or extended pauses are dropped here
             at, _, destination, circuit = self._alarms[0]
             is_paused = self._paused.get(destination) is circuit
             if is_paused and at == circuit.alarm == circuit.until:

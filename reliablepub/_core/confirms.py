@@ -22,12 +22,13 @@ The states of one publish:
     =========  ========  =========  ==============  ===========  ============
 
 A *bug* is an error of this client: it raises and changes nothing. A *violation* is an error of the
-broker: it is counted and changes nothing (`Status.violations`). Three of them also raise
+broker: it is counted and changes nothing (`Status.violations`). Four of them also raise
 `EpochUntrusted`, and the session ends the epoch, because any other reaction would be a guess:
 
 - a tag beyond the last one sent: the two counts differ;
 - tag 0, "all outstanding": it is unknown which publishes the broker had received by then;
-- a return that matches no publish: the next ack would confirm an unroutable message.
+- a return that matches no publish: the next ack would confirm an unroutable message;
+- a return of more bytes than the publish had: it is of another message (`Lane.note_return`).
 """
 
 from __future__ import annotations

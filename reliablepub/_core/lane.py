@@ -110,6 +110,7 @@ class Lane(Generic[K]):
             return None
         since = max(self._batches[0].taken_at, self._lowest_since)
         leaving = self._leaving
+        # Keep the latest report by which the oldest publish had not left.
         while len(leaving) > 1 and leaving[1][0] <= self._lowest:
             leaving.popleft()
         return max(since, leaving[0][1]) if leaving and leaving[0][0] <= self._lowest else since

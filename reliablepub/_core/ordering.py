@@ -55,8 +55,8 @@ class KeyOrder:
     def leave(self, key: str, number: int, *, is_settled: bool) -> None:
         """Note that a message has left the relay's memory.
 
-        A message that was never admitted may leave too: it was given up before it was next of its
-        key.
+        A message that was never admitted may leave too: it was given up while earlier messages of
+        its key were open.
 
         Args:
             key: the message's ordering key.

@@ -100,9 +100,9 @@ class Quarantine(Lane[K]):
         """Try these messages next: one of them made the broker close a channel or the connection.
 
         They are tried in halves, because all of them together would close the next channel too. If
-        the reply text names some, the first of these is tried before, alone: if it is true of all
-        of them, this one is the proof. Buffered messages were not written, so they are innocent of
-        this close and wait behind.
+        the reply text names some, the first of these is tried before the others, alone: its outcome
+        shows whether the text is true of the named messages. Buffered messages were not written, so
+        they are innocent of this close and wait behind.
 
         Args:
             named: messages that the broker's reply text names.

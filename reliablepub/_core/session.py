@@ -125,8 +125,8 @@ class Session(Generic[K]):
             channel is retired.
         window_min: lower bound of an adaptive window, whose upper bound is ``window_max``; None for
             a fixed window.
-        is_named: whether the broker's reply text, when it closes a channel, names the message of a
-            key (by its exchange, for example). Such messages are suspected first.
+        is_named: whether the broker's reply text, when it closes a channel or the connection, names
+            the message of a key (by its exchange, for example). Such messages are suspected first.
 
     Attributes:
         window: the current limit of messages in flight.
@@ -220,7 +220,11 @@ class Session(Generic[K]):
             self._begin_anew(lane, str(violation))
 
     def handle_timeout(self, now: float) -> None:
-        """Retire every channel whose oldest confirm or whose opening is overdue."""
+        """Act on what is due: overdue answers, messages set aside, a channel to reopen.
+
+        A channel whose oldest confirm is overdue is retired; if the opening of a channel is
+        overdue, the connection is given up.
+        """
         self._quarantine.recall(self._clock.reading(now))
         self._open_lanes(now)
         for lane in (self._main, self._quarantine):
@@ -244,6 +248,7 @@ class Session(Generic[K]):
     def _connection_lost(self, event: ConnectionLost, now: float) -> None:
         states = {self._main.state, self._quarantine.state}
         if event.close is not None and event.close.reply_code == _NOT_ALLOWED:
+            # The broker closes the connection for a channel beyond the user's limit.
             is_second = ChannelState.OPENING in states and ChannelState.CLOSED not in states
             self._is_sharing = self._is_sharing or is_second
         self.is_connected = False
@@ -288,6 +293,7 @@ class Session(Generic[K]):
     def _acked_each(self, lane: Lane[K], event: AckedEach, now: float) -> None:
         if self._patience > 1:
             self._be_less_patient(lane, now)
+        # In quarantine each confirm is handled alone: it may let the next group of suspects go.
         run = lane.confirm_each(event.tags) if lane is self._main else None
         if run is not None:
             self._aftermath.heard()
@@ -364,7 +370,7 @@ class Session(Generic[K]):
             The keys that were buffered.
         """
         withdrawn = self._quarantine.withdraw(keys) + self._main.withdraw(keys)
-        self._next_suspects()
+        self._next_suspects()  # the group under trial may be empty now
         return withdrawn
 
     def drain(self) -> None:
@@ -452,7 +458,7 @@ class Session(Generic[K]):
         return self.is_connected and self.blocked_reason is None
 
     def _due(self, lane: Lane[K]) -> float | None:
-        """When the lane's oldest answer is overdue, unless the broker blocks publishes before."""
+        """When the lane's oldest answer will be overdue, unless the broker blocks us first."""
         since = lane.waiting_since
         if since is None or not self._can_write:
             return None
@@ -522,6 +528,7 @@ class Session(Generic[K]):
         lane = self._quarantine
         if not lane.advance() and lane.state is not ChannelState.CLOSED and not self._is_sharing:
             self._order(CloseChannel(lane.epoch, "quarantine is empty"))
+            # Nothing is in flight, so no attempt gets this outcome.
             self._aftermath.close(lane, Outcome(OutcomeKind.UNCERTAIN))
 
     def _retire(self, lane: Lane[K], reason: str, now: float) -> None:

@@ -130,6 +130,7 @@ class Trial:
         self._base_rate = None
         count = len(self._differences)
         mean = sum(self._differences) / count
+        # The standard error of the mean; NOISE keeps one pair of looks from seeming certain.
         scatter = NOISE**2 + sum((one - mean) ** 2 for one in self._differences)
         error = sqrt(scatter) / count
         grows = self.probe > self.base
@@ -267,7 +268,7 @@ class Window:
         """Begin a trial in the current direction."""
         probe = min(2 * self.size, self._most) if self._grows else max(self.size // 2, self._least)
         self._trial = Trial(self.size, probe)
-        if probe == self.size:
+        if probe == self.size:  # at the bound: nothing to compare
             self._turn_round()
 
     def _turn_round(self) -> None:
