@@ -124,8 +124,7 @@ class AsyncPublisher:
             options: all further options are given here.
 
         Raises:
-            ConfigurationError: a variable is missing, or its value cannot be used.
-            ReliablePubError: as of the constructor.
+            ConfigurationError: a variable is missing, or its value or an option cannot be used.
         """
         return cls(
             urls_of_environment(),
@@ -153,6 +152,9 @@ class AsyncPublisher:
                 Nothing was stored or sent.
             OutboxFull: the outbox had no room in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
+            OutboxUnsure: the disk or the network failed during the commit. Whether the message is
+                stored is unknown.
+            OutboxError: another problem with the outbox. The message was not accepted.
             PublisherClosed: the publisher is closed or has failed. The message was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
             RelayHeldUp: a callback of the application does not return. The message was not
@@ -187,7 +189,13 @@ class AsyncPublisher:
             InvalidMessage: an item is not a `Message`.
             OutboxFull: the outbox had no room in time.
             OutboxDiskFull: the disk is full.
+            OutboxUnsure: the disk or the network failed during a commit. Whether its messages are
+                stored is unknown.
+            OutboxError: another problem with the outbox.
             PublisherClosed: the publisher is closed or has failed.
+            PublisherForked: this process is not the one that opened the publisher.
+            RelayHeldUp: a callback of the application does not return.
+            WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         bridge, client = self._check(), self._client
         receipt = IssuedBatch(bridge)
@@ -246,7 +254,9 @@ class AsyncPublisher:
             messages are open.
 
         Raises:
-            PublisherFailed: the publisher has failed.
+            PublisherClosed: the publisher is closed or has failed.
+            PublisherForked: this process is not the one that opened the publisher.
+            RelayHeldUp: a callback of the application does not return.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         done = Signal(self._check())
@@ -272,6 +282,9 @@ class AsyncPublisher:
 
         Raises:
             PublisherFailed: the publisher has failed. Open messages stay in the outbox.
+            PublisherForked: this process is not the one that opened the publisher.
+            RelayHeldUp: a callback of the application does not return. The publisher ends when the
+                callback does.
             WrongEventLoop: this event loop is not the one that opened the publisher.
         """
         self._client.check_process()

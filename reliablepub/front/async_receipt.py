@@ -68,7 +68,8 @@ class AsyncReceipt(SingleOutcome):
         Raises:
             Unroutable: the broker returned the message: no queue is bound.
             Nacked: the broker nacked the message as often as the policy allows.
-            Refused: the broker closed a channel because of the message.
+            Refused: the broker closed a channel or the connection because of the message, or it
+                cannot be encoded.
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.

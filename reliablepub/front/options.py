@@ -45,7 +45,7 @@ class PublisherOptions(TypedDict, total=False):
     deletes them at once."""
     window_min: int
     """Most messages in flight on a new connection; 32 by default. The window adapts, unless
-    ``window_max`` is the same."""
+    ``window_max`` is equal to it."""
     window_max: int
     """Most messages in flight at any time; 4096 by default."""
     window_bytes_max: int

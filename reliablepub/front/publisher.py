@@ -75,8 +75,9 @@ class Publisher:
             options: all further options are given here.
 
         Raises:
-            ConfigurationError: a variable is missing, or its value cannot be used.
-            ReliablePubError: as of the constructor.
+            ConfigurationError: a variable is missing, or its value or an option cannot be used.
+            NotAnOutbox: the file is not an outbox.
+            OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
         """
         return cls(
             urls_of_environment(),
@@ -102,6 +103,9 @@ class Publisher:
                 Nothing was stored or sent.
             OutboxFull: the outbox had no room in time. The message was not accepted.
             OutboxDiskFull: the disk is full. The message was not accepted.
+            OutboxUnsure: the disk or the network failed during the commit. Whether the message is
+                stored is unknown.
+            OutboxError: another problem with the outbox. The message was not accepted.
             PublisherClosed: the publisher is closed or has failed. The message was not accepted.
             PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread, for instance in a hook.
@@ -133,7 +137,13 @@ class Publisher:
             InvalidMessage: an item is not a `Message`.
             OutboxFull: the outbox had no room in time.
             OutboxDiskFull: the disk is full.
+            OutboxUnsure: the disk or the network failed during a commit. Whether its messages are
+                stored is unknown.
+            OutboxError: another problem with the outbox.
             PublisherClosed: the publisher is closed or has failed.
+            PublisherForked: this process is not the one that opened the publisher.
+            WrongThread: this is the relay's own thread, for instance in a hook.
+            RelayHeldUp: a callback of the application does not return.
         """
         client, receipt = self._client, IssuedBatch(self._client.relay)
         under_way: deque[Chunk[Latch]] = deque()
@@ -187,7 +197,8 @@ class Publisher:
             messages are open.
 
         Raises:
-            PublisherFailed: the publisher has failed.
+            PublisherClosed: the publisher is closed or has failed.
+            PublisherForked: this process is not the one that opened the publisher.
             WrongThread: this is the relay's own thread, for instance in a hook.
             RelayHeldUp: a callback of the application does not return.
         """

@@ -104,7 +104,7 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
     Args:
         what: the message or messages waited for.
         timeout_s: the time waited, seconds.
-        status: of the publisher.
+        status: the publisher's status.
     """
     told = f"{what} is still open after {timeout_s or 0:g} s; it is still being published"
     return StillOpen("; ".join([told, *waits_for(status)]))
@@ -269,7 +269,7 @@ class SettledMany(Counts):
     """The methods by which the relay settles the receipt of many messages."""
 
     def accepted(self, messages: int) -> None:
-        """So many more messages are stored. Called before any of them is settled."""
+        """Count messages that are stored now. Called before any of them is settled."""
         self.stored += messages
 
     def all_confirmed(self, entries: Sequence[Entry]) -> None:
@@ -323,7 +323,8 @@ class Receipt(SingleOutcome):
         Raises:
             Unroutable: the broker returned the message: no queue is bound.
             Nacked: the broker nacked the message as often as the policy allows.
-            Refused: the broker closed a channel because of the message.
+            Refused: the broker closed a channel or the connection because of the message, or it
+                cannot be encoded.
             Expired: the message's own deadline passed.
             Withdrawn: an operator parked or discarded the message.
             Damaged: the message's row in the outbox is damaged; it was parked.
@@ -340,8 +341,10 @@ class Receipt(SingleOutcome):
         """Call back with this receipt once the outcome is known, so that `result` does not wait.
 
         The callback runs on the relay's thread, which publishes nothing until it returns; on this
-        thread, before this call returns, if the outcome is known already. An exception that it
-        raises is logged. It is never called if the publisher ends before the outcome is known.
+        thread, before this call returns, if the outcome is known already. Its exceptions are
+        suppressed: on the relay's thread they are counted (``Status.callback_errors``), and the
+        first one is logged; on this thread each is logged. It is never called if the publisher ends
+        before the outcome is known.
 
         Args:
             callback: takes the receipt.

@@ -104,7 +104,7 @@ class RelayClient:
         """Apply the stamps of the hooks to one message, and `hand_over` it.
 
         Args:
-            message: with a ``message_id``.
+            message: the message; it has a ``message_id``.
             waiter: told of the message's final outcome.
             done: set when the message is stored, or could not be.
 
@@ -129,7 +129,15 @@ class RelayClient:
         on_stored: Callable[[int], None] | None = None,
         stream: Stream | None = None,
     ) -> Chunk[FlagT]:
-        """Put messages into the relay's inbox as a `Chunk`, whose arguments this takes.
+        """Put messages into the relay's inbox as one `Chunk`.
+
+        Args:
+            messages: each with a ``message_id``.
+            waiter: told of each message's final outcome.
+            done: set when the messages are stored, or could not be.
+            source: name of the source whose position the messages advance, or None.
+            on_stored: called with the number of messages once they are stored.
+            stream: the stream that the chunk belongs to, or None.
 
         Raises:
             InvalidMessage: the store cannot take a message, or the name of the source.

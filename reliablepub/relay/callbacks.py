@@ -39,7 +39,7 @@ class Running(NamedTuple):
     """A callback that has not returned yet.
 
     Attributes:
-        name: of the callback.
+        name: name of the callback.
         since: when it was called, monotonic seconds.
     """
 
@@ -70,7 +70,7 @@ class Guard:
         """A context in which to call a callback, whose exceptions are suppressed.
 
         Args:
-            name: of the callback, for the log and for `RelayHeldUp`.
+            name: name of the callback, for the log and for `RelayHeldUp`.
         """
         self.running = Running(name, self._monotonic())
         try:
@@ -88,7 +88,7 @@ class Guard:
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]
 """Callbacks by event; each takes a list of events."""
 OTHER_METHODS: Final = ("watch", "stamp", "rejected")
-"""Methods of hooks that are no event callbacks."""
+"""Methods of hooks that are not event callbacks."""
 Facts: TypeAlias = tuple[str, str, str, Mapping[str, FieldValue] | None, int]
 
 
@@ -208,8 +208,8 @@ class Notices:
         Args:
             name: the event: ``paused`` or ``resumed``.
             destination: exchange and routing key; None for every routing key.
-            refusals: in a row.
-            outcome: of the last refusal.
+            refusals: number of refusals in a row.
+            outcome: the last refusal.
         """
         events = self._events.get(name)
         if events is not None:
@@ -223,7 +223,7 @@ class Notices:
         for name, events in self._events.items():
             if not events:
                 continue
-            self._events[name] = []
+            self._events[name] = []  # not cleared: a hook may keep the list that it was given
             for call in self._calls[name]:
                 with self._guard.calling(f"a hook's on_{name}"):
                     call(events)
@@ -232,8 +232,8 @@ class Notices:
         """Note a change of the connection.
 
         Another attempt to connect is not a change; a failure for another reason is. The next
-        attempt may begin in the turn that hears of the failure, so an attempt with a reason tells
-        of one as well.
+        attempt may begin in the turn that hears of the failure, so *connecting* with a reason
+        counts as a failure too.
         """
         link, reason = status.link, "" if status.link is Link.CONNECTED else status.reason
         if link is Link.CONNECTING:

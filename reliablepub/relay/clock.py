@@ -16,7 +16,7 @@ READING_S: Final = 0.05
 
 
 def _suspended_s() -> float:
-    if sys.platform != "linux":
+    if sys.platform != "linux":  # CLOCK_BOOTTIME is Linux's
         return 0.0
     while True:
         before = time.monotonic()

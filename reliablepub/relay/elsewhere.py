@@ -2,13 +2,13 @@
 
 Knows: when the relay looked last, and the store's bell. Must never know: what was written.
 
-The store has to be asked (`POLL_S`). Where it has a bell, an idle relay asks less and less often,
-and at once when the bell has rung: a ring comes a sync before the commit is visible, so the relay
-looks after `QUICK_S`, and after twice as long each time that nothing is there.
+The store must be polled, every `POLL_S`. If it has a bell, an idle relay polls less and less often,
+and soon after a ring. A ring comes one fsync before the commit is visible, so the relay looks after
+`QUICK_S`, and then after twice as long each time that it finds nothing.
 
 A bell rings once, and is armed before a look. It is not armed for `POLL_S` after a look that found
-nothing but writes to other tables, so that an application that writes to its own all the time costs
-no more than by asking.
+nothing but writes to other tables. So an application that writes to its own tables all the time
+costs the relay no more than polling does.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ POLL_S: Final = 0.05
 REST_S: Final = 0.5
 """The most seconds between two looks of an idle relay whose bell is armed.
 
-Each counts as a turn, by whose age probes judge the relay (`reliablepub.observe.health`)."""
+Each look counts as a turn, and health checks judge the relay by the age of its last turn
+(`reliablepub.observe.health`)."""
 QUICK_S: Final = 0.001
-"""From a ring to the first look."""
+"""Seconds from a ring to the first look."""
 SOON_S: Final = 0.005
-"""From a commit of the relay's own to the first look, at which the bell is armed."""
+"""Seconds from a commit of the relay's own to the first look, at which the bell is armed."""
 
 
 class Elsewhere:
     """Decides when the relay looks for what other processes have written.
 
     Args:
-        bell: of the store; None if it has none, or nothing can wait for it.
+        bell: the store's bell; None if it has none, or if the transport cannot wait for it.
         now: monotonic seconds.
 
     Attributes:
@@ -48,18 +49,18 @@ class Elsewhere:
         self.look_at = now
 
     def is_due(self, now: float) -> bool:
-        """Whether to look now. Has to be asked whenever `Transport.listen` has returned."""
+        """Whether to look now. Must be called whenever `Transport.listen` has returned."""
         bell = self._bell
         if bell is not None and bell.is_armed and bell.has_rung() and now >= self._deaf_until:
             self._within(QUICK_S, now)
         if now < self.look_at:
             return False
         if bell is not None and not bell.is_armed and now >= self._deaf_until:
-            bell.arm()  # before the look: what is written behind it rings
+            bell.arm()  # before the look, so that a write during or after it rings
         return True
 
     def committed(self, now: float) -> None:
-        """Note a commit of the relay. A ring of that time is forgotten, so look soon."""
+        """Note a commit of the relay. The store forgets a ring with it, so look soon."""
         if self._bell is not None:
             self._within(SOON_S, now)
 

@@ -263,7 +263,7 @@ class Chunk(Generic[FlagT]):
         return True
 
     def refuse(self) -> None:
-        """Drop the messages. The caller of this raises an error in their place."""
+        """Drop the messages. The thread that calls this raises an error afterwards."""
         self.messages = ()
 
     def stored(self) -> None:
@@ -283,12 +283,13 @@ class Chunk(Generic[FlagT]):
 class Inbox:
     """A queue of chunks from callers to the relay. Callers put and withdraw from any thread.
 
-    It is bounded, because each caller blocks until its chunks are stored.
+    Each caller waits until its chunks are stored, so the number of callers bounds the queue. But a
+    task that is cancelled leaves its chunk behind: while the outbox is full, these accumulate.
 
     It uses no lock. A signal handler or a ``__del__`` can interrupt a caller at any instruction and
     wait for the relay; a lock held by that caller and wanted by the relay would be a deadlock.
-    Instead, each step is atomic in the interpreter, and the side that `claims <Chunk.claim>` a
-    chunk decides on it: the relay takes it, or the caller withdraws it.
+    Instead, each step is atomic in the interpreter, and the side that claims a chunk
+    (`Chunk.claim`) decides on it: the relay takes it, or the caller withdraws it.
 
     Args:
         wake: ends the relay's current wait; thread-safe.
@@ -396,7 +397,7 @@ class Cutter:
     `CHUNK_BYTES_MAX` bytes; and no more than the limits of the store.
 
     Args:
-        limits: of the store.
+        limits: limits of the store.
         stamps: each is applied to every message, before its size is counted.
     """
 

@@ -59,8 +59,7 @@ class Intake:
     def confirms_flow(self, now: float) -> None:
         """Expect confirms for the next `FLOW_S` seconds.
 
-        Called after a confirm; and after a send when nothing else is in flight, whose confirms are
-        the next to come.
+        Called after a confirm, and after a send when nothing else is in flight.
         """
         self._flowing_until = now + FLOW_S
 
@@ -83,8 +82,8 @@ class Intake:
         """Take chunks from the inbox, add their entries to the changes, and load what fits.
 
         Args:
-            changes: of this turn's commit.
-            counters: of the store.
+            changes: changes of this turn's commit.
+            counters: the store's ledger.
             now: monotonic seconds.
             wall: seconds since 1970.
 
@@ -102,6 +101,7 @@ class Intake:
             changes.new += entries
             if chunk.source is not None:
                 changes.sources[chunk.source] = changes.sources.get(chunk.source, 0) + len(entries)
+            # Once a chunk does not fit, later ones wait behind it.
             is_loaded = is_loaded and self._loaded.fits(len(entries), chunk.size)
             chunk.is_loaded = is_loaded
             if is_loaded:
@@ -136,7 +136,7 @@ class Intake:
         new = [entry for chunk in taken_in for entry in chunk.loaded]
         self._session.withdraw(set(new))
         self._loaded.drop(*new)
-        changes.new, changes.sources = [], {}
+        changes.new, changes.sources = [], {}  # outcomes stay for the next commit
         for chunk in taken_in:
             chunk.failed(error)
 

@@ -34,7 +34,8 @@ from reliablepub.hooks import (
 from reliablepub.printable import one_line, printable
 
 LINES_MAX: Final = 1_000
-"""Most lines that wait to be written. Further lines are dropped and counted."""
+"""Most lines that wait to be written. Further ones are dropped; the relay's own are counted, those
+of `BELOW` are not."""
 BELOW: Final = ("reliablepub.outbox", "reliablepub.link")
 """Loggers of the outbox and the transport, which cannot use a `LogWriter`: it belongs to the relay,
 above them."""
@@ -71,8 +72,8 @@ class LogWriter:
 
         Args:
             logger: the logger.
-            level: of the line.
-            text: of the line.
+            level: level of the line.
+            text: text of the line.
             fields: extra attributes of the record.
             error: its traceback follows the line; or None.
         """
@@ -174,7 +175,7 @@ class Sum(Generic[Kind]):
     """A number of equal lines that were counted instead of written.
 
     Attributes:
-        kind: of the lines.
+        kind: kind of the lines.
         count: how many.
         seconds: length of the time in which they were counted.
     """
@@ -222,7 +223,7 @@ class Digest(Generic[Kind]):
         """Whether to write this line; if not, it is counted.
 
         Args:
-            kind: of the line.
+            kind: kind of the line.
             now: monotonic seconds.
         """
         found = self.intervals.get(kind)
@@ -298,7 +299,7 @@ _Kind = tuple[str, str | None, int]
 
 
 def _any_of_its_event(kind: _Kind) -> _Kind:
-    """The wider kind: an error is never summed up with anything but its own event."""
+    """The wider kind: any exchange and any code, but one event, so that no sum mixes events."""
     return kind[0], None, 0
 
 
@@ -431,7 +432,7 @@ class Journal:
         self._log(logger, level, words, {"event": name, **dict(zip(fields, safe, strict=True))})
 
     def _write_sum(self, found: Sum[_Kind]) -> None:
-        """Write one line for many, worded as the first one was."""
+        """Write one line for the lines of a kind that were only counted."""
         name, what, code = found.kind
         logger, level, _ = EVENTS[name]
         about = f"{name}{f', {code}' if code else ''}"

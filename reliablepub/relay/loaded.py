@@ -40,7 +40,7 @@ class IdRange:
 
 
 class Backlog:
-    """Ranges of ids that are still to be read, lowest first; but first those that come late.
+    """Ranges of ids that are still to be read: late ones first, then the others, lowest first.
 
     Args:
         last_id: highest id in the store at the start; all ids up to it are unread.
@@ -234,7 +234,7 @@ class Deadlines:
 
 
 PAGE: Final = 500
-"""Entries in one read. A long read would hold up what a store frees behind it."""
+"""Entries in one read. While a read lasts, SQLite cannot reset its log."""
 
 
 class Loaded:
@@ -368,7 +368,7 @@ class Loaded:
         """Note a change to an entry that is not in memory.
 
         Args:
-            id_: of the entry.
+            id_: id of the entry.
             is_open: whether it is still to be published, and may be due now; False if it was
                 parked or discarded.
 
@@ -455,7 +455,8 @@ class Loaded:
 
         Raises:
             Intervened: an operator has changed messages; nothing was read.
-            OutboxUnreachable: nothing was read.
+            OutboxUnreachable: the database cannot be reached; nothing was read.
+            OutboxLocked: the database is locked; nothing was read.
         """
         found: list[Entry] = []
         kinds: list[Callable[[float], list[Entry]]] = []
@@ -469,7 +470,7 @@ class Loaded:
             except (OutboxUnreachable, OutboxLocked):
                 if not found:
                     raise
-                break  # what was read is not read again
+                break  # entries read so far must be returned: they are not read again
         late = self._deadlines.watched  # `read_late` may have loaded some already, to give them up
         entries = [entry for entry in found if entry.id not in late and self._is_admitted(entry)]
         self._due.update((entry.id, entry) for entry in entries if entry.due_at is not None)

@@ -212,7 +212,7 @@ class Pauses:
         """Add the entries that need wait no longer to the changes, as releases by destination.
 
         Args:
-            changes: of the next commit.
+            changes: changes of the next commit.
             now: monotonic seconds.
         """
         if changes.released:  # by an earlier turn, and not committed yet

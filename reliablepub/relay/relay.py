@@ -103,7 +103,7 @@ class Relay:
         clock: monotonic and wall clock.
         hooks: the application's callbacks, by event.
         guard: contains exceptions of the application's callbacks.
-        bell: of the store, if the thread listens for it.
+        bell: the store's bell, if the thread listens for it.
 
     Attributes:
         turns: number of turns so far.
@@ -319,11 +319,12 @@ class Relay:
     def _look_elsewhere(self, now: float, wall: float) -> None:
         """Look for messages that other processes have enqueued, retried or discarded."""
         if now < self._look_at:
-            is_cheap = self._has_bell and not self._no_room  # else it has looked 50 ms ago
+            # A full look, without asking first: every 50 ms without a bell; to free a full disk.
+            is_cheap = self._has_bell and not self._no_room
             if not (self._has_news(now) if is_cheap else self._elsewhere.is_due(now)):
                 return
         self._look_at = now + LOOK_S
-        self._elsewhere.found_nothing(now)  # unless it does
+        self._elsewhere.found_nothing(now)  # replaced by `found` below if there is a change
         try:
             if self._store.changed_elsewhere():
                 before, self._snapshot = self._snapshot, self._store.snapshot()
@@ -414,7 +415,7 @@ class Relay:
                 unload_touched(self._store, self._session, self._loaded, self._settling)
             except UNREADABLE as error:
                 self._undo(taken_in, now, error)
-            else:
+            else:  # once more, without the messages that the operator has changed
                 self._commit_and_send(taken_in, now, wall, is_flushing=is_flushing)
             return
         except _TRANSIENT as error:
@@ -444,7 +445,7 @@ class Relay:
         self._trouble = _TROUBLE[type(error)]
         if has_new:
             self._intake.refuse(error, now + COMMIT_RETRY_S)
-            self._commit_by = now
+            self._commit_by = now  # so that the next turn commits the outcomes of this one
         else:
             self._no_commit_until = now + COMMIT_RETRY_S
 
@@ -548,6 +549,7 @@ class Relay:
         is_held_up = self._no_commit_until is not None
         takes_in = not is_held_up and not self._is_draining
         self._idle_until = -inf
+        # Before any return: `Wire.keep` goes by what `poll_timeout` returned last.
         deadlines = [self._wire.poll_timeout(), self._intake.next_look(now)]
         is_stepping = self._is_stepping
         if self._session.has_output or (is_stepping and not is_held_up):

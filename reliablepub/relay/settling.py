@@ -200,7 +200,7 @@ class Settling:
                 self.changes.discarded.append(attempt)
             case RetryAt(at):
                 self._postpone(entry, at)
-            case _:
+            case _:  # the session sends it again; the store gets its new counts
                 self.changes.rescheduled.append(entry)
         return decision
 
@@ -210,10 +210,10 @@ class Settling:
         Nothing outside has learned of it yet: waiters and hooks are told after the commit.
 
         Args:
-            ids: of the entries.
+            ids: ids of the entries.
 
         Returns:
-            those of the entries that were postponed or given up.
+            the entries among them that were postponed or given up.
         """
         changes = self.changes
         given_up = {a for a in (*changes.parked, *changes.discarded) if a.entry.id in ids}
@@ -268,7 +268,7 @@ class Settling:
         self.changes.parked.append(self._keep(Settlement(entry, 0, 0, outcome, None), wall))
 
     def _count_down(self, batch: Batch[Entry] | None, ended: int) -> None:
-        """Count ended attempts of a batch. The row of a batch without others is to be deleted."""
+        """Count ended attempts of a batch. Once all have ended, its row is to be deleted."""
         assert batch is not None
         batch.outstanding -= ended
         if not batch.outstanding:

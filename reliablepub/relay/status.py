@@ -194,7 +194,7 @@ class Status:
             process or the application held. Ignored when statuses are compared.
         turns: number of turns that the relay has taken. An idle relay takes at least two a second;
             if the number does not grow, the relay is stuck. Ignored when statuses are compared.
-        turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds some
+        turn_age_s: seconds since the last turn began; 0 before the first one. If it exceeds a few
             seconds, the relay is stuck. Ignored when statuses are compared.
     """
 

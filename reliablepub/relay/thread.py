@@ -3,7 +3,7 @@
 Knows: threads, and how a relay is assembled and torn down. Must never know: what a turn does.
 
 The thread owns all parts of the relay: the store's connection, the transport's loop, the session.
-Callers use only the inbox, the last `Status`, and the latches and flags of this module.
+Callers use only the inbox, the last `Status`, latches and flags, and the methods of `RelayThread`.
 """
 
 from __future__ import annotations
@@ -113,12 +113,13 @@ class Parts:
 
 
 class Observer:
-    """Lifecycle callbacks, invoked on the relay's thread. The defaults do nothing."""
+    """Lifecycle callbacks, invoked on the relay's thread, except `handed_over`.
+
+    The defaults do nothing; that of `handed_over` wakes the relay.
+    """
 
     def handed_over(self, wake: Callable[[], None]) -> None:
-        """A caller has put a chunk into an empty inbox.
-
-        Invoked on the caller's thread; the default wakes the relay.
+        """A caller has put a chunk into an empty inbox. Invoked on the caller's thread.
 
         Args:
             wake: wakes the relay.
@@ -240,7 +241,10 @@ class RelayThread:
             )
 
     def call(self, callback: Callable[[Any], object], receipt: object) -> None:
-        """Call back with a settled receipt. An exception is logged, and ends nothing."""
+        """Call back with a settled receipt; contain its exceptions.
+
+        On the relay's thread all are counted, and the first is logged. On another each is logged.
+        """
         is_ours = threading.get_ident() == self._thread.ident
         guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
         with guard.calling("a callback of a receipt"):
@@ -399,7 +403,7 @@ class RelayThread:
                 break
             self._listen(relay, transport, self._wait_s(wait_s))
         relay.drain()
-        relay.turn(is_flushing=True)
+        relay.turn(is_flushing=True)  # commits the last outcomes
 
     def _listen(self, relay: Relay, transport: Transport, wait_s: float | None) -> None:
         """Listen until a turn is due; and while no work waits for it, gather more confirms."""
