@@ -47,9 +47,9 @@ class Address:
     is_tls: bool
 
     def __str__(self) -> str:
-        """The URL without credentials, which every client reads alike.
+        """The URL without credentials, in a form that every client understands alike.
 
-        Without a path it means the default vhost; with the path ``/`` some clients read a vhost
+        The default vhost is written as no path at all: some clients take the path ``/`` for a vhost
         with an empty name.
         """
         scheme = "amqps" if self.is_tls else "amqp"
@@ -131,7 +131,7 @@ def warn_of_exposed(addresses: Sequence[Address]) -> None:
 
 
 def words_of_exposed(address: Address) -> str:
-    """The text of that warning."""
+    """The warning that a password is sent to this address unencrypted."""
     return f"the password and every message go to {address} unencrypted; use amqps://"
 
 

@@ -1,7 +1,8 @@
 """The transport on an aio-pika connection of the application, for a relay on a thread.
 
 Knows: the relay's thread and the thread of the connection's event loop; aio-pika's connections,
-plain and robust. Must never know: frames, what is in the outbox, or what an outcome leads to.
+plain and robust. Must never know: what a frame holds, what is in the outbox, or what an outcome
+leads to.
 
 Requests are posted to the event loop and carried out there by `Guest`. Events are collected there,
 and the relay is woken once for all events of one iteration of the loop. Messages are encoded on the
@@ -139,6 +140,7 @@ class Guest:
             with contained("looking"):
                 self._look_around(self._timer)
         elif self._is_wanted or self._is_connected:
+            # As if connected, so that `_lose` also tells a relay that waits for the connection.
             self._is_wanted, self._is_connected, self._home = False, True, None
             self._lose(failure())
         if failure() and self._when_gone is not None:
@@ -183,9 +185,9 @@ class Guest:
         self._tell(Connected(_where(connection)))
 
     def _hear(self, event: ChannelEvent) -> None:
-        """Pass an event on, unless it is the end of the application's token.
+        """Pass an event on, unless it says that the application's token has expired.
 
-        Then no message is to blame, and there is nothing to do but to wait for the application.
+        Then no message is to blame, and only the application can renew the token.
         """
         if isinstance(event, ChannelClosed) and says_expired(event.reply_code, event.reply_text):
             self._host.loop.call_soon(_do, self.disconnect, event.reply_text)
@@ -203,7 +205,7 @@ class Guest:
         assert self._home is not None
         if self._home.is_blocked != self._is_blocked:
             self._is_blocked = not self._is_blocked
-            self._tell(Blocked("the broker blocks it") if self._is_blocked else Unblocked())
+            self._tell(Blocked("aiormq does not tell why") if self._is_blocked else Unblocked())
 
     def _lose(self, reason: str, close: ConnectionClose | None = None) -> None:
         self.channels.clear()

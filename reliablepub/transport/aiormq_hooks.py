@@ -21,8 +21,8 @@ Six rules protect the application's connection:
   could overtake the ``close-ok`` of either user of the number, and the broker closes the connection
   for that.
 - The hooks raise nothing in aiormq's tasks. Any failure is recorded (`failure`), and from then on
-  this process opens no more channels below aiormq: aiormq has no public access to confirms with
-  delivery tags that could be used instead.
+  this process opens no more channels through aiormq: its public interface gives no access to
+  confirms with delivery tags.
 - Half of the write queue is left to the application, and the writer waits for the socket between
   two pieces of the hooks.
 - RabbitMQ truncates a reply text to 252 bytes, possibly within a UTF-8 character. pamqp raises on
@@ -218,7 +218,7 @@ class GuestChannels:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no channel of these is open or being closed."""
+        """Whether none of these channels is open or being closed."""
         return not self._open
 
     def open(self, epoch: int) -> GuestChannel | None:
@@ -497,7 +497,7 @@ def _note_failure(doing: str, error: Exception) -> None:
 
 
 def failure() -> str:
-    """Why this process opens no more channels below aiormq; empty if it still does."""
+    """Why this process opens no more channels through aiormq; empty if it still does."""
     return _failures[0] if _failures else ""
 
 

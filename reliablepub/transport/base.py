@@ -31,11 +31,11 @@ _EXPIRED: Final = 'returned an error: "Provided JWT token has expired'
 def says_expired(code: int, words: str) -> bool:
     """Whether a broker closes a channel because the token of the connection has expired.
 
-    RabbitMQ's OAuth 2 backend lets the connection stay, and refuses what needs a permission: "403
-    ACCESS_REFUSED - access to exchange ... refused for user ..., backend
+    RabbitMQ's OAuth 2 backend keeps the connection open, and refuses operations that need a
+    permission: "403 ACCESS_REFUSED - access to exchange ... refused for user ..., backend
     rabbit_auth_backend_oauth2 returned an error: "Provided JWT token has expired at timestamp
-    ...". The words come after names, so a long name may cut them off; then the message is treated
-    as one whose user lacks the permission, and tried again for as long.
+    ...". These words follow names, so a long name may cut them off; then the refusal counts as one
+    for lack of permission, and the message is retried as that allows.
     """
     return code == _ACCESS_REFUSED and _EXPIRED in words
 
@@ -58,8 +58,8 @@ class Transport(Protocol):
     """One connection at a time, with channels that are named by epoch.
 
     All methods but `wake` must be called from one thread. The results of requests are events that
-    `listen` returns, never exceptions. A request on a lost connection has no event of its own: the
-    `ConnectionLost` is already queued.
+    `listen` returns; only `send` raises. A request on a lost connection has no event of its own:
+    the `ConnectionLost` is already queued.
     """
 
     @property
@@ -73,7 +73,7 @@ class Transport(Protocol):
         """Drop the connection without waiting for the broker; `ConnectionLost` follows."""
 
     def open_channel(self, epoch: int) -> None:
-        """Open a channel in confirm mode; `ChannelOpened` follows."""
+        """Open a channel in confirm mode; `ChannelOpened` follows, or `NoChannel`."""
 
     def close_channel(self, epoch: int) -> None:
         """Close a channel; no event follows."""

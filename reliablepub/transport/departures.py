@@ -35,7 +35,7 @@ class Departures:
 
     Attributes:
         left: bytes of the stream that had left at the last check.
-        under_way: the publishes: position of the end in the stream, epoch, and tag.
+        under_way: for each publish, the position of its end in the stream, its epoch and its tag.
     """
 
     __slots__ = ("left", "under_way")

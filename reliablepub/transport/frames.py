@@ -298,7 +298,7 @@ class PublishFrames:
                 frame = _NEXT_FRAME.pack(_FRAME_END, _BODY_FRAME, self._channel, length)
                 parts += (frame, body, _FRAME_END)
                 size += length + content
-            else:
+            else:  # no body frame for an empty body; several pieces for a large one
                 rest = self._body_frames(body)
                 written.append(Piece(first, b"".join((*parts, _FRAME_END, next(rest, b"")))))
                 written += [Piece(index, frame, is_rest=True) for frame in rest]

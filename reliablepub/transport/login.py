@@ -1,14 +1,15 @@
 """Credentials of a connection: `Login` asks for them, `Tenure` renews them on the open connection.
 
-Knows: the provider, a thread for each question, pika's loop, on which answers are told, and
+Knows: the provider, a thread for each call of it, pika's loop, on which answers are passed on, and
 ``connection.update-secret``. Must never know: channels, messages, or how a connection is opened.
 
 Nothing here blocks the relay's thread, so commits go on whatever the provider does.
 
 A provider may hang (a token endpoint that accepts a connection and says nothing) or raise. A
-question that is not answered within `PATIENCE_S` has failed. There is one question at a time: while
-its thread hangs, a new question waits for the answer to that one. So a provider that hangs for ever
-costs one daemon thread, and one that takes longer than `PATIENCE_S` is used at the next attempt.
+question that is not answered within `PATIENCE_S` has failed. The provider is called once at a time:
+while a call hangs, the next question waits for its answer. So a provider that hangs for ever costs
+one daemon thread, and the answer of one that takes longer than `PATIENCE_S` is used at the next
+attempt to connect.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from reliablepub.policy import wait_s
 
 LOGGER: Final = logging.getLogger("reliablepub.link")
 PATIENCE_S: Final = 10.0
-"""Seconds that a connection waits for the provider; as long as for an answer to TCP's."""
+"""Seconds that an attempt to connect waits for the provider; as long as for TCP."""
 STALE_S: Final = 30.0
-"""Age of a question whose answer came too late, from which a new question is better."""
+"""Age in seconds from which a late answer is not used: the provider is asked again."""
 _RENEW_AFTER: Final = 2 / 3
 _RENEW_MIN_S: Final = 0.5
 """A provider that always returns a token about to expire is asked twice a second at most."""
@@ -96,7 +97,7 @@ class Login:
         self.look()
 
     def cancel(self) -> None:
-        """Tell nothing of the question that is under way."""
+        """Drop the callback. An answer that is under way is kept for the next `ask`."""
         self._told = None
         if self._timer is not None:
             self._loop.remove_timeout(self._timer)
@@ -137,7 +138,7 @@ class _Question:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it was answered, but too late for the one who asked: a fresh answer is better."""
+        """Whether its answer came, and is too old to use."""
         return self.answer is not None and time.monotonic() - self._asked_at > STALE_S
 
     def _call(self) -> None:
@@ -198,7 +199,7 @@ class Tenure:
         is_current: Callable[[], bool],
         drop: Callable[[str], None],
     ) -> None:
-        """The connection is open: keep it valid from now on.
+        """Start to renew the credentials of the connection, which is open now.
 
         Args:
             connection: the connection.
@@ -226,7 +227,7 @@ class Tenure:
         left_s = ends_at - time.monotonic()
         if left_s > 0:
             self._loop.call_later(left_s, self._watch_end)
-        elif not self._is_updating:  # else the broker has the new secret before it says anything
+        elif not self._is_updating:  # else the broker reads the new secret before later publishes
             self._drop(f"the credentials have expired; {self._problem or 'there are no new ones'}")
 
     def _renew(self) -> None:

@@ -123,9 +123,9 @@ def unwrapped(error: BaseException) -> BaseException:
 def _login_error(error: BaseException) -> BaseException:
     """What ended a login: `error` only if the broker says that it refuses the user or the vhost.
 
-    pika calls any end of a login a probable refusal. A broker that is overloaded ends a login too,
-    after 10 s (``handshake_timeout``) and without a word; so does one that stops. And a limit on
-    connections is no wrong vhost, though its code is the same.
+    pika calls any end of a login a probable refusal. An overloaded broker ends a login too, after
+    10 s (``handshake_timeout``) and without a reply; so does a broker that stops. A limit on
+    connections has the code of a wrong vhost, and is not one.
     """
     said = _SAID.match(str(error))
     if said is None:
@@ -428,6 +428,7 @@ class PikaTransport:
 
     def _there(self, reason: str) -> str:
         """The reason, prefixed with the broker's host and port."""
+        # "Connection refused" follows a colon, so in lower case; "NOT_ALLOWED" stays.
         is_sentence = reason[:1].isupper() and reason[1:2].islower()
         words = reason[:1].lower() + reason[1:] if is_sentence else reason
         return f"{self._where}: {words}" if self._where else words

@@ -1,4 +1,4 @@
-"""Limits what pika reads from a broker, by pika's public interface to an I/O loop.
+"""Limits what pika reads from a broker, through pika's public interface to an I/O loop.
 
 Knows: pika's documented I/O interface (`nbio_interface`). Must never know: what is written, or to
 which broker.
