@@ -4,7 +4,8 @@ Knows: which operations there are. Must never know: which database it is, where 
 statement says.
 
 Statements have names. Those that every database runs are in ``queries.sql`` beside this module.
-Each database has its own file of the others, under one name and with the same values and columns.
+Those that differ are in a ``queries.sql`` of each database, where a statement has one name, the
+same values and the same columns everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NO_CHANGE: Final = dict.fromkeys(
 """Values of the statement ``change_ledger`` that change nothing."""
 NO_VALUES: Final[Values] = {}
 IS_LAST: Final = "is_last"
-"""A key of the last status of a relay that failed."""
+"""A key that marks the last status of a relay that failed."""
 KEYS_KEPT_S: Final = 7 * 86_400.0
 """Retention of a deduplication key: 7 days, and as long as its message is open or parked."""
 
@@ -55,12 +56,12 @@ class Space:
 
 @dataclass(slots=True)
 class Relaying:
-    """Who relays a shard. Without shards, an outbox is one.
+    """The relay of one shard, if one runs. An outbox without shards counts as one shard.
 
     Attributes:
-        shard: its number.
+        shard: number of the shard.
         pid: id of the process that relays it now, or None.
-        status: what that relay shows, or the last status of one that failed; else empty.
+        status: status of that relay, or the last status of a relay that failed; else empty.
     """
 
     shard: int
@@ -69,12 +70,12 @@ class Relaying:
 
     @classmethod
     def of(cls, shard: int, pid: int | None, shown: object) -> Self:
-        """Make one, without what a relay before it has left behind.
+        """Make one, and drop a status that an earlier relay has left behind.
 
         Args:
-            shard: its number.
+            shard: number of the shard.
             pid: id of the process that relays it now, or None.
-            shown: what was found to be shown, which may be anything.
+            shown: the status that was found, of any type.
         """
         status = shown if isinstance(shown, dict) else {}
         is_its_own = status.get("pid") == pid if pid is not None else IS_LAST in status
@@ -103,10 +104,10 @@ class Session(Protocol):
         """Run a query that was put together; its tables and values are named as in the files."""
 
     def relays(self) -> list[Relaying]:
-        """Return who relays each shard now, by number."""
+        """Return the relay of each shard, in the order of the shards' numbers."""
 
     def shard(self, id_: int) -> int:
-        """Return the shard of a message; 0 of one that has left the outbox."""
+        """Return the shard of a message; 0 if the message has left the outbox."""
 
     def settle_left_in_flight(self, now: float) -> None:
         """Record messages that an ended relay left in flight as uncertain: a queue may have them.
@@ -189,8 +190,8 @@ class Database(Protocol):
         No relay commits until that transaction ends.
 
         Raises:
-            ConfigurationError: the connection is to another database, or PostgreSQL's transaction
-                cannot be joined.
+            ConfigurationError: the connection is to another database, or its transaction cannot be
+                joined.
             OutboxError: nothing was changed.
         """
 
@@ -198,7 +199,7 @@ class Database(Protocol):
         """Say which other users can harm the outbox, and what to do; empty if none can."""
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:
-        """Yield steps that return free space to the disk. Each returns how many bytes it did."""
+        """Yield steps that return free space to the disk; each returns the bytes that it freed."""
 
     def close(self) -> None:
         """Close what is open. The next use opens it again."""

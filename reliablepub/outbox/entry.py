@@ -72,9 +72,10 @@ AT_ONCE: Final = 0.0
 
 
 class Waiter(Protocol):
-    """Listener for the final outcome of entries. Each entry ends in exactly one of these calls.
+    """Listener for the final outcome of entries.
 
-    The relay makes the calls on its own thread.
+    The relay makes the calls on its own thread. Each entry is in one of them, or in none if the
+    relay ends first.
     """
 
     def all_confirmed(self, entries: Sequence[Entry]) -> None:
@@ -100,7 +101,8 @@ class Entry:
         due_at: earliest time of the next attempt, or None for now.
         nacked: number of attempts that a queue refused.
         returned: number of attempts that were unroutable.
-        refused: number of times the broker closed a channel because of it.
+        refused: number of attempts after which the broker closed a channel or the connection
+            because of it, or in which it could not be encoded.
         uncertain: number of attempts whose outcome is unknown.
         expires_at: deadline after which it is not sent any more, or None.
         refused_at: when it was first nacked, returned or refused, or first waited for a paused
@@ -527,6 +529,11 @@ class Store(Protocol):
             Intervened: an operator changed messages since the last `touched`; nothing was stored.
                 Drop these messages from memory before the next try.
             OutboxDiskFull: the disk is full; nothing was stored. The turn may be tried again.
+            OutboxDiskFailed: the disk failed; nothing was stored. The turn may be tried again.
+            OutboxLocked: the database was locked; nothing was stored. The turn may be tried again.
+            OutboxUnreachable: the database cannot be reached; nothing was stored. The turn may be
+                tried again.
+            OutboxUnsure: it is unknown whether the changes are stored. The turn may be tried again.
             OutboxError: the store cannot be used any more.
         """
 

@@ -49,6 +49,7 @@ class _Times:
     def add(self, at: float, id_: int) -> None:
         heapq.heappush(self._heap, (at, id_))
         if len(self._heap) > self._crowded_at:
+            # Stale times are dropped each time the heap has doubled.
             self._heap = [item for item in set(self._heap) if self._time_of(item[1]) == item[0]]
             heapq.heapify(self._heap)
             self._crowded_at = max(_CROWDED_MIN, 2 * len(self._heap))
@@ -71,7 +72,7 @@ class _Times:
                 next_at = at
                 break
             found.append(item)
-        for item in keep:
+        for item in keep:  # reading marks nothing
             heapq.heappush(self._heap, item)
         return found, next_at
 
@@ -125,7 +126,7 @@ class MemoryStore:
         is_expired = [attempt.outcome.kind is OutcomeKind.EXPIRED for attempt in changes.parked]
         given_up = [attempt.entry for attempt in changes.parked]
         expired, expired_bytes = self._take_out(compress(given_up, is_expired))
-        parked, parked_bytes = self._take_out(given_up)
+        parked, parked_bytes = self._take_out(given_up)  # the expired ones are gone already
         discarded, discarded_bytes = self._take_out(gone.entry for gone in changes.discarded)
         gone_bytes = confirmed_bytes + expired_bytes + parked_bytes + discarded_bytes
         open_bytes = counters.open_bytes + sum(map(size_of, changes.new)) - gone_bytes
@@ -329,15 +330,15 @@ class MemoryStore:
 
     @property
     def bell(self) -> None:
-        """There is none: other processes cannot write to it."""
+        """None: other processes cannot write to this store."""
         return
 
     def changed_elsewhere(self) -> bool:
-        """Return False: other processes cannot write to it."""
+        """Return False: other processes cannot write to this store."""
         return False
 
     def may_have_changed(self) -> bool:
-        """Return False: other processes cannot write to it."""
+        """Return False: other processes cannot write to this store."""
         return False
 
     def relieve(self) -> str:

@@ -23,7 +23,8 @@ def outbox_at(where: Where) -> Database:
         where: path of a SQLite file, URL of a database, or a database, which is returned.
 
     Raises:
-        ConfigurationError: there is no support for such a URL, or it is no path of a file.
+        ConfigurationError: the URL's scheme is not supported, or its library is not installed, or
+            the path is not that of a file.
     """
     if not isinstance(where, str | os.PathLike):
         return where
@@ -51,10 +52,10 @@ def outbox_at(where: Where) -> Database:
 
 
 def _check_path(path: str) -> None:
-    """Refuse names that mean something else to SQLite, where they would be names of new files.
+    """Refuse names that have a special meaning for SQLite, and are not the path of a file.
 
     Raises:
-        ConfigurationError: it is such a name.
+        ConfigurationError: the path is empty, or is such a name.
     """
     if path.startswith((":memory:", "file:")) or not path:
         msg = f"an outbox needs the path of a file; {path!r} is not one"

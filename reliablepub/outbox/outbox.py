@@ -1,6 +1,7 @@
 """`Outbox`: enqueues messages, inspects them and intervenes. A relay publishes them.
 
-Knows: its database, and which module does what. Must never know: the relay, which database it is.
+Knows: its database, and which module does what. Must never know: the relay, or which database it
+is; only `Outbox.salvage` is for files alone.
 
 `reliablepub.outbox.admin` is imported on demand: a program that only enqueues never loads it.
 """
@@ -56,7 +57,8 @@ class Outbox:
             Other hooks belong to the relay's publisher.
 
     Raises:
-        ConfigurationError: a limit is below 1, or a hook has neither ``stamp`` nor ``rejected``.
+        ConfigurationError: the path or URL cannot be one of an outbox, a limit is below 1, or a
+            hook has neither ``stamp`` nor ``rejected``.
 
     Example:
         The message exists if, and only if, the order does::
@@ -247,7 +249,7 @@ class Outbox:
 
         Raises:
             ConfigurationError: the connection is to another database.
-            NotAnOutbox: the file is no SQLite database, or the outbox is of another version.
+            NotAnOutbox: the file is not a SQLite database, or the outbox is of another version.
             OutboxError: the outbox was not added.
         """
         self._database.create(connection)
@@ -331,7 +333,7 @@ class Outbox:
             The number; 0 if there is no outbox yet.
 
         Raises:
-            NotAnOutbox: the file is no SQLite database.
+            NotAnOutbox: the file is not a SQLite database, or its outbox is of another version.
         """
         from reliablepub.outbox.admin.inspection import read_position
 

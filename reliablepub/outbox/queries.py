@@ -15,7 +15,7 @@ _NAME: Final = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 def text_of(package: str, name: str) -> str:
     """Return the text of a ``.sql`` file of a package."""
-    # It works from a zip too, and spares the imports of `importlib.resources`, which take 10 ms.
+    # `pkgutil` reads from a zip too, and the imports of `importlib.resources` take 10 ms.
     data = pkgutil.get_data(package, name)
     assert data is not None, "every loader of packages has data"
     return data.decode()

@@ -35,7 +35,7 @@ from reliablepub.outbox.entry import Attempt, Entry, Sent, epoch_name, id_of, is
 from reliablepub.outcome import OutcomeKind
 
 TIME_MAX: Final = 3e11
-"""Seconds since 1970, beyond the year 9999, in which `datetime` ends."""
+"""Highest time, in seconds since 1970: later than the year 9999, in which `datetime` ends."""
 COUNT_MAX: Final = 2**31 - 1
 ID_MAX: Final = 2**62
 SIZE_MAX: Final = BODY_BYTES_MAX + HEADER_BYTES_MAX + 4_096
@@ -56,6 +56,7 @@ def misfits(row: Mapping[str, object]) -> Iterator[str]:
 
 def are_counts(nacked: int, returned: int, refused: int, uncertain: int) -> bool:
     """Whether these are valid numbers of attempts."""
+    # One comparison for all: in `COUNT_MAX` every bit is set.
     return 0 <= nacked | returned | refused | uncertain <= COUNT_MAX
 
 
@@ -256,10 +257,11 @@ _DAMAGE: Final = (ValueError, TypeError, ArithmeticError, AttributeError, KeyErr
 
 
 class MessageRow(NamedTuple):
-    """The columns of one message, in the order in which each statement selects them.
+    """The columns of one message, in the order in which each of five statements selects them.
 
-    These are ``ready``, ``message``, ``first_of_key``, ``any_message`` and ``confirmed_message``.
-    The types are those that this library writes; those of a damaged row may differ.
+    The statements are ``ready``, ``message``, ``first_of_key``, ``any_message`` and
+    ``confirmed_message``. The types are those that this library writes; those of a damaged row may
+    differ.
     """
 
     id: int
@@ -417,7 +419,7 @@ def entry_of(row: MessageRow, keys: OutboxKeys | None = None) -> Entry:
 
 
 def content_of(row: MessageRow, keys: OutboxKeys | None) -> tuple[str, bytes]:
-    """Properties, as they are stored, and body of such a row; decrypted if they are encrypted.
+    """The properties of a row, as JSON text, and its body; decrypted if they are encrypted.
 
     Raises:
         Unreadable: the row is not what was stored.
@@ -441,10 +443,10 @@ def rewritten(
     """The columns of a row at another address, or under another key, with their new checksum.
 
     Args:
-        row: of ``any_message`` or ``confirmed_message``, whose texts are still bytes.
-        keys: of the outbox; a row that is encrypted is encrypted afresh, under the first key.
-        exchange: the new one; None keeps it.
-        routing_key: the new one; None keeps it.
+        row: a row of ``any_message`` or ``confirmed_message``, whose texts are still bytes.
+        keys: keys of the outbox; a row that is encrypted is encrypted afresh, under the first key.
+        exchange: the new exchange; None keeps it.
+        routing_key: the new routing key; None keeps it.
         seals: encrypt the row also if it is not encrypted.
 
     Raises:
@@ -480,11 +482,11 @@ def rewritten(
 PASSED_MAX: Final = 5_000
 """Rows that one page skips because they are not next of their ordering key; 20 ms in SQLite."""
 SCANNED_MAX: Final = 10_000
-"""Ids that one read of ready rows covers: millions may wait for a later time, and be passed."""
+"""Ids that one read of ready rows covers: millions of rows may wait for a later time."""
 
 
 class Page:
-    """Entries read at one time, limited in number and bytes; at least one, if there is any.
+    """Entries of one read, limited in number and bytes; at least one, if there is any.
 
     Args:
         limit: maximum number of entries.
