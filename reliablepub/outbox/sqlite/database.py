@@ -132,8 +132,8 @@ BUSY_TIMEOUT_S: Final = 5.0
 _CLAIMS_MAX: Final = 9
 _ADDED: Final = "Outbox.create(), its first message or its relay creates it"
 PAGE_BYTES: Final = 8_192
-"""With many messages a commit, fewer bytes are written than with pages of 4 KiB, in half as many
-writes. A commit of one message writes twice as much, and takes hardly longer."""
+"""Page size of a new file. A commit of many messages writes fewer bytes than with pages of 4 KiB,
+in half as many writes. A commit of one message writes twice as many, and takes hardly longer."""
 
 
 def absolute(path: str | os.PathLike[str]) -> Path:
@@ -216,7 +216,9 @@ def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
     if not takes_over(path):
         return _connect(path, is_relay=is_relay)
     if not path.stat().st_size:
-        _connect(path, is_relay=False).close()  # no message is in it yet
+        # First the tables: SQLite would remove a log that is claimed beside an empty file. A planted
+        # log learns nothing from them.
+        _connect(path, is_relay=False).close()
     for _ in range(_CLAIMS_MAX):
         log = claim_log(path)
         connection = _connect(path, is_relay=is_relay)
@@ -472,7 +474,7 @@ class Writer:
             self._abandon()
 
     def close(self) -> None:
-        """Close the file. The next use opens the file that it finds then, also another one."""
+        """Close the file. The next use opens the file that is at the path then, even another."""
         if self.connection is not None and self.connection.must_stay:
             self._abandon()
         self._file = None

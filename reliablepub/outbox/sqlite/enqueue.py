@@ -67,7 +67,7 @@ class Enqueuing:
             )
         use = GATE.begin_use()
         try:
-            # The caller's are set aside.
+            # The caller's factories are set aside, since they could change what is read here.
             factories = connection.text_factory, connection.row_factory
             connection.text_factory, connection.row_factory = str, None
             try:
@@ -233,7 +233,7 @@ def _version(cursor: sqlite3.Cursor) -> int | None:
     """Take the write lock by a write, and return the version of the outbox; None without one.
 
     A transaction that begins by reading cannot wait for another writer (SQLITE_BUSY_SNAPSHOT), and
-    the caller's may have done nothing yet.
+    the caller's transaction may have neither read nor written yet.
     """
     try:
         rows = cursor.execute(QUERIES["lock_and_version"]).fetchall()

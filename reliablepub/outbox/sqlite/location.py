@@ -8,9 +8,9 @@ that no process will open again. So after each commit, before a message is repor
 database and its ``-wal`` and ``-shm`` at the path are compared with the open files. If they differ,
 the relay has the only copy of the open ones, and saves it (`rescued`).
 
-The comparison asks for inodes only. Since Linux 6.13, whoever looks at the times of a file makes
-the next write to it dearer, because that must leave a new time (multigrain timestamps). With a fast
-disk, ``lstat`` of the log after each commit made every commit take a third longer.
+The comparison asks for inodes only. Since Linux 6.13, reading the times of a file makes the next
+write to it slower, because that write must leave a new time (multigrain timestamps). On a fast
+disk, an ``lstat`` of the log after each commit made every commit take a third longer.
 
 A backup that is copied *into* the open file (``cp backup.db outbox.db``) changes no name and no
 inode. SQLite's file change counter in the first page reveals it: a checkpoint only raises the
@@ -158,9 +158,9 @@ def read_side_file(outbox: Path, suffix: str, bytes_max: int) -> bytes:
 
 @cache
 def warn_of_folder(folder: Path) -> None:
-    """Log, once a folder, that other users can create files in the folder of an outbox.
+    """Log, once for each folder, that other users can create files in the folder of an outbox.
 
-    It is not an error, because container volumes often have such modes. A planted file is one.
+    Such a mode is not an error, because container volumes often have it. A planted file is one.
     """
     if words := folder_exposure(folder):
         LOGGER.warning("%s", words)
@@ -320,13 +320,13 @@ class Place:
     def has_new_index(self) -> bool:
         """Whether any connection may have committed since `note_index`.
 
-        SQLite decides by the same comparison whether to discard its page cache. It takes a lock to
-        do so, and checks what it read. This is one system call, enough to poll by.
+        SQLite decides by this comparison too whether to discard its page cache, under a lock, and
+        with a check of what it read. Here it is one system call, which is enough for polling.
         """
         return not self._index or _index(self._index_fd) != self._index
 
     def _is_ours(self, fd: int) -> bool:
-        """Whether a descriptor is of the database: the application may have closed SQLite's."""
+        """Whether a descriptor is of the database: the application may have closed SQLite's own."""
         try:
             found = os.fstat(fd)
         except OSError:

@@ -1,4 +1,4 @@
-"""The relay lock: one process at a time relays an outbox. The kernel releases it when that dies.
+"""The relay lock: one process at a time relays an outbox. The kernel ends it with the process.
 
 Knows: ``flock`` on a file beside the outbox. Must never know: what is in the outbox.
 
@@ -39,7 +39,7 @@ class _Taken(Exception):
 
 
 def lock_path(outbox: Path) -> Path:
-    """Return the path of the file on which the relay lock is."""
+    """Return the path of the lock file of an outbox."""
     return outbox.with_name(outbox.name + _SUFFIX)
 
 
@@ -51,7 +51,7 @@ class RelayLock:
         timeout_s: how long to wait for a relay that holds the lock.
 
     Raises:
-        OutboxInUse: another process (or publisher in this process) holds it; says which.
+        OutboxInUse: another process, or publisher in this process, holds the lock; names it.
         OutboxError: the lock file cannot be used, or belongs to another user.
     """
 
@@ -88,9 +88,9 @@ class RelayLock:
 
     @classmethod
     def borrow(cls, outbox: Path) -> RelayLock | None:
-        """Acquire it for a moment without a process id in the file; return None if it is held.
+        """Acquire the lock briefly, for work that must exclude a relay; return None if it is held.
 
-        Other processes then see no relay.
+        The file names no process id meanwhile, so other processes see no relay.
         """
         relay_lock = cls.__new__(cls)
         relay_lock._path, relay_lock._fd = lock_path(outbox), -1  # noqa: SLF001 - same class
@@ -109,7 +109,7 @@ class RelayLock:
         return self._fd >= 0
 
     def release(self) -> None:
-        """Release the lock. The file stays: if it were removed, two processes could lock two."""
+        """Release the lock. The file stays: else two processes could lock two files of its name."""
         if self._fd < 0:
             return
         with suppress(OSError):

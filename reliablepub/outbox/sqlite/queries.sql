@@ -1,5 +1,4 @@
--- Statements of a SQLite file, by name (see sql.py); those of any database are in `../queries.sql`. The
--- most frequent ones come first.
+-- Statements for a SQLite file, by name (see sql.py); those for every database are in `../queries.sql`.
 
 -- name: has_schema
 SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'reliablepub_schema';
@@ -35,7 +34,7 @@ INSERT OR FAIL INTO reliablepub_messages (
 -- name: size_of_run
 SELECT CAST(min(max(total(size), 0), 1e12) AS INTEGER) FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
--- Without RETURNING: `size_of_run` and this statement cost half as much.
+-- `size_of_run` and this statement together cost half as much as one DELETE with RETURNING.
 -- name: delete_run
 DELETE FROM reliablepub_messages WHERE id BETWEEN ? AND ?;
 
@@ -80,7 +79,8 @@ UPDATE reliablepub_messages SET expires_at = max(0.0, expires_at + :by)
 WHERE id IN (SELECT value FROM json_each(:ids))
 AND (id <= :last_id OR stored_at NOT BETWEEN :since AND :now);
 
--- The rows of a part, in the direction of the change: moved ones are not met again.
+-- The next rows to move, latest first if times grow, earliest first if they shrink: so no row that was
+-- moved is met again.
 -- name: next_deadlines_forward
 SELECT id, expires_at, size FROM reliablepub_messages INDEXED BY reliablepub_messages_expiring
 WHERE expires_at IS NOT NULL AND (expires_at, id) < (:at, :id)
@@ -192,7 +192,7 @@ RETURNING stored, confirmed, parked, expired, discarded, open_bytes;
 UPDATE reliablepub_ledger SET stored = stored
 RETURNING (SELECT coalesce(max(version), 0) FROM reliablepub_schema);
 
--- One new message, and the highest id before it.
+-- Counts one new message, and returns the highest id before it.
 -- name: count_stored
 UPDATE reliablepub_ledger SET
     stored = stored + 1,
@@ -202,11 +202,11 @@ RETURNING (SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'relia
 -- Reading. Text is read as bytes, so that a flipped bit is found by the checksum and not by the
 -- decoder. Messages are read one by one, up to a limit in messages and bytes.
 
--- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
--- the key.
 -- name: next_id_stored
 SELECT min(id) FROM reliablepub_messages WHERE id BETWEEN :first_id AND :last_id;
 
+-- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
+-- the key.
 -- name: ready
 SELECT
     id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Errors of a write for which there is no space. A limit on file sizes (``EFBIG``) is none: it
-says nothing of the space that other, shorter files may have."""
+"""Errors of a write for which there is no space. A limit on file sizes (``EFBIG``) is not one of
+them: other, shorter files may still have space."""
 
 
 def may_take(folder: Path, size: int) -> bool:

@@ -100,7 +100,8 @@ BEGIN
     );
 END;
 
--- Every attempt that did not end in a confirm, to be looked up by the `id` of the message.
+-- The history of messages that were not confirmed at once: each attempt that ended without a confirm,
+-- and the confirm after it, if there was one. To be looked up by the `id` of the message.
 CREATE TABLE reliablepub_attempts (
     attempt INTEGER PRIMARY KEY,
     id INTEGER NOT NULL,
@@ -119,7 +120,7 @@ CREATE INDEX reliablepub_attempts_of_message ON reliablepub_attempts (id, epoch,
 
 -- Delivery tags in flight, one row a batch. Operators see them, and a relay that starts records the
 -- messages in them as uncertain; no message is sent or settled because of them. `ids` is JSON,
--- [[first id, count], ...] in the order of the tags, because ids mostly follow each other.
+-- [[first id, count], ...] in the order of the tags, because ids are mostly consecutive.
 CREATE TABLE reliablepub_in_flight (
     epoch TEXT NOT NULL,
     first_tag INTEGER NOT NULL,
@@ -188,8 +189,8 @@ CREATE TABLE reliablepub_keys (
 
 CREATE INDEX reliablepub_keys_by_time ON reliablepub_keys (kept_until);
 
--- Interventions of operators in single messages, with the address of the message before it. The
--- relay reads new ones before each commit, and drops these messages from memory. AUTOINCREMENT: a
+-- Interventions of operators in single messages, with the address that the message had before. The
+-- relay looks for new ones in each commit, and drops these messages from memory. AUTOINCREMENT: a
 -- number that the relay has seen must not be assigned again.
 CREATE TABLE reliablepub_interventions (
     intervention INTEGER PRIMARY KEY AUTOINCREMENT,

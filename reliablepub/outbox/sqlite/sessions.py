@@ -198,7 +198,7 @@ class SqliteDatabase:
         """Yield steps until no page is free, or the file cannot be shortened."""
         with GATE.use(), self._lock, self._writer as connection:
             rewritten = self._session(connection).rewrite()
-        if rewritten:
+        if rewritten:  # as a step of its own, so that its bytes are counted
             yield lambda _session: rewritten
         cut = 1
 

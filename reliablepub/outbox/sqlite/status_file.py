@@ -59,11 +59,12 @@ def remove_status_file(outbox: Path, last: Mapping[str, object] | None = None) -
 
 
 def relaying(outbox: Path) -> Relaying:
-    """Return who relays an outbox now, and the status that it shows.
+    """Return the process that relays an outbox now, and its status.
 
-    The last status of a relay that has failed remains; that of one that was killed does not.
+    If none does, the status is the last one of a relay that failed. That of a relay that was killed
+    is left out.
     """
-    # The status first: it is that of the process that holds the lock, or of one before it.
+    # The status first: then it is of the process that holds the lock, or of an earlier one.
     shown = _read(outbox)
     return Relaying.of(0, holder_pid(outbox), shown)
 

@@ -393,7 +393,7 @@ class SqliteStore:
             with self._writer as connection:
                 self._bell.arm()
                 self._run, self._seen = self._begin_run(connection)
-                if not self._bell.has_rung():  # it was tried by that commit
+                if not self._bell.has_rung():  # a bell that works rings at the commit above
                     self._bell.close()
                 self._version = _version(connection)
                 self._shortage.look(connection)
@@ -410,7 +410,7 @@ class SqliteStore:
 
     @property
     def bell(self) -> Bell | None:
-        """Rings when a process writes to the log; None if it was tried in vain."""
+        """Rings when a process writes to the log; None if it did not ring at the first commit."""
         return self._bell if self._bell.fileno() >= 0 else None
 
     @property
@@ -437,6 +437,8 @@ class SqliteStore:
             Intervened: an operator changed messages; nothing was stored.
             OutboxDiskFull: the disk is full; nothing was stored. The turn may be tried again.
             OutboxDiskFailed: the disk failed; nothing was stored. The turn may be tried again.
+            OutboxLocked: another process kept the write lock; nothing was stored. The turn may be
+                tried again.
             OutboxUnsure: the disk failed during two commits. The turn may be tried again. If this
                 process ends before a commit succeeds, the changes may be found stored later.
             OutboxInUse: another relay has taken over the outbox; this one must stop.
@@ -461,7 +463,7 @@ class SqliteStore:
             self._rescue(error)
 
     def relieve(self) -> str:
-        """Free space if the disk is full; return why new entries cannot be stored, or nothing."""
+        """Free space if the disk is full; say why new entries cannot be stored, or return ""."""
         with self._reading as connection:
             return self._shortage.look(connection)
 
@@ -574,7 +576,7 @@ class SqliteStore:
         try:
             with self._reading:
                 connection = self._writer.renewed()
-                connection.place.note_index()  # first: a write in between is asked about once more
+                connection.place.note_index()  # first, so that a write after it is noticed
                 before, self._version = self._version, _version(connection)
                 has_changed = before != self._version
         except OutboxMoved as error:
@@ -592,8 +594,8 @@ class SqliteStore:
         try:
             with self._reading as connection:
                 connection.place.note_index()
-                # A lock that was lost is taken again by `changed_elsewhere`, before another process
-                # that closes the file deletes the log.
+                # If SQLite's lock was lost, `changed_elsewhere` has to open the file again, before
+                # another process that closes the file deletes the log.
                 if self._version == _version(connection) and connection.place.is_locked:
                     return False  # the commit was one of this connection
                 connection.place.forget_index()
