@@ -16,7 +16,7 @@ a turn, with all events of that turn, in order::
 
 Hooks run on the relay's thread, with asyncio too, so they must be quick. An exception from a hook
 does not stop the relay: it is counted (``Status.callback_errors``), and logged the first time for
-each method. Events without listeners are not collected.
+each event. Events without listeners are not collected.
 
 Three methods are not event callbacks. `Rejections.rejected` is called on the caller's thread when a
 message is not accepted. `Watches.watch` receives the publisher when it is opened, so that the hook
@@ -62,7 +62,7 @@ class MessageStored(MessageEvent):
 
 @dataclass(slots=True)
 class AttemptBegun(MessageEvent):
-    """A message was written to the wire.
+    """An attempt has begun: a message was given to the client library to be written.
 
     Attributes:
         epoch: name of the channel epoch, unique in this outbox.
@@ -84,7 +84,7 @@ class AttemptEnded(MessageEvent):
         tag: delivery tag on that channel; 0 if the message could not be written.
         outcome: outcome of the attempt, with the broker's reply code and text if it sent any.
         attempts: number of attempts that have ended without a confirm so far.
-        latency_s: seconds since the message was written; 0 if it was not written.
+        latency_s: seconds since the attempt began; 0 if the message could not be written.
         stored_at: when the message was stored; wall clock, seconds since 1970.
     """
 
@@ -164,17 +164,17 @@ class OnStored(Protocol):
 
 
 class OnSent(Protocol):
-    """Messages were written to the wire."""
+    """Messages were given to the client library to be written."""
 
     def on_sent(self, events: Sequence[AttemptBegun]) -> None:
-        """Called after the write to the socket."""
+        """Called afterwards; the client library may still hold some of them."""
 
 
 class OnConfirmed(Protocol):
     """The broker has taken responsibility for messages (ack, no return)."""
 
     def on_confirmed(self, events: Sequence[AttemptEnded]) -> None:
-        """Called when the confirms arrive; a later commit deletes the rows."""
+        """Called when the confirms have arrived; the rows may still be on disk."""
 
 
 class OnReturned(Protocol):
@@ -261,14 +261,17 @@ class OnPaused(Protocol):
     """Destinations were paused because they kept refusing messages."""
 
     def on_paused(self, events: Sequence[DestinationChanged]) -> None:
-        """Called for each pause, including a pause after a refused probe."""
+        """Called when a destination is paused; not again when it refuses a probe."""
 
 
 class OnResumed(Protocol):
-    """Paused destinations have confirmed a message."""
+    """Paused destinations accept messages again."""
 
     def on_resumed(self, events: Sequence[DestinationChanged]) -> None:
-        """Called before the messages that wait for these destinations are sent."""
+        """Called for an exchange before the messages that wait for it are sent.
+
+        Called for a routing key once the last messages that wait for it may be sent.
+        """
 
 
 class Rejections(Protocol):

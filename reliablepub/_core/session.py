@@ -20,9 +20,9 @@ messages. When the broker closes the whole connection because of a publish, fres
 while suspects are tried. `reliablepub._core.aftermath` has the table of ends and their effects.
 
 **One channel.** A user may be limited to one channel, or the connection to one channel number. The
-broker then refuses the second channel, once, and the lanes share one channel from then on. Whenever
-nothing is in flight on it, it goes to the suspects if there are any to try, otherwise to the main
-lane.
+second channel is then refused, by the broker or the client library, once, and the lanes share one
+channel from then on. Whenever nothing is in flight on it, it goes to the suspects if there are any
+to try, otherwise to the main lane.
 
 **Blocked.** During an alarm nothing is sent and nothing times out: a `StoppableClock` is stopped.
 

@@ -48,7 +48,7 @@ class Running(NamedTuple):
 
 
 class Guard:
-    """Contains exceptions of the application's callbacks: counts each, logs the first per callback.
+    """Contains exceptions of the application's callbacks: counts each, logs the first per name.
 
     Args:
         log: writes a line of the log; has the signature of `LogWriter.write`.
