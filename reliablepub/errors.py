@@ -68,7 +68,7 @@ class ReliablePubError(Exception):
 def _rebuild(
     kind: type[ReliablePubError], args: tuple[object, ...], state: dict[str, object]
 ) -> ReliablePubError:
-    error = kind.__new__(kind, *args)
+    error = kind.__new__(kind, *args)  # not `kind(...)`: `args` are not its parameters
     error.args = args
     error.__dict__.update(state)
     return error

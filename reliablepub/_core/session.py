@@ -211,7 +211,7 @@ class Session(Generic[K]):
             return
         lane = self._lane(event.epoch)
         if lane is None:
-            if not isinstance(event, Leaving):
+            if not isinstance(event, Leaving):  # which is no answer of the broker
                 self.stale += len(event.tags) if isinstance(event, AckedEach) else 1
             return
         try:
@@ -242,7 +242,7 @@ class Session(Generic[K]):
         self._may_open_at = None
         self.window.reset()
         self._aftermath.connected()
-        self._unblocked(event, now)
+        self._unblocked(event, now)  # a new connection is not blocked until the broker says so
         self._open_lanes(now)
 
     def _connection_lost(self, event: ConnectionLost, now: float) -> None:

@@ -93,7 +93,7 @@ class Bridge(Observer):
 
     def ended(self, failure: BaseException | None) -> None:
         """The relay has ended: wake all waiting tasks."""
-        self.failure = failure
+        self.failure = failure  # before `is_ended`, by which tasks know that it is set
         self.is_ended = True
         self._schedule()
 

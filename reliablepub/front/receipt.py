@@ -111,8 +111,10 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
 
 
 _first_to_wait: Final = threading.RLock()
-"""Held while a waiting thread makes a latch. It is reentrant, and the relay never takes it. So a
-signal handler that interrupts its holder, and itself waits, blocks neither itself nor the relay."""
+"""Held while a waiting thread makes a latch. It is reentrant, and the relay itself never takes it.
+So a signal handler that interrupts its holder, and itself waits, blocks neither itself nor the
+relay. On the relay's thread only a callback of the application takes it, by calling
+`Receipt.add_done_callback`."""
 
 
 class Waiting(Protocol):

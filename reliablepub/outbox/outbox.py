@@ -78,7 +78,7 @@ class Outbox:
         hooks: Sequence[Stamps | Rejections] = (),
     ) -> None:
         self._database = outbox_at(path)
-        self._where = self._database.file or path
+        self._where = self._database.file or path  # absolute: pickles travel
         self._hooks = tuple(hooks)
         self._limits = limits = OpenLimits(open_messages_max, open_bytes_max)
         self._keys = keys

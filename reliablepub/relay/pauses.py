@@ -110,7 +110,7 @@ class Pauses:
     def _pauses(self, outcome: Outcome) -> bool:
         with self._guard.calling("a strategy of RetryPolicy"):
             return self._policy.pauses(outcome)
-        return True
+        return True  # the strategy has raised
 
     # ------------------------------------------------------------------ may an entry be sent?
 
@@ -331,7 +331,7 @@ class Pauses:
     def _pause_s(self, opening: int) -> float:
         with self._guard.calling("Breaker.pause"):
             return wait_s(self._breaker.pause, opening)
-        return wait_s(Breaker().pause, opening)
+        return wait_s(Breaker().pause, opening)  # the strategy has raised
 
 
 def reason_of(outcome: Outcome) -> str:

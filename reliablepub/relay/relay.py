@@ -141,6 +141,7 @@ class Relay:
         self._guard = guard or Guard()
         self._notices = Notices(hooks, self._guard)
         self._pauses = Pauses(policy, self._guard, self._notices)
+        # One more than can be paused, so that `found` notices if there are too many.
         held = store.held_exchanges(self._pauses.exchanges_max + 1)
         self._pauses.found(held, clock.monotonic(), clock.wall())
         self._intake = Intake(inbox, limits, self._loaded, session, self._pauses)

@@ -64,6 +64,7 @@ class GuardedPolicy:
         refusals, age_s = _spent(entry, outcome, wall)
         with self._guard.calling("a strategy of RetryPolicy"):
             return self._policy.retries(outcome).verdict(refusals, age_s)
+        # Reached if a strategy has raised.
         return _DEFAULT.retries(outcome).verdict(refusals, age_s)
 
     def _decided(self, entry: Entry, outcome: Outcome, wall: float, verdict: Verdict) -> Verdict:
@@ -238,6 +239,7 @@ class Settling:
         said = pause.why
         if entry.refused_at is None:
             entry.refused_at = wall
+        # The outcome of an earlier run is not known, so no budget can be named for it.
         end = None if said is UNKNOWN else self.policy.end_of_wait(entry, said, wall)
         if end is None:
             self._postpone(entry, wall)

@@ -367,7 +367,7 @@ class RelayThread:
                     raise
         except BaseException as error:  # noqa: BLE001 - waiting callers must learn of any failure
             if self._relay is not None and self.failure is None:  # it failed during the clean-up
-                self._log_writer = LogWriter()
+                self._log_writer = LogWriter()  # the first one is closed by now
                 self._fail(error)
                 self._log_writer.close()
             self.failure = self.failure or error
@@ -439,11 +439,12 @@ class RelayThread:
             return 0.0
         if self._close_at is None:
             return wait_s
+        # When the time is up, the last confirms are awaited, in steps of 50 ms.
         left = max(0.05, self._close_at - time.monotonic())
         return left if wait_s is None else min(wait_s, left)
 
     def _answer_flushes(self, relay: Relay) -> None:
-        for flush in list(self._flushes):
+        for flush in list(self._flushes):  # a copy: callers add and remove flushes at any time
             if flush.look(relay):
                 self.end_flush(flush)
 

@@ -94,7 +94,7 @@ def held_by_kernel(fd: int) -> int:
 def acknowledged(fd: int) -> int:
     """Bytes that a TCP socket's peer has acknowledged so far; 0 if unknown."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
+        with socket.socket(fileno=os.dup(fd)) as sock:  # it closes its descriptor at the end
             info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _BYTES_ACKED.size)
             (count,) = _BYTES_ACKED.unpack(info)
     except (OSError, struct.error):

@@ -67,6 +67,7 @@ def encode_properties(message: Message, attempt: int) -> bytes:
         attempt: value of `ATTEMPT_HEADER` for this attempt.
     """
     mode = _PERSISTENT if message.persistent else _TRANSIENT
+    # The fields that most messages have, without a look at each of the others.
     if message.is_plain and message.message_id is not None:
         id_ = message.message_id.encode()
         if message.content_type is None:

@@ -200,4 +200,5 @@ def _try_to_publish(exchange: Exchange, channel: Channel, done: Callable[..., No
     """Publish a message that the broker must refuse: 406 if the user may publish, 403 if not."""
     refused = pika.BasicProperties(expiration="a check by reliablepub")
     channel.basic_publish(exchange.name, "", b"", refused)
+    # A publish that is not refused has no answer; this request has one.
     channel.exchange_declare(exchange.name, passive=True, callback=done)

@@ -148,7 +148,7 @@ class Enqueuing:
                 f"outbox {self.path} is damaged: its ledger has no row, so nothing was stored; "
                 "copy its messages into a new outbox with `reliablepub outbox salvage`"
             )
-        entry.id = counted[0][0] + 1
+        entry.id = counted[0][0] + 1  # before the row is made: encryption covers the id
         cursor.execute(QUERIES["insert_message"], row_of(entry, keys))
         if key is not None:
             remember_key(cursor, key, entry.id, message_id, entry.stored_at)

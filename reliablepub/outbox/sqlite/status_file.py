@@ -36,7 +36,7 @@ def write_status_file(outbox: Path, values: Mapping[str, object]) -> None:
     path = status_file_path(outbox)
     draft = path.with_name(path.name + ".new")
     with suppress(OSError):
-        draft.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)  # a process that was killed may have left one
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # O_EXCL follows no symbolic link
         with os.fdopen(os.open(draft, flags, 0o600), "w") as file:
             json.dump({"pid": os.getpid(), **values}, file)
