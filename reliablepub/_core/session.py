@@ -168,7 +168,7 @@ class Session(Generic[K]):
 
     @property
     def is_ready(self) -> bool:
-        """Whether fresh messages can be written now, if the window has room."""
+        """Whether the main channel is open, and the broker does not block publishes."""
         return self._can_write and self._main.state is ChannelState.OPEN
 
     @property

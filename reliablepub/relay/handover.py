@@ -273,7 +273,10 @@ class Chunk(Generic[FlagT]):
         self.done.set()
 
     def failed(self, error: BaseException) -> None:
-        """Tell the caller that no message is stored. Later chunks of the stream fail too."""
+        """Tell the caller that the messages are not stored, or may not be.
+
+        Later chunks of the stream fail too.
+        """
         if self.stream is not None:
             self.stream.error = error
         self.error = error

@@ -35,7 +35,7 @@ class Surroundings:
             is too full to try.
         bytes_free: bytes on the disk that are free for this user.
         bytes_total: size of the disk, in bytes.
-        ahead_s: how far in the future the newest open message was stored; 0 if it was not.
+        ahead_s: seconds by which the newest open message is stored in the future; 0 if it is not.
         exchanges: exchanges, other than the default one, that open or parked messages name; at most
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
