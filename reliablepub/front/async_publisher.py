@@ -166,7 +166,12 @@ class AsyncPublisher:
         message = identified(message, fields)
         assert message.message_id is not None
         receipt = Issued(message.message_id, bridge)
-        await self._until_stored(self._client.hand_over_one(message, receipt, Signal(bridge)))
+        chunk = self._client.hand_over_one(message, receipt, Signal(bridge))
+        try:
+            await self._until_stored(chunk)
+        except asyncio.CancelledError:
+            chunk.withdraw()  # otherwise it would stay in the inbox while the outbox has no room
+            raise
         return receipt
 
     async def publish_many(

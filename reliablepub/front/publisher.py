@@ -115,7 +115,12 @@ class Publisher:
         message = identified(message, fields)
         assert message.message_id is not None
         receipt = Issued(message.message_id, self._client.relay)
-        self._wait_stored(self._client.hand_over_one(message, receipt, Latch()))
+        chunk = self._client.hand_over_one(message, receipt, Latch())
+        try:
+            self._wait_stored(chunk)
+        except BaseException:  # KeyboardInterrupt, or what a signal handler of the caller's raises
+            chunk.withdraw()  # otherwise it would stay in the inbox while the outbox has no room
+            raise
         return receipt
 
     def publish_many(

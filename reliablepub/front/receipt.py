@@ -111,10 +111,9 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
 
 
 _first_to_wait: Final = threading.RLock()
-"""Held while a waiting thread makes a latch. It is reentrant, and the relay itself never takes it.
+"""Held while a waiting thread makes a latch. It is reentrant, and never taken on the relay's thread.
 So a signal handler that interrupts its holder, and itself waits, blocks neither itself nor the
-relay. On the relay's thread only a callback of the application takes it, by calling
-`Receipt.add_done_callback`."""
+relay."""
 
 
 class Waiting(Protocol):
@@ -132,29 +131,24 @@ class _Waiting:
     def __init__(self, relay: _Relay) -> None:
         self._relay = relay
         self._latch: Latch | None = None
-        self._calls: list[Callable[[], None]] | None = None
+        self._calls: list[Callable[[], None]] = []  # appended to and popped from: both are atomic
 
     def ring(self) -> None:
         if self._latch is not None:
             self._latch.set()
-        if self._calls is not None:
-            self._call_back(self._calls)
+        self._call_back()
 
     def then_call(self, callback: Callable[[Any], object], receipt: SingleOutcome) -> None:
         """Call back once the receipt is settled; at once, on this thread, if it is."""
-        with _first_to_wait:
-            if self._calls is None:
-                self._calls = []
         self._calls.append(partial(self._relay.call, callback, receipt))
         if receipt.is_settled:  # the relay may have rung before the call was in the list
-            self._call_back(self._calls)
+            self._call_back()
 
-    @staticmethod
-    def _call_back(calls: list[Callable[[], None]]) -> None:
+    def _call_back(self) -> None:
         """Make each call once: by the thread that takes it from the list."""
-        while calls:
+        while self._calls:
             try:
-                call = calls.pop(0)
+                call = self._calls.pop(0)
             except IndexError:  # another thread was quicker
                 return
             call()

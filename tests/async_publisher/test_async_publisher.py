@@ -276,6 +276,23 @@ def test_a_full_outbox_holds_back_until_there_is_room(
     run(main())
 
 
+def test_a_full_outbox_keeps_no_message_whose_task_was_cancelled(
+    run: Run[None], broker: FakeBroker, path: Path
+) -> None:
+    async def main() -> None:
+        broker.inject(faults.HoldConfirms())
+        async with AsyncPublisher(broker.url, outbox=path, open_messages_max=1) as publisher:
+            await publisher.publish(b"x", routing_key="q")
+            for _ in range(30):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(publisher.publish(b"late", routing_key="q"), 0.01)
+            broker.release_confirms()
+            await (await publisher.publish(b"y", routing_key="q"))
+
+    run(main())
+    assert [message.body for message in broker.messages("q")] == [b"x", b"y"]
+
+
 def test_a_full_disk_is_told_to_each_caller(
     run: Run[None], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

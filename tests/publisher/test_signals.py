@@ -192,3 +192,21 @@ def test_sigterm_closes_a_publisher_that_is_being_closed(tmp_path: Path) -> None
             process.kill()
     assert said.splitlines() == ["closed by the handler 1", "closed 1"]
     assert process.returncode == 0
+
+
+def test_a_callback_that_adds_a_callback_waits_for_no_interrupted_thread(
+    publisher: Publisher,
+) -> None:
+    def publish_and_wait() -> None:
+        added = threading.Event()
+        inner = publisher.publish(b"x", routing_key="q")
+        inner.add_done_callback(lambda done: done.add_done_callback(lambda _: added.set()))
+        assert added.wait(10)
+
+    for at in interrupted_everywhere():
+        receipt = publisher.publish(b"x", routing_key="q")
+        with Interruption(at, publish_and_wait) as interruption:
+            receipt.add_done_callback(lambda _: None)
+            receipt.result(30)
+        if not interruption.is_done:
+            break
