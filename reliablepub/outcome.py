@@ -1,4 +1,4 @@
-"""The outcome of one attempt to publish: one of six kinds, never a boolean.
+"""The outcome of an attempt to publish, or the end of a message that expired: one of six kinds.
 
 Knows: the six kinds, and what each says about whether a queue holds the message. Must never know:
 how an outcome is found.

@@ -2,6 +2,8 @@
 
 Knows: messages, limits, and that callers are threads, which a signal handler may interrupt at any
 instruction. Must never know: SQL, AMQP, what the relay does with a chunk.
+
+`Limits` says how much the store and memory may hold; the defaults of the window are here too.
 """
 
 from __future__ import annotations

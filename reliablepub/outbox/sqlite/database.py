@@ -3,6 +3,8 @@
 Knows: paths, modes, pragmas, the schema and its version, and when a connection may be kept,
 closed, or must never be closed. Must never know: messages.
 
+The `Database` of this package is `SqliteDatabase`, in `reliablepub.outbox.sqlite.sessions`.
+
 While this process may have the file open, only SQLite opens it: closing any other descriptor drops
 SQLite's POSIX locks, and the next process to close the database would then delete the write-ahead
 log that this process writes to. So the file is created and closed before SQLite opens it, and
