@@ -12,7 +12,7 @@ from typing import Final
 
 
 class OutcomeKind(StrEnum):
-    """How an attempt ended."""
+    """How an attempt ended; or that a message expired, which no attempt does."""
 
     CONFIRMED = "confirmed"
     RETURNED = "returned"

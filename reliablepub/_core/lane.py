@@ -97,7 +97,7 @@ class Lane(Generic[K]):
         return self.in_flight - (self.ledger.returned if self.ledger is not None else 0)
 
     @property
-    def waiting_since(self) -> float | None:
+    def owed_since(self) -> float | None:
         """Since when the broker owes an answer to the channel's opening or to the oldest publish.
 
         For a publish, that is the latest of three times: when it was written, when it had left this

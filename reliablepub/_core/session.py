@@ -459,14 +459,14 @@ class Session(Generic[K]):
 
     def _due(self, lane: Lane[K]) -> float | None:
         """When the lane's oldest answer will be overdue, unless the broker blocks us first."""
-        since = lane.waiting_since
+        since = lane.owed_since
         if since is None or not self._can_write:
             return None
         return self._clock.due_at(since + self._confirm_timeout_s * self._patience)
 
     def _be_less_patient(self, lane: Lane[K], now: float) -> None:
         """Reset the patience if this confirm came within ``confirm_timeout_s``."""
-        since = lane.waiting_since
+        since = lane.owed_since
         waited_s = 0.0 if since is None else self._clock.reading(now) - since
         if waited_s < self._confirm_timeout_s:
             self._patience = 1
