@@ -274,7 +274,7 @@ class Lane(Generic[K]):
             raise EpochUntrusted(msg)
         self.ledger.handle_return(tag, reply_code, reply_text)
 
-    def waiting_keys(self) -> Iterator[K]:
+    def buffered_keys(self) -> Iterator[K]:
         """Keys of the messages that are not in flight."""
         return iter(self.buffer)
 

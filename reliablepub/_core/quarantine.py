@@ -149,9 +149,9 @@ class Quarantine(Lane[K]):
         self.buffer = self._trial.keys
         return bool(self.buffer)
 
-    def waiting_keys(self) -> Iterator[K]:
+    def buffered_keys(self) -> Iterator[K]:
         """Keys of the suspects that are not in flight."""
-        yield from super().waiting_keys()
+        yield from super().buffered_keys()
         for group in (*self._groups, *(group for _, group in self.aside)):
             yield from group.keys
 

@@ -177,10 +177,10 @@ class Session(Generic[K]):
         suspects = 0 if self._quarantine.is_unused else self._quarantine.waiting
         return len(self._main.buffer) + suspects
 
-    def waiting(self) -> Iterator[K]:
+    def buffered_keys(self) -> Iterator[K]:
         """Keys of the messages waiting to be written, including suspects."""
-        yield from self._main.waiting_keys()
-        yield from self._quarantine.waiting_keys()
+        yield from self._main.buffered_keys()
+        yield from self._quarantine.buffered_keys()
 
     @property
     def in_flight(self) -> int:

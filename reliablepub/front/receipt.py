@@ -111,7 +111,7 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
 
 
 _first_to_wait: Final = threading.RLock()
-"""Held while a waiting thread makes a latch. It is reentrant, and never taken on the relay's thread.
+"""Held while a waiting thread makes a latch. It is reentrant, and the relay's thread never takes it.
 So a signal handler that interrupts its holder, and itself waits, blocks neither itself nor the
 relay."""
 

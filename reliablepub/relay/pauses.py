@@ -201,7 +201,7 @@ class Pauses:
         new, self.new = self.new, {}
         paused = {
             entry
-            for entry in session.waiting()
+            for entry in session.buffered_keys()
             if exchange_of(entry) in new or address_of(entry) in new
         }
         return session.withdraw(paused)

@@ -585,7 +585,7 @@ def unload_touched(
     if not touched:
         return
     ids = {change.id for change in touched}
-    buffered = {entry for entry in session.waiting() if entry.id in ids}
+    buffered = {entry for entry in session.buffered_keys() if entry.id in ids}
     session.withdraw(buffered)
     # Entries postponed or given up unsent in this turn are neither in flight nor in the session.
     for entry in (*buffered, *settling.take_back(ids)):

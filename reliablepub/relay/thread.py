@@ -323,48 +323,10 @@ class RelayThread:
     # ------------------------------------------------------------------ on the thread
 
     def _main(self) -> None:
+        """Assemble the relay, run it, and tear it down. Whatever fails, waiting callers learn it."""
         try:
             with contextlib.ExitStack() as stack:
-                self._log_writer.attend()
-                stack.callback(self._log_writer.close)
-                store = self._parts.open_store()
-                self.check = store.check
-                stack.callback(self._close_store, store)
-                transport = self._parts.open_transport(store.run)
-                stack.callback(transport.close)
-                clock = Clock()
-                journal = Journal(clock.monotonic, self._log_writer.write)
-                stack.callback(journal.close)
-                bell = store.bell
-                hears = bell is not None and transport.watch(bell.fileno())
-                relay = Relay(
-                    store=store,
-                    transport=transport,
-                    session=self._parts.open_session(),
-                    inbox=self.inbox,
-                    policy=self._parts.policy,
-                    limits=self._parts.limits,
-                    hooks=with_calls(self._parts.hooks, journal.calls()),
-                    clock=clock,
-                    guard=self._guard,
-                    bell=bell if hears else None,
-                )
-                stack.callback(self._detach)
-                self._wake = transport.wake
-                self._relay = relay
-                self._started.set()
-                self._observer.started()
-                try:
-                    beacon = Beacon(
-                        store.show,
-                        relay.latency,
-                        wall=clock.wall,
-                        monotonic=clock.monotonic,
-                    )
-                    self._run(relay, transport, beacon, journal)
-                except BaseException as error:
-                    self._fail(error)  # before the clean-up ends the waits of callers
-                    raise
+                self._live(stack)
         except BaseException as error:  # noqa: BLE001 - waiting callers must learn of any failure
             if self._relay is not None and self.failure is None:  # it failed during the clean-up
                 self._log_writer = LogWriter()  # the first one is closed by now
@@ -376,6 +338,44 @@ class RelayThread:
             self._started.set()
             self._gone.set()
             self._observer.ended(self.failure)
+
+    def _live(self, stack: contextlib.ExitStack) -> None:
+        """Open the parts, each with its clean-up on the stack; then run until closed or failed."""
+        self._log_writer.attend()
+        stack.callback(self._log_writer.close)
+        store = self._parts.open_store()
+        self.check = store.check
+        stack.callback(self._close_store, store)
+        transport = self._parts.open_transport(store.run)
+        stack.callback(transport.close)
+        clock = Clock()
+        journal = Journal(clock.monotonic, self._log_writer.write)
+        stack.callback(journal.close)
+        bell = store.bell
+        hears = bell is not None and transport.watch(bell.fileno())
+        relay = Relay(
+            store=store,
+            transport=transport,
+            session=self._parts.open_session(),
+            inbox=self.inbox,
+            policy=self._parts.policy,
+            limits=self._parts.limits,
+            hooks=with_calls(self._parts.hooks, journal.calls()),
+            clock=clock,
+            guard=self._guard,
+            bell=bell if hears else None,
+        )
+        stack.callback(self._detach)
+        self._wake = transport.wake
+        self._relay = relay
+        self._started.set()
+        self._observer.started()
+        try:
+            beacon = Beacon(store.show, relay.latency, wall=clock.wall, monotonic=clock.monotonic)
+            self._run(relay, transport, beacon, journal)
+        except BaseException as error:
+            self._fail(error)  # before the clean-up ends the waits of callers
+            raise
 
     def _fail(self, error: BaseException) -> None:
         """Record why the relay failed, and log it as critical: nothing is published any more."""

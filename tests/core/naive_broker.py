@@ -368,7 +368,7 @@ class Rig:
         """Every message is in exactly one place."""
         self._check_window()
         assert self.session.buffered == len(self.waiting)
-        assert sorted(self.session.waiting()) == sorted(self.waiting)
+        assert sorted(self.session.buffered_keys()) == sorted(self.waiting)
 
     # ---------------------------------------------------------------- a broker in good health
 

@@ -213,7 +213,7 @@ def test_withdrawn_suspects_leave_the_quarantine() -> None:
     until_suspected(rig)
     rig.withdraw({0, 1, 2, 4, 5, 6})  # the first group but one, the second but one
     assert rig.session.buffered == 2
-    assert set(rig.session.waiting()) == {3, 7}
+    assert set(rig.session.buffered_keys()) == {3, 7}
     rig.run_until_idle()
     assert {key: outcome.kind for key, outcome in rig.settling.items()} == {
         3: CONFIRMED,

@@ -242,7 +242,7 @@ def test_a_new_address_is_not_paused_for_the_old_one(
     """The relay has put it off, has not committed that yet, and somebody gives it a new address."""
     full.hand_over("a", "b", "c")
     full.turn()
-    (entry,) = full.session.waiting()
+    (entry,) = full.session.buffered_keys()
     full.session.withdraw({entry})
     full.relay._settling._postpone(entry, HELD)
     step_in(full, Action.REROUTE, 3, routing_key="elsewhere")
