@@ -111,9 +111,9 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
 
 
 _first_to_wait: Final = threading.RLock()
-"""Held while a waiting thread makes a latch. It is reentrant, and the relay's thread never takes it.
-So a signal handler that interrupts its holder, and itself waits, blocks neither itself nor the
-relay."""
+"""Held while a waiting thread makes a latch; never taken on the relay's thread. It is reentrant, so
+a signal handler that interrupts its holder, and itself waits, blocks neither itself nor the relay.
+"""
 
 
 class Waiting(Protocol):

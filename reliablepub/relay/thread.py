@@ -323,7 +323,7 @@ class RelayThread:
     # ------------------------------------------------------------------ on the thread
 
     def _main(self) -> None:
-        """Assemble the relay, run it, and tear it down. Whatever fails, waiting callers learn it."""
+        """Run a relay from its parts to their end. Callers that wait learn of any failure."""
         try:
             with contextlib.ExitStack() as stack:
                 self._live(stack)
