@@ -40,11 +40,9 @@ password.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from reliablepub.printable import printable
-
-DISCARDED: Final = "the retry policy discarded it"
 
 
 class ReliablePubError(Exception):
@@ -118,14 +116,15 @@ class PublishError(ReliablePubError):
         attempts: number of refusals, at least 1; for an expired message, number of attempts. Always
             1 for `Damaged` and `Withdrawn`.
         may_have_arrived: whether a queue may hold the message: an attempt may have succeeded
-            although its confirm never arrived. Unknown for `Damaged` and `Withdrawn`, for which it
-            is always False.
+            although its confirm never arrived. Always True for `Damaged`, whose attempts are not
+            known.
         is_kept: True if the message is parked (in the outbox, if there is one); False if the retry
-            policy discarded it. Always True for `Withdrawn`, even if the operator discarded it.
+            policy or the operator discarded it.
     """
 
     what: ClassVar[str] = "was not confirmed"
     remedy: ClassVar[str] = "see the outbox"
+    _discarded: ClassVar[str] = "the retry policy discarded it"
 
     def __init__(
         self,
@@ -144,7 +143,7 @@ class PublishError(ReliablePubError):
         tried = f" after {attempts} attempts" if attempts > 1 else ""
         super().__init__(
             f"message {message_id} to exchange {exchange!r} with routing key {routing_key!r} "
-            f"{self.what}{said}{tried}; {self.remedy if is_kept else DISCARDED}"
+            f"{self.what}{said}{tried}; {self.remedy if is_kept else self._discarded}"
         )
         self.message_id = message_id
         self.exchange = exchange
@@ -195,7 +194,7 @@ class Withdrawn(PublishError):
     """An operator parked or discarded the message before it was confirmed."""
 
     what = "was parked or discarded by an operator before it was confirmed"
-    remedy = "`reliablepub outbox explain` names the operator"
+    remedy = _discarded = "`reliablepub outbox explain` names the operator"
 
 
 class StillOpen(ReliablePubError, TimeoutError):

@@ -232,6 +232,8 @@ class Touched:
         person: the operator.
         note: the operator's reason.
         is_open: whether the message is still to be published.
+        is_kept: whether the message is parked.
+        may_have_arrived: whether an earlier attempt may have brought it into a queue.
     """
 
     id: int
@@ -242,6 +244,8 @@ class Touched:
     person: str
     note: str
     is_open: bool
+    is_kept: bool
+    may_have_arrived: bool
 
 
 @dataclass(slots=True)

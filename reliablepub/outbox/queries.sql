@@ -338,5 +338,9 @@ AND NOT EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id);
 -- name: touched
 SELECT
     i.intervention, i.id, i.message_id, i.exchange, i.routing_key, i.action, i.person, i.note,
-    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id)
+    EXISTS (SELECT 1 FROM reliablepub_messages AS m WHERE m.id = i.id),
+    EXISTS (SELECT 1 FROM reliablepub_parked AS p WHERE p.id = i.id),
+    EXISTS (
+        SELECT 1 FROM reliablepub_attempts AS a WHERE a.id = i.id AND a.persistence <> 'not written'
+    )
 FROM reliablepub_interventions AS i WHERE i.intervention > :seen ORDER BY i.intervention;

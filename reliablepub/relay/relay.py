@@ -55,7 +55,7 @@ from reliablepub.outbox.entry import (
     Store,
     Touched,
 )
-from reliablepub.outcome import Outcome, OutcomeKind
+from reliablepub.outcome import Outcome, OutcomeKind, Persistence
 from reliablepub.policy import RetryPolicy
 from reliablepub.relay.callbacks import Calls, Guard, Notices
 from reliablepub.relay.clock import Clock
@@ -588,12 +588,13 @@ def unload_touched(
     buffered = {entry for entry in session.buffered_keys() if entry.id in ids}
     session.withdraw(buffered)
     # Entries postponed or given up unsent in this turn are neither in flight nor in the session.
-    for entry in (*buffered, *settling.take_back(ids)):
+    held = {entry.id: entry for entry in (*buffered, *settling.take_back(ids))}
+    for entry in held.values():
         loaded.unload(entry)
     for change in touched:
         waiter = loaded.changed_on_disk(change.id, is_open=change.is_open)
         if waiter is not None:
-            waiter.withdrawn(_error(change))
+            waiter.withdrawn(_error(change, held.get(change.id)))
 
 
 def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
@@ -609,11 +610,14 @@ def tell_damaged(store: Store, loaded: Loaded, notices: Notices) -> None:
                     exchange=row.exchange,
                     routing_key=row.routing_key,
                     reply_text=row.reason,
+                    may_have_arrived=True,  # an earlier run may have sent it
                 )
             )
 
 
-def _error(change: Touched) -> Withdrawn:
+def _error(change: Touched, entry: Entry | None) -> Withdrawn:
+    # The attempts of this turn are known to the entry in memory only.
+    has_arrived = entry is not None and entry.persistence is not Persistence.NOT_WRITTEN
     # Of several interventions, the newest (reported here) is not always the one that closed the
     # message, so any other action is described as "taken".
     said = f"{_DONE.get(change.action, 'taken')} by {change.person}"
@@ -622,4 +626,6 @@ def _error(change: Touched) -> Withdrawn:
         exchange=change.exchange,
         routing_key=change.routing_key,
         reply_text=f"{said}: {change.note}" if change.note else said,
+        may_have_arrived=change.may_have_arrived or has_arrived,
+        is_kept=change.is_kept,
     )

@@ -144,6 +144,7 @@ class Told:
     error: BaseException | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
+    withdrawals: dict[str, Withdrawn | Damaged] = field(default_factory=dict)
     chunk: "Chunk[Told] | None" = None
 
     def chunk_of(self, messages: Sequence[Message], source: str | None = None) -> "Chunk[Told]":
@@ -174,6 +175,7 @@ class Told:
         assert error.message_id not in self.outcomes
         assert error.message_id not in self.gone, f"{error.message_id} is told twice"
         self.gone[error.message_id] = str(error)
+        self.withdrawals[error.message_id] = error
 
     @property
     def kinds(self) -> dict[str, OutcomeKind]:

@@ -268,6 +268,21 @@ def test_a_suspect_can_be_withdrawn(full: World, step_in: Callable[..., Effect])
     assert list(told.gone) == ["a"]
 
 
+@pytest.mark.parametrize("action", [Action.PARK, Action.DISCARD])
+def test_the_caller_learns_whether_the_message_may_have_arrived(
+    full: World, step_in: Callable[..., Effect], action: Action
+) -> None:
+    told = full.hand_over("a", "b", "c")
+    full.turn()
+    full.lose_connection()
+    full.turn()
+    assert step_in(full, action, 1, 3).changed == 2  # `a` was in flight, `c` never was
+    full.turn(after_s=0.1)
+    errors = told.withdrawals
+    assert {id_: error.may_have_arrived for id_, error in errors.items()} == {"a": True, "c": False}
+    assert {error.is_kept for error in errors.values()} == {action is Action.PARK}
+
+
 def test_without_a_relay_nothing_is_in_flight(path: Path, step_in: Callable[..., Effect]) -> None:
     store = SqliteStore(path)
     world = World(store, window_max=2)

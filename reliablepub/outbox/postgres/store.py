@@ -702,10 +702,11 @@ class PostgresStore:
         """Return interventions in messages since the last call, or since the store was opened."""
         found = self._link.rows("touched", {"seen": self._touched})
         told = []
-        for number, id_, *texts, is_open in found:
+        for number, id_, *texts, is_open, is_kept, may_have_arrived in found:
             self._touched = max(self._touched, number)
             message_id, exchange, key, action, person, note = (text.decode() for text in texts)
-            told.append(Touched(id_, message_id, exchange, key, action, person, note, is_open))
+            states = (is_open, is_kept, may_have_arrived)
+            told.append(Touched(id_, message_id, exchange, key, action, person, note, *states))
         self._touched = max(self._touched, self._seen.intervention)
         return told
 

@@ -618,7 +618,10 @@ class SqliteStore:
             rows = connection.execute(QUERIES["touched"], {"seen": self._seen}).fetchall()
         if rows:
             self._seen, *_ = rows[-1]
-        return [Touched(*touched) for _, *touched in rows]
+        return [
+            Touched(id_, message_id, exchange, key, action, person, note, *map(bool, states))
+            for _, id_, message_id, exchange, key, action, person, note, *states in rows
+        ]
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
