@@ -85,6 +85,17 @@ class Guard:
             self.running = None
 
 
+def named(callback: object) -> str:
+    """The name of a callback of the application, by which it can be found: ``shop.Audit.on_sent``.
+
+    Callbacks made by one function, such as lambdas, share a name.
+    """
+    function = getattr(callback, "func", callback)  # of a `functools.partial`
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    module = getattr(function, "__module__", None)  # a method of a built-in type has none
+    return f"{module}.{name}" if module else name
+
+
 Calls: TypeAlias = Mapping[str, Sequence[Callable[[Sequence[Any]], None]]]
 """Callbacks by event; each takes a list of events."""
 OTHER_METHODS: Final = ("watch", "stamp", "rejected")
@@ -225,7 +236,7 @@ class Notices:
                 continue
             self._events[name] = []  # not cleared: a hook may keep the list that it was given
             for call in self._calls[name]:
-                with self._guard.calling(f"a hook's on_{name}"):
+                with self._guard.calling(f"on_{name} ({named(call)})"):
                     call(events)
 
     def _look_at_link(self, status: Status) -> None:

@@ -30,7 +30,7 @@ from reliablepub.hooks import MessagesRejected, Watched
 from reliablepub.message import Message
 from reliablepub.outbox.entry import Entry, Store
 from reliablepub.policy import RetryPolicy
-from reliablepub.relay.callbacks import Calls, Guard, with_calls
+from reliablepub.relay.callbacks import Calls, Guard, named, with_calls
 from reliablepub.relay.clock import Clock
 from reliablepub.relay.handover import Flag, Inbox, Latch, Limits
 from reliablepub.relay.journal import Journal, LogWriter
@@ -247,7 +247,7 @@ class RelayThread:
         """
         is_ours = threading.get_ident() == self._thread.ident
         guard = self._guard if is_ours else Guard()  # only the relay's own can hold it up
-        with guard.calling("a callback of a receipt"):
+        with guard.calling(f"the callback {named(callback)} of a receipt"):
             callback(receipt)
 
     def flush(self, timeout_s: float | None) -> bool:

@@ -168,7 +168,7 @@ def test_a_settled_receipt_calls_back_at_once(
     receipt.add_done_callback(called.append)
     assert called == [receipt]
     receipt.add_done_callback(lambda _: 1 / 0)
-    assert "a callback of a receipt has raised" in caplog.text
+    assert "calls_back_at_once.<locals>.<lambda> of a receipt has raised" in caplog.text
     with pytest.raises(Refused):
         receipt.result(0)
 

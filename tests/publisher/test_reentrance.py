@@ -104,7 +104,7 @@ def test_whoever_waits_for_the_relay_on_its_own_thread_is_told_so(
             until(lambda: hook.raised)
             [error] = hook.raised
             assert isinstance(error, WrongThread)
-            assert "on_stored on the relay's own thread" in str(error)
+            assert "Hook.on_stored) on the relay's own thread" in str(error)
             hook.raised.clear()
             hook.call = lambda: None
         # The error is counted a moment after the hook has raised it.
@@ -202,7 +202,7 @@ def test_a_lock_of_the_applications_around_publish_and_in_a_hook_is_not_for_ever
                 lambda: publisher.publish_many([]).wait() and receipt.result(),
                 publisher.close,
             ):
-                with pytest.raises(RelayHeldUp, match="on_stored has not returned"):
+                with pytest.raises(RelayHeldUp, match=r"Hook\.on_stored\) has not returned"):
                     verb()
         status = publisher.close(30)
         assert (status.counters.stored, status.counters.confirmed) == (1, 1)

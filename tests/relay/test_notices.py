@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from reliablepub.errors import ConfigurationError
 from reliablepub.outbox.entry import Store
 from reliablepub.outcome import NACKED, Outcome, OutcomeKind
 from reliablepub.policy import Breaker, GiveUp, Retries, RetryPolicy
-from reliablepub.relay.callbacks import LOGGER, calls_of
+from reliablepub.relay.callbacks import LOGGER, calls_of, named
 from tests.relay.scripted import PARK_AT_ONCE, World
 
 ONCE = Retries(stop_after_attempt(1), wait_fixed(1))
@@ -196,9 +197,18 @@ def test_a_hook_that_fails_is_logged_once_and_the_next_one_is_told(
     assert w.relay.status.callback_errors == 6
     assert [event.message_id for event in listener.told("sent")] == ["a", "b", "c"]
     assert [record.getMessage() for record in caplog.records] == [
-        "a hook's on_stored has raised; its further exceptions are counted, not logged",
-        "a hook's on_sent has raised; its further exceptions are counted, not logged",
+        f"{name} ({__name__}.{Broken.__qualname__}.{name}) has raised; its further exceptions are "
+        "counted, not logged"
+        for name in ("on_stored", "on_sent")
     ]
+
+
+def test_callbacks_are_named_so_that_they_can_be_found() -> None:
+    assert named(logging.Logger.info) == "logging.Logger.info"
+    assert named(partial(logging.Logger.info, LOGGER)) == "logging.Logger.info"
+    assert named(LOGGER.info) == "logging.Logger.info"
+    assert named([].append) == "list.append"
+    assert named(Listener()) == f"{__name__}.Listener"
 
 
 def test_nothing_is_gathered_for_what_nobody_listens_to(store: Store) -> None:
