@@ -84,7 +84,7 @@ EVENT_METRICS: Final = (
     Metric(
         "reliablepub_sent_attempts_total",
         Type.COUNTER,
-        "Messages written to the wire, counted once for each attempt.",
+        "Attempts handed to the client library: messages, counted once for each attempt.",
     ),
     Metric(
         "reliablepub_ended_attempts_total",
