@@ -155,12 +155,24 @@ class Topology:
         queues: queues, declared after the exchanges.
         bindings: bindings, declared last.
         declare: whether missing objects are declared; if False, everything is only checked.
+
+    Raises:
+        ConfigurationError: something in a list is of another type, such as a name.
     """
 
     exchanges: Sequence[Exchange] = ()
     queues: Sequence[Queue] = ()
     bindings: Sequence[Binding] = ()
     declare: bool = True
+
+    def __post_init__(self) -> None:
+        """Reject names in place of exchanges and queues here, not on the relay's thread."""
+        given = (Exchange, self.exchanges), (Queue, self.queues), (Binding, self.bindings)
+        for kind, several in given:
+            for one in several:
+                if not isinstance(one, kind):
+                    msg = f"topology: {one!r:.80} is not {kind.__name__}(...)"
+                    raise ConfigurationError(msg)
 
     @classmethod
     def from_toml(cls, text: str) -> Topology:

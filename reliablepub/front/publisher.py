@@ -20,9 +20,10 @@ from reliablepub.front.environment import (
     outbox_of_environment,
     urls_of_environment,
 )
-from reliablepub.front.options import PublisherOptions, new_client
+from reliablepub.front.options import PublisherOptions, check_names, new_client
 from reliablepub.front.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
+from reliablepub.front.waits import seconds_of
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
@@ -60,6 +61,7 @@ class Publisher:
         outbox: Where | None,
         **options: Unpack[PublisherOptions],
     ) -> None:
+        check_names(options)
         self._client = new_client(url, None, outbox=outbox, **options)
         self._client.open()
         self._client.wait_started()
@@ -192,7 +194,7 @@ class Publisher:
             RelayHeldUp: a callback of the application does not return.
         """
         self._client.check_process()
-        is_flushed = self._client.relay.flush(timeout_s)
+        is_flushed = self._client.relay.flush(seconds_of(timeout_s))
         self._client.check_alive()
         return replace(self._client.status, is_flushed=is_flushed)
 

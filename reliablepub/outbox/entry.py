@@ -16,7 +16,7 @@ from itertools import count
 from typing import Final, Protocol
 
 from reliablepub.errors import ConfigurationError, Damaged, InvalidMessage, OutboxFull, Withdrawn
-from reliablepub.message import Message, MessageFields
+from reliablepub.message import Message, MessageFields, check_fields
 from reliablepub.outcome import Outcome, Persistence
 
 
@@ -53,15 +53,21 @@ def identified(given: bytes | Message, fields: MessageFields) -> Message:
     Raises:
         InvalidMessage: the broker would refuse the message; or fields were given beside a whole
             one.
+        TypeError: there is no such field.
     """
     if isinstance(given, Message):
         if fields:
+            check_fields(fields)
             problem = "was given beside a Message, which has its own; use dataclasses.replace"
             raise InvalidMessage(next(iter(fields)), problem)
         return given if given.message_id is not None else given.with_message_id(new_id())
     if fields.get("message_id") is None:
         fields["message_id"] = new_id()  # before the message is made, which spares a copy
-    return Message(given, **fields)
+    try:
+        return Message(given, **fields)
+    except TypeError:
+        check_fields(fields)
+        raise
 
 
 HELD: Final = float("inf")

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from reliablepub.errors import ConfigurationError, ReliablePubError
+from reliablepub.errors import ConfigurationError, InvalidMessage, ReliablePubError
 from reliablepub.headers import utf8
 from reliablepub.hooks import MessagesRejected, Rejections, Stamps, tell_rejected
 from reliablepub.message import Message, MessageFields
@@ -134,8 +134,8 @@ class Outbox:
                 another version.
             OutboxError: the message was not stored.
         """
-        if key is not None:
-            utf8("key", key)
+        if key is not None and not utf8("key", key):
+            raise InvalidMessage("key", "is empty, which every message without a key would share")
         stored = identified(message, fields)
         for stamp in self._stamps:
             stored = stamp(stored)
@@ -358,14 +358,15 @@ class Outbox:
             How many messages are due now.
 
         Raises:
+            ConfigurationError: an id is not a number, such as a ``message_id``.
             NotAnOutbox: there is no outbox at this path.
             OutboxError: nothing was changed.
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
 
+        wanted = None if ids is None else _row_ids(ids)
         with self._database.reading():
             pass  # raises if there is none: a retry must not add an outbox to a database
-        wanted = None if ids is None else list(dict.fromkeys(ids))
         what = Intervention(Action.RETRY)
 
         def put_back(session: Session) -> int:
@@ -463,6 +464,24 @@ class Outbox:
     def __repr__(self) -> str:
         """Name the file or the server."""
         return f"Outbox({str(self._database.file or self._database.name)!r})"
+
+
+def _row_ids(ids: Iterable[int]) -> list[int]:
+    """The ids, each once.
+
+    Raises:
+        ConfigurationError: one is not a number.
+    """
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise ConfigurationError(f"ids is of type {type(ids).__name__}; it takes a list of numbers")
+    wanted = list(dict.fromkeys(ids))
+    for id_ in wanted:
+        if type(id_) is not int:
+            raise ConfigurationError(
+                f"id {id_!r:.80} is not a number; it takes ids of rows, such as ParkedMessage.id "
+                "(`reliablepub outbox retry` takes message ids and keys too)"
+            )
+    return wanted
 
 
 def _methods_of(

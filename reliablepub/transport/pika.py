@@ -89,6 +89,8 @@ def explain(error: BaseException) -> str:
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
+        case OSError() if "WRONG_VERSION_NUMBER" in str(error):
+            return f"the port does not speak TLS, which amqps:// asks for ({error})"
         case OSError():
             return error.strerror or str(error) or type(error).__name__
         case _:
