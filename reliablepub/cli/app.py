@@ -82,6 +82,8 @@ def _ending(error: Exception) -> tuple[str, int]:
             return error.format_message(), error.exit_code
         case click.Abort():
             return "interrupted", Exit.OPEN
+        case OSError() if error.filename is not None:
+            return f"{error.filename}: {error.strerror}", exit_of(error)
         case _:
             return str(error), exit_of(error)
 
@@ -166,10 +168,12 @@ def main(ctx: click.Context) -> int:
 
     \b
     Exit codes of every command; where several apply, the first one counts:
-      4  the outbox cannot be used or has a problem, the disk is full, or the relay has failed
+      4  the outbox cannot be used or has a problem, the disk is full, or the
+         relay has failed
       2  bad input, usage or configuration, or a problem with the broker
       1  some messages were given up (parked) or are damaged
-      3  not finished: messages are open or in flight, or the command was interrupted
+      3  not finished: messages are open or in flight, or the command was
+         interrupted
       0  done
     """  # noqa: D301 - click: keep these lines as they are
     return ask_for_command(ctx)

@@ -80,7 +80,8 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: FBT
     \b
     Exit codes:
       0  everything is as FILE says
-      2  bad usage or a bad FILE, something is not as FILE says, or no broker answered
+      2  bad usage or a bad FILE, something is not as FILE says, or no broker
+         answered
       3  interrupted
     """  # noqa: D301 - click: keep these lines as they are
     return _run(replace(_read(file), declare=False), urls, as_json=as_json)
@@ -96,12 +97,14 @@ def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:  # noqa: F
 
     \b
     Example:
-      reliablepub topology declare topology.toml --url amqp://guest:guest@localhost/
+      reliablepub topology declare topology.toml \\
+        --url amqp://guest:guest@localhost/
 
     \b
     Exit codes:
       0  everything is as FILE says
-      2  bad usage or a bad FILE, something is not as FILE says, or no broker answered
+      2  bad usage or a bad FILE, something is not as FILE says, or no broker
+         answered
       3  interrupted
     """  # noqa: D301 - click: keep these lines as they are
     return _run(replace(_read(file), declare=True), urls, as_json=as_json)

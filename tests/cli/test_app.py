@@ -46,6 +46,18 @@ def test_every_command_has_help_with_an_example(name: str, command: click.Comman
         assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
 
 
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_help_fits_on_a_terminal_of_80_columns(
+    name: str, command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = CliRunner().invoke(main, [*name.split()[1:], "--help"]).stdout
+    assert [line for line in told.splitlines() if len(line) > 80] == []
+    assert "..." not in told.replace("amqps://...", "").replace("--url ...", "").replace(
+        "[ARGS]...", ""
+    ).replace("ID...", "")
+
+
 def section(title: str) -> str:
     """What the page says under a heading, up to the next one."""
     found = re.search(rf"^#+ {title}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)

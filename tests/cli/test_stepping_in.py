@@ -113,17 +113,29 @@ def test_an_unknown_id_changes_nothing_and_the_help_says_so(
         )
 
 
-def test_the_question_of_reroute_names_the_new_address(run: Run, relay: SqliteStore) -> None:
+def test_the_question_of_reroute_names_the_new_address(
+    run: Run, path: Path, relay: SqliteStore
+) -> None:
     to = ("--to-exchange", "orders", "--to-routing-key", "new")
     asked = run("reroute", "--reason", "404", *to)
     assert asked.exit_code == 2
-    assert "to exchange 'orders', routing key 'new'?" in asked.stderr
+    assert f"reroute 1 message of {path} to exchange 'orders', routing key 'new'?" in (asked.stderr)
 
 
-def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_of_discard_names_its_messages(
+    run: Run, path: Path, relay: SqliteStore
+) -> None:
+    assert f"discard messages 3, 4 of {path} for good?" in run("discard", 3, 4).stderr
+    assert f"of {path} for good?" in run("prune", "--parked", "0s").stderr
+
+
+def test_a_filter_asks_first(
+    run: Run, path: Path, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unanswered = run("retry", "--reason", "404")
     assert unanswered.exit_code == 2
-    assert "retry 1 message? There is no terminal to ask on; give --yes" in unanswered.stderr
+    words = f"retry 1 message of {path}? There is no terminal to ask on; give --yes"
+    assert words in unanswered.stderr
     monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("retry", "--reason", "404", input="n\n").exit_code == 2
     assert state_of(run, 3) == "parked"
@@ -136,6 +148,24 @@ def test_a_dry_run_shows_and_changes_nothing(run: Run, relay: SqliteStore) -> No
     assert "m-3" in out
     assert "3 messages would be discarded" in out
     assert json.loads(run("discard", "--all", "--dry-run", "--json").stdout)["chosen"] == 3
+    assert state_of(run, 3) == "parked"
+
+
+def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: SqliteStore) -> None:
+    foreseen = run("retry", 3, 7, 1, "--dry-run")
+    assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
+        2,
+        "1 message would be put back",
+    )
+    assert "m-3" in foreseen.stdout
+    assert "messages 7, 1 would be left alone: gone, or not waiting or parked" in foreseen.stderr
+    foreseen = run("park", 6, "--dry-run")
+    assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
+        3,
+        "0 messages would be parked",
+    )
+    assert "message 6 would be left alone: in flight" in foreseen.stderr
+    assert json.loads(run("retry", 7, "--dry-run", "--json").stdout)["unfit"] == [7]
     assert state_of(run, 3) == "parked"
 
 

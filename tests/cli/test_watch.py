@@ -92,7 +92,7 @@ def test_it_shows_what_the_relay_shows_of_itself(path: Path, relay: SqliteStore)
     relay.show(LINK)
     text = "\n".join(drawn(look_closely(outbox_at(path))))
     for words in (
-        f"relay {os.getpid()}: connected since",
+        f"relay {os.getpid()}: connected for",
         "2 connections made",
         "in flight  1 of 1000, 1 aside",
         "p50 1.2 ms  p95 25 ms",
@@ -111,7 +111,7 @@ def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
     relay.show({**LINK, "paused": [paused | more], "paused_destinations": 1})
     lines = drawn(look_closely(outbox_at(path)))
     assert "1 destination paused: fix the cause, and publishing resumes" in lines
-    words = "(default) / q: nacked: basic.nack; since 1 min 0 s; 1 message waits; probed in"
+    words = "(default) / q: nacked: basic.nack; for 1 min 0 s; 1 message waits; probed in"
     assert any(words in line for line in lines)
 
 

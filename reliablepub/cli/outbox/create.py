@@ -56,7 +56,8 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     Examples:
       reliablepub outbox create --outbox outbox.db
       reliablepub outbox create --outbox postgresql://app@db/shop
-      reliablepub outbox create --outbox postgresql://app@db/shop --sql | psql -1 shop
+      reliablepub outbox create --outbox postgresql://app@db/shop --sql | \\
+        psql -1 shop
 
     \b
     Exit codes:

@@ -41,11 +41,12 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
     columns = {
         "id": lambda row: row["id"],
         "message id": lambda row: row["message_id"],
-        "uncertain attempts": lambda row: row["unsure"],
-        "confirmed too": lambda row: "yes" if row["is_confirmed"] else "no",
+        "uncertain": lambda row: row["unsure"],
+        "confirmed": lambda row: "yes" if row["is_confirmed"] else "no",
         "first": lambda row: ago(row["first_at"]),
         "last": lambda row: ago(row["last_at"]),
     }
-    print_rows(found, as_form(form), columns, nothing="no attempt had an uncertain outcome")
+    nothing = "no attempt had an uncertain outcome"
+    print_rows(found, as_form(form), columns, nothing=nothing, lesser=("first", "message id"))
     note_limit(found, limit)
     return Exit.CONFIRMED

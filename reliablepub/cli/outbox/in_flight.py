@@ -45,6 +45,7 @@ def in_flight(database: Database, limit: int, form: str | None) -> int:
         "routing key": lambda row: row["routing_key"],
         "message id": lambda row: row["message_id"],
     }
-    print_rows(found, as_form(form), columns, nothing="nothing is in flight")
+    lesser = ("routing key", "exchange")
+    print_rows(found, as_form(form), columns, nothing="nothing is in flight", lesser=lesser)
     note_limit(found, limit)
     return Exit.CONFIRMED

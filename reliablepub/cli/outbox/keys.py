@@ -12,7 +12,16 @@ import click
 from reliablepub.cli.exits import Exit
 from reliablepub.cli.options import as_form, form_option, inspected_option, limit_option
 from reliablepub.cli.outbox.listing import said
-from reliablepub.cli.output import ago, count_of, note_limit, print_error, print_result, print_rows
+from reliablepub.cli.output import (
+    Form,
+    ago,
+    count_of,
+    note_limit,
+    print_error,
+    print_json,
+    print_result,
+    print_rows,
+)
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.outbox import Outbox
 
@@ -53,7 +62,7 @@ def keys(
         raise click.UsageError("give --resume or --skip, not both")
     with Outbox(database) as opened:
         if resume is not None or skip is not None:
-            return _let_go(opened, resume, skip)
+            return _let_go(opened, resume, skip, as_form(form))
         found = opened.held_keys(limit)
     columns = {
         "key": lambda row: row["ordering_key"],
@@ -66,17 +75,21 @@ def keys(
         "said": said,
     }
     rows = [asdict(key) for key in found]
-    print_rows(rows, as_form(form), columns, nothing="no key is held")
+    lesser = ("message id", "exchange", "routing key", "since")
+    print_rows(rows, as_form(form), columns, nothing="no key is held", lesser=lesser)
     note_limit(found, limit)
     return Exit.CONFIRMED
 
 
-def _let_go(outbox: Outbox, resume: str | None, skip: str | None) -> int:
+def _let_go(outbox: Outbox, resume: str | None, skip: str | None, form: Form) -> int:
     if resume is not None:
         moved, what = outbox.resume_key(resume), "put back"
     else:
         moved, what = outbox.skip_key(skip or ""), "skipped"
-    print_result(f"{count_of(moved, 'message')} {what}")
+    if form is Form.JSON:
+        print_json({"action": "skip" if resume is None else "resume", "changed": moved})
+    else:
+        print_result(f"{count_of(moved, 'message')} {what}")
     if not moved:
         print_error("no parked message holds this key")
         return Exit.BAD_INPUT

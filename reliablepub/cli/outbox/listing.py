@@ -34,7 +34,8 @@ def list_messages(
     \b
     Examples:
       reliablepub outbox list --state parked --outbox outbox.db
-      reliablepub outbox list --exchange 'orders*' --older-than 10m --outbox outbox.db
+      reliablepub outbox list --exchange 'orders*' --older-than 10m \\
+        --outbox outbox.db
       reliablepub outbox list --reason 404 --sort attempts --outbox outbox.db
 
     \b
@@ -71,5 +72,5 @@ COLUMNS = {
     "said": said,
 }
 """Columns of a table of messages."""
-LESSER = ("message id", "size", "due", "stored", "exchange")
+LESSER = ("message id", "size", "due", "stored", "exchange", "tries")
 """Columns that a narrow terminal does not show; the first ones are left out first."""

@@ -49,7 +49,8 @@ def metrics(database: Database, name: str | None, to: Path | None) -> int:
     \b
     Exit codes:
       0  done
-      2  bad usage, the file cannot be written, or prometheus-client is not installed
+      2  bad usage, the file cannot be written, or prometheus-client is not
+         installed
       3  interrupted
       4  the outbox cannot be used; the metrics are still written, and say so
     """  # noqa: D301 - click: keep these lines as they are

@@ -82,7 +82,8 @@ def prune(
     \b
     Examples:
       reliablepub outbox prune --dry-run --parked 30d --outbox outbox.db
-      reliablepub outbox prune --expired 7d --confirmed 1d --yes --outbox outbox.db
+      reliablepub outbox prune --expired 7d --confirmed 1d --yes \\
+        --outbox outbox.db
 
     \b
     Exit codes:
@@ -103,7 +104,7 @@ def prune(
         found = foresee(database, times)
     if not dry_run:
         if found.messages and not yes:
-            ask(f"delete {_of_messages(found)} for good?")
+            ask(f"delete {_of_messages(found)} of {database.name} for good?")
         with following() as progress:
             found = prune_outbox(database, times, note=note, progress=progress)
     if as_json:

@@ -32,7 +32,8 @@ def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> 
     \b
     Examples:
       reliablepub outbox rekey --outbox-keys keys --outbox outbox.db
-      reliablepub outbox rekey --outbox-keys keys --accept-plaintext --outbox outbox.db
+      reliablepub outbox rekey --outbox-keys keys --accept-plaintext \\
+        --outbox outbox.db
 
     \b
     Exit codes:

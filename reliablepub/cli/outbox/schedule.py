@@ -30,7 +30,6 @@ from reliablepub.cli.options import (
 )
 from reliablepub.cli.outbox.listing import COLUMNS, LESSER
 from reliablepub.cli.output import (
-    count_of,
     note_limit,
     print_change,
     print_error,
@@ -66,7 +65,8 @@ def schedule(
     \b
     Examples:
       reliablepub outbox schedule --outbox outbox.db
-      reliablepub outbox schedule --within 10m --exchange 'reminders*' --outbox outbox.db
+      reliablepub outbox schedule --within 10m --exchange 'reminders*' \\
+        --outbox outbox.db
 
     \b
     Exit codes:
@@ -112,20 +112,22 @@ def cancel(
     \b
     Examples:
       reliablepub outbox cancel 'order 17 created' --outbox outbox.db
-      reliablepub outbox cancel 17 18 --yes --note 'customer has left' --outbox outbox.db
+      reliablepub outbox cancel 17 18 --yes --note 'customer has left' \\
+        --outbox outbox.db
 
     \b
     Exit codes:
       0  done
-      2  bad usage, an unknown ID, or the question was not answered with yes: nothing was changed;
-         or a message has left the outbox or is damaged: the others were cancelled
+      2  bad usage, an unknown ID, or the question was not answered with yes:
+         nothing was changed; or a message has left the outbox or is damaged: the
+         others were cancelled
       3  it was too late for some messages, which a queue may have, or interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
     what = cancelling(note or "cancelled")
     ids = rows_named_or_nothing(database, names)
     if not (dry_run or yes):
-        ask(f"cancel {count_of(len(ids), 'message')} for good?")
+        ask(f"cancel {named(ids)} of {database.name} for good?")
     return _change(database, ids, what, "cancelled", dry_run=dry_run, as_json=as_json)
 
 
@@ -158,13 +160,14 @@ def reschedule(
 
     \b
     Examples:
-      reliablepub outbox reschedule 17 --not-before 2026-12-24T18:00:00+01:00 --outbox outbox.db
+      reliablepub outbox reschedule 17 --not-before 2026-12-24T18:00:00+01:00 \\
+        --outbox outbox.db
 
     \b
     Exit codes:
       0  done
-      2  bad usage, or an unknown ID: nothing was changed; or a message is no longer open or is
-         damaged: the others were rescheduled
+      2  bad usage, or an unknown ID: nothing was changed; or a message is no
+         longer open or is damaged: the others were rescheduled
       3  it was too late for some messages, which a queue may have, or interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are

@@ -69,9 +69,11 @@ def show(
     \b
     Exit codes:
       0  done
-      2  bad usage, the message is not (or no longer) in the outbox, or the --body-out file exists
+      2  bad usage, the message is not (or no longer) in the outbox, or the
+         --body-out file exists
       3  interrupted
-      4  the outbox cannot be used, or --body-out is given and the message's key is missing
+      4  the outbox cannot be used, or --body-out is given and the message's key
+         is missing
     """  # noqa: D301 - click: keep these lines as they are
     found = None
     for id_ in rows_named(database, (name,)):

@@ -60,13 +60,15 @@ def export_messages(
 
     \b
     Examples:
-      reliablepub outbox export --state parked --to parked.ndjson --outbox outbox.db
+      reliablepub outbox export --state parked --to parked.ndjson \\
+        --outbox outbox.db
       reliablepub outbox export 17 --outbox outbox.db
 
     \b
     Exit codes:
       0  done
-      2  bad usage, an unknown ID, the --to file exists, or encrypted messages were left out
+      2  bad usage, an unknown ID, the --to file exists, or encrypted messages
+         were left out
       3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are
@@ -121,7 +123,8 @@ def import_messages(source: str, database: Database, as_json: bool) -> int:  # n
     \b
     Exit codes:
       0  done
-      2  bad usage, or a line is not one that export wrote; the lines before it are stored
+      2  bad usage, or a line is not one that export wrote; the lines before it
+         are stored
       3  interrupted
       4  the outbox cannot be used
     """  # noqa: D301 - click: keep these lines as they are

@@ -187,8 +187,10 @@ def publish(  # noqa: PLR0917 - one argument for each option
     Exit codes:
       0  every message is confirmed
       1  some messages were given up; an outbox keeps them parked, with the reason
-      2  bad input, usage or configuration; nothing was stored, or the error says how much
-      3  messages are open (`reliablepub relay` publishes those in an outbox), or interrupted
+      2  bad input, usage or configuration; nothing was stored, or the error says
+         how much
+      3  messages are open (`reliablepub relay` publishes those in an outbox), or
+         interrupted
       4  the outbox cannot be used, the disk is full, or the relay has failed
     """  # noqa: D301 - click: keep these lines as they are
     if not exchange.text and not routing_key.text:

@@ -164,10 +164,13 @@ def relay(  # noqa: PLR0917 - one argument for each option
 
     \b
     Exit codes:
-      0  stopped by a signal, or with --drain: nothing is open (parked messages are reported)
+      0  stopped by a signal, or with --drain: nothing is open (parked messages
+         are reported)
       2  bad usage or configuration
-      3  --drain was interrupted while messages were open, or a second signal ended the relay
-      4  the outbox cannot be used, another process relays it, or the relay has failed
+      3  --drain was interrupted while messages were open, or a second signal
+         ended the relay
+      4  the outbox cannot be used, another process relays it, or the relay has
+         failed
     """  # noqa: D301 - click: keep these lines as they are
     if drain and not database.exists():
         raise NotAnOutbox(f"there is no outbox {database.name}, so there is nothing to drain")
