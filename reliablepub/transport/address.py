@@ -199,7 +199,7 @@ def _parse(url: str) -> Address:
     if port == 0:
         problem = (
             "the URL cannot be read: its port is not a number from 1 to 65535; the vhost comes "
-            "after a /, and a / in a password is written as %2F"
+            "after a /; write / in a password as %2F"
         )
         raise ConfigurationError(_explain(problem))
     if parts.scheme not in _DEFAULT_PORT:

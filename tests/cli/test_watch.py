@@ -115,6 +115,22 @@ def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
     assert any(words in line for line in lines)
 
 
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_reason_is_cut(path: Path, relay: SqliteStore, width: int) -> None:
+    why = "refused: 404 NOT_FOUND - no exchange 'orders.of.the.morning' in vhost '/shop'"
+    row = {"exchange": "orders.of.the.morning", "routing_key": None, "refusals": 3, "waiting": 9}
+    paused = row | {"reason": why, "since": time.time() - 60.5, "probe_in_s": 10.0}
+    lost = "connection lost: rabbit-1.example.com:5671: certificate verify failed: it has expired"
+    shown = {"link": "disconnected", "reason": lost, "since": time.time() - 5}
+    relay.show({**LINK, **shown, "paused": [paused], "paused_destinations": 1})
+    told = re.sub(
+        r"[\s│]+", " ", " ".join(drawn(look_closely(outbox_at(path)), width=width, height=60))
+    )
+    assert f"{why}; for 1 min" in told
+    assert f"not connected for 5 s: {lost}; 2 connections made" in told
+    assert "1 x refused: 404 NOT_FOUND - no exchange 'missing' in vhost '/' (last" in told
+
+
 def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None:
     for link, words in (
         ("disconnected", "the relay is not connected; messages are safe, and wait"),
