@@ -250,7 +250,10 @@ def _transport(
             credentials=credentials,
         )
     if connection is None:
-        msg = "the URL is None; expected amqp://user:password@host:port/vhost or amqps://..."
+        msg = (
+            "the URL is None; expected amqp://user:password@host:port/vhost or amqps://... (an "
+            "AsyncPublisher takes either a URL or a connection)"
+        )
         raise ConfigurationError(msg)
     if url is not None or ssl_context is not None:
         raise ConfigurationError("give either a URL or a connection, which has its own TLS")
