@@ -7,7 +7,9 @@ relay does.
 from __future__ import annotations
 
 import math
+import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -39,7 +41,8 @@ class Publisher:
     arrive more than once, always under the same ``message_id``.
 
     Publisher confirms and ``mandatory`` are always on. A publisher is thread-safe. It must not be
-    used in a child process after a fork.
+    used in a child process after a fork. In an asyncio event loop use `AsyncPublisher`: this one
+    blocks the loop while it waits for the disk, and warns of it once.
 
     Further options are those of `PublisherOptions`.
 
@@ -62,6 +65,7 @@ class Publisher:
         **options: Unpack[PublisherOptions],
     ) -> None:
         check_names(options)
+        self._has_waited = False
         self._client = new_client(url, None, outbox=outbox, **options)
         self._client.open()
         self._client.wait_started()
@@ -246,6 +250,9 @@ class Publisher:
 
     def _wait_stored(self, chunk: Chunk[Latch]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
+        if not self._has_waited:
+            self._has_waited = True
+            _warn_in_event_loop()
         client, since, count = self._client, time.monotonic(), len(chunk.messages)
         patience_s = left_s = math.inf if client.full_timeout_s is None else client.full_timeout_s
         try:
@@ -262,3 +269,18 @@ class Publisher:
         except ReliablePubError as error:
             client.rejected(count, error)
             raise
+
+
+def _warn_in_event_loop() -> None:
+    """Warn if this thread runs an asyncio event loop, which stands still while `publish` waits."""
+    asyncio = sys.modules.get("asyncio")  # a program without it has no event loop
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - the public form raises
+        return
+    if "ipykernel" in sys.modules:
+        return  # in a notebook, a person waits anyway
+    warnings.warn(
+        "Publisher blocks this event loop until each message is on disk; use AsyncPublisher, or "
+        "publish from another thread",
+        RuntimeWarning,
+        stacklevel=4,
+    )

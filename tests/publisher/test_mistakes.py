@@ -244,3 +244,22 @@ def test_connections_of_sqlalchemy_and_django_have_an_integration(tmp_path: Path
     for library, words in (("sqlalchemy.orm", "SessionOutbox"), ("django.db", "DjangoOutbox")):
         with pytest.raises(ConfigurationError, match=words):
             Outbox(tmp_path / "o.db").enqueue(b"x", routing_key="q", connection=_of(library))
+
+
+def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
+    async def main() -> None:
+        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+            with pytest.warns(RuntimeWarning, match="use AsyncPublisher") as warned:
+                publisher.publish(b"x", routing_key="q")
+            assert warned[0].filename == __file__
+            publisher.publish(b"x", routing_key="q")
+
+    asyncio.run(main())
+
+
+def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
+    async def main() -> None:
+        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+            await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
+
+    asyncio.run(main())
