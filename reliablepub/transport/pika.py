@@ -509,6 +509,8 @@ class PikaTransport:
         self._forget_all()
         ended = getattr(self._bounded or connection, "ended_because", "")
         reason = ended or explain(error)
+        if isinstance(unwrapped(error), exceptions.ProbableAccessDeniedError):
+            reason += f" {connection.params.virtual_host!r}"
         if self._close is not None:  # the cause, even if pika noticed the end of the socket first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
         self._events.append(

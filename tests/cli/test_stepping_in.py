@@ -64,7 +64,9 @@ def test_ids_are_changed_at_once(run: Run, relay: SqliteStore) -> None:
 def test_a_discarded_message_is_remembered(run: Run, relay: SqliteStore) -> None:
     assert run("discard", 3, "--yes").stdout == "1 message discarded\n"
     assert state_of(run, 3) == "discarded"
-    assert "It was discarded by an operator" in run("explain", "m-3").stdout
+    told = run("explain", "m-3").stdout
+    assert "It was discarded by an operator" in told
+    assert "Next: nothing: it is not sent again\n" in told
     status = json.loads(run("status", "--json", "--over", 0).stdout)
     assert (status["parked"], status["discarded"]) == (1, 1)
 

@@ -126,6 +126,7 @@ def test_no_reason_is_cut(path: Path, relay: SqliteStore, width: int) -> None:
     told = re.sub(
         r"[\s│]+", " ", " ".join(drawn(look_closely(outbox_at(path)), width=width, height=60))
     )
+    assert "the relay is not connected; messages are safe, and wait" in told
     assert f"{why}; for 1 min" in told
     assert f"not connected for 5 s: {lost}; 2 connections made" in told
     assert "1 x refused: 404 NOT_FOUND - no exchange 'missing' in vhost '/' (last" in told

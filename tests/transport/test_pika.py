@@ -236,7 +236,7 @@ def test_a_socket_closed_in_the_handshake_is_a_lost_connection(
         (faults.RefuseHandshake(), True, "the broker refused the credentials"),
         (faults.RefuseHandshake(code=None), False, "the login without a reply"),
         (faults.RefuseHandshake(code=320, text="stops"), False, "320 CONNECTION_FORCED - stops"),
-        (faults.RefuseHandshake(at="open", code=530), True, "refused access to the vhost"),
+        (faults.RefuseHandshake(at="open", code=530), True, "refused access to the vhost '/'"),
         (faults.RefuseHandshake(at="open", code=None), False, "the login without a reply"),
         (
             faults.RefuseHandshake(at="open", code=530, text="connection limit (1) is reached"),

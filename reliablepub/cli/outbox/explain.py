@@ -159,7 +159,9 @@ def next_words(story: Story, database: Database, now: float) -> str:
         f"`reliablepub relay --outbox {database.name}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
-        Next.NOTHING: "nothing; if it did not arrive, look at the queue and its consumers",
+        Next.NOTHING: "nothing: it is not sent again"
+        if story.state == "discarded"
+        else "nothing; if it did not arrive, look at the queue and its consumers",
     }
     return words[story.next]
 

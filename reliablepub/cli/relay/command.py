@@ -115,7 +115,7 @@ class _Relay(ConfigurableCommand):
     help="Address that --health-port listens on; other machines cannot reach the default.",
 )
 @tracing_option
-@click.option("--drain", is_flag=True, help="End once no message is open.")
+@click.option("--drain", is_flag=True, help="End once no message is open that may be sent now.")
 @click.option(
     "--standby",
     is_flag=True,
@@ -164,8 +164,8 @@ def relay(  # noqa: PLR0917 - one argument for each option
 
     \b
     Exit codes:
-      0  stopped by a signal, or with --drain: nothing is open (parked messages
-         are reported)
+      0  stopped by a signal, or with --drain: nothing is left that may be sent
+         now (messages that are parked or wait are reported)
       2  bad usage or configuration
       3  --drain was interrupted while messages were open, or a second signal
          ended the relay
@@ -223,6 +223,11 @@ def relay(  # noqa: PLR0917 - one argument for each option
     if drain and stop.is_set and status.open:
         print_error(f"interrupted; {_still_open(status)}")
         return Exit.OPEN
+    if drain and status.open and not (as_json or loglines.is_json()):
+        print_note(
+            f"{_still_open(status)}: {_wait(status)} time, or for an ordering key that a parked "
+            "message holds; see `reliablepub outbox schedule` and `reliablepub outbox keys`"
+        )
     return Exit.CONFIRMED
 
 
@@ -315,5 +320,9 @@ def _report(
 
 
 def _still_open(status: Status) -> str:
-    are = "is" if status.open == 1 else "are"
-    return f"{count_of(status.open, 'message')} {are} still open, and stay in the outbox"
+    are, stay = ("is", "stays") if status.open == 1 else ("are", "stay")
+    return f"{count_of(status.open, 'message')} {are} still open, and {stay} in the outbox"
+
+
+def _wait(status: Status) -> str:
+    return "it waits for its" if status.open == 1 else "they wait for their"

@@ -29,12 +29,10 @@ _REMEMBERED: Final = 60
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _PANEL: Final = 2
 """Lines of a panel's frame."""
-_ABOVE: Final = 2
-"""Lines above the panels: outbox and advice. Between them is the relay, with its reason."""
 _BESIDE: Final = 4
 """Columns of a panel's frame."""
 _RELAY_SHARE: Final = 8
-"""The relay's lines are at most an eighth of the screen; one on the smallest."""
+"""The relay and the advice above the panels have at most an eighth of the lines each, or one."""
 
 
 class Trail:
@@ -71,11 +69,11 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
     is_wide = width >= WIDE
     flow = _panel("flow", _flow(seen, trail, width // 2 if is_wide else width))
     counts = _panel("messages", _messages(seen))
-    relay = _relay(seen, width)
-    if len(relay) > (most := max(1, height // _RELAY_SHARE)):
-        relay = [*relay[: most - 1], _line(f"{relay[most - 1].plain}…", str(relay[0].style))]
-    above = _ABOVE + len(relay)
-    parts: list[RenderableType] = [_head(seen), *relay, advice(seen)]
+    most = max(1, height // _RELAY_SHARE)
+    urgent, relay = advice(seen), _fitting(_relay(seen, width), most)
+    told = _fitting(_wrapped(urgent.plain, width, style=str(urgent.style), indent=2), most)
+    above = 1 + len(relay) + len(told)
+    parts: list[RenderableType] = [_head(seen), *relay, *told]
     if is_wide:
         beside = Table.grid(expand=True)
         beside.add_column(ratio=2)
@@ -93,8 +91,8 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
     ):
         room = height - used - _PANEL - 1
         if rows and room > 0:
-            parts.append(_panel(title, _lines(rows[:room])))
-            used += _PANEL + len(rows[:room])
+            parts.append(_panel(title, _lines(_fitting(rows, room))))
+            used += _PANEL + min(len(rows), room)
     room = height - used - _PANEL - 1
     if room > 0:
         parts.append(_panel("newest failures", _lines(_failures(seen, room, is_wide=is_wide))))
@@ -255,6 +253,14 @@ def _wrapped(text: str, width: int, *, style: str = "", indent: int) -> list[Tex
         break_on_hyphens=False,
     )
     return [_line(part, style) for part in parts] or [_line("", style)]
+
+
+def _fitting(lines: list[Text], room: int) -> list[Text]:
+    """The first lines, as many as there is room for; the last of them shows that more follow."""
+    if len(lines) <= room:
+        return lines
+    last = lines[room - 1]
+    return [*lines[: room - 1], _line(f"{last.plain}…", str(last.style))]
 
 
 def _line(text: str, style: str = "") -> Text:
