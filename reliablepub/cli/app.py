@@ -50,6 +50,23 @@ class CommandLine(LazyGroup):
         plug_in = _plug_ins().get(cmd_name)
         return None if plug_in is None else _load(plug_in)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; the error for ``explain`` names ``outbox explain``.
+
+        Raises:
+            click.UsageError: no command has this name.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            group = self.get_command(ctx, "outbox")
+            if isinstance(group, click.Group) and args[0] in group.list_commands(ctx):
+                words = f"No such command {args[0]!r} (did you mean 'outbox {args[0]}'?)"
+                raise click.UsageError(words, ctx) from None
+            raise
+
     def main(  # type: ignore[override]  # the base may return a value; this one always exits
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: object
     ) -> NoReturn:
@@ -77,6 +94,9 @@ def _ending(error: Exception) -> tuple[str, int]:
             return error.message, error.code
         case click.UsageError():
             hint = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
+            if isinstance(error, click.MissingParameter) and error.param is not None:
+                variable = error.param.envvar
+                hint = f", or the variable {variable}{hint}" if variable else hint
             return error.format_message().rstrip(".") + hint, Exit.BAD_INPUT
         case click.ClickException():
             return error.format_message(), error.exit_code
