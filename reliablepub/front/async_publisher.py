@@ -128,6 +128,7 @@ class AsyncPublisher:
             ConfigurationError: a variable is missing, or its value cannot be used.
             ReliablePubError: as of the constructor.
         """
+        check_names(options)
         return cls(
             urls_of_environment(),
             outbox=outbox_of_environment(),

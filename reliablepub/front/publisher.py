@@ -84,6 +84,7 @@ class Publisher:
             ConfigurationError: a variable is missing, or its value cannot be used.
             ReliablePubError: as of the constructor.
         """
+        check_names(options)
         return cls(
             urls_of_environment(),
             outbox=outbox_of_environment(),

@@ -70,6 +70,12 @@ def test_a_misspelt_option_names_the_right_one(door: Any, name: str, hint: str) 
         door(AWAY, outbox=None, **{name: 1})
 
 
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_from_env_takes_the_outbox_from_its_variable(door: Any) -> None:
+    with pytest.raises(TypeError, match="'outbox': from_env takes it from RELIABLEPUB_OUTBOX"):
+        door.from_env(outbox="o.db")
+
+
 def test_a_connection_is_for_the_other_publisher() -> None:
     with pytest.raises(TypeError, match="'connection': only an AsyncPublisher takes one"):
         Publisher(AWAY, outbox=None, connection=object())  # type: ignore[call-arg]
