@@ -220,15 +220,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         time.monotonic() - begun,
         as_json=as_json or loglines.is_json(),
     )
-    if drain and stop.is_set and status.open:
-        print_error(f"interrupted; {_still_open(status)}")
-        return Exit.OPEN
-    if drain and status.open and not (as_json or loglines.is_json()):
-        print_note(
-            f"{_still_open(status)}: {_wait(status)} time, or for an ordering key that a parked "
-            "message holds; see `reliablepub outbox schedule` and `reliablepub outbox keys`"
-        )
-    return Exit.CONFIRMED
+    return _drained(status, is_done=not stop.is_set) if drain and status.open else Exit.CONFIRMED
 
 
 def _reread(ctx: click.Context) -> Settings:
@@ -319,10 +311,19 @@ def _report(
         )
 
 
+def _drained(status: Status, *, is_done: bool) -> Exit:
+    """Say what ``--drain`` has left open, and why."""
+    if not is_done:
+        print_error(f"interrupted; {_still_open(status)}")
+        return Exit.OPEN
+    they_wait = "it waits for its" if status.open == 1 else "they wait for their"
+    print_note(
+        f"{_still_open(status)}: {they_wait} time, or for an ordering key that a parked message "
+        "holds; see `reliablepub outbox schedule` and `reliablepub outbox keys`"
+    )
+    return Exit.CONFIRMED
+
+
 def _still_open(status: Status) -> str:
     are, stay = ("is", "stays") if status.open == 1 else ("are", "stay")
     return f"{count_of(status.open, 'message')} {are} still open, and {stay} in the outbox"
-
-
-def _wait(status: Status) -> str:
-    return "it waits for its" if status.open == 1 else "they wait for their"
