@@ -187,7 +187,7 @@ class Publisher:
         It does not wait for messages whose ``not_before`` has not come, nor does `close`.
 
         Args:
-            timeout_s: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit; a negative time is 0.
 
         Returns:
             the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many

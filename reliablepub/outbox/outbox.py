@@ -118,8 +118,9 @@ class Outbox:
             given, the message is on disk.
 
         Raises:
-            InvalidMessage: the broker would refuse the message, or the database cannot store a text
-                of it; nothing was stored.
+            InvalidMessage: the broker would refuse the message, the database cannot store a text
+                of it, or the key is empty; nothing was stored.
+            TypeError: there is no such field.
             OutboxFull: a limit of this outbox is reached; the message was not stored. An open
                 transaction of the application stays open, and blocks the relay until it ends.
             OutboxDiskFull: the disk is full; the message was not stored.

@@ -175,6 +175,11 @@ def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: Sqlit
     ("arguments", "words"),
     [
         (("retry",), "give IDs, or a filter, or --all"),
+        (("retry", "--state", "ready"), "retry takes messages that are waiting or parked or"),
+        (
+            ("park", "--state", "parked"),
+            "park takes messages that are ready or waiting, not parked",
+        ),
         (("retry", "1", "--all"), "give IDs, or a filter, or --all"),
         (("park", "1", "--state", "ready"), "give IDs, or a filter, or --all"),
         (("reroute", "1"), "give --to-exchange or --to-routing-key"),

@@ -216,6 +216,9 @@ def _step_in(
     except InvalidMessage as error:
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
+    if is_filter and (unfit := [one for one in chosen.states if one not in FIT[action]]):
+        takes = " or ".join(FIT[action])
+        raise click.UsageError(f"{action.value} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
     effect = Effect()
