@@ -424,7 +424,8 @@ class OpenLimits:
 
     def __post_init__(self) -> None:
         """Refuse limits below 1."""
-        if any(limit is not None and limit < 1 for limit in (self.messages_max, self.bytes_max)):
+        limits = (self.messages_max, self.bytes_max)
+        if any(type(one) is not int or one < 1 for one in limits if one is not None):
             msg = "open_messages_max and open_bytes_max must be at least 1"
             raise ConfigurationError(msg)
 

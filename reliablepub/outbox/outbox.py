@@ -56,7 +56,8 @@ class Outbox:
             Other hooks belong to the relay's publisher.
 
     Raises:
-        ConfigurationError: a limit is below 1, or a hook has neither ``stamp`` nor ``rejected``.
+        ConfigurationError: a limit is below 1, a hook has neither ``stamp`` nor ``rejected``, or an
+            argument is of another type.
 
     Example:
         The message exists if, and only if, the order does::
@@ -75,6 +76,11 @@ class Outbox:
         open_bytes_max: int | None = None,
         hooks: Sequence[Stamps | Rejections] = (),
     ) -> None:
+        if keys is not None and not isinstance(keys, OutboxKeys):
+            raise ConfigurationError(f"keys is of type {type(keys).__name__}, not OutboxKeys")
+        if not isinstance(hooks, Sequence):
+            msg = f"hooks is of type {type(hooks).__name__}; it takes a list of hooks"
+            raise ConfigurationError(msg)
         self._database = outbox_at(path)
         self._where = self._database.file or path
         self._hooks = tuple(hooks)

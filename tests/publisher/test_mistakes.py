@@ -10,6 +10,7 @@ from typing import Any
 
 import aio_pika
 import pytest
+from tenacity import stop_after_attempt, wait_fixed
 
 from reliablepub import (
     AsyncPublisher,
@@ -17,8 +18,12 @@ from reliablepub import (
     InvalidMessage,
     Message,
     Outbox,
+    OutboxKeys,
     Publisher,
     PublisherClosed,
+    Queue,
+    Retries,
+    RetryPolicy,
     StillOpen,
     Topology,
     provision,
@@ -269,3 +274,41 @@ def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
             await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
 
     asyncio.run(main())
+
+
+def wrong(value: object) -> Any:
+    """A value whose type mypy would refuse."""
+    return value
+
+
+ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Retries(ONCE, SOON, then=wrong("park")),
+            "then is 'park'; it takes GiveUp.P",
+        ),
+        (lambda: RetryPolicy(nacked=wrong(3)), r"nacked is 3; it takes Retries\(stop, wait"),
+        (lambda: RetryPolicy(returned=wrong(None)), "returned is None; it takes Retries"),
+        (lambda: RetryPolicy(breaker=wrong("on")), "breaker is 'on'; it takes a Breaker or"),
+        (lambda: RetryPolicy(decide=wrong("park")), "decide is 'park'; it takes a function"),
+        (lambda: OutboxKeys(wrong("x")), "takes a mapping of names to keys, not str"),
+        (lambda: OutboxKeys({"a": wrong("x" * 32)}), "names as str, and keys as bytes"),
+        (lambda: Queue("q", durable=wrong("yes")), "queue: durable is 'yes', not a bool"),
+        (
+            lambda: Queue("q", arguments=wrong([1])),
+            r"queue: arguments is \[1\], not a mapping",
+        ),
+        (lambda: Outbox("o.db", keys=wrong("k")), "keys is of type str, not OutboxKeys"),
+        (lambda: Outbox("o.db", hooks=wrong(print)), "it takes a list of hooks"),
+        (lambda: Outbox("o.db", open_bytes_max=wrong("5")), "must be at least 1"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_where_it_is_given(
+    make: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()
