@@ -256,6 +256,14 @@ def test_only_the_broker_itself_says_that_it_refuses_a_login(
     assert lost.is_refusal is is_refused
 
 
+def test_a_port_without_tls_is_told_from_a_broken_one(
+    wire: Connect, fake_broker: FakeBroker
+) -> None:
+    w = wire(fake_broker.url.replace("amqp:", "amqps:"))
+    w.transport.connect()
+    assert "the port does not speak TLS, which amqps:// asks for ([SSL: WRONG" in w.lost_reason()
+
+
 def answer_in_http(server: socket.socket) -> None:
     peer, _ = server.accept()
     with closing(peer):
