@@ -48,6 +48,12 @@ FAULTS = re.compile(
 PARTICIPANT = re.compile(r"participant (\w+) as (.+)")
 ARROW = re.compile(r"(\w+)(--?)>>(\w+): (.+)")
 NOTE = re.compile(r"Note over (\w+): (.+)")
+NO_PROMPT = re.compile(r'<span class="gp">(?!\$ )([^<]*)</span>([^\n<]*)')
+"""Output of a command with a %, which other shells prompt with."""
+MORE_PARAMETERS = re.compile(
+    r"(doc-section-title\">Raises:(?:(?!doc-section-title|doc-object).)*doc-section-title\">)Parameters:",
+    re.DOTALL,
+)
 CHARACTER, ROW, TOP, BOX, SELF = 6.8, 34, 44, 30, 22
 """Sizes, in pixels: of a character, from arrow to arrow, above the first, of a name, of a loop."""
 
@@ -85,6 +91,15 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
         markdown = FAULTS.sub(lambda found: f"{faults(found[1])}\n", markdown)
     markdown = DIAGRAM.sub(lambda found: drawn(found[1]), markdown)
     return markdown.replace("](../examples/", "](examples/")
+
+
+def on_page_content(html: str, *, page: Page, **_: object) -> str:
+    """Correct what a lexer takes for a prompt; on the API page, tell typed dictionaries apart."""
+    html = NO_PROMPT.sub(r'<span class="go">\1\2</span>', html)
+    if page.file.src_uri == "api.md":
+        html = MORE_PARAMETERS.sub(r"\1Further parameters:", html)
+        html = html.replace("<code>...</code>", "")  # each text tells its default
+    return html
 
 
 def file_map() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, TypedDict, Unpack
@@ -219,6 +219,7 @@ class Message:
         Raises:
             InvalidMessage: JSON cannot express the value, or another field is invalid.
         """
+        check_fields(fields)
         fields.setdefault("content_type", "application/json")
         return cls(_json_bytes(value), **fields)
 
@@ -243,18 +244,55 @@ class Message:
         )
 
 
+_ELSEWHERE: Final = {
+    "queue": "to reach one queue, leave out the exchange and give its name as routing_key",
+    "delivery_mode": "give persistent=False for 1; messages are persistent (2) by default",
+    "mandatory": "it is always on",
+    "properties": "each property is an argument of its own, such as content_type",
+    "ttl": "give expiration (milliseconds in a queue) or expires_in_s (seconds until published)",
+    "delay": "give not_before, a datetime with a time zone",
+    "key": "Outbox.enqueue takes it; publish has ordering_key and routing_key",
+    **dict.fromkeys(("connection", "conn", "session"), "only Outbox.enqueue takes a connection"),
+}
+"""What other clients call it, and what it is called here."""
+
+
+def check_fields(given: Iterable[str]) -> None:
+    """Check that names are names of fields.
+
+    Raises:
+        TypeError: one is not; the text names the nearest one.
+    """
+    known = MessageFields.__annotations__
+    for name in given:
+        if name not in known:
+            if name in _ELSEWHERE:
+                hint = _ELSEWHERE[name]
+            else:
+                from difflib import get_close_matches  # noqa: PLC0415 - a mistake pays for it
+
+                near = get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"fields are {', '.join(known)}"
+            raise TypeError(f"unexpected keyword argument {name!r}: {hint}")
+
+
 def _invalid_body(body: object) -> InvalidMessage:
     if type(body) is bytes:
         problem = f"has {len(body)} bytes; RabbitMQ takes at most {BODY_BYTES_MAX}"
         return InvalidMessage("body", problem)
-    hint = ""
-    if isinstance(body, str):
+    kind, hint = type(body).__name__, ""
+    if body is None:
+        kind, hint = "None", "; an empty body is b''"
+    elif isinstance(body, str):
         hint = "; encode it, for example body.encode()"
     elif isinstance(body, bytearray | memoryview):
         hint = "; copy it: bytes(body)"
     elif isinstance(body, dict | list | tuple) or dataclasses.is_dataclass(body):
         hint = "; Message.json(value, routing_key=...) makes a message of it"
-    return InvalidMessage("body", f"is {type(body).__name__}, not bytes{hint}")
+    elif kind == Message.__name__:
+        kind = f"{type(body).__module__}.{kind}"
+        hint = " or a reliablepub.Message"
+    return InvalidMessage("body", f"is {kind}, not bytes{hint}")
 
 
 def _json_bytes(value: object) -> bytes:

@@ -106,6 +106,9 @@ class Retries:
         if not callable(self.wait):
             msg = f"wait is {self.wait!r}; it takes a strategy, such as wait_fixed(3)"
             raise ConfigurationError(msg)
+        if not isinstance(self.then, GiveUp):  # a text would never end the retries
+            takes = " or ".join(f"GiveUp.{one.name}" for one in GiveUp)
+            raise ConfigurationError(f"then is {self.then!r}; it takes {takes}")
 
     def verdict(self, refusals: int, age_s: float) -> Verdict:
         """Decide what happens after a refusal.
@@ -223,6 +226,18 @@ class RetryPolicy:
     decide: Callable[[Refusal], Verdict | None] | None = None
     breaker: Breaker | None = Breaker()
     unavailable: Retries | None = None
+
+    def __post_init__(self) -> None:
+        """Reject values of other types when the policy is made, not at the first refusal."""
+        for name in ("nacked", "returned", "refused", "unavailable"):
+            value = getattr(self, name)
+            is_left_out = value is None and name in ("refused", "unavailable")
+            if not (isinstance(value, Retries) or is_left_out):
+                raise ConfigurationError(f"{name} is {value!r:.80}; it takes Retries(stop, wait)")
+        if not isinstance(self.breaker, Breaker | None):
+            raise ConfigurationError(f"breaker is {self.breaker!r:.80}; it takes a Breaker or None")
+        if self.decide is not None and not callable(self.decide):
+            raise ConfigurationError(f"decide is {self.decide!r:.80}; it takes a function")
 
     @classmethod
     def prompt(cls) -> RetryPolicy:

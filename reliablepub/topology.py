@@ -38,6 +38,15 @@ def _check_names(kind: str, **names: str) -> None:
             raise ConfigurationError(msg)
 
 
+def _check_kinds(of: Exchange | Queue | Binding) -> None:
+    for one in fields(of):
+        value = getattr(of, one.name)
+        wanted = {"str": str, "bool": bool}.get(str(one.type), Mapping)
+        if not isinstance(value, wanted):
+            msg = f"{of.kind}: {one.name} is {value!r:.80}, not a {wanted.__name__.lower()}"
+            raise ConfigurationError(msg)
+
+
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """An exchange.
@@ -66,6 +75,7 @@ class Exchange:
     def __post_init__(self) -> None:
         """Reject names that AMQP cannot carry."""
         _check_names(self.kind, name=self.name, type=self.type)
+        _check_kinds(self)
         if not self.name:
             msg = "exchange: name is empty; the default exchange cannot be declared"
             raise ConfigurationError(msg)
@@ -99,6 +109,7 @@ class Queue:
     def __post_init__(self) -> None:
         """Reject names that AMQP cannot carry."""
         _check_names(self.kind, name=self.name)
+        _check_kinds(self)
         if not self.name:
             msg = "queue: name is empty; the broker would choose a name that no publisher knows"
             raise ConfigurationError(msg)
@@ -136,6 +147,7 @@ class Binding:
         """Reject a binding without exactly one destination."""
         names = {"exchange": self.exchange, "queue": self.queue, "to_exchange": self.to_exchange}
         _check_names(self.kind, **names, routing_key=self.routing_key)
+        _check_kinds(self)
         if not self.exchange or bool(self.queue) == bool(self.to_exchange):
             msg = "binding: it needs an exchange, and either a queue or to_exchange"
             raise ConfigurationError(msg)
@@ -155,12 +167,24 @@ class Topology:
         queues: queues, declared after the exchanges.
         bindings: bindings, declared last.
         declare: whether missing objects are declared; if False, everything is only checked.
+
+    Raises:
+        ConfigurationError: something in a list is of another type, such as a name.
     """
 
     exchanges: Sequence[Exchange] = ()
     queues: Sequence[Queue] = ()
     bindings: Sequence[Binding] = ()
     declare: bool = True
+
+    def __post_init__(self) -> None:
+        """Reject names in place of exchanges and queues here, not on the relay's thread."""
+        given = (Exchange, self.exchanges), (Queue, self.queues), (Binding, self.bindings)
+        for kind, several in given:
+            for one in several:
+                if not isinstance(one, kind):
+                    msg = f"topology: {one!r:.80} is not {kind.__name__}(...)"
+                    raise ConfigurationError(msg)
 
     @classmethod
     def from_toml(cls, text: str) -> Topology:

@@ -49,6 +49,23 @@ class CommandLine(LazyGroup):
         plug_in = _plug_ins().get(cmd_name)
         return None if plug_in is None else _load(plug_in)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; the error for ``explain`` names ``outbox explain``.
+
+        Raises:
+            click.UsageError: no command has this name.
+        """
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            group = self.get_command(ctx, "outbox")
+            if isinstance(group, click.Group) and args[0] in group.list_commands(ctx):
+                words = f"No such command {args[0]!r} (did you mean 'outbox {args[0]}'?)"
+                raise click.UsageError(words, ctx) from None
+            raise
+
     def main(  # type: ignore[override]  # the base may return a value; this one always exits
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **_: object
     ) -> NoReturn:
@@ -72,13 +89,16 @@ class CommandLine(LazyGroup):
         return result if isinstance(result, int) else Exit.CONFIRMED
 
 
-def _ending(error: Exception) -> tuple[str, int]:
+def _ending(error: Exception) -> tuple[str, int]:  # noqa: PLR0911 - a kind of error each
     """The error line and the exit code for an exception that ends a command."""
     match error:
         case Failure():
             return error.message, error.code
         case click.UsageError():
             hint = f"; see {error.ctx.command_path} --help" if error.ctx is not None else ""
+            if isinstance(error, click.MissingParameter) and error.param is not None:
+                variable = error.param.envvar
+                hint = f", or the variable {variable}{hint}" if variable else hint
             return error.format_message().rstrip(".") + hint, Exit.BAD_INPUT
         case click.ClickException():
             return error.format_message(), error.exit_code
@@ -87,6 +107,8 @@ def _ending(error: Exception) -> tuple[str, int]:
         case OutboxError() | PublisherClosed():
             # A relay fails when it loses its outbox, or through a bug. Messages stay in the outbox.
             return str(error), Exit.OUTBOX
+        case OSError() if error.filename is not None:
+            return f"{error.filename}: {error.strerror}", Exit.BAD_INPUT
         case _:
             return str(error), Exit.BAD_INPUT
 
@@ -168,9 +190,11 @@ def main() -> None:
 
     \b
     Exit codes of every command; where several apply, the first one counts:
-      4  the outbox cannot be used or has a problem, the disk is full, or the relay has failed
+      4  the outbox cannot be used or has a problem, the disk is full, or the
+         relay has failed
       2  bad input, usage or configuration, or a problem with the broker
       1  some messages were given up (parked) or are damaged
-      3  not finished: messages are open or in flight, or the command was interrupted
+      3  not finished: messages are open or in flight, or the command was
+         interrupted
       0  done
     """

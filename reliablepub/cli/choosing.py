@@ -155,7 +155,8 @@ def unknown(database: Database, name: str) -> Failure:
     """
     return Failure(
         f"{database.name} has no record of message {name!r}: it was never stored here, or it was "
-        "confirmed at the first attempt, which leaves no trace; look for it in the queue",
+        "confirmed at the first attempt, which leaves no trace (look for it in the queue), or its "
+        "record was pruned, or its key cancelled",
         Exit.BAD_INPUT,
     )
 

@@ -49,7 +49,8 @@ class Failure(click.ClickException):
         self.code = code
 
 
-_WIDTH: Final = 96
+_WIDTH: Final = 78
+"""Of the lines of exit codes, which click indents by two, so that help fits 80 columns."""
 _MEANINGS: Final = {0: "done", 2: "bad usage", 3: "interrupted"}
 """What an exit code means unless the command says otherwise."""
 _OUTBOX_MEANING: Final = {4: "the outbox cannot be used"}

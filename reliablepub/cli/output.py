@@ -205,8 +205,8 @@ def paused_words(row: Mapping[str, Any], at: float, now: float) -> str:
     """
     key = row["routing_key"]
     where = f"{row['exchange'] or '(default)'} / {'every routing key' if key is None else key}"
-    since = age(max(0.0, now - row["since"]))
+    paused_s = max(0.0, now - row["since"])
     wait = f"{count_of(row['waiting'], 'message')} wait{'s' if row['waiting'] == 1 else ''}"
     probe_in_s = at + row["probe_in_s"] - now
     probe = f"probed in {age(probe_in_s)}" if probe_in_s >= 1 else "probed now"
-    return one_line(f"{where}: {row['reason']}; since {since}; {wait}; {probe}")
+    return one_line(f"{where}: {row['reason']}; for {age(paused_s)}; {wait}; {probe}")

@@ -52,7 +52,8 @@ def topology() -> None:
 
     \b
     Example:
-      reliablepub topology check topology.toml --url amqp://guest:guest@localhost/
+      reliablepub topology check topology.toml \\
+        --url amqp://guest:guest@localhost/
     """
 
 
@@ -79,7 +80,8 @@ def check(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
 
     \b
     Example:
-      reliablepub topology check topology.toml --url amqp://guest:guest@localhost/
+      reliablepub topology check topology.toml \\
+        --url amqp://guest:guest@localhost/
     """
     return _run(file, urls, declares=False, as_json=as_json)
 
@@ -91,7 +93,8 @@ def declare(file: Path, urls: tuple[str, ...], as_json: bool) -> int:
 
     \b
     Example:
-      reliablepub topology declare topology.toml --url amqp://guest:guest@localhost/
+      reliablepub topology declare topology.toml \\
+        --url amqp://guest:guest@localhost/
     """
     return _run(file, urls, declares=True, as_json=as_json)
 

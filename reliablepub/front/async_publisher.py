@@ -32,7 +32,7 @@ from reliablepub.front.environment import (
     outbox_of_environment,
     urls_of_environment,
 )
-from reliablepub.front.options import PublisherOptions, new_client
+from reliablepub.front.options import PublisherOptions, check_names, new_client
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import identified
@@ -85,6 +85,7 @@ class AsyncPublisher:
         outbox: Where | None,
         **options: Unpack[PublisherOptions],
     ) -> None:
+        check_names(options)
         self._client = new_client(url, connection, outbox=outbox, **options)
         self._host = connection
         self._bridge: Bridge | None = None
@@ -126,6 +127,7 @@ class AsyncPublisher:
         Raises:
             ConfigurationError: a variable is missing, or its value or an option cannot be used.
         """
+        check_names(options)
         return cls(
             urls_of_environment(),
             outbox=outbox_of_environment(),

@@ -60,7 +60,7 @@ class AsyncReceipt(SingleOutcome):
         """Wait for the outcome.
 
         Args:
-            timeout_s: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit; a negative time is 0.
 
         Returns:
             the confirm.

@@ -25,6 +25,7 @@ from copy import copy
 from typing import Final
 
 from reliablepub.errors import RelayHeldUp, WrongEventLoop
+from reliablepub.front.waits import seconds_of
 from reliablepub.relay.status import Status
 from reliablepub.relay.thread import Observer
 
@@ -207,8 +208,8 @@ class Bell:
         """
         bridge = self._bridge
         bridge.check()
-        loop = bridge.loop
-        deadline = None if timeout_s is None else loop.time() + timeout_s
+        loop, wait_s = bridge.loop, seconds_of(timeout_s)
+        deadline = None if wait_s is None else loop.time() + wait_s
         while not is_true():
             timer: asyncio.TimerHandle | None = None
             future = loop.create_future()

@@ -10,7 +10,7 @@ a turn of the relay does.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Final, TypedDict
@@ -19,6 +19,7 @@ from reliablepub._core.session import Session
 from reliablepub.credentials import CredentialsProvider
 from reliablepub.errors import ConfigurationError
 from reliablepub.front.relay_client import RelayClient
+from reliablepub.front.waits import is_number
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Store, size_of
 from reliablepub.outbox.opening import Where, outbox_at
@@ -85,6 +86,26 @@ class PublisherOptions(TypedDict, total=False):
     While it raises or hangs there is no connection, and ``status.reason`` says why."""
 
 
+def check_names(options: Iterable[str]) -> None:
+    """Check that names are names of `PublisherOptions`.
+
+    Raises:
+        TypeError: one is not; the text names the nearest ones.
+    """
+    known = PublisherOptions.__annotations__
+    for name in options:
+        if name not in known:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, known)
+            hint = f"did you mean {' or '.join(near)}?" if near else "see PublisherOptions"
+            if name == "connection":
+                hint = "only an AsyncPublisher takes one"
+            elif name in ("url", "outbox"):  # both are arguments of the constructors
+                hint = f"from_env takes it from RELIABLEPUB_{name.upper()}"
+            raise TypeError(f"unexpected keyword argument {name!r}: {hint}")
+
+
 def new_client(
     url: str | Sequence[str] | None,
     connection: object,
@@ -128,12 +149,14 @@ def new_client(
         ("confirm_timeout_s", confirm_timeout_s),
         ("heartbeat_s", heartbeat_s),
     ):
-        if not 0 < value < inf:  # also false for nan
-            msg = f"{name} is {value}; it must be more than 0, and finite"
+        if not (is_number(value) and 0 < value < inf):
+            msg = f"{name} is {value!r}; it must be more than 0, and finite"
             raise ConfigurationError(msg)
     if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
         msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
         raise ConfigurationError(msg)
+    _check_spans(keep_confirmed_s, full_timeout_s, close_timeout_s)
+    _check_types(hooks, retry=retry, topology=topology, outbox_keys=outbox_keys)
     parts = Parts(
         open_store=_store(outbox, keep_confirmed_s, outbox_keys),
         open_transport=open_transport,
@@ -161,6 +184,50 @@ def new_client(
     return RelayClient(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
 
 
+def _check_spans(
+    keep_confirmed_s: float, full_timeout_s: float | None, close_timeout_s: float
+) -> None:
+    """Check times that may be 0.
+
+    Raises:
+        ConfigurationError: one is negative, or not a number.
+    """
+    for name, value in (
+        ("keep_confirmed_s", keep_confirmed_s),
+        ("full_timeout_s", 0 if full_timeout_s is None else full_timeout_s),
+        ("close_timeout_s", close_timeout_s),
+    ):
+        if not (is_number(value) and value >= 0):
+            msg = f"{name} is {value!r}; it must be a number of seconds, 0 or more"
+            raise ConfigurationError(msg)
+
+
+def _check_types(
+    hooks: object,
+    *,
+    retry: RetryPolicy | None,
+    topology: Topology | None,
+    outbox_keys: OutboxKeys | None,
+) -> None:
+    """Check options that would fail later, on the relay's thread.
+
+    Raises:
+        ConfigurationError: one has another type.
+    """
+    kinds: tuple[tuple[str, object, type], ...] = (
+        ("retry", retry, RetryPolicy),
+        ("topology", topology, Topology),
+        ("outbox_keys", outbox_keys, OutboxKeys),
+    )
+    for name, value, kind in kinds:
+        if value is not None and not isinstance(value, kind):
+            msg = f"{name} is of type {type(value).__name__}, not {kind.__name__}"
+            raise ConfigurationError(msg)
+    if not isinstance(hooks, Sequence):
+        msg = f"hooks is of type {type(hooks).__name__}; it takes a list of hooks"
+        raise ConfigurationError(msg)
+
+
 def _transport(
     url: str | Sequence[str] | None,
     *,
@@ -185,7 +252,13 @@ def _transport(
             topology=topology,
             credentials=credentials,
         )
-    if connection is None or url is not None or ssl_context is not None:
+    if connection is None:
+        msg = (
+            "the URL is None; expected amqp://user:password@host:port/vhost or amqps://... (an "
+            "AsyncPublisher takes either a URL or a connection)"
+        )
+        raise ConfigurationError(msg)
+    if url is not None or ssl_context is not None:
         raise ConfigurationError("give either a URL or a connection, which has its own TLS")
     if topology is not None:
         raise ConfigurationError("declare the topology on the connection, which is yours")

@@ -12,7 +12,8 @@ from contextlib import closing
 
 from reliablepub._core.events import Connected, ConnectionLost
 from reliablepub.credentials import CredentialsProvider
-from reliablepub.errors import TopologyError
+from reliablepub.errors import ConfigurationError, TopologyError
+from reliablepub.front.waits import is_number
 from reliablepub.topology import Topology
 from reliablepub.transport.address import parse_addresses, warn_of_exposed
 from reliablepub.transport.pika import PikaTransport
@@ -43,6 +44,10 @@ def provision(
     """
     addresses = parse_addresses(url, ssl_context=ssl_context, credentials=credentials)
     warn_of_exposed(addresses)
+    if not isinstance(topology, Topology):
+        raise ConfigurationError(f"topology is of type {type(topology).__name__}, not Topology")
+    if not (is_number(timeout_s) and timeout_s > 0):
+        raise ConfigurationError(f"timeout_s is {timeout_s!r}; it must be more than 0")
     deadline = time.monotonic() + timeout_s
     transport = PikaTransport(
         addresses,

@@ -7,7 +7,9 @@ relay does.
 from __future__ import annotations
 
 import math
+import sys
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,9 +22,10 @@ from reliablepub.front.environment import (
     outbox_of_environment,
     urls_of_environment,
 )
-from reliablepub.front.options import PublisherOptions, new_client
+from reliablepub.front.options import PublisherOptions, check_names, new_client
 from reliablepub.front.receipt import BatchReceipt, Issued, IssuedBatch, Receipt
 from reliablepub.front.relay_client import CHUNKS_UNDER_WAY, LOOK_S
+from reliablepub.front.waits import seconds_of
 from reliablepub.message import Message, MessageFields
 from reliablepub.outbox.entry import identified
 from reliablepub.outbox.opening import Where
@@ -38,7 +41,8 @@ class Publisher:
     arrive more than once, always under the same ``message_id``.
 
     Publisher confirms and ``mandatory`` are always on. A publisher is thread-safe. It must not be
-    used in a child process after a fork.
+    used in a child process after a fork. In an asyncio event loop use `AsyncPublisher`: this one
+    blocks the loop while it waits for the disk, and warns of it once.
 
     Further options are those of `PublisherOptions`.
 
@@ -60,6 +64,8 @@ class Publisher:
         outbox: Where | None,
         **options: Unpack[PublisherOptions],
     ) -> None:
+        check_names(options)
+        self._has_waited = False
         self._client = new_client(url, None, outbox=outbox, **options)
         self._client.open()
         self._client.wait_started()
@@ -79,6 +85,7 @@ class Publisher:
             NotAnOutbox: the file is not an outbox.
             OutboxInUse: another process relays this outbox; use `Outbox.enqueue` beside it.
         """
+        check_names(options)
         return cls(
             urls_of_environment(),
             outbox=outbox_of_environment(),
@@ -195,7 +202,7 @@ class Publisher:
         It does not wait for messages whose ``not_before`` has not come, nor does `close`.
 
         Args:
-            timeout_s: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit; a negative time is 0.
 
         Returns:
             the status; ``is_flushed`` tells whether the wait was complete, ``open`` how many
@@ -208,7 +215,7 @@ class Publisher:
             RelayHeldUp: a callback of the application does not return.
         """
         self._client.check_process()
-        is_flushed = self._client.relay.flush(timeout_s)
+        is_flushed = self._client.relay.flush(seconds_of(timeout_s))
         self._client.check_alive()
         return replace(self._client.status, is_flushed=is_flushed)
 
@@ -260,6 +267,9 @@ class Publisher:
 
     def _wait_stored(self, chunk: Chunk[Latch]) -> None:
         """Wait for the commit; while the outbox is full, at most ``full_timeout_s`` for room."""
+        if not self._has_waited:
+            self._has_waited = True
+            _warn_in_event_loop()
         client, since, count = self._client, time.monotonic(), len(chunk.messages)
         patience_s = left_s = math.inf if client.full_timeout_s is None else client.full_timeout_s
         try:
@@ -276,3 +286,18 @@ class Publisher:
         except ReliablePubError as error:
             client.rejected(count, error)
             raise
+
+
+def _warn_in_event_loop() -> None:
+    """Warn if this thread runs an asyncio event loop, which stands still while `publish` waits."""
+    asyncio = sys.modules.get("asyncio")  # a program without it has no event loop
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001 - the public form raises
+        return
+    if "ipykernel" in sys.modules:
+        return  # in a notebook, a person waits anyway
+    warnings.warn(
+        "Publisher blocks this event loop until each message is on disk; use AsyncPublisher, or "
+        "publish from another thread",
+        RuntimeWarning,
+        stacklevel=4,
+    )

@@ -28,6 +28,7 @@ from reliablepub.errors import (
     Unroutable,
     Withdrawn,
 )
+from reliablepub.front.waits import seconds_of
 from reliablepub.outbox.entry import Entry
 from reliablepub.outcome import Confirmed, Outcome, OutcomeKind, Persistence
 from reliablepub.relay.handover import Latch
@@ -92,7 +93,10 @@ def ended_first(what: str, failure: BaseException | None) -> PublisherClosed:
         failure: the exception that ended the relay; None after a regular close.
     """
     if failure is None:
-        return PublisherClosed(f"the publisher ended before the outcome of {what} was known")
+        return PublisherClosed(
+            f"the publisher ended before the outcome of {what} was known; what is not confirmed "
+            "stays in the outbox, if there is one, for the next publisher or relay that opens it"
+        )
     error = PublisherFailed(f"the outcome of {what} is not known: {described(failure)}")
     error.__cause__ = failure
     return error
@@ -106,7 +110,8 @@ def still_open(what: str, timeout_s: float | None, status: Status) -> StillOpen:
         timeout_s: the time waited, seconds.
         status: the publisher's status.
     """
-    told = f"{what} is still open after {timeout_s or 0:g} s; it is still being published"
+    waited_s = max(0.0, timeout_s or 0.0)
+    told = f"{what} is still open after {waited_s:g} s; it is still being published"
     return StillOpen("; ".join([told, *waits_for(status)]))
 
 
@@ -166,6 +171,7 @@ class _Waiting:
         """
         if receipt.is_settled:
             return
+        timeout_s = seconds_of(timeout_s)
         self._relay.check_thread()
         with _first_to_wait:
             latch = self._latch = self._latch or Latch()  # from here on, `ring` sets it
@@ -311,7 +317,7 @@ class Receipt(SingleOutcome):
         """Wait for the outcome.
 
         Args:
-            timeout_s: seconds, or None to wait without limit.
+            timeout_s: seconds, or None to wait without limit; a negative time is 0.
 
         Returns:
             the confirm.

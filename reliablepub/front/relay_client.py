@@ -24,6 +24,7 @@ from reliablepub.errors import (
     RelayHeldUp,
     ReliablePubError,
 )
+from reliablepub.front.waits import seconds_of
 from reliablepub.headers import utf8
 from reliablepub.hooks import tell_rejected
 from reliablepub.message import Message
@@ -228,7 +229,7 @@ class RelayClient:
         """
         self.check_failure()
         if self.is_closed:
-            msg = "the publisher is closed"
+            msg = "the publisher is closed, and accepts nothing more; open a new one"
             raise PublisherClosed(msg)
 
     def check_failure(self) -> None:
@@ -256,8 +257,9 @@ class RelayClient:
         """
         self.check_process()
         self.relay.check_thread()
+        wait_s = seconds_of(timeout_s)
         self.is_closed = True
-        self.relay.begin_close(self._close_timeout_s if timeout_s is None else timeout_s)
+        self.relay.begin_close(self._close_timeout_s if wait_s is None else wait_s)
 
     def end_close(self) -> None:
         """Wait until the relay's thread has ended.

@@ -26,6 +26,37 @@ Cursor: TypeAlias = Any
 Values: TypeAlias = Mapping[str, object]
 """Values of a statement by name."""
 
+_ASYNC: Final = (
+    "an asynchronous connection is joined through SQLAlchemy: "
+    "reliablepub.integrations.sqlalchemy.SessionOutbox.enqueue_async"
+)
+_OF_LIBRARIES: Final = {
+    "aiosqlite": _ASYNC,
+    "asyncpg": _ASYNC,
+    "sqlalchemy": "reliablepub.integrations.sqlalchemy.SessionOutbox takes sessions and "
+    "connections of SQLAlchemy, enqueue_async its asynchronous ones",
+    "django": "reliablepub.integrations.django.DjangoOutbox takes part in Django's transactions",
+}
+
+
+def unfit_connection(connection: object, needed: str) -> ConfigurationError:
+    """The error for a ``connection`` of a type that an outbox cannot join.
+
+    Args:
+        connection: what the caller gave.
+        needed: what the outbox takes.
+    """
+    kind = type(connection)
+    library = kind.__module__.partition(".")[0]
+    named = kind.__name__ if library == "builtins" else f"{library}.{kind.__name__}"
+    hint = _OF_LIBRARIES.get(library, "")
+    if not hint and hasattr(kind, "__aenter__"):
+        hint = _ASYNC
+    return ConfigurationError(
+        f"connection is of type {named}, and {needed}{'; ' if hint else ''}{hint}"
+    )
+
+
 NO_CHANGE: Final = dict.fromkeys(
     ("stored", "confirmed", "parked", "expired", "discarded", "open_bytes"), 0
 )

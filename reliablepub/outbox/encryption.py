@@ -96,9 +96,14 @@ class OutboxKeys:
     """
 
     def __init__(self, keys: Mapping[str, bytes], *, accept_plaintext: bool = False) -> None:
+        if not isinstance(keys, Mapping):  # its value may be a key: it is not shown
+            kind = type(keys).__name__
+            raise ConfigurationError(f"OutboxKeys takes a mapping of names to keys, not {kind}")
         if not keys:
             raise ConfigurationError("OutboxKeys needs at least one key")
         for name, key in keys.items():
+            if not isinstance(name, str) or not isinstance(key, bytes):
+                raise ConfigurationError("OutboxKeys takes names as str, and keys as bytes")
             if not (0 < len(name) <= _NAME_MAX and name.isascii() and name.isprintable()):
                 msg = f"key name {name!r} must be 1 to {_NAME_MAX} printable ASCII characters"
                 raise ConfigurationError(msg)

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Final, Protocol
 
 from reliablepub.errors import ConfigurationError, Damaged, InvalidMessage, OutboxFull, Withdrawn
-from reliablepub.message import Message, MessageFields
+from reliablepub.message import Message, MessageFields, check_fields
 from reliablepub.outcome import Outcome, Persistence
 
 
@@ -54,15 +54,21 @@ def identified(given: bytes | Message, fields: MessageFields) -> Message:
     Raises:
         InvalidMessage: the broker would refuse the message; or fields were given beside a whole
             one.
+        TypeError: there is no such field.
     """
     if isinstance(given, Message):
         if fields:
+            check_fields(fields)
             problem = "was given beside a Message, which has its own; use dataclasses.replace"
             raise InvalidMessage(next(iter(fields)), problem)
         return given if given.message_id is not None else given.with_message_id(new_id())
     if fields.get("message_id") is None:
         fields["message_id"] = new_id()  # before the message is made, which spares a copy
-    return Message(given, **fields)
+    try:
+        return Message(given, **fields)
+    except TypeError:
+        check_fields(fields)
+        raise
 
 
 HELD: Final = float("inf")
@@ -431,7 +437,8 @@ class OpenLimits:
 
     def __post_init__(self) -> None:
         """Refuse limits below 1."""
-        if any(limit is not None and limit < 1 for limit in (self.messages_max, self.bytes_max)):
+        limits = (self.messages_max, self.bytes_max)
+        if any(type(one) is not int or one < 1 for one in limits if one is not None):
             msg = "open_messages_max and open_bytes_max must be at least 1"
             raise ConfigurationError(msg)
 

@@ -27,6 +27,10 @@ def outbox_at(where: Where) -> Database:
             the path is not that of a file.
     """
     if not isinstance(where, str | os.PathLike):
+        if not hasattr(where, "open_store"):
+            kind = type(where).__name__
+            msg = f"an outbox is given as a path or a URL; this is of type {kind}"
+            raise ConfigurationError(msg)
         return where
     scheme, separator, rest = str(where).partition("://")
     if not separator:
@@ -48,6 +52,8 @@ def outbox_at(where: Where) -> Database:
     msg = f"an outbox is in a file or at postgresql://; {scheme}:// is neither"
     if scheme.startswith("sqlite") and rest.removeprefix("/"):
         msg += f"; write its path alone: {rest.removeprefix('/')}"
+    elif scheme.startswith(("postgresql+", "postgres+")):
+        msg += "; write postgresql://, without the driver"
     raise ConfigurationError(msg)
 
 
@@ -57,8 +63,14 @@ def _check_path(path: str) -> None:
     Raises:
         ConfigurationError: the path is empty, or is such a name.
     """
-    if path.startswith((":memory:", "file:")) or not path:
+    if path.startswith((":memory:", "file:", "~/", "postgresql:", "postgres:")) or not path.strip():
         msg = f"an outbox needs the path of a file; {path!r} is not one"
         if path.startswith(":memory:"):
             msg += "; for messages in memory only, Publisher(url, outbox=None)"
+        elif path.startswith("~/"):
+            msg += ": only a shell expands ~; use Path(...).expanduser()"
+        elif path.startswith("postgres"):
+            msg += "; the URL of a server begins with postgresql://"
         raise ConfigurationError(msg)
+    if "\0" in path:
+        raise ConfigurationError("the path of the outbox has the character U+0000")

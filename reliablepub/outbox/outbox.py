@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from reliablepub.errors import ConfigurationError, ReliablePubError
+from reliablepub.errors import ConfigurationError, InvalidMessage, ReliablePubError
 from reliablepub.headers import utf8
 from reliablepub.hooks import MessagesRejected, Rejections, Stamps, tell_rejected
 from reliablepub.message import Message, MessageFields
@@ -57,8 +57,8 @@ class Outbox:
             Other hooks belong to the relay's publisher.
 
     Raises:
-        ConfigurationError: the path or URL cannot be one of an outbox, a limit is below 1, or a
-            hook has neither ``stamp`` nor ``rejected``.
+        ConfigurationError: the path or URL cannot be one of an outbox, a limit is below 1, a hook
+            has neither ``stamp`` nor ``rejected``, or an argument is of another type.
 
     Example:
         The message exists if, and only if, the order does::
@@ -77,6 +77,11 @@ class Outbox:
         open_bytes_max: int | None = None,
         hooks: Sequence[Stamps | Rejections] = (),
     ) -> None:
+        if keys is not None and not isinstance(keys, OutboxKeys):
+            raise ConfigurationError(f"keys is of type {type(keys).__name__}, not OutboxKeys")
+        if not isinstance(hooks, Sequence):
+            msg = f"hooks is of type {type(hooks).__name__}; it takes a list of hooks"
+            raise ConfigurationError(msg)
         self._database = outbox_at(path)
         self._where = self._database.file or path  # absolute: pickles travel
         self._hooks = tuple(hooks)
@@ -120,8 +125,9 @@ class Outbox:
             given, the message is on disk.
 
         Raises:
-            InvalidMessage: the broker would refuse the message, or the database cannot store a text
-                of it; nothing was stored.
+            InvalidMessage: the broker would refuse the message, the database cannot store a text
+                of it, or the key is empty; nothing was stored.
+            TypeError: there is no such field.
             OutboxFull: a limit of this outbox is reached; the message was not stored. An open
                 transaction of the application stays open, and blocks the relay until it ends.
             OutboxDiskFull: the disk is full; the message was not stored.
@@ -136,8 +142,8 @@ class Outbox:
                 another version.
             OutboxError: the message was not stored.
         """
-        if key is not None:
-            utf8("key", key)
+        if key is not None and not utf8("key", key):
+            raise InvalidMessage("key", "is empty, which every message without a key would share")
         stored = identified(message, fields)
         for stamp in self._stamps:
             stored = stamp(stored)
@@ -360,14 +366,15 @@ class Outbox:
             How many messages are due now.
 
         Raises:
+            ConfigurationError: an id is not a number, such as a ``message_id``.
             NotAnOutbox: there is no outbox at this path.
             OutboxError: nothing was changed.
         """
         from reliablepub.outbox.admin.interventions import Action, Intervention, change
 
+        wanted = None if ids is None else _row_ids(ids)
         with self._database.reading():
             pass  # raises if there is none: a retry must not add an outbox to a database
-        wanted = None if ids is None else list(dict.fromkeys(ids))
         what = Intervention(Action.RETRY)
 
         def put_back(session: Session) -> int:
@@ -465,6 +472,24 @@ class Outbox:
     def __repr__(self) -> str:
         """Name the file or the server."""
         return f"Outbox({str(self._database.file or self._database.name)!r})"
+
+
+def _row_ids(ids: Iterable[int]) -> list[int]:
+    """The ids, each once.
+
+    Raises:
+        ConfigurationError: one is not a number.
+    """
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise ConfigurationError(f"ids is of type {type(ids).__name__}; it takes a list of numbers")
+    wanted = list(dict.fromkeys(ids))
+    for id_ in wanted:
+        if type(id_) is not int:
+            raise ConfigurationError(
+                f"id {id_!r:.80} is not a number; it takes ids of rows, such as ParkedMessage.id "
+                "(`reliablepub outbox retry` takes message ids and keys too)"
+            )
+    return wanted
 
 
 def _methods_of(

@@ -423,7 +423,8 @@ class Cutter:
             InvalidMessage: the argument is not a `Message`.
         """
         if not isinstance(message, Message):
-            raise InvalidMessage("messages", f"hold a {type(message).__name__}, not a Message")
+            problem = f"one is of type {type(message).__name__}, not Message"
+            raise InvalidMessage("messages", f"{problem}; Message(body, routing_key=...) makes one")
         for stamp in self._stamps:
             message = stamp(message)
         if message.message_id is None:

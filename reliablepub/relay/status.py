@@ -239,7 +239,8 @@ def waits_for(status: Status) -> list[str]:
         where = f"exchange {one.exchange!r}"
         if one.routing_key is not None:
             where += f", routing key {one.routing_key!r}"
-        told.append(f"{where} is paused, {one.waiting} messages wait: {one.reason}")
+        wait = "1 message waits" if one.waiting == 1 else f"{one.waiting} messages wait"
+        told.append(f"{where} is paused, {wait}: {one.reason}")
     if status.paused_destinations > _PAUSES_TOLD:
         told.append(f"{status.paused_destinations - _PAUSES_TOLD} more destinations are paused")
     return [one_line(line) for line in told]

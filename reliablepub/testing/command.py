@@ -22,11 +22,12 @@ from reliablepub.testing.faults import FaultFileError, load_faults
 from reliablepub.testing.options import NodeOptions, Permissions
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_PORT = click.IntRange(0, 65_535)
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="A loopback address.")
-@click.option("--port", default=5672, show_default=True, help="0 picks a free port.")
+@click.option("--port", type=_PORT, default=5672, show_default=True, help="0 picks a free port.")
 @click.option(
     "--faults",
     "fault_file",
@@ -62,7 +63,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--tls-key", type=_FILE, help="Its key, if that is in another file.")
 @click.option(
     "--control-port",
-    type=int,
+    type=_PORT,
     help="Serve the control port, HTTP with JSON; 0 picks a free port.",
 )
 @click.option(
@@ -128,13 +129,20 @@ def broker(
         except (FaultFileError, ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 taken = f"port {port} of {host} is taken, perhaps by a RabbitMQ that you can use"
-                raise click.ClickException(f"{taken}; --port 0 picks a free one") from error
-            raise click.ClickException(str(error)) from error
+                raise _Failure(f"{taken}; --port 0 picks a free one") from error
+            words = str(error).replace("pass allow_remote=True", "give --allow-remote")
+            raise _Failure(words) from error
         click.echo(fake.url)  # click flushes
         if control is not None:
             click.echo(control.url)
         click.echo(f"For other terminals: export RELIABLEPUB_URL={shlex.quote(fake.url)}", err=True)
         stopped.get()
+
+
+class _Failure(click.ClickException):
+    """The error that ends the command, as bad usage does."""
+
+    exit_code = 2
 
 
 def _granted(

@@ -94,7 +94,12 @@ def parse_addresses(
         ConfigurationError: a URL is invalid. The text does not contain the URL, which may hold a
             password.
     """
-    urls = [url] if isinstance(url, str) else list(url)
+    given: object = url
+    is_one = isinstance(given, str | bytes) or not isinstance(given, Sequence)
+    urls: list[str] = [given] if is_one else list(url)  # type: ignore[list-item]  # checked below
+    for one in urls:
+        if not isinstance(one, str):
+            raise ConfigurationError(_explain(f"the URL is of type {type(one).__name__}, not str"))
     if not urls:
         msg = "no URL given; for example amqp://guest:guest@localhost:5672/%2F"
         raise ConfigurationError(msg)
@@ -160,12 +165,21 @@ def with_password(url: str, password: str) -> str:
 
 
 def _each_host(url: str) -> list[str]:
-    """Return a URL for each of the hosts that one URL names."""
-    scheme, separator, rest = url.partition("://")
+    """Return a URL for each of the hosts that one URL names.
+
+    Raises:
+        ConfigurationError: it is several URLs in one text.
+    """
+    scheme, separator, rest = url.strip().partition("://")
+    if "://" in rest:
+        raise ConfigurationError(
+            "the URL holds another URL; give several as a list, or several hosts in one URL: "
+            "amqp://user:password@first,second/vhost"
+        )
     netloc, slash, path = rest.partition("/")
     user, at, hosts = netloc.rpartition("@")
     if "," not in hosts:
-        return [url]
+        return [url.strip()]
     return [f"{scheme}{separator}{user}{at}{host}{slash}{path}" for host in hosts.split(",")]
 
 
@@ -181,13 +195,18 @@ def _parse(url: str) -> Address:
     try:
         port = parts.port
     except ValueError:
+        port = 0
+    if port == 0:
         problem = (
-            "the URL cannot be read: its port is not a number up to 65535; write / in a password "
-            "as %2F"
+            "the URL cannot be read: its port is not a number from 1 to 65535; the vhost comes "
+            "after a /; write / in a password as %2F"
         )
-        raise ConfigurationError(_explain(problem)) from None
+        raise ConfigurationError(_explain(problem))
     if parts.scheme not in _DEFAULT_PORT:
-        raise ConfigurationError(_explain(f"the URL's scheme is {parts.scheme[:20]!r}"))
+        problem = f"the URL's scheme is {parts.scheme[:20]!r}"
+        if parts.scheme in ("http", "https"):
+            problem += ", which is RabbitMQ's management interface; AMQP has a port of its own"
+        raise ConfigurationError(_explain(problem))
     if not parts.hostname:
         raise ConfigurationError(_explain("the URL names no host"))
     if parts.query or parts.fragment:

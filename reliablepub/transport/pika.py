@@ -89,6 +89,8 @@ def explain(error: BaseException) -> str:
     match error:
         case exceptions.ConnectionClosedByBroker():
             return f"{error.reply_code} {text(error.reply_text)}"
+        case OSError() if "WRONG_VERSION_NUMBER" in str(error):
+            return f"the port does not speak TLS, which amqps:// asks for ({error})"
         case OSError():
             return error.strerror or str(error) or type(error).__name__
         case _:
@@ -508,6 +510,8 @@ class PikaTransport:
         self._forget_all()
         ended = getattr(self._bounded or connection, "ended_because", "")
         reason = ended or explain(error)
+        if isinstance(unwrapped(error), exceptions.ProbableAccessDeniedError):
+            reason += f" {connection.params.virtual_host!r}"
         if self._close is not None:  # the cause, even if pika noticed the end of the socket first
             reason = f"{self._close.reply_code} {self._close.reply_text}"
         self._events.append(

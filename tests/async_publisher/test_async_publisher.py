@@ -192,7 +192,7 @@ def test_a_stream_that_breaks_says_how_much_of_it_is_stored(run: Run[None], path
                 await publisher.publish_many(broken(), source="s")
             assert caught.value.__notes__ == ["1000 messages before it are stored"]
             strange: Any = [*messages(1), b"not a message"]
-            with pytest.raises(InvalidMessage, match="hold a bytes"):
+            with pytest.raises(InvalidMessage, match="one is of type bytes, not Message; Message"):
                 await publisher.publish_many(strange)
         assert Outbox(path).position("s") == Outbox(path).status().stored == 1_000
 

@@ -50,7 +50,7 @@ def test_a_bad_fault_file_is_an_error_and_not_a_traceback(tmp_path: Path) -> Non
     script = tmp_path / "faults.toml"
     script.write_text("[[fault]]\nkind = 'nakc'\n")
     result = CliRunner().invoke(broker, ["--faults", str(script)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "kind 'nakc' is not one of" in result.output
 
 
@@ -75,7 +75,7 @@ def test_users_have_names_and_passwords() -> None:
         pika.BlockingConnection(pika.URLParameters(other)).close()
         process.terminate()
     result = CliRunner().invoke(broker, ["--user", "ann"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "NAME:PASSWORD" in result.output
 
 
@@ -83,9 +83,17 @@ def test_a_port_that_is_taken_is_named_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = CliRunner().invoke(broker, ["--port", str(port)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"port {port} of 127.0.0.1 is taken" in result.output
     assert "--port 0" in result.output
+
+
+@pytest.mark.parametrize("option", ["--port", "--control-port"])
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_a_port_that_none_can_have_is_bad_usage(option: str, port: str) -> None:
+    result = CliRunner().invoke(broker, [option, port])
+    assert result.exit_code == 2
+    assert "is not in the range 0<=x<=65535" in result.output
 
 
 def test_without_a_port_it_is_found_where_clients_look_for_rabbitmq() -> None:
@@ -95,8 +103,9 @@ def test_without_a_port_it_is_found_where_clients_look_for_rabbitmq() -> None:
 
 def test_a_host_that_others_can_reach_is_refused() -> None:
     result = CliRunner().invoke(broker, ["--host", "0.0.0.0"])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "loopback" in result.output
+    assert "give --allow-remote" in result.output
 
 
 def test_the_control_port_virtual_hosts_and_limits() -> None:
@@ -147,7 +156,7 @@ def test_permissions_are_given_as_rabbitmqctl_takes_them() -> None:
 )
 def test_permissions_that_could_never_apply_are_refused(given: tuple[str, ...], words: str) -> None:
     result = CliRunner().invoke(broker, ["--port", "0", "--permissions", *given])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert words in result.output
 
 
@@ -166,7 +175,7 @@ def test_a_certificate_makes_it_amqps(tmp_path: Path) -> None:
     assert "give --tls-certificate too" in result.output
     (tmp_path / "empty").touch()
     result = CliRunner().invoke(broker, ["--tls-certificate", str(tmp_path / "empty")])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "Traceback" not in result.output
 
 
@@ -174,7 +183,7 @@ def test_a_control_port_that_is_taken_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         result = CliRunner().invoke(broker, ["--port", "0", "--control-port", str(port)])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"port {port} of 127.0.0.1 is taken" in result.output
 
 

@@ -46,6 +46,18 @@ def test_every_command_has_help_with_an_example(name: str, command: click.Comman
         assert not isinstance(option, click.Option) or option.help, f"{name} {option.name}"
 
 
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_help_fits_on_a_terminal_of_80_columns(
+    name: str, command: click.Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = CliRunner().invoke(main, [*name.split()[1:], "--help"]).stdout
+    assert [line for line in told.splitlines() if len(line) > 80] == []
+    assert "..." not in told.replace("amqps://...", "").replace("--url ...", "").replace(
+        "[ARGS]...", ""
+    ).replace("ID...", "")
+
+
 def section(title: str) -> str:
     """What the page says under a heading, up to the next one."""
     found = re.search(rf"^#+ {title}\n(.*?)(?=^#+ |\Z)", DOCUMENT, re.MULTILINE | re.DOTALL)
@@ -297,6 +309,17 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
         assert result.exit_code == Exit.BAD_INPUT
         assert f"(did you mean {near!r}?); see main" in result.stderr
     assert "did you mean" not in CliRunner().invoke(main, ["xyzzy"]).stderr
+    nested = CliRunner().invoke(main, ["explain", "17"])
+    assert (nested.exit_code, "(did you mean 'outbox explain'?)" in nested.stderr) == (2, True)
+
+
+def test_a_missing_option_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RELIABLEPUB_OUTBOX", raising=False)
+    missing = CliRunner().invoke(main, ["outbox", "list"])
+    words = (
+        "Missing option '--outbox', or the variable RELIABLEPUB_OUTBOX; see main outbox list --help"
+    )
+    assert (missing.exit_code, missing.stderr) == (2, f"Error: {words}\n")
 
 
 def test_no_line_of_a_list_of_commands_is_cut() -> None:

@@ -244,7 +244,7 @@ def test_paused_destinations_are_a_warning_with_all_that_is_known(path: Path) ->
     assert found["paused"].level is Level.WARNING
     assert found["paused"].found == (
         "3 destinations paused: orders / every routing key: refused: 404 NOT_FOUND - no exchange "
-        "'orders' in vhost '/'; since 1 min 1 s; 4645 messages wait; probed in 11 s (and 2 more)"
+        "'orders' in vhost '/'; for 1 min 1 s; 4645 messages wait; probed in 11 s (and 2 more)"
     )
     assert "permission or binding" in found["paused"].remedy
     found = {f.check: f for f in of_outbox(Outbox(path).status(), GOOD, 1_061.0, {})}
@@ -297,7 +297,7 @@ def test_a_password_that_only_the_relay_has_wrong_is_a_problem(
     with Publisher(url, outbox=path, close_timeout_s=0):
         row = link_found(run, path, "disconnected")
     assert (row["about"], row["check"], row["level"]) == ("broker", "relay", "problem")
-    assert row["found"].startswith("the relay is not connected since")
+    assert row["found"].startswith("the relay has not been connected for")
     assert "credentials" in row["found"]
     assert "its own URL, user, password" in row["remedy"]
 
@@ -341,7 +341,7 @@ def test_a_connected_relay_that_can_record_nothing_is_a_problem(path: Path) -> N
     status = replace(Outbox(path).status(), relay=17)
     found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
     assert found[-1].level is Level.PROBLEM
-    assert found[-1].found == "the relay is connected, but disk full: no space, since 1 min 0 s"
+    assert found[-1].found == "the relay is connected, but disk full: no space (for 1 min 0 s)"
     assert found[-1].remedy
 
 
@@ -351,5 +351,5 @@ def test_a_relay_that_has_just_started_is_a_warning(path: Path) -> None:
     found = [f for f in of_outbox(status, GOOD, 60.0, shown) if f.check == "relay"]
     assert (found[-1].level, found[-1].found) == (
         Level.WARNING,
-        "the relay is not connected yet, since 1 s",
+        "the relay has not been connected yet, for 1 s",
     )

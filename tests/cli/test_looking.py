@@ -216,7 +216,7 @@ def test_without_a_relay_that_is_what_is_missing(run: Run, alone: Path) -> None:
 @pytest.mark.parametrize(
     ("link", "words"),
     [
-        ("disconnected", "is connected; it is not, since 0 s ago: no route to host"),
+        ("disconnected", "is connected; it has not been for 0 s: no route to host"),
         ("blocked", "lifts its block, which it set 0 s ago: no route to host"),
     ],
 )
@@ -228,6 +228,38 @@ def test_without_a_broker_that_is_what_is_missing(
     assert words in run("explain", 7).stdout
     assert parsed(run("status", "--json", "--over", 0))["link"] == link
     assert "no route to host" in run("status", "--over", 0).stdout
+
+
+def test_what_is_in_flight_at_a_broker_that_blocks_says_so(run: Run, relay: SqliteStore) -> None:
+    relay.show({"link": "blocked", "reason": "low on memory", "since": time.time() - 61})
+    words = "the broker has blocked the relay for 1 min 1 s: low on memory"
+    assert words in run("explain", 6).stdout
+    assert "blocked by the broker for 1 min 1 s: low on memory" in run("status").stdout
+
+
+def test_a_relay_that_has_failed_tells_when(run: Run, relay: SqliteStore) -> None:
+    relay.show({"link": "failed", "reason": "a bug", "since": time.time() - 61})
+    assert "failed 1 min 1 s ago: a bug" in run("status").stdout
+
+
+def test_one_byte_is_one(run: Run, path: Path) -> None:
+    id_ = Outbox(path).enqueue(b"x", routing_key="q")
+    assert "'q'; 1 byte\n" in run("explain", id_).stdout
+
+
+def test_a_folder_and_a_file_of_others_are_no_missing_outbox(
+    run: Run, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.mkdir()
+    assert f"Error: {path} is not a regular file" in run("status").stderr
+
+    def forbidden(_: Path, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", forbidden)
+    result = run("status")
+    assert result.exit_code == 4
+    assert "cannot be seen by this user: Permission denied; run this as its owner" in result.stderr
 
 
 def test_the_status_tells_the_window(run: Run, relay: SqliteStore) -> None:
@@ -288,7 +320,7 @@ def test_what_may_have_arrived_twice_is_listed(run: Run, relay: SqliteStore) -> 
     assert [(row["id"], row["unsure"], row["is_confirmed"]) for row in rows] == [
         *((5, 1, 0), (10, 1, 0), (2, 1, 1)),
     ]
-    assert "confirmed too" in run("duplicates").stdout
+    assert "uncertain" in run("duplicates").stdout
 
 
 def test_figures_add_up_and_can_be_drawn(run: Run, relay: SqliteStore) -> None:

@@ -175,6 +175,11 @@ def test_a_held_key_is_listed_and_let_go(run: Run, tmp_path: Path, fake: FakeBro
     assert re.fullmatch(r"k +1 +1 +.* ago .*m-1 +returned: 312 NO_ROUTE", row)
     assert run("keys", "--skip", "other", "--outbox", path).exit_code == 2
     assert run("keys", "--skip", "k", "--resume", "k", "--outbox", path).exit_code == 2
+    nothing = run("keys", "--resume", "other", "--json", "--outbox", path)
+    assert (nothing.exit_code, json.loads(nothing.stdout)) == (
+        2,
+        {"action": "resume", "changed": 0},
+    )
     assert "1 message skipped" in run("keys", "--skip", "k", "--outbox", path).stdout
     assert "no key is held" in run("keys", "--outbox", path).stdout
     with Publisher(fake.url, outbox=path) as publisher:

@@ -98,6 +98,7 @@ def test_draining_does_not_wait_for_what_is_put_off(cli: Cli, enqueue: Callable[
     ended = cli("relay", "--outbox", "o.db", "--drain")
     assert ended.code == 0
     assert "2 confirmed, 0 parked, 1 open" in ended.out
+    assert "1 message is still open, and stays in the outbox: it waits for its time" in ended.err
 
 
 def test_draining_that_is_interrupted_is_not_done(cli: Cli, enqueue: Callable[..., Path]) -> None:

@@ -64,7 +64,9 @@ def test_ids_are_changed_at_once(run: Run, relay: SqliteStore) -> None:
 def test_a_discarded_message_is_remembered(run: Run, relay: SqliteStore) -> None:
     assert run("discard", 3, "--yes").stdout == "1 message discarded\n"
     assert state_of(run, 3) == "discarded"
-    assert "It was discarded by an operator" in run("explain", "m-3").stdout
+    told = run("explain", "m-3").stdout
+    assert "It was discarded by an operator" in told
+    assert "Next: nothing: it is not sent again\n" in told
     status = json.loads(run("status", "--json", "--over", 0).stdout)
     assert (status["parked"], status["discarded"]) == (1, 1)
 
@@ -113,17 +115,29 @@ def test_an_unknown_id_changes_nothing_and_the_help_says_so(
         )
 
 
-def test_the_question_of_reroute_names_the_new_address(run: Run, relay: SqliteStore) -> None:
+def test_the_question_of_reroute_names_the_new_address(
+    run: Run, path: Path, relay: SqliteStore
+) -> None:
     to = ("--to-exchange", "orders", "--to-routing-key", "new")
     asked = run("reroute", "--reason", "404", *to)
     assert asked.exit_code == 2
-    assert "to exchange 'orders', routing key 'new'?" in asked.stderr
+    assert f"reroute 1 message of {path} to exchange 'orders', routing key 'new'?" in (asked.stderr)
 
 
-def test_a_filter_asks_first(run: Run, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_question_of_discard_names_its_messages(
+    run: Run, path: Path, relay: SqliteStore
+) -> None:
+    assert f"discard messages 3, 4 of {path} for good?" in run("discard", 3, 4).stderr
+    assert f"of {path} for good?" in run("prune", "--parked", "0s").stderr
+
+
+def test_a_filter_asks_first(
+    run: Run, path: Path, relay: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unanswered = run("retry", "--reason", "404")
     assert unanswered.exit_code == 2
-    assert "retry 1 message? There is no terminal to ask on; give --yes" in unanswered.stderr
+    words = f"retry 1 message of {path}? There is no terminal to ask on; give --yes"
+    assert words in unanswered.stderr
     monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("retry", "--reason", "404", input="n\n").exit_code == 2
     assert state_of(run, 3) == "parked"
@@ -139,10 +153,33 @@ def test_a_dry_run_shows_and_changes_nothing(run: Run, relay: SqliteStore) -> No
     assert state_of(run, 3) == "parked"
 
 
+def test_a_dry_run_of_ids_tells_which_would_be_left_alone(run: Run, relay: SqliteStore) -> None:
+    foreseen = run("retry", 3, 7, 1, "--dry-run")
+    assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
+        2,
+        "1 message would be put back",
+    )
+    assert "m-3" in foreseen.stdout
+    assert "messages 7, 1 would be left alone: gone, or not waiting or parked" in foreseen.stderr
+    foreseen = run("park", 6, "--dry-run")
+    assert (foreseen.exit_code, foreseen.stdout.splitlines()[-1]) == (
+        3,
+        "0 messages would be parked",
+    )
+    assert "message 6 would be left alone: in flight" in foreseen.stderr
+    assert json.loads(run("retry", 7, "--dry-run", "--json").stdout)["unfit"] == [7]
+    assert state_of(run, 3) == "parked"
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("retry",), "give IDs, or a filter, or --all"),
+        (("retry", "--state", "ready"), "retry takes messages that are waiting or parked or"),
+        (
+            ("park", "--state", "parked"),
+            "park takes messages that are ready or waiting, not parked",
+        ),
         (("retry", "1", "--all"), "give IDs, or a filter, or --all"),
         (("park", "1", "--state", "ready"), "give IDs, or a filter, or --all"),
         (("reroute", "1"), "give --to-exchange or --to-routing-key"),
@@ -231,7 +268,8 @@ def test_prune_asks_only_before_messages_go(
     assert foreseen.stdout.startswith("2 messages (2 parked) would be deleted\n")
     refused = run("prune", "--parked", "0s")
     assert (refused.exit_code, state_of(run, 3)) == (2, "parked")
-    assert "delete 2 messages (2 parked) for good? There is no terminal to ask on" in refused.stderr
+    asked = refused.stderr.replace(f" of {relay.path}", "")
+    assert "delete 2 messages (2 parked) for good? There is no terminal to ask on" in asked
     monkeypatch.setattr("reliablepub.cli.choosing.can_be_answered", lambda: True)
     assert run("prune", "--parked", "0s", input="n\n").exit_code == 2
     assert run("prune", "--parked", "0s", input="y\n").exit_code == 0

@@ -88,6 +88,19 @@ def test_list_shows_each_reason_whole(path: Path, width: int) -> None:
     assert "flight.united.newark" in shown
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_keys_shows_each_key_whole(path: Path, width: int) -> None:
+    key = "customer-17-of-the-shop"
+    with Outbox(path) as outbox:
+        for _ in range(2):
+            outbox.enqueue(Message(b"3", "flights", "flight.AA.JFK", ordering_key=key))
+    on_terminal(path, width, "outbox", "park", "3", "--note", NO_ROUTE)
+    shown = on_terminal(path, width, "outbox", "keys")
+    assert max(map(len, shown.splitlines())) <= width
+    assert f"{key}  1" in shown
+    assert "flights.of.the.morning" in words(shown)
+
+
 def test_a_pipe_gets_whole_lines_and_all_columns(path: Path) -> None:
     environment = {**os.environ, "RELIABLEPUB_OUTBOX": str(path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "reliablepub", "outbox", "list"]

@@ -92,7 +92,7 @@ def test_it_shows_what_the_relay_shows_of_itself(path: Path, relay: SqliteStore)
     relay.show(LINK)
     text = "\n".join(drawn(look(outbox_at(path), closely=True)))
     for words in (
-        f"relay {os.getpid()}: connected since",
+        f"relay {os.getpid()}: connected for",
         "2 connections made",
         "in flight  1 of 1000, 1 aside",
         "p50 1.2 ms  p95 25 ms",
@@ -111,8 +111,25 @@ def test_paused_destinations_are_named(path: Path, relay: SqliteStore) -> None:
     relay.show({**LINK, "paused": [paused | more], "paused_destinations": 1})
     lines = drawn(look(outbox_at(path), closely=True))
     assert "1 destination paused: fix the cause, and publishing resumes" in lines
-    words = "(default) / q: nacked: basic.nack; since 1 min 0 s; 1 message waits; probed in"
+    words = "(default) / q: nacked: basic.nack; for 1 min 0 s; 1 message waits; probed in"
     assert any(words in line for line in lines)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_reason_is_cut(path: Path, relay: SqliteStore, width: int) -> None:
+    why = "refused: 404 NOT_FOUND - no exchange 'orders.of.the.morning' in vhost '/shop'"
+    row = {"exchange": "orders.of.the.morning", "routing_key": None, "refusals": 3, "waiting": 9}
+    paused = row | {"reason": why, "since": time.time() - 60.5, "probe_in_s": 10.0}
+    lost = "connection lost: rabbit-1.example.com:5671: certificate verify failed: it has expired"
+    shown = {"link": "disconnected", "reason": lost, "since": time.time() - 5}
+    relay.show({**LINK, **shown, "paused": [paused], "paused_destinations": 1})
+    told = re.sub(
+        r"[\s│]+", " ", " ".join(drawn(look(outbox_at(path), closely=True), width=width, height=60))
+    )
+    assert "the relay is not connected; messages are safe, and wait" in told
+    assert f"{why}; for 1 min" in told
+    assert f"not connected for 5 s: {lost}; 2 connections made" in told
+    assert "1 x refused: 404 NOT_FOUND - no exchange 'missing' in vhost '/' (last" in told
 
 
 def test_what_needs_a_person_comes_first(path: Path, relay: SqliteStore) -> None:

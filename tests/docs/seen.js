@@ -40,6 +40,11 @@ async function look() {
   });
   seen.copyable = copy.length === all(page, ".highlight pre").length;
 
+  const session = all(page, ".highlight code").find((code) => code.textContent.startsWith("$ git"));
+  session.setAttribute("data-md-copying", ""); // as the button does
+  seen.copied = session.innerText.trim().split("\n");
+  session.removeAttribute("data-md-copying");
+
   const query = page.querySelector("[data-md-component=search-query]");
   query.focus();
   query.value = "ordering key";

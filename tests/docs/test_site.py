@@ -88,6 +88,7 @@ def test_what_a_reader_does_works_in_a_browser(tmp_path: Path) -> None:
     assert "error" not in found, found["error"]
     assert found["kinds"] == KINDS
     assert found["copyable"]
+    assert [line.split()[0] for line in found["copied"]] == ["git", "python3", "reliablepub"]
     assert any("ordering" in path or "guide" in path for path in found["found"]), found["found"]
     assert len(set(found["schemes"])) == 2
     assert found["wide"] == [], "pages that scroll sideways on a phone"

@@ -116,4 +116,7 @@ def test_the_system_too_can_say_that_the_disk_is_full(number: int) -> None:
 def test_any_other_word_of_the_system_is_passed_on() -> None:
     error = os_error(PATH, PermissionError(errno.EACCES, "Permission denied"))
     assert type(error) is OutboxError
-    assert str(error) == f"outbox {PATH} cannot be used: Permission denied"
+    assert str(error) == (
+        f"outbox {PATH} cannot be used: Permission denied; this user needs access to the file, "
+        "and may need to write to its folder"
+    )

@@ -66,6 +66,10 @@ def test_other_urls_are_refused() -> None:
         ),
         ("file:app.db?mode=ro", "needs the path of a file; 'file:app.db"),
         ("", "needs the path of a file; '' is not one"),
+        ("~/outbox.db", "only a shell expands ~"),
+        ("postgresql:/host/db", "begins with postgresql://"),
+        ("a\0b", "has the character U.0000"),
+        ("postgresql+psycopg://host/db", "write postgresql://, without the driver"),
     ],
 )
 def test_names_that_mean_something_else_to_sqlite_are_refused(where: str, words: str) -> None:

@@ -258,7 +258,7 @@ def test_what_the_system_refuses_is_told_in_its_words(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     monkeypatch.setattr(salvage_module, "Pages", refused)
-    with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: Permission denied$"):
+    with pytest.raises(OutboxError, match=f"^outbox {path} cannot be used: Permission denied;"):
         Outbox(path.with_name("new.db")).salvage(path)
     SqliteStore(path).close()  # the lease was given back
 

@@ -31,7 +31,7 @@ PAUSED = Paused("orders", None, 1, 2.0, 0.0, "refused: 404 NOT_FOUND\nx", 7)
                 paused=(Paused("", "q", 5, 2.0, 0.0, "nacked", 1),),
                 paused_destinations=1,
             ),
-            ["exchange '', routing key 'q' is paused, 1 messages wait: nacked"],
+            ["exchange '', routing key 'q' is paused, 1 message waits: nacked"],
         ),
     ],
 )

@@ -25,6 +25,7 @@ SECRET = "s3cr3t"
         ("amqp://u@h", Address("h", 5672, "u", "guest", "/", is_tls=False)),
         ("amqp://[::1]:99/v", Address("::1", 99, "guest", "guest", "v", is_tls=False)),
         ("amqp://h/%C3%BC", Address("h", 5672, "guest", "guest", "ü", is_tls=False)),
+        (" amqp://h/ ", Address("h", 5672, "guest", "guest", "/", is_tls=False)),
         ("AMQP://Host", Address("host", 5672, "guest", "guest", "/", is_tls=False)),
     ],
 )
@@ -49,6 +50,11 @@ def test_a_url_names_a_broker(url: str, expected: Address) -> None:
         (f"amqp://u:{SECRET}@h/{'v' * 256}", "255"),
         (f"amqp://u:{SECRET}/@h", "write / in a password as %2F"),
         (f"amqp://u:{SECRET}@a,,b", "names no host"),
+        (f"amqp://u:{SECRET}@h:0", "from 1 to 65535"),
+        (f"amqp://u:{SECRET}@h:5672vhost", "the vhost comes after a /"),
+        (f"http://u:{SECRET}@h:15672/", "management interface"),
+        (f"amqp://u:{SECRET}@a/,amqp://u:{SECRET}@b/", "give several as a list"),
+        (f"amqp://u:{SECRET}@a/;amqp://u:{SECRET}@b/", "give several as a list"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_without_repeating_it(url: str, problem: str) -> None:

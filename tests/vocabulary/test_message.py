@@ -97,7 +97,8 @@ CYCLE.append(CYCLE)
 
 @pytest.mark.parametrize("body", ["text", bytearray(b"x"), memoryview(b"x"), None, 1])
 def test_a_body_is_bytes(body: object) -> None:
-    assert f"body: is {type(body).__name__}, not bytes" in problem_with(body=body)
+    kind = "None" if body is None else type(body).__name__
+    assert f"body: is {kind}, not bytes" in problem_with(body=body)
 
 
 @pytest.mark.parametrize(

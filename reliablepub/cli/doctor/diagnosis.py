@@ -322,21 +322,21 @@ def _relay(status: OutboxStatus, failed: str) -> Finding:
 def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
     """The finding about the connection that a running relay itself has, or lacks."""
     link, reason = relay_status["link"], one_line(relay_status["reason"])
-    since = f"since {age(max(0.0, now - relay_status['since']))}"
+    span = f"for {age(max(0.0, now - relay_status['since']))}"
     if link == Link.CONNECTED and not reason:
-        return finding("relay", Level.OK, f"{whose} is connected {since}", about="broker")
+        return finding("relay", Level.OK, f"{whose} has been connected {span}", about="broker")
     if link == Link.CONNECTED:
-        found = f"{whose} is connected, but {reason}, {since}"
+        found = f"{whose} is connected, but {reason} ({span})"
         return finding("relay", Level.PROBLEM, found, "remove the cause; messages wait")
     if link == Link.BLOCKED:
-        found = f"the broker has blocked {whose} {since}: {reason or 'it gave no reason'}"
+        found = f"the broker has blocked {whose} {span}: {reason or 'it gave no reason'}"
         remedy = (
             "run `rabbitmq-diagnostics alarms` on the broker, and free its memory or disk: the "
             "messages wait, and are then published"
         )
         return finding("relay", Level.PROBLEM, found, remedy, about="broker")
     if not reason:
-        found = f"{whose} is not connected yet, {since}"
+        found = f"{whose} has not been connected yet, {span}"
         return finding(
             "relay", Level.WARNING, found, "run this again in a few seconds", about="broker"
         )
@@ -344,7 +344,7 @@ def _link(whose: str, relay_status: Mapping[str, Any], now: float) -> Finding:
         "the relay keeps trying; compare its own URL, user, password and TLS files, which may "
         "differ from those given here, with the broker's, and read the broker's log"
     )
-    found = f"{whose} is not connected {since}: {reason}"
+    found = f"{whose} has not been connected {span}: {reason}"
     return finding("relay", Level.PROBLEM, found, remedy, about="broker")
 
 

@@ -28,6 +28,7 @@ from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
 from reliablepub.outbox.admin.scheduling import by_ids, cancelling, rescheduling
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
+from reliablepub.outbox.admin.story import tell
 from reliablepub.outbox.database import Database
 from reliablepub.outbox.encryption import OutboxKeys
 
@@ -76,7 +77,8 @@ def retry(**common: Any) -> int:  # noqa: ANN401 - see `_step_in`
     \b
     Examples:
       reliablepub outbox retry 17 18 --outbox outbox.db
-      reliablepub outbox retry --reason NO_ROUTE --exchange orders --outbox outbox.db
+      reliablepub outbox retry --reason NO_ROUTE --exchange orders \\
+        --outbox outbox.db
       reliablepub outbox retry --all --yes --outbox outbox.db
     """
     return _step_in(Action.RETRY, GIVEN_UP_STATES, **common)
@@ -110,7 +112,8 @@ def discard(**common: Any) -> int:  # noqa: ANN401
     \b
     Examples:
       reliablepub outbox discard 17 --outbox outbox.db
-      reliablepub outbox discard --state expired --older-than 7d --yes --outbox outbox.db
+      reliablepub outbox discard --state expired --older-than 7d --yes \\
+        --outbox outbox.db
     """
     return _step_in(Action.DISCARD, GIVEN_UP_STATES, **common)
 
@@ -135,7 +138,8 @@ def reroute(
     \b
     Examples:
       reliablepub outbox reroute 17 --to-exchange orders --outbox outbox.db
-      reliablepub outbox reroute --exchange ordres --to-exchange orders --outbox outbox.db
+      reliablepub outbox reroute --exchange ordres --to-exchange orders \\
+        --outbox outbox.db
     """
     if to_exchange is None and to_routing_key is None:
         raise click.UsageError("give --to-exchange or --to-routing-key")
@@ -168,32 +172,58 @@ def _step_in(
     """Select the messages, ask, change them, and report."""
     is_filter = chosen != Selection()
     if bool(names) + is_filter + is_all != 1:
-        raise click.UsageError("give IDs, or a filter, or --all")
+        raise click.UsageError("give IDs, or a filter, or --all: one of the three")
     try:
         what = Intervention(action, exchange, routing_key, note)
     except InvalidMessage as error:
         raise click.UsageError(str(error)) from error
     chosen = chosen.within(states)
+    if is_filter and (unfit := [one for one in chosen.states if one not in FIT[action]]):
+        takes = " or ".join(FIT[action])
+        raise click.UsageError(f"{action.value} takes messages that are {takes}, not {unfit[0]}")
     with patiently("looking through the outbox"):
         ids = rows_named_or_nothing(database, names) if names else find_ids(database, chosen)
     effect = Effect()
-    if dry_run and not as_json and not names:
-        rows = find(database, chosen, limit=_PREVIEW)
-        print_rows(rows, None, COLUMNS, nothing="no message matches", lesser=LESSER)
-    if not dry_run:
+    if dry_run:
+        if names:
+            rows, effect = _foreseen(database, ids, action)
+        else:
+            rows = find(database, chosen, limit=_PREVIEW)
+        if not as_json:
+            print_rows(rows[:_PREVIEW], None, COLUMNS, nothing="no message matches", lesser=LESSER)
+    else:
         if ids and not yes and (not names or action is Action.DISCARD):
-            ask(_question(what, len(ids)))
+            ask(_question(what, ids, database.name, is_named=bool(names)))
         with counting(len(ids)) as progress:
             effect = intervene(database, ids, what, keys=keys, progress=progress)
     return _report(action, ids, effect, dry_run=dry_run, as_json=as_json, is_named=bool(names))
 
 
-def _question(what: Intervention, count: int) -> str:
+def _foreseen(
+    database: Database, ids: list[int], action: Action
+) -> tuple[list[dict[str, Any]], Effect]:
+    """The rows of messages, and those of them that the action would leave alone."""
+    rows, effect = [], Effect()
+    for id_ in ids:
+        story = tell(database, id_)
+        message = dict(story.message)
+        if message:
+            tries = sum(message[name] for name in ("nacked", "returned", "refused", "uncertain"))
+            rows.append(message | {"attempts": tries})
+        if story.state == "in flight":
+            effect.in_flight.append(id_)
+        elif story.state not in FIT[action]:
+            effect.unfit.append(id_)
+    return rows, effect
+
+
+def _question(what: Intervention, ids: list[int], outbox: str, *, is_named: bool) -> str:
     for_good = " for good" if what.action is Action.DISCARD else ""
     to = [f"exchange {what.exchange!r}"] if what.exchange is not None else []
     to += [f"routing key {what.routing_key!r}"] if what.routing_key is not None else []
     where = f" to {', '.join(to)}" if to else ""
-    return f"{what.action.value} {count_of(count, 'message')}{where}{for_good}?"
+    which = named(ids) if is_named else count_of(len(ids), "message")
+    return f"{what.action.value} {which} of {outbox}{where}{for_good}?"
 
 
 def _report(
@@ -201,21 +231,22 @@ def _report(
 ) -> int:
     result = _counts(action.value, ids, effect, dry_run=dry_run)
     _print(result | {"possibly_persisted": effect.possible}, _DONE[action], as_json=as_json)
+    left_alone = "would be left alone" if dry_run else "left alone"
     if effect.possible:
         print_note(
             f"a queue may still have {named(effect.possible)}: an attempt had no answer, "
             "or was nacked; do not publish them again under another message id"
         )
     if effect.damaged:
-        print_error(f"{named(effect.damaged)} left alone: damaged, or unfit for the new address")
+        print_error(f"{named(effect.damaged)} {left_alone}: damaged, or unfit for the new address")
     if effect.in_flight:
         print_note(
-            f"{named(effect.in_flight)} left alone: in flight, so the broker may have it; wait "
+            f"{named(effect.in_flight)} {left_alone}: in flight, so the broker may have it; wait "
             "for its answer, or stop the relay first"
         )
     if effect.unfit and is_named:
         allowed = " or ".join(FIT[action])
-        print_error(f"{named(effect.unfit)} left alone: gone, or not {allowed}")
+        print_error(f"{named(effect.unfit)} {left_alone}: gone, or not {allowed}")
     if effect.damaged or (effect.unfit and is_named):
         return Exit.BAD_INPUT
     return Exit.OPEN if effect.in_flight else Exit.CONFIRMED
@@ -252,12 +283,13 @@ def cancel(
     \b
     Examples:
       reliablepub outbox cancel 'order 17 created' --outbox outbox.db
-      reliablepub outbox cancel 17 18 --yes --note 'customer has left' --outbox outbox.db
+      reliablepub outbox cancel 17 18 --yes --note 'customer has left' \\
+        --outbox outbox.db
     """
     what = cancelling(note or "cancelled")
     ids = rows_named_or_nothing(database, names)
     if not (dry_run or yes):
-        ask(f"cancel {count_of(len(ids), 'message')} for good?")
+        ask(f"cancel {named(ids)} of {database.name} for good?")
     return _change(database, ids, what, "cancelled", dry_run=dry_run, as_json=as_json)
 
 
@@ -297,7 +329,8 @@ def reschedule(
 
     \b
     Examples:
-      reliablepub outbox reschedule 17 --not-before 2026-12-24T18:00:00+01:00 --outbox outbox.db
+      reliablepub outbox reschedule 17 \\
+        --not-before 2026-12-24T18:00:00+01:00 --outbox outbox.db
     """
     what = rescheduling(not_before, note)
     ids = rows_named_or_nothing(database, names)
@@ -352,6 +385,7 @@ def _print(result: dict[str, Any], done: str, *, as_json: bool) -> None:
     if as_json:
         print_json(result)
     elif result["dry_run"]:
-        print_result(f"{count_of(result['chosen'], 'message')} would be {done}")
+        fit = result["chosen"] - len(result["unfit"]) - len(result.get("in_flight", ()))
+        print_result(f"{count_of(fit, 'message')} would be {done}")
     else:
         print_result(f"{count_of(result['changed'], 'message')} {done}")

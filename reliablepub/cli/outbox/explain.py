@@ -61,7 +61,8 @@ def explain(name: str, database: Database, as_json: bool) -> int:
     \b
     Examples:
       reliablepub outbox explain 17 --outbox outbox.db
-      reliablepub outbox explain 7e6b9a0c-52f1-4a53-9d6a-6a0b0f6f5d0e --outbox outbox.db
+      reliablepub outbox explain 7e6b9a0c-52f1-4a53-9d6a-6a0b0f6f5d0e \\
+        --outbox outbox.db
     """
     with patiently("looking for it"):
         rows = rows_named(database, (name,))
@@ -84,7 +85,7 @@ def told(story: Story, database: Database, now: float) -> list[str]:
     if message:
         key = f", ordering key {message['ordering_key']!r}" if message["ordering_key"] else ""
         where = f"exchange {message['exchange']!r} with routing key {message['routing_key']!r}"
-        lines.append(f"  to {where}{key}; {message['body_bytes']} bytes")
+        lines.append(f"  to {where}{key}; {count_of(message['body_bytes'], 'byte')}")
         lines.append(f"  stored {ago(message['stored_at'], now)}")
     is_due = story.state == "waiting" and (message["due_at"] or now + 1) <= now
     where = "is open, and due" if is_due else _WHERE[story.state]
@@ -127,10 +128,12 @@ def _why(story: Story) -> list[str]:
 
 def next_words(story: Story, database: Database, now: float) -> str:
     """What happens next, and what the operator can do."""
-    since = ago(story.relay.get("since"), now)
+    since, span = ago(story.relay.get("since"), now), _span(story, now)
     reason = one_line(story.relay.get("reason") or "no connection yet")
+    is_blocked = story.relay.get("link") == "blocked"
     words = {
-        Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes",
+        Next.ANSWER: "the relay waits for the broker's answer, and sends it again if none comes"
+        + (f"; but the broker has blocked the relay{span}: {reason}" if is_blocked else ""),
         Next.SENT: f"the relay (process {story.relay_pid}) sends it after the "
         f"{count_of(story.before or 0, 'message')} before it",
         Next.SENT_LATER: f"the relay (process {story.relay_pid}) sends it "
@@ -138,16 +141,24 @@ def next_words(story: Story, database: Database, now: float) -> str:
         Next.HELD: f"it waits for message {story.held_by}, which has the same ordering key and "
         f"goes first; see `reliablepub outbox explain {story.held_by}`",
         Next.PAUSED: _paused_words(story, now),
-        Next.CONNECTED: f"nothing until the relay (process {story.relay_pid}) is connected; it is "
-        f"not, since {since}: {reason}",
+        Next.CONNECTED: f"nothing until the relay (process {story.relay_pid}) is connected; it "
+        f"has not been{span}: {reason}",
         Next.UNBLOCKED: f"nothing until the broker lifts its block, which it set {since}: {reason}",
         Next.RELAYED: "nothing, because no relay runs for this outbox; start one: "
         f"`reliablepub relay --outbox {database.name}`",
         Next.DECIDED: f"nothing until you decide: `reliablepub outbox retry {story.id}`, `reroute` "
         "or `discard`",
-        Next.NOTHING: "nothing; if it did not arrive, look at the queue and its consumers",
+        Next.NOTHING: "nothing: it is not sent again"
+        if story.state == "discarded"
+        else "nothing; if it did not arrive, look at the queue and its consumers",
     }
     return words[story.next]
+
+
+def _span(story: Story, now: float) -> str:
+    """How long the connection has been as it is, if that is known."""
+    since = story.relay.get("since")
+    return "" if since is None else f" for {age(max(0.0, now - since))}"
 
 
 def _paused_words(story: Story, now: float) -> str:

@@ -17,7 +17,15 @@ import click
 from reliablepub.cli.choosing import Duration, selection_options, selection_options_of_waiting
 from reliablepub.cli.commands import Command, Exit
 from reliablepub.cli.options import form_option, inspected_option, limit_option
-from reliablepub.cli.output import ago, count_of, print_error, print_result, print_rows, size_of
+from reliablepub.cli.output import (
+    ago,
+    count_of,
+    print_error,
+    print_json,
+    print_result,
+    print_rows,
+    size_of,
+)
 from reliablepub.cli.progress import patiently
 from reliablepub.outbox.admin.inspection import read_ambiguous, read_in_flight
 from reliablepub.outbox.admin.scheduling import due
@@ -34,7 +42,7 @@ def _said(row: Mapping[str, Any]) -> str:
 
 
 _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
-    "confirmed too": lambda row: "yes" if row["is_confirmed"] else "no",
+    "confirmed": lambda row: "yes" if row["is_confirmed"] else "no",
     "due": lambda row: ago(row["due_at"]),
     "epoch": itemgetter("epoch"),
     "exchange": lambda row: row["exchange"] or "(default)",
@@ -53,7 +61,7 @@ _CELLS: Final[dict[str, Callable[[Mapping[str, Any]], object]]] = {
     "stored": lambda row: ago(row["stored_at"]),
     "tag": itemgetter("tag"),
     "tries": itemgetter("attempts"),
-    "uncertain attempts": itemgetter("unsure"),
+    "uncertain": itemgetter("unsure"),
 }
 """The cell of each column, by its title."""
 
@@ -67,7 +75,7 @@ COLUMNS: Final = _columns(
     *("exchange", "routing key", "size", "message id", "said"),
 )
 """Columns of a table of messages."""
-LESSER: Final = ("message id", "size", "due", "stored", "exchange")
+LESSER: Final = ("message id", "size", "due", "stored", "exchange", "tries")
 """Columns that a narrow terminal does not show; the first ones are left out first."""
 
 
@@ -87,7 +95,8 @@ def list_messages(
     \b
     Examples:
       reliablepub outbox list --state parked --outbox outbox.db
-      reliablepub outbox list --exchange 'orders*' --older-than 10m --outbox outbox.db
+      reliablepub outbox list --exchange 'orders*' --older-than 10m \\
+        --outbox outbox.db
       reliablepub outbox list --reason 404 --sort attempts --outbox outbox.db
     """
     with patiently("looking through the outbox"):
@@ -117,7 +126,8 @@ def schedule(
     \b
     Examples:
       reliablepub outbox schedule --outbox outbox.db
-      reliablepub outbox schedule --within 10m --exchange 'reminders*' --outbox outbox.db
+      reliablepub outbox schedule --within 10m --exchange 'reminders*' \\
+        --outbox outbox.db
     """
     due_before = None if within is None else time.time() + within
     with patiently("looking through the outbox"):
@@ -146,7 +156,8 @@ def in_flight(database: Database, limit: int, form: str | None) -> int:
     """
     found = read_in_flight(database, limit=limit)
     columns = _columns("epoch", "tag", "sent", "id", "exchange", "routing key", "message id")
-    print_rows(found, form, columns, nothing="nothing is in flight", limit=limit)
+    lesser = ("routing key", "exchange")
+    print_rows(found, form, columns, nothing="nothing is in flight", lesser=lesser, limit=limit)
     return Exit.CONFIRMED
 
 
@@ -166,8 +177,9 @@ def duplicates(database: Database, limit: int, form: str | None) -> int:
     """
     with patiently("reading the history"):
         found = read_ambiguous(database, limit=limit)
-    columns = _columns("id", "message id", "uncertain attempts", "confirmed too", "first", "last")
-    print_rows(found, form, columns, nothing="no attempt had an uncertain outcome", limit=limit)
+    columns = _columns("id", "message id", "uncertain", "confirmed", "first", "last")
+    nothing, lesser = "no attempt had an uncertain outcome", ("first", "message id")
+    print_rows(found, form, columns, nothing=nothing, lesser=lesser, limit=limit)
     return Exit.CONFIRMED
 
 
@@ -202,22 +214,26 @@ def keys(
         raise click.UsageError("give --resume or --skip, not both")
     with Outbox(database) as opened:
         if resume is not None or skip is not None:
-            return _let_go(opened, resume, skip)
+            return _let_go(opened, resume, skip, as_json=form == "json")
         found = opened.held_keys(limit)
     columns = _columns(
         "key", "holds back", "id", "since", "exchange", "routing key", "message id", "said"
     )
     rows = [asdict(key) for key in found]
-    print_rows(rows, form, columns, nothing="no key is held", limit=limit)
+    lesser = ("message id", "exchange", "routing key", "since")
+    print_rows(rows, form, columns, nothing="no key is held", lesser=lesser, limit=limit)
     return Exit.CONFIRMED
 
 
-def _let_go(outbox: Outbox, resume: str | None, skip: str | None) -> int:
+def _let_go(outbox: Outbox, resume: str | None, skip: str | None, *, as_json: bool) -> int:
     if resume is not None:
         moved, what = outbox.resume_key(resume), "put back"
     else:
         moved, what = outbox.skip_key(skip or ""), "skipped"
-    print_result(f"{count_of(moved, 'message')} {what}")
+    if as_json:
+        print_json({"action": "skip" if resume is None else "resume", "changed": moved})
+    else:
+        print_result(f"{count_of(moved, 'message')} {what}")
     if not moved:
         print_error("no parked message holds this key")
         return Exit.BAD_INPUT

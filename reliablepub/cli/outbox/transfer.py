@@ -66,7 +66,8 @@ def export_messages(
 
     \b
     Examples:
-      reliablepub outbox export --state parked --to parked.ndjson --outbox outbox.db
+      reliablepub outbox export --state parked --to parked.ndjson \\
+        --outbox outbox.db
       reliablepub outbox export 17 --outbox outbox.db
     """
     if names and chosen != Selection():

@@ -74,7 +74,8 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
     Examples:
       reliablepub outbox create --outbox outbox.db
       reliablepub outbox create --outbox postgresql://app@db/shop
-      reliablepub outbox create --outbox postgresql://app@db/shop --sql | psql -1 shop
+      reliablepub outbox create --outbox postgresql://app@db/shop --sql | \\
+        psql -1 shop
     """
     if database.file is not None:
         if wanted or allows_loss or shards > 1:
@@ -165,7 +166,8 @@ def prune(
     \b
     Examples:
       reliablepub outbox prune --dry-run --parked 30d --outbox outbox.db
-      reliablepub outbox prune --expired 7d --confirmed 1d --yes --outbox outbox.db
+      reliablepub outbox prune --expired 7d --confirmed 1d --yes \\
+        --outbox outbox.db
     """
     now = time.time()
     times = Times(
@@ -179,7 +181,7 @@ def prune(
         found = foresee(database, times)
     if not dry_run:
         if found.messages and not yes:
-            ask(f"delete {_of_messages(found)} for good?")
+            ask(f"delete {_of_messages(found)} of {database.name} for good?")
         with following() as progress:
             found = prune_outbox(database, times, note=note, progress=progress)
     if as_json:
@@ -231,7 +233,8 @@ def rekey(database: Database, outbox_keys: OutboxKeys | None, as_json: bool) -> 
     \b
     Examples:
       reliablepub outbox rekey --outbox-keys keys --outbox outbox.db
-      reliablepub outbox rekey --outbox-keys keys --accept-plaintext --outbox outbox.db
+      reliablepub outbox rekey --outbox-keys keys --accept-plaintext \\
+        --outbox outbox.db
     """
     if outbox_keys is None:
         raise click.UsageError("give --outbox-keys")

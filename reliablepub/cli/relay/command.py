@@ -60,7 +60,10 @@ class _Relay(ConfigurableCommand):
 @click.command(
     cls=_Relay,
     exits={
-        0: "stopped by a signal, or with --drain: nothing is open (parked messages are reported)",
+        0: (
+            "stopped by a signal, or with --drain: nothing is left that may be sent now "
+            "(messages that are parked or wait are reported)"
+        ),
         2: "bad usage or configuration",
         3: "--drain was interrupted while messages were open, or a second signal ended the relay",
         4: "the outbox cannot be used, another process relays it, or the relay has failed",
@@ -99,7 +102,7 @@ class _Relay(ConfigurableCommand):
     help="Address that --health-port listens on; other machines cannot reach the default.",
 )
 @tracing_option
-@click.option("--drain", is_flag=True, help="End once no message is open.")
+@click.option("--drain", is_flag=True, help="End once no message is open that may be sent now.")
 @click.option(
     "--standby",
     is_flag=True,
@@ -179,10 +182,7 @@ def relay(  # noqa: PLR0917 - one argument for each option
         time.monotonic() - begun,
         as_json=as_json or loglines.is_json(),
     )
-    if drain and stop.is_set and status.open:
-        print_error(f"interrupted; {_still_open(status)}")
-        return Exit.OPEN
-    return Exit.CONFIRMED
+    return _drained(status, is_done=not stop.is_set) if drain and status.open else Exit.CONFIRMED
 
 
 def _settings(ctx: click.Context) -> Settings:
@@ -280,6 +280,19 @@ def _report(
         )
 
 
+def _drained(status: Status, *, is_done: bool) -> Exit:
+    """Say what ``--drain`` has left open, and why."""
+    if not is_done:
+        print_error(f"interrupted; {_still_open(status)}")
+        return Exit.OPEN
+    they_wait = "it waits for its" if status.open == 1 else "they wait for their"
+    print_note(
+        f"{_still_open(status)}: {they_wait} time, or for an ordering key that a parked message "
+        "holds; see `reliablepub outbox schedule` and `reliablepub outbox keys`"
+    )
+    return Exit.CONFIRMED
+
+
 def _still_open(status: Status) -> str:
-    are = "is" if status.open == 1 else "are"
-    return f"{count_of(status.open, 'message')} {are} still open, and stay in the outbox"
+    are, stay = ("is", "stays") if status.open == 1 else ("are", "stay")
+    return f"{count_of(status.open, 'message')} {are} still open, and {stay} in the outbox"

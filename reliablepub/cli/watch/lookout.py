@@ -109,7 +109,7 @@ def relay_words(seen: Mapping[str, Any]) -> str:
 
 
 def link_words(seen: Mapping[str, Any], now: float) -> str:
-    """The state of the relay's connection to the broker, since when, and the reason; or of each."""
+    """The state of the relay's connection to the broker, its age and reason; or of each shard's."""
     return _each(seen, lambda row: _link_words(row, now))
 
 
@@ -125,9 +125,10 @@ def _link_words(row: Mapping[str, Any], now: float) -> str:
         return "unknown: no relay runs"
     link = {"connected": "connected", "blocked": "blocked by the broker", "failed": "failed"}
     words = link.get(row["link"], "not connected")
-    since = f" since {age(now - row['since'])}" if row["since"] else ""
+    lasts = age(max(0.0, now - row["since"])) if row["since"] else ""
+    span = f" {lasts} ago" if row["link"] == "failed" else f" for {lasts}"
     reason = f": {one_line(row['reason'])}" if row["reason"] else ""
-    return f"{words}{since}{reason}"
+    return f"{words}{span if lasts else ''}{reason}"
 
 
 def disk_words(seen: Mapping[str, Any]) -> str:

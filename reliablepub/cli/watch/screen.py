@@ -4,11 +4,13 @@ Knows: the snapshot (`lookout`), and rich. Must never know: where the values com
 refresh, or keys.
 
 Two panels stand side by side from 80 columns on, and one above the other below that. The most
-urgent lines come first, so a terminal with few lines cuts off the least important ones.
+urgent lines come first, so a terminal with few lines cuts off the least important ones. A reason is
+wrapped; only the newest failures, whose reasons are above them, are cut at the terminal's width.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -27,8 +29,10 @@ _REMEMBERED: Final = 60
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _PANEL: Final = 2
 """Lines of a panel's frame."""
-_ABOVE: Final = 3
-"""Lines above the panels: outbox, relay, advice."""
+_BESIDE: Final = 4
+"""Columns of a panel's frame."""
+_RELAY_SHARE: Final = 8
+"""The relay and the advice above the panels have at most an eighth of the lines each, or one."""
 
 
 class Trail:
@@ -65,26 +69,30 @@ def draw(seen: Look, trail: Trail, *, width: int, height: int, hint: str) -> Ren
     is_wide = width >= WIDE
     flow = _panel("flow", _flow(seen, trail, width // 2 if is_wide else width))
     counts = _panel("messages", _messages(seen))
-    parts: list[RenderableType] = [_head(seen), _relay(seen), advice(seen)]
+    most = max(1, height // _RELAY_SHARE)
+    urgent, relay = advice(seen), _fitting(_relay(seen, width), most)
+    told = _fitting(_wrapped(urgent.plain, width, style=str(urgent.style), indent=2), most)
+    above = 1 + len(relay) + len(told)
+    parts: list[RenderableType] = [_head(seen), *relay, *told]
     if is_wide:
         beside = Table.grid(expand=True)
         beside.add_column(ratio=2)
         beside.add_column(ratio=3)
         beside.add_row(counts, flow)
         parts.append(beside)
-        used = _ABOVE + _PANEL + max(_COUNTS_LINES, _FLOW_LINES)
+        used = above + _PANEL + max(_COUNTS_LINES, _FLOW_LINES)
     else:
         parts += [counts, flow]
-        used = _ABOVE + 2 * _PANEL + _COUNTS_LINES + _FLOW_LINES
+        used = above + 2 * _PANEL + _COUNTS_LINES + _FLOW_LINES
     paused, reasons = seen.more["paused"] or [], seen.more["reasons"]
     for title, rows in (
-        ("paused destinations", _paused(paused, seen)),
-        ("why", _reasons(reasons, seen)),
+        ("paused destinations", _paused(paused, seen, width - _BESIDE)),
+        ("why", _reasons(reasons, seen, width - _BESIDE)),
     ):
         room = height - used - _PANEL - 1
         if rows and room > 0:
-            parts.append(_panel(title, Group(*rows[:room])))
-            used += _PANEL + len(rows[:room])
+            parts.append(_panel(title, Group(*_fitting(rows, room))))
+            used += _PANEL + min(len(rows), room)
     room = height - used - _PANEL - 1
     if room > 0:
         parts.append(_panel("newest failures", Group(*_failures(seen, room, is_wide=is_wide))))
@@ -125,7 +133,7 @@ def _head(seen: Look) -> Text:
     return _line(f"{seen.more['outbox']}  ({disk})", "bold")
 
 
-def _relay(seen: Look) -> Text:
+def _relay(seen: Look, width: int) -> list[Text]:
     pid, link = seen.more["relay_pid"], seen.more["link"]
     one = f"relay {pid}" if len(seen.more["relays"]) == 1 else "relays"
     who = "no relay" if pid is None else one
@@ -133,7 +141,7 @@ def _relay(seen: Look) -> Text:
     again = f"; {count_of(made, 'connection')} made" if made and made > 1 else ""
     style = {"connected": "green", "blocked": "yellow", "disconnected": "red"}.get(link, "")
     words = "" if pid is None else f": {link_words(seen.more, seen.now)}"
-    return _line(f"{who}{words}{again}", style)
+    return _wrapped(f"{who}{words}{again}", width, style=style, indent=2)
 
 
 _COUNTS_LINES: Final = 6
@@ -194,15 +202,20 @@ def _rate(rate: float | None) -> str:
     return "" if rate is None else f"{rate:,.0f}/s"
 
 
-def _paused(paused: list[Mapping[str, Any]], seen: Look) -> list[Text]:
-    return [_line(paused_words(row, seen.now, seen.now), "yellow") for row in paused]
+def _paused(paused: list[Mapping[str, Any]], seen: Look, width: int) -> list[Text]:
+    lines = []
+    for row in paused:
+        words = paused_words(row, seen.now, seen.now)
+        lines += _wrapped(words, width, style="yellow", indent=2)
+    return lines
 
 
-def _reasons(reasons: list[Mapping[str, Any]], seen: Look) -> list[Text]:
+def _reasons(reasons: list[Mapping[str, Any]], seen: Look, width: int) -> list[Text]:
     lines = []
     for row in reasons:
         last = age(max(0.0, seen.now - row["last_at"]))
-        lines.append(_line(f"{row['attempts']:>5} x  {_said(row)}  (last {last} ago)"))
+        words = f"{row['attempts']:>5} x  {_said(row)}  (last {last} ago)"
+        lines += _wrapped(words, width, indent=9)
     return lines
 
 
@@ -227,6 +240,27 @@ def _address(exchange: str | None, routing_key: str | None) -> str:
     if exchange is None:
         return "(gone)"
     return one_line(f"{exchange or '(default)'} / {routing_key}")
+
+
+def _wrapped(text: str, width: int, *, style: str = "", indent: int) -> list[Text]:
+    """The text as lines of the width; the lines after the first are indented."""
+    parts = textwrap.wrap(
+        printable(text),
+        max(width, 2 * indent),
+        subsequent_indent=" " * indent,
+        drop_whitespace=True,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+    )
+    return [_line(part, style) for part in parts] or [_line("", style)]
+
+
+def _fitting(lines: list[Text], room: int) -> list[Text]:
+    """The first lines, as many as there is room for; the last of them shows that more follow."""
+    if len(lines) <= room:
+        return lines
+    last = lines[room - 1]
+    return [*lines[: room - 1], _line(f"{last.plain}…", str(last.style))]
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -18,12 +18,11 @@ from typing import Any, Final
 import psycopg
 
 from reliablepub.errors import (
-    ConfigurationError,
     OutboxError,
     OutboxUnreachable,
     OutboxUnsure,
 )
-from reliablepub.outbox.database import KEYS_KEPT_S
+from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.postgres.rows import texts_of
@@ -175,6 +174,8 @@ def _first(entry: Entry, found: tuple[Any, ...]) -> str:
     return entry.message.message_id
 
 
+_ASYNC: Final = ("asyncpg.", "sqlalchemy.ext.asyncio.")
+"""Modules of asynchronous connections, some of which cannot be entered."""
 _COLUMNS: Final = (
     "message_id",
     "exchange",
@@ -239,16 +240,15 @@ def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any librar
     Raises:
         ConfigurationError: it is another one.
     """
-    if hasattr(connection, "get_bind"):  # SQLAlchemy's Session
+    module = type(connection).__module__
+    is_async = hasattr(connection, "__aenter__") or module.startswith(_ASYNC)
+    if not is_async and hasattr(connection, "get_bind"):  # SQLAlchemy's Session
         connection = connection.connection()
-    if hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's Connection
+    if not is_async and hasattr(connection, "exec_driver_sql"):  # SQLAlchemy's Connection
         return connection, True
-    if isinstance(connection, sqlite3.Connection) or not hasattr(connection, "cursor"):
-        kind = type(connection).__name__
-        raise ConfigurationError(
-            f"connection is of type {kind}; it must be psycopg's, psycopg2's, Django's or "
-            "SQLAlchemy's"
-        )
+    if is_async or isinstance(connection, sqlite3.Connection) or not hasattr(connection, "cursor"):
+        needed = "the outbox needs a connection of psycopg, psycopg2, Django or SQLAlchemy"
+        raise unfit_connection(connection, needed)
     return connection, False
 
 

@@ -132,7 +132,9 @@ def add_outbox(cursor: sqlite3.Cursor, path: Path) -> None:
 
 BUSY_TIMEOUT_S: Final = 5.0
 _CLAIMS_MAX: Final = 9
-_ADDED: Final = "Outbox.create(), its first message or its relay creates it"
+_ADDED: Final = (
+    "`reliablepub outbox create`, Outbox.create(), its first message or its relay creates it"
+)
 PAGE_BYTES: Final = 8_192
 """Page size of a new file. A commit of many messages writes fewer bytes than with pages of 4 KiB,
 in half as many writes. A commit of one message writes twice as many, and takes hardly longer."""
@@ -275,13 +277,18 @@ def looking(path: Path) -> Iterator[tuple[sqlite3.Connection, bool]]:
 
     Raises:
         NotAnOutbox: there is no file, it is no database, or its outbox is of another version.
+        OutboxError: this user may not look for the file.
     """
     try:
         found = path.stat()
+    except PermissionError as error:
+        raise OutboxError(
+            f"outbox {path} cannot be seen by this user: {error.strerror}; run this as its owner"
+        ) from error
     except OSError:
-        found = None
-    if found is None or not stat.S_ISREG(found.st_mode):
-        raise NotAnOutbox(f"there is no outbox {path}; {_ADDED}")
+        raise NotAnOutbox(f"there is no outbox {path}; {_ADDED}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise NotAnOutbox(f"{path} is not a regular file; an outbox is a regular file")
     real = path.resolve()
     check_side_files(real)
     if takes_over(real):

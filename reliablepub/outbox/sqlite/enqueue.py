@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from reliablepub.errors import ConfigurationError, OutboxError, OutboxMoved
+from reliablepub.outbox.database import unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
 from reliablepub.outbox.rows import row_of
@@ -60,11 +61,8 @@ class Enqueuing:
                 unless SQLite has ended it. No other one is left open.
         """
         if not isinstance(connection, sqlite3.Connection):
-            raise ConfigurationError(
-                f"connection is of type {type(connection).__name__}, and outbox {self.path} needs "
-                "a sqlite3.Connection to its file; reliablepub.integrations joins transactions of "
-                "SQLAlchemy and Django"
-            )
+            needed = f"outbox {self.path} needs a sqlite3.Connection to its file"
+            raise unfit_connection(connection, needed)
         use = GATE.begin_use()
         try:
             # The caller's factories are set aside, since they could change what is read here.

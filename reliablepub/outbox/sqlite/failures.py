@@ -148,7 +148,10 @@ def os_error(path: Path, error: OSError) -> OutboxError:
             f"the disk is full under outbox {path} ({error.strerror}); free some space and "
             "try again"
         )
-    return OutboxError(f"outbox {path} cannot be used: {error.strerror}")
+    remedy = ""
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        remedy = "; this user needs access to the file, and may need to write to its folder"
+    return OutboxError(f"outbox {path} cannot be used: {error.strerror}{remedy}")
 
 
 def _code(error: sqlite3.Error) -> int:

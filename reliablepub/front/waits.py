@@ -1,0 +1,32 @@
+"""How long a caller waits: one check of every ``timeout_s``.
+
+Knows: numbers. Must never know: what the caller waits for, or a clock.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+from reliablepub.errors import ConfigurationError
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, and not nan."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value  # noqa: PLR0124 - false for nan
+
+
+def seconds_of(timeout_s: float | None) -> float | None:
+    """Return the time to wait. A negative one is 0: callers compute it as a deadline minus now.
+
+    Args:
+        timeout_s: seconds, or None to wait without limit.
+
+    Raises:
+        ConfigurationError: it is not a number.
+    """
+    if timeout_s is None:
+        return None
+    if not is_number(timeout_s):
+        msg = f"timeout_s is {timeout_s!r:.80}; it must be a number of seconds, or None"
+        raise ConfigurationError(msg)
+    return max(0.0, timeout_s)

@@ -1,0 +1,314 @@
+"""Natural mistakes of a newcomer: the error says what happened and what to write instead."""
+
+import asyncio
+import email.message
+import math
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+from tenacity import stop_after_attempt, wait_fixed
+
+from reliablepub import (
+    AsyncPublisher,
+    ConfigurationError,
+    InvalidMessage,
+    Message,
+    Outbox,
+    OutboxKeys,
+    Publisher,
+    PublisherClosed,
+    Queue,
+    Retries,
+    RetryPolicy,
+    StillOpen,
+    Topology,
+    provision,
+)
+from reliablepub.outbox.postgres.enqueue import execute
+
+AWAY = "amqp://guest:guest@127.0.0.1:1/"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "outbox.db"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("routingkey", "did you mean 'routing_key'?"),
+        ("header", "did you mean 'headers'?"),
+        ("queue", "leave out the exchange and give its name as routing_key"),
+        ("delivery_mode", "persistent=False"),
+        ("mandatory", "it is always on"),
+        ("properties", "an argument of its own"),
+        ("xyz", "fields are exchange, routing_key"),
+    ],
+)
+def test_a_misspelt_field_names_the_right_one(path: Path, name: str, hint: str) -> None:
+    words = f"unexpected keyword argument '{name}': .*{hint.replace('?', '[?]')}"
+    with pytest.raises(TypeError, match=words):
+        Outbox(path).enqueue(b"x", **{name: "q"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=words):
+        Outbox(path).enqueue(Message(b"x"), **{name: "q"})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=words):
+        Message.json({}, **{name: "q"})  # type: ignore[arg-type]
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        with pytest.raises(TypeError, match=words):
+            publisher.publish(b"x", **{name: "q"})  # type: ignore[arg-type]
+        assert publisher.status.open == 0
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("confirm_timeout", "did you mean confirm_timeout_s"), ("xyz", "see PublisherOptions")],
+)
+def test_a_misspelt_option_names_the_right_one(door: Any, name: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}': {hint}"):
+        door(AWAY, outbox=None, **{name: 1})
+
+
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_from_env_takes_the_outbox_from_its_variable(door: Any) -> None:
+    with pytest.raises(TypeError, match="'outbox': from_env takes it from RELIABLEPUB_OUTBOX"):
+        door.from_env(outbox="o.db")
+
+
+def test_a_connection_is_for_the_other_publisher() -> None:
+    with pytest.raises(TypeError, match="'connection': only an AsyncPublisher takes one"):
+        Publisher(AWAY, outbox=None, connection=object())  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"a": 1}, r"is dict, not bytes; Message.json\(value"),
+        ("text", r"is str, not bytes; encode it"),
+        (None, r"is None, not bytes; an empty body is b''"),
+        (
+            email.message.Message(),
+            r"is email.message.Message, not bytes or a reliablepub.Message$",
+        ),
+        (aio_pika.Message(b"x"), r"is aio_pika.message.Message, not bytes or a reliablepub"),
+    ],
+)
+def test_a_body_that_is_not_bytes(path: Path, body: Any, words: str) -> None:
+    with pytest.raises(InvalidMessage, match=words):
+        Outbox(path).enqueue(body, routing_key="q")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"close_timeout_s": -1}, "close_timeout_s is -1; it must be a number of seconds, 0 or"),
+        ({"close_timeout_s": None}, "close_timeout_s is None"),
+        ({"full_timeout_s": -1}, "full_timeout_s is -1"),
+        ({"keep_confirmed_s": math.nan}, "keep_confirmed_s is nan"),
+        ({"confirm_timeout_s": "30"}, "confirm_timeout_s is '30'; it must be more than 0"),
+        ({"window_max": True}, "window_max is True"),
+        ({"retry": "forever"}, "retry is of type str, not RetryPolicy"),
+        ({"topology": {}}, "topology is of type dict, not Topology"),
+        ({"outbox_keys": "k"}, "outbox_keys is of type str, not OutboxKeys"),
+        ({"hooks": print}, "hooks is of type builtin_function_or_method; it takes a list"),
+    ],
+)
+@pytest.mark.parametrize("door", [Publisher, AsyncPublisher])
+def test_an_option_of_the_wrong_kind(door: Any, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        door(AWAY, outbox=None, **options)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        (None, "the URL is None; expected amqp://"),
+        (b"amqp://h/", "the URL is of type bytes, not str"),
+        ([None], "the URL is of type NoneType, not str"),
+    ],
+)
+def test_a_url_that_is_no_text(url: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Publisher(url, outbox=None)
+
+
+@pytest.mark.parametrize("where", [b"outbox.db", 5, sqlite3.connect(":memory:")])
+def test_an_outbox_that_is_no_path(where: Any) -> None:
+    words = "given as a path or a URL; this is of type"
+    with pytest.raises(ConfigurationError, match=words):
+        Outbox(where)
+    with pytest.raises(ConfigurationError, match=words):
+        Publisher(AWAY, outbox=where)
+
+
+@pytest.mark.parametrize("timeout_s", ["1", math.nan, True])
+def test_a_time_to_wait_that_is_no_number(timeout_s: Any) -> None:
+    words = "timeout_s is .*; it must be a number of seconds, or None"
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        receipt = publisher.publish(b"x", routing_key="q")
+        calls: list[Callable[[Any], object]] = [receipt.result, publisher.flush, publisher.close]
+        for call in calls:
+            with pytest.raises(ConfigurationError, match=words):
+                call(timeout_s)
+        publisher.publish(b"x", routing_key="q")  # it is still open
+
+    async def main() -> None:
+        async with AsyncPublisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+            receipt = await publisher.publish(b"x", routing_key="q")
+            for call in (receipt.result, publisher.flush, publisher.aclose):
+                with pytest.raises(ConfigurationError, match=words):
+                    await call(timeout_s)
+            await publisher.publish(b"x", routing_key="q")
+
+    asyncio.run(main())
+
+
+def test_a_deadline_that_has_passed_is_no_wait() -> None:
+    """Callers compute the time that is left; it may be negative."""
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        receipt = publisher.publish(b"x", routing_key="q")
+        with pytest.raises(StillOpen, match="still open after 0 s"):
+            receipt.result(timeout_s=-1)
+        assert publisher.close(timeout_s=-1).open == 1
+        with pytest.raises(PublisherClosed, match=r"is closed, .*; open a new one"):
+            publisher.publish(b"x", routing_key="q")
+        with pytest.raises(PublisherClosed, match="stays in the outbox, if there is one"):
+            receipt.result()
+
+
+def test_messages_that_are_none() -> None:
+    with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+        words = r"one is of type bytes, not Message; Message\(body, routing_key=...\) makes one"
+        with pytest.raises(InvalidMessage, match=words):
+            publisher.publish_many([b"x"])  # type: ignore[list-item]
+
+
+def test_an_empty_key_would_be_shared_by_all_messages_without_one(path: Path) -> None:
+    with pytest.raises(InvalidMessage, match="key: is empty"):
+        Outbox(path).enqueue(b"x", routing_key="q", key="")
+
+
+@pytest.mark.parametrize(
+    ("ids", "words"),
+    [
+        ("17", "ids is of type str; it takes a list"),
+        (17, "ids is of type int; it takes a list"),
+        (["0c7ad4ea"], "id '0c7ad4ea' is not a number; .*`reliablepub outbox retry` takes"),
+    ],
+)
+def test_retry_takes_numbers_of_rows(path: Path, ids: Any, words: str) -> None:
+    outbox = Outbox(path)
+    outbox.enqueue(b"x", routing_key="q")
+    with pytest.raises(ConfigurationError, match=words):
+        outbox.retry(ids)
+
+
+def test_provision_checks_its_arguments_first() -> None:
+    with pytest.raises(ConfigurationError, match="topology is of type dict, not Topology"):
+        provision(AWAY, {})  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="timeout_s is -1; it must be more than 0"):
+        provision(AWAY, Topology(), timeout_s=-1)
+
+
+def test_a_topology_of_names_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"topology: 'orders' is not Exchange\(...\)"):
+        Topology(exchanges=["orders"])  # type: ignore[list-item]
+    with pytest.raises(ConfigurationError, match=r"topology: 'q' is not Queue\(...\)"):
+        Topology(queues="q")  # type: ignore[arg-type]
+
+
+class _Asynchronous:
+    """A connection as aiosqlite and psycopg have it."""
+
+    cursor = None
+
+    async def __aenter__(self) -> None: ...
+
+
+def _of(library: str) -> object:
+    """A connection of a library that need not be installed."""
+    return type("Connection", (), {"__module__": f"{library}.x", "cursor": None})()
+
+
+@pytest.mark.parametrize(
+    ("connection", "words"),
+    [
+        (b"x", "connection is of type bytes, and .* needs a [^;]*$"),
+        (_of("asyncpg"), "of type asyncpg.Connection, .*SessionOutbox.enqueue_async"),
+        (_Asynchronous(), "_Asynchronous, .*SessionOutbox.enqueue_async"),
+    ],
+)
+def test_a_connection_that_cannot_be_joined(path: Path, connection: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Outbox(path).enqueue(b"x", routing_key="q", connection=connection)
+    with pytest.raises(ConfigurationError, match=words):
+        execute(connection, "SELECT 1")
+
+
+def test_connections_of_sqlalchemy_and_django_have_an_integration(tmp_path: Path) -> None:
+    for library, words in (("sqlalchemy.orm", "SessionOutbox"), ("django.db", "DjangoOutbox")):
+        with pytest.raises(ConfigurationError, match=words):
+            Outbox(tmp_path / "o.db").enqueue(b"x", routing_key="q", connection=_of(library))
+
+
+def test_in_an_event_loop_it_warns_once_at_the_line_of_the_caller() -> None:
+    async def main() -> None:
+        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+            with pytest.warns(RuntimeWarning, match="use AsyncPublisher") as warned:
+                publisher.publish(b"x", routing_key="q")
+            assert warned[0].filename == __file__
+            publisher.publish(b"x", routing_key="q")
+
+    asyncio.run(main())
+
+
+def test_in_a_thread_beside_an_event_loop_it_does_not_warn() -> None:
+    async def main() -> None:
+        with Publisher(AWAY, outbox=None, close_timeout_s=0) as publisher:
+            await asyncio.to_thread(publisher.publish, b"x", routing_key="q")
+
+    asyncio.run(main())
+
+
+def wrong(value: object) -> Any:
+    """A value whose type mypy would refuse."""
+    return value
+
+
+ONCE, SOON = stop_after_attempt(1), wait_fixed(1)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: Retries(ONCE, SOON, then=wrong("park")),
+            "then is 'park'; it takes GiveUp.P",
+        ),
+        (lambda: RetryPolicy(nacked=wrong(3)), r"nacked is 3; it takes Retries\(stop, wait"),
+        (lambda: RetryPolicy(returned=wrong(None)), "returned is None; it takes Retries"),
+        (lambda: RetryPolicy(breaker=wrong("on")), "breaker is 'on'; it takes a Breaker or"),
+        (lambda: RetryPolicy(decide=wrong("park")), "decide is 'park'; it takes a function"),
+        (lambda: OutboxKeys(wrong("x")), "takes a mapping of names to keys, not str"),
+        (lambda: OutboxKeys({"a": wrong("x" * 32)}), "names as str, and keys as bytes"),
+        (lambda: Queue("q", durable=wrong("yes")), "queue: durable is 'yes', not a bool"),
+        (
+            lambda: Queue("q", arguments=wrong([1])),
+            r"queue: arguments is \[1\], not a mapping",
+        ),
+        (lambda: Outbox("o.db", keys=wrong("k")), "keys is of type str, not OutboxKeys"),
+        (lambda: Outbox("o.db", hooks=wrong(print)), "it takes a list of hooks"),
+        (lambda: Outbox("o.db", open_bytes_max=wrong("5")), "must be at least 1"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_where_it_is_given(
+    make: Callable[[], object], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()
