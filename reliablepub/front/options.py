@@ -142,16 +142,13 @@ def new_client(
         topology=topology,
         credentials=credentials,
     )
-    for name, value in (
-        ("window_min", window_min),
-        ("window_max", window_max),
-        ("window_bytes_max", window_bytes_max),
-        ("confirm_timeout_s", confirm_timeout_s),
-        ("heartbeat_s", heartbeat_s),
-    ):
-        if not (is_number(value) and 0 < value < inf):
-            msg = f"{name} is {value!r}; it must be more than 0, and finite"
-            raise ConfigurationError(msg)
+    _check_positive(
+        window_min=window_min,
+        window_max=window_max,
+        window_bytes_max=window_bytes_max,
+        confirm_timeout_s=confirm_timeout_s,
+        heartbeat_s=heartbeat_s,
+    )
     if type(heartbeat_s) is not int or heartbeat_s > HEARTBEAT_S_MAX:
         msg = f"heartbeat_s is {heartbeat_s!r}; it must be a whole number up to {HEARTBEAT_S_MAX}"
         raise ConfigurationError(msg)
@@ -182,6 +179,13 @@ def new_client(
         ),
     )
     return RelayClient(parts, full_timeout_s=full_timeout_s, close_timeout_s=close_timeout_s)
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not (is_number(value) and 0 < value < inf):
+            msg = f"{name} is {value!r}; it must be more than 0, and finite"
+            raise ConfigurationError(msg)
 
 
 def _check_spans(
