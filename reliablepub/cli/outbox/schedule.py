@@ -39,8 +39,8 @@ from reliablepub.cli.output import (
     print_rows,
 )
 from reliablepub.cli.progress import counting, patiently
-from reliablepub.outbox.admin.interventions import Effect, Intervention
-from reliablepub.outbox.admin.scheduling import by_ids, cancelling, due, rescheduling
+from reliablepub.outbox.admin.interventions import Effect, Intervention, intervene
+from reliablepub.outbox.admin.scheduling import cancelling, due, rescheduling
 from reliablepub.outbox.admin.selection import Selection
 from reliablepub.outbox.database import Database
 
@@ -185,7 +185,7 @@ def _change(
     effect = Effect()
     if not dry_run:
         with counting(len(ids)) as progress:
-            effect = by_ids(database, ids, what, progress)
+            effect = intervene(database, ids, what, progress=progress)
     left = effect.unfit + effect.damaged
     if as_json:
         result: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """The story of one message: its state, the outcome of every attempt, and what happens next.
 
-Knows: everything on disk about one message, and what the running relay shows. Must never
-know: how the story is shown.
+Knows: everything on disk about one message, the status of the running relay. Must never know: how
+the story is shown.
 
 The story of a message that has left the outbox holds only what was recorded: a message that is
 confirmed at its first attempt leaves no history.
@@ -20,7 +20,7 @@ from reliablepub.outbox.database import Database, Relaying, Session
 from reliablepub.outcome import Persistence
 
 _WORTH: Final = [kind.value for kind in Persistence]
-"""From "not written" to "persisted". The highest value of all attempts holds for the message."""
+"""From "not written" to "persisted". The highest value of all attempts applies to the message."""
 
 
 _ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of_message_id")
