@@ -3,9 +3,9 @@
 Knows: deduplication keys, and which intervention each request is. Must never know: how a relay
 learns of an intervention (see `reliablepub.outbox.admin.interventions`), how it publishes.
 
-A message is either cancelled or sent, never both. The transaction that removes its row refuses a
-message that is in flight or that a queue may hold, and the relay drops the row from memory before it
-sends anything else.
+A message is either cancelled or sent, never both. The transaction that removes its row leaves a
+message that is in flight, or that a queue may hold. After it, the relay drops the row from memory
+before it sends anything else.
 """
 
 from __future__ import annotations
