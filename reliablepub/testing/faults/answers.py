@@ -1,6 +1,6 @@
 """Faults of confirms and returns: how, how often and when the broker answers a publish.
 
-This module must never know how the broker carries out a fault.
+Knows: the fields of each fault. Must never know: how the broker carries it out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DelayReturn(PublishFault):
     for_s: float
 
     def __post_init__(self) -> None:
-        """A delay lasts."""
+        """Check the delay."""
         PublishFault.__post_init__(self)
         check_positive(for_s=self.for_s)
 
@@ -70,7 +70,7 @@ class DelayConfirm(PublishFault):
     for_s: float
 
     def __post_init__(self) -> None:
-        """A delay lasts."""
+        """Check the delay."""
         PublishFault.__post_init__(self)
         check_positive(for_s=self.for_s)
 
@@ -116,4 +116,4 @@ class StrayAck(PublishFault):
         """Require exactly one of `beyond` and `tag`."""
         PublishFault.__post_init__(self)
         if (self.beyond is None) == (self.tag is None):
-            raise ValueError("say either beyond or tag")
+            raise ValueError("give either beyond or tag")

@@ -1,6 +1,6 @@
 """Faults of connections: of the handshake, and of the network.
 
-This module must never know how the broker carries out a fault.
+Knows: the fields of each fault. Must never know: how the broker carries it out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HandshakeFault(ConnectionFault):
     at: str = "start_ok"
 
     def __post_init__(self) -> None:
-        """The step must be one of the handshake."""
+        """Check the step."""
         ConnectionFault.__post_init__(self)
         if self.at not in STEPS:
             message = f"at must be one of {', '.join(STEPS)}"
@@ -45,7 +45,7 @@ class RefuseHandshake(HandshakeFault):
     text: str = "refused by a fault"
 
     def __post_init__(self) -> None:
-        """The reply code must be one of AMQP's."""
+        """Check the reply code."""
         HandshakeFault.__post_init__(self)
         if self.code is not None:
             check_code(self.code)
@@ -55,7 +55,7 @@ class RefuseHandshake(HandshakeFault):
 class StallHandshake(HandshakeFault):
     """A step of the client gets no answer, and the socket stays open.
 
-    At `protocol_header` this is a peer that accepts connections and never sends.
+    At `protocol_header`, the broker accepts the connection and never sends.
     """
 
     kind = "stall_handshake"
@@ -80,7 +80,7 @@ class CutStream(ConnectionFault):
         """Require exactly one of `sent` and `received`."""
         ConnectionFault.__post_init__(self)
         if (self.sent is None) == (self.received is None):
-            raise ValueError("say either sent or received")
+            raise ValueError("give either sent or received")
         if (self.sent or 0) < 0 or (self.received or 0) < 0:
             raise ValueError("sent and received count from 0")
 
@@ -93,7 +93,7 @@ class SliceOutput(ConnectionFault):
     size: int = 1
 
     def __post_init__(self) -> None:
-        """The size must be more than 0."""
+        """Check the size."""
         ConnectionFault.__post_init__(self)
         check_positive(size=self.size)
 
@@ -106,7 +106,7 @@ class Latency(ConnectionFault):
     delay_s: float
 
     def __post_init__(self) -> None:
-        """The delay must be more than 0."""
+        """Check the delay."""
         ConnectionFault.__post_init__(self)
         check_positive(delay_s=self.delay_s)
 
@@ -129,4 +129,4 @@ class Bandwidth(ConnectionFault):
         ConnectionFault.__post_init__(self)
         check_positive(sent_per_s=self.sent_per_s, received_per_s=self.received_per_s)
         if self.sent_per_s is None and self.received_per_s is None:
-            raise ValueError("say sent_per_s, received_per_s or both")
+            raise ValueError("give sent_per_s, received_per_s or both")
