@@ -1,11 +1,11 @@
 """Stores one message, also within a transaction of the application.
 
-Knows: the columns that an enqueuer fills, the caller's deduplication keys, limits, and which kinds
-of connections applications have. Must never know: the relay.
+Knows: the columns that an enqueuer fills, deduplication keys, limits, the kinds of connections that
+applications have. Must never know: the relay.
 
-An enqueuer inserts a row, and touches nothing that another one touches. A connection of the
-application belongs to psycopg, psycopg2, Django or SQLAlchemy, and raises its own errors: the
-application may have a rule for each.
+An enqueuer inserts a row, and changes no row that another enqueuer changes. A connection of the
+application is psycopg's, psycopg2's, Django's or SQLAlchemy's, and raises the errors of its
+library, which the application may handle.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from reliablepub.errors import (
-    ConfigurationError,
-    OutboxError,
-    OutboxUnreachable,
-    OutboxUnsure,
-)
+from reliablepub.errors import ConfigurationError, OutboxError, OutboxUnreachable, OutboxUnsure
 from reliablepub.outbox.database import KEYS_KEPT_S
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
@@ -43,7 +38,7 @@ from reliablepub.outbox.postgres.sql import for_dbapi, named
 from reliablepub.outbox.rows import plain_row_of
 
 LIMITS_S: Final = 0.2
-"""How old the counts may be with which a limit is compared."""
+"""Maximum age of the counts that limits are compared with."""
 _TRIES: Final = 3
 
 
@@ -67,7 +62,7 @@ class Enqueuing:
         """Store a message on a connection of this process.
 
         Returns:
-            the id of the message that has the key.
+            The id of the message that has the key.
 
         Raises:
             OutboxFull: a limit of the outbox is reached.
@@ -88,13 +83,13 @@ class Enqueuing:
         for _ in range(_TRIES):
             try:
                 return link.store(statement)
-            except OutboxUnreachable as error:  # there is no connection
+            except OutboxUnreachable as error:  # no connection could be opened
                 told = error
                 break
             except psycopg.Error as error:
                 told = outbox_error(self._server, error)
                 told.__cause__ = error
-                # If it was stored, it is stored again, under the same message id.
+                # If it was stored, it is now stored again, under the same message id.
                 is_unsure = is_unsure or is_cut_off(error)
                 if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
@@ -118,11 +113,11 @@ class Enqueuing:
         """Store a message through the application's connection, in its transaction.
 
         Returns:
-            the id of the message that has the key.
+            The id of the message that has the key.
 
         Raises:
             OutboxFull: a limit of the outbox is reached.
-            ConfigurationError: it is not a connection that this library knows.
+            ConfigurationError: the type of the connection is not supported.
         """
         with self._pool.link() as link:
             self._check_limits(link, entry, limits)
@@ -133,7 +128,7 @@ class Enqueuing:
         return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
 
     def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
-        """Compare the limits with counts that are `LIMITS_S` old at most, and what came since."""
+        """Compare the limits with counts of at most `LIMITS_S` ago plus this object's messages."""
         if limits.are_none:
             return
         if time.monotonic() - self._counted_at > LIMITS_S:
@@ -167,7 +162,7 @@ def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | Non
 
 
 def _first(entry: Entry, found: tuple[Any, ...]) -> str:
-    """Return the id of the message that has the key, which is this one if none was found."""
+    """Return the id of the message that has the key: this message if no other was found."""
     if found:
         (first,) = found
         return first.decode() if isinstance(first, bytes) else str(first)
@@ -176,14 +171,8 @@ def _first(entry: Entry, found: tuple[Any, ...]) -> str:
 
 
 _COLUMNS: Final = (
-    "message_id",
-    "exchange",
-    "routing_key",
-    "properties",
-    "stored_at",
-    "size",
-    "checksum",
-    "body",
+    *("message_id", "exchange", "routing_key", "properties"),
+    *("stored_at", "size", "checksum", "body"),
 )
 
 
@@ -192,10 +181,10 @@ def execute(
     text: str,
     values: Values | None = None,
 ) -> tuple[Any, ...]:
-    """Run a statement on the application's connection; return its first row, or nothing.
+    """Run a statement on the application's connection; return its first row, or an empty one.
 
     Raises:
-        ConfigurationError: it is not a connection that this library knows.
+        ConfigurationError: the type of the connection is not supported.
     """
     connection, is_sqlalchemy = _known(connection)
     if is_sqlalchemy:
@@ -218,13 +207,13 @@ def execute_text(
     connection: Any,  # noqa: ANN401 - of a library that the application chose
     text: str,
 ) -> list[tuple[Any, ...]]:
-    """Run a statement that contains its values on the application's connection; return its rows.
+    """Run a statement with literal values on the application's connection; return its rows.
 
     Raises:
-        ConfigurationError: it is not a connection that this library knows.
+        ConfigurationError: the type of the connection is not supported.
     """
     connection, is_sqlalchemy = _known(connection)
-    if is_sqlalchemy:  # without parameters, or a driver would look for placeholders behind each %
+    if is_sqlalchemy:  # without parameters, or a driver would take each % for a placeholder
         found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return [tuple(row) for row in found] if found.returns_rows else []
     with connection.cursor() as cursor:
@@ -234,10 +223,10 @@ def execute_text(
 
 
 def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any library
-    """Return a connection of a library that this one knows, and whether it is SQLAlchemy's.
+    """Return the connection to use, and whether it is SQLAlchemy's.
 
     Raises:
-        ConfigurationError: it is another one.
+        ConfigurationError: the type of the connection is not supported.
     """
     if hasattr(connection, "get_bind"):  # SQLAlchemy's Session
         connection = connection.connection()
@@ -255,9 +244,9 @@ def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any librar
 def _run_script(connection: Any, text: str) -> None:  # noqa: ANN401 - SQLAlchemy's
     """Run several statements on a `Connection` of SQLAlchemy, in its transaction."""
     if connection.dialect.driver != "asyncpg":
-        # With parameters, even none, a driver would look for placeholders behind each %.
+        # With parameters, even none, a driver would take each % for a placeholder.
         connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return
-    # asyncpg prepares what SQLAlchemy gives to it, and PostgreSQL prepares one statement only.
-    connection.exec_driver_sql("SELECT 1")  # SQLAlchemy begins asyncpg's transaction before it
+    # SQLAlchemy has asyncpg prepare each text, and PostgreSQL prepares single statements only.
+    connection.exec_driver_sql("SELECT 1")  # makes SQLAlchemy begin asyncpg's transaction
     connection.connection.dbapi_connection.run_async(lambda own: own.execute(text))
