@@ -404,13 +404,12 @@ class Connection:
             raise AmqpError(504, "second 'channel.open' seen", (20, 10))
         count, count_max = len(self._channels), self._handshake.channel_max
         if count_max and count >= count_max:
-            explanation = f"number of channels opened ({count}) has reached the negotiated "
-            raise AmqpError(530, f"{explanation}channel_max ({count_max})")
+            reached = f"number of channels opened ({count}) has reached the negotiated channel_max"
+            raise AmqpError(530, f"{reached} ({count_max})")
         user, limits = self._handshake.user, self.node.options.user_channel_max
         if user in limits and self.node.channels_of(user) >= limits[user]:
-            explanation = f"number of channels opened for user '{user}' has reached the maximum "
-            explanation += f"allowed user limit of ({limits[user]})"
-            raise AmqpError(530, explanation)
+            reached = f"number of channels opened for user '{user}' has reached the maximum allowed"
+            raise AmqpError(530, f"{reached} user limit of ({limits[user]})")
         channel = self._channels[number] = Channel(self, number)
         channel.send_method(wire.CHANNEL_OPEN_OK)
 

@@ -381,8 +381,7 @@ class Consuming:
         if multiple and tag == 0:
             tags = list(self._unacked)
         elif tag not in self._unacked:  # with `multiple`, earlier tags are not settled either
-            explanation = f"unknown delivery tag {tag}"
-            raise AmqpError(406, explanation)
+            raise AmqpError(406, f"unknown delivery tag {tag}")
         else:
             tags = [one for one in self._unacked if one <= tag] if multiple else [tag]
         return {one: self._unacked.pop(one) for one in tags if not self._unacked[one].loses_ack}

@@ -162,11 +162,8 @@ def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
         queue = channel.queue(name)
         if queue.is_quorum and (method.if_unused or method.if_empty):
             flag = "if-unused" if method.if_unused else "if-empty"
-            explanation = (
-                f"cannot delete {channel.place('queue', name)}. queue.delete operations with "
-                f"{flag} flag set are not supported by quorum queues"
-            )
-            raise AmqpError(540, explanation)
+            refused = f"cannot delete {channel.place('queue', name)}. queue.delete operations with"
+            raise AmqpError(540, f"{refused} {flag} flag set are not supported by quorum queues")
         if not isinstance(queue, Stream):  # RabbitMQ deletes a stream whatever the flags say
             _check_deletable(channel, queue, method)
             count = len(queue.ready)
@@ -279,8 +276,8 @@ def _check_onward(channel: ChannelBase, what: str, name: str, onward: object) ->
 def _check_match(mode: object) -> None:
     if mode not in ("all", "any", "all-with-x", "any-with-x"):
         shown = erlang_binary(str(mode).encode())
-        explanation = f"Invalid x-match field value {shown}; expected all, any, all-with-x, "
-        raise AmqpError(406, f"{explanation}or any-with-x")
+        expected = "expected all, any, all-with-x, or any-with-x"
+        raise AmqpError(406, f"Invalid x-match field value {shown}; {expected}")
 
 
 def _is_durable(method: QueueMethods.Declare) -> bool:
@@ -300,11 +297,8 @@ def _check_same_queue(
 
 def _check_same(name: str, received: object, current: object, where: str) -> None:
     if received != current:
-        explanation = (
-            f"inequivalent arg '{name}' for {where}: "
-            f"received '{_erlang(received)}' but current is '{_erlang(current)}'"
-        )
-        raise AmqpError(406, explanation)
+        values = f"received '{_erlang(received)}' but current is '{_erlang(current)}'"
+        raise AmqpError(406, f"inequivalent arg '{name}' for {where}: {values}")
 
 
 def _check_same_arguments(
@@ -316,11 +310,9 @@ def _check_same_arguments(
         if name in received and name in current:
             _check_same(name, received[name], current[name], where)
         elif received.get(name) != current.get(name):
-            explanation = (
-                f"inequivalent arg '{name}' for {where}: "
-                f"received {_described(received, name)} but current is {_described(current, name)}"
-            )
-            raise AmqpError(406, explanation)
+            one, other = _described(received, name), _described(current, name)
+            values = f"received {one} but current is {other}"
+            raise AmqpError(406, f"inequivalent arg '{name}' for {where}: {values}")
 
 
 def _described(arguments: dict[str, Any], name: str) -> str:

@@ -24,15 +24,9 @@ if TYPE_CHECKING:
     from reliablepub.testing.node import Node, Token
 
 _CAPABILITIES = (
-    "authentication_failure_close",
-    "basic.nack",
-    "connection.blocked",
-    "consumer_cancel_notify",
-    "consumer_priorities",
-    "direct_reply_to",
-    "exchange_exchange_bindings",
-    "per_consumer_qos",
-    "publisher_confirms",
+    *("authentication_failure_close", "basic.nack", "connection.blocked", "consumer_cancel_notify"),
+    *("consumer_priorities", "direct_reply_to", "exchange_exchange_bindings"),
+    *("per_consumer_qos", "publisher_confirms"),
 )
 _OPEN_IDS = (10, 40)
 _UPDATE_SECRET_IDS = (10, 70)

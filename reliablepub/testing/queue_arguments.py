@@ -135,72 +135,32 @@ _CHECKS: dict[str, Check] = {
 }
 """Checks by argument, in RabbitMQ's order."""
 
-_NOT_CLASSIC = (
-    "x-dead-letter-strategy",
-    "x-delivery-limit",
-    "x-initial-cluster-size",
-    "x-max-age",
-    "x-max-in-memory-bytes",
-    "x-max-in-memory-length",
-    "x-queue-leader-locator",
-    "x-quorum-initial-group-size",
-    "x-stream-max-segment-size-bytes",
-)
-
-_NOT_QUORUM = (
-    "x-initial-cluster-size",
-    "x-max-age",
-    "x-max-priority",
-    "x-queue-master-locator",
-    "x-queue-mode",
-    "x-queue-version",
-    "x-stream-max-segment-size-bytes",
-)
-
-_NOT_STREAM = (
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-dead-letter-strategy",
-    "x-delivery-limit",
-    "x-expires",
-    "x-max-in-memory-bytes",
-    "x-max-in-memory-length",
-    "x-max-length",
-    "x-max-priority",
-    "x-message-ttl",
-    "x-overflow",
-    "x-queue-master-locator",
-    "x-queue-mode",
-    "x-queue-version",
-    "x-quorum-initial-group-size",
-    "x-single-active-consumer",
-)
-
-_NOT_OF = {"classic": _NOT_CLASSIC, "quorum": _NOT_QUORUM, "stream": _NOT_STREAM}
+_NOT_OF = {
+    "classic": (
+        *("x-dead-letter-strategy", "x-delivery-limit", "x-initial-cluster-size", "x-max-age"),
+        *("x-max-in-memory-bytes", "x-max-in-memory-length", "x-queue-leader-locator"),
+        *("x-quorum-initial-group-size", "x-stream-max-segment-size-bytes"),
+    ),
+    "quorum": (
+        *("x-initial-cluster-size", "x-max-age", "x-max-priority", "x-queue-master-locator"),
+        *("x-queue-mode", "x-queue-version", "x-stream-max-segment-size-bytes"),
+    ),
+    "stream": (
+        *("x-dead-letter-exchange", "x-dead-letter-routing-key", "x-dead-letter-strategy"),
+        *("x-delivery-limit", "x-expires", "x-max-in-memory-bytes", "x-max-in-memory-length"),
+        *("x-max-length", "x-max-priority", "x-message-ttl", "x-overflow"),
+        *("x-queue-master-locator", "x-queue-mode", "x-queue-version"),
+        *("x-quorum-initial-group-size", "x-single-active-consumer"),
+    ),
+}
 """Arguments that a queue of the type cannot have."""
 
 COMPARED = (
-    "x-expires",
-    "x-message-ttl",
-    "x-dead-letter-exchange",
-    "x-dead-letter-routing-key",
-    "x-max-length",
-    "x-max-length-bytes",
-    "x-max-priority",
-    "x-overflow",
-    "x-queue-mode",
-    "x-queue-version",
-    "x-single-active-consumer",
-    "x-queue-type",
-    "x-queue-master-locator",
-    "x-delivery-limit",
-    "x-dead-letter-strategy",
-    "x-max-in-memory-length",
-    "x-max-in-memory-bytes",
-    "x-queue-leader-locator",
-    "x-quorum-initial-group-size",
-    "x-max-age",
-    "x-initial-cluster-size",
-    "x-stream-max-segment-size-bytes",
+    *("x-expires", "x-message-ttl", "x-dead-letter-exchange", "x-dead-letter-routing-key"),
+    *("x-max-length", "x-max-length-bytes", "x-max-priority", "x-overflow", "x-queue-mode"),
+    *("x-queue-version", "x-single-active-consumer", "x-queue-type", "x-queue-master-locator"),
+    *("x-delivery-limit", "x-dead-letter-strategy", "x-max-in-memory-length"),
+    *("x-max-in-memory-bytes", "x-queue-leader-locator", "x-quorum-initial-group-size"),
+    *("x-max-age", "x-initial-cluster-size", "x-stream-max-segment-size-bytes"),
 )
 """Arguments that must be equal in a second declaration; others are not compared."""

@@ -57,9 +57,14 @@ class Enqueuing:
         self._counted_at = float("-inf")
 
     def enqueue(
-        self, entry: Entry, key: str | None, keys: OutboxKeys | None, limits: OpenLimits
+        self,
+        entry: Entry,
+        key: str | None,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any = None,  # noqa: ANN401 - of a library that the application chose
     ) -> str:
-        """Store a message on a connection of this process.
+        """Store a message: in the transaction of the application's connection, or in its own.
 
         Returns:
             The id of the message that has the key.
@@ -69,13 +74,19 @@ class Enqueuing:
             OutboxUnreachable: the server cannot be reached; the message was not stored.
             OutboxUnsure: the connection was lost and cannot be opened again.
             OutboxError: the message was not stored.
+            ConfigurationError: the type of the connection is not supported.
         """
         with self._pool.link() as link:
             self._check_limits(link, entry, limits)
-            statement = _statement(link, entry, key, keys)
-            stored = self._store(link, entry, statement)
-            known = [] if stored else link.rows("first_with_key", statement[1])
-        return _first(entry, known[0] if known else ())
+            name, values = _statement(link, entry, key, keys)
+            if connection is None:
+                stored = self._store(link, entry, (name, values))
+                known = [] if stored else link.rows("first_with_key", values)
+                return _first(entry, known[0] if known else ())
+        texts = named(self._server.schema)
+        if execute(connection, texts[name], values):
+            return _first(entry, ())
+        return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
 
     def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
         told: OutboxError | None = None
@@ -101,31 +112,6 @@ class Enqueuing:
             "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
             f"a duplicate at most ({told})"
         ) from told
-
-    def within(
-        self,
-        connection: Any,  # noqa: ANN401 - of a library that the application chose
-        entry: Entry,
-        key: str | None,
-        keys: OutboxKeys | None,
-        limits: OpenLimits,
-    ) -> str:
-        """Store a message through the application's connection, in its transaction.
-
-        Returns:
-            The id of the message that has the key.
-
-        Raises:
-            OutboxFull: a limit of the outbox is reached.
-            ConfigurationError: the type of the connection is not supported.
-        """
-        with self._pool.link() as link:
-            self._check_limits(link, entry, limits)
-            name, values = _statement(link, entry, key, keys)
-        texts = named(self._server.schema)
-        if execute(connection, texts[name], values):
-            return _first(entry, ())
-        return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
 
     def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
         """Compare the limits with counts of at most `LIMITS_S` ago plus this object's messages."""

@@ -315,9 +315,7 @@ class PostgresDatabase:
         connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
     ) -> str:
         """Store an entry, on the application's connection or on a connection of this object."""
-        if connection is not None:
-            return self._enqueuing.within(connection, entry, key, keys, limits)
-        return self._enqueuing.enqueue(entry, key, keys, limits)
+        return self._enqueuing.enqueue(entry, key, keys, limits, connection)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:

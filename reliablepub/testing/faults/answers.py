@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reliablepub.testing.faults.rule import PublishFault, check_positive
+from reliablepub.testing.faults.rule import PublishFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,8 @@ class DelayReturn(PublishFault):
     """
 
     kind = "delay_return"
+    positive = ("for_s",)
     for_s: float
-
-    def __post_init__(self) -> None:
-        """Check the delay."""
-        PublishFault.__post_init__(self)
-        check_positive(for_s=self.for_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +63,8 @@ class DelayConfirm(PublishFault):
     """The confirm is sent `for_s` seconds late; confirms of later publishes do not wait for it."""
 
     kind = "delay_confirm"
+    positive = ("for_s",)
     for_s: float
-
-    def __post_init__(self) -> None:
-        """Check the delay."""
-        PublishFault.__post_init__(self)
-        check_positive(for_s=self.for_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

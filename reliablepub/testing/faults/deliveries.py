@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reliablepub.testing.faults.rule import DeliveryFault, check_positive
+from reliablepub.testing.faults.rule import DeliveryFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,8 @@ class DelayDelivery(DeliveryFault):
     """
 
     kind = "delay_delivery"
+    positive = ("for_s",)
     for_s: float
-
-    def __post_init__(self) -> None:
-        """Check the delay."""
-        DeliveryFault.__post_init__(self)
-        check_positive(for_s=self.for_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reliablepub.testing.faults.rule import PublishFault, check_code
+from reliablepub.testing.faults.rule import PublishFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +29,6 @@ class CloseChannel(EndingFault):
     code: int = 406
     text: str = "closed by a fault"
 
-    def __post_init__(self) -> None:
-        """Check the reply code."""
-        PublishFault.__post_init__(self)
-        check_code(self.code)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseConnection(EndingFault):
@@ -42,11 +37,6 @@ class CloseConnection(EndingFault):
     kind = "close_connection"
     code: int = 320
     text: str = "closed by a fault"
-
-    def __post_init__(self) -> None:
-        """Check the reply code."""
-        PublishFault.__post_init__(self)
-        check_code(self.code)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

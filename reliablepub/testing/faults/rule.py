@@ -28,6 +28,8 @@ class Fault:
     """
 
     kind: ClassVar[str]
+    positive: ClassVar[tuple[str, ...]] = ()
+    """Fields that must be more than 0, unless they are None."""
 
     nth: int | None = None
     share: float | None = None
@@ -35,13 +37,18 @@ class Fault:
     keep: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
+        """Check the ranges of numbers, and the reply code if there is one."""
         if self.nth is not None and self.nth < 1:
             raise ValueError("nth counts from 1")
         if self.times is not None and self.times < 1:
             raise ValueError("times must be 1 or more")
         if self.share is not None and not 0 <= self.share <= 1:
             raise ValueError("share must be between 0 and 1")
+        for name in self.positive:
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ValueError(f"{name} must be more than 0")
+        if (code := getattr(self, "code", None)) is not None and code not in NAMES:
+            raise ValueError(f"{code} is not an AMQP reply code")
 
     @property
     def times_max(self) -> int | None:
@@ -68,18 +75,3 @@ class DeliveryFault(Fault):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionFault(Fault):
     """A rule about connections; each new connection is an event."""
-
-
-def check_code(code: int) -> None:
-    """Refuse a number that is not an AMQP reply code."""
-    if code not in NAMES:
-        message = f"{code} is not an AMQP reply code"
-        raise ValueError(message)
-
-
-def check_positive(**values: float | None) -> None:
-    """Refuse sizes, rates and durations that are zero or less."""
-    for name, value in values.items():
-        if value is not None and value <= 0:
-            message = f"{name} must be more than 0"
-            raise ValueError(message)

@@ -70,18 +70,19 @@ def fault_of(where: str, entry: object) -> Fault:
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise FaultFileError(f"{where}: kind {name!r} is not one of {', '.join(sorted(KINDS))}")
+    where = f"{where} ({name})"
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
     for key in entry.keys() - {"kind"}:
         if key not in fields:
-            message = f"{where} ({name}): unknown key {key!r}; known: {', '.join(sorted(fields))}"
-            raise FaultFileError(message)
-        values[key] = _value(f"{where} ({name})", key, entry[key], fields[key])
+            known = ", ".join(sorted(fields))
+            raise FaultFileError(f"{where}: unknown key {key!r}; known: {known}")
+        values[key] = _value(where, key, entry[key], fields[key])
     try:
         return kind(**values)
     except (TypeError, ValueError) as error:  # TypeError: a field without a default is missing
-        message = f"{where} ({name}): {str(error).removeprefix(f'{kind.__name__}.__init__() ')}"
-        raise FaultFileError(message) from error
+        reason = str(error).removeprefix(f"{kind.__name__}.__init__() ")
+        raise FaultFileError(f"{where}: {reason}") from error
 
 
 def _value(where: str, key: str, value: object, annotation: str) -> object:
@@ -91,8 +92,7 @@ def _value(where: str, key: str, value: object, annotation: str) -> object:
     wanted = set(re.findall(r"\w+", annotation))
     if type(value).__name__ in wanted or (type(value) is int and "float" in wanted):
         return value
-    message = f"{where}: {key} must be {annotation}, not {value!r}"
-    raise FaultFileError(message)
+    raise FaultFileError(f"{where}: {key} must be {annotation}, not {value!r}")
 
 
 class _Rule:
