@@ -83,11 +83,11 @@ class Connection:
         self._is_mute = False
         self._channels: dict[int, Channel] = {}
         self._output = Output()
-        self._left_to_hear: int | None = None
+        self._left_to_receive: int | None = None
         self._is_cut_by_reset = False
         self._withheld: tuple[Publish, Callable[[Publish], None]] | None = None
-        self._was_told_blocked = False
-        self._began_at = self._heard_at = self._spoke_at = node.now
+        self._has_sent_blocked = False
+        self._began_at = self._received_at = self._sent_at = node.now
         self._closing_at = 0.0
         node.connections[number] = self
         for fault in faults:
@@ -149,9 +149,9 @@ class Connection:
         interval = self._handshake.heartbeat_s
         if not interval:
             return None
-        speak_at = self._spoke_at + interval / 2
+        send_at = self._sent_at + interval / 2
         # The server does not read a blocked client, so it cannot see the client's heartbeats.
-        return speak_at if self._withheld else min(speak_at, self._heard_at + 2 * interval)
+        return send_at if self._withheld else min(send_at, self._received_at + 2 * interval)
 
     def has_capability(self, name: str) -> bool:
         """Whether the client announced a capability."""
@@ -167,13 +167,13 @@ class Connection:
         """Process bytes from the client."""
         if self._is_mute:
             return
-        self._heard_at = self.node.now
-        if self._left_to_hear is not None:
-            data = data[: self._left_to_hear]
-            self._left_to_hear -= len(data)
+        self._received_at = self.node.now
+        if self._left_to_receive is not None:
+            data = data[: self._left_to_receive]
+            self._left_to_receive -= len(data)
         self._frames.feed(data)
         self._run()
-        if self._left_to_hear == 0:
+        if self._left_to_receive == 0:
             self._end_cut()
 
     def handle_timeout(self) -> None:
@@ -185,7 +185,7 @@ class Connection:
         if (
             self._is_closing
             or not self._handshake.is_open
-            or (not self._withheld and self.node.now >= self._heard_at + 2 * interval)
+            or (not self._withheld and self.node.now >= self._received_at + 2 * interval)
         ):
             self._end(Ending.FIN)
         else:
@@ -193,24 +193,24 @@ class Connection:
 
     def handle_unblocked(self) -> None:
         """Handle the end of the alarm: process the withheld publish, then all input after it."""
-        if self._was_told_blocked:
-            self._was_told_blocked = False
+        if self._has_sent_blocked:
+            self._has_sent_blocked = False
             self.send(wire.encode_method(0, commands.Connection.Unblocked()))
         self._resume()
 
     def handle_thawed(self) -> None:
         """Handle the end of a freeze: restart the heartbeat timeout, and process input."""
-        self._heard_at = self.node.now
+        self._received_at = self.node.now
         if self.node.alarm is None:
             self._resume()
         elif self._withheld is not None:
-            self._tell_blocked()
+            self._send_blocked()
 
     def handle_advanced(self, seconds: float) -> None:
         """Handle a clock that was set ahead: the deadlines of the client move with it."""
         self._began_at += seconds
-        self._heard_at += seconds
-        self._spoke_at += seconds
+        self._received_at += seconds
+        self._sent_at += seconds
         self._closing_at += seconds
 
     def handle_drained(self) -> None:
@@ -236,14 +236,14 @@ class Connection:
         if self._output.is_cut:
             self._end_cut()
         if data:
-            self._spoke_at = self.node.now
+            self._sent_at = self.node.now
         return data
 
     def withhold(self, publish: Publish, resume: Callable[[Publish], None]) -> None:
         """Keep a publish, and process no input after it, until `handle_unblocked`."""
         self._withheld = (publish, resume)
         if self.node.alarm is not None:
-            self._tell_blocked()
+            self._send_blocked()
 
     def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
         """Send connection.close; after it, all input but close-ok is ignored."""
@@ -270,7 +270,7 @@ class Connection:
         """
         if sent is not None:
             self._output.cut_after(sent)
-        self._left_to_hear = received
+        self._left_to_receive = received
         self._is_cut_by_reset = reset
 
     def go_mute(self) -> None:
@@ -302,13 +302,13 @@ class Connection:
             return
         publish, resume = self._withheld
         self._withheld = None
-        self._heard_at = self.node.now
+        self._received_at = self.node.now
         resume(publish)
         self._run()
 
-    def _tell_blocked(self) -> None:
-        if self.has_capability("connection.blocked") and not self._was_told_blocked:
-            self._was_told_blocked = True
+    def _send_blocked(self) -> None:
+        if self.has_capability("connection.blocked") and not self._has_sent_blocked:
+            self._has_sent_blocked = True
             self.send(wire.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
 
     def _fail(self, error: AmqpError) -> None:

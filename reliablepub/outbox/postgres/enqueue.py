@@ -89,29 +89,29 @@ class Enqueuing:
         return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
 
     def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
-        told: OutboxError | None = None
+        failure: OutboxError | None = None
         is_unsure = False
         for _ in range(_TRIES):
             try:
                 return link.store(statement)
             except OutboxUnreachable as error:  # no connection could be opened
-                told = error
+                failure = error
                 break
             except psycopg.Error as error:
-                told = outbox_error(self._server, error)
-                told.__cause__ = error
+                failure = outbox_error(self._server, error)
+                failure.__cause__ = error
                 # If it was stored, it is now stored again, under the same message id.
                 is_unsure = is_unsure or is_cut_off(error)
-                if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
+                if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
-        assert told is not None
+        assert failure is not None
         if not is_unsure:
-            raise told
+            raise failure
         raise OutboxUnsure(
             f"message {entry.message.message_id}: the connection to outbox {self._server} was "
             "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
-            f"a duplicate at most ({told})"
-        ) from told
+            f"a duplicate at most ({failure})"
+        ) from failure
 
     def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
         """Compare the limits with counts of at most `LIMITS_S` ago plus this object's messages."""

@@ -166,14 +166,14 @@ WITH fresh AS (
         WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
     ) AS m
 ),
-told AS (
+counts AS (
     SELECT
         count(*) AS n, coalesce(sum(size), 0)::bigint AS size, max(id) AS last_id,
         array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late
     FROM fresh
 )
-SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, told.*
-FROM told, (
+SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*
+FROM counts, (
     SELECT turn, run, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;

@@ -135,25 +135,25 @@ def is_cut_off(error: psycopg.Error) -> bool:
 def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
     """Convert an error of psycopg to an error of the outbox."""
     state = error.sqlstate or ""
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     if isinstance(error, pg.DiskFull):
         return OutboxDiskFull(
             f"outbox {server}: the disk of the database is full, so nothing was stored: free some "
-            f"space ({said})"
+            f"space ({text})"
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction):
         return NotAnOutbox(
             f"there is no outbox in schema {server.schema} of {server}; create it: `reliablepub "
-            f"outbox create` ({said})"
+            f"outbox create` ({text})"
         )
     if isinstance(error, pg.InsufficientPrivilege):
-        return OutboxError(f"outbox {server}: {said}; see `reliablepub outbox create --roles`")
+        return OutboxError(f"outbox {server}: {text}; see `reliablepub outbox create --roles`")
     if is_cut_off(error) or state.startswith((*_REFUSED, *_READ_ONLY)):
         remedy = "; is it a replica? name the primary, or all hosts" if state in _READ_ONLY else ""
-        return OutboxUnreachable(f"outbox {server} cannot be reached: {said}{remedy}")
+        return OutboxUnreachable(f"outbox {server} cannot be reached: {text}{remedy}")
     if state.startswith(_LOCKED):
-        return OutboxLocked(f"outbox {server}: nothing was changed, try again ({said})")
-    return OutboxError(f"outbox {server}: nothing was changed ({said})")
+        return OutboxLocked(f"outbox {server}: nothing was changed, try again ({text})")
+    return OutboxError(f"outbox {server}: nothing was changed ({text})")
 
 
 Row = tuple[Any, ...]

@@ -456,7 +456,7 @@ class PostgresStore:
         self._commits += 1
         token = f"{self._token}/{self._commits}"
         is_unsure = False
-        told: OutboxError = OutboxLocked(
+        failure: OutboxError = OutboxLocked(
             f"outbox {self._server}: other processes keep changing it; try again"
         )
         for _ in range(_TRIES):
@@ -469,21 +469,21 @@ class PostgresStore:
                             return []
                         continue
                 except (OutboxUnreachable, OutboxLocked) as unreadable:
-                    told = unreadable
+                    failure = unreadable
                     break
-                told = outbox_error(self._server, error)
-                told.__cause__ = error
+                failure = outbox_error(self._server, error)
+                failure.__cause__ = error
                 is_unsure = is_unsure or is_cut_off(error)
-                if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
+                if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
             except OutboxUnreachable as unreachable:  # no new connection could be opened
-                told = unreachable
+                failure = unreachable
                 break
             else:
                 self._turn += 1
                 self._committed(_Turn(*newest))
                 return results[len(results) - len(steps) :]
-        raise self._cut_off(told, token, new_ids) if is_unsure else told
+        raise self._cut_off(failure, token, new_ids) if is_unsure else failure
 
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
@@ -698,8 +698,8 @@ class PostgresStore:
             with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
                 parked = self._take_turn(steps)
                 for id_, *texts in parked[0] if page.damaged and parked else ():
-                    told = (text.decode(errors="replace") for text in texts)
-                    self._damaged.append(DamagedRow(id_, *told))
+                    decoded = (text.decode(errors="replace") for text in texts)
+                    self._damaged.append(DamagedRow(id_, *decoded))
         return page.entries
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
@@ -732,13 +732,13 @@ class PostgresStore:
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
         found = self._link.rows("touched", {"seen": self._touched})
-        told = []
+        touched = []
         for number, id_, *texts, is_open in found:
             self._touched = max(self._touched, number)
             message_id, exchange, key, action, person, note = (text.decode() for text in texts)
-            told.append(Touched(id_, message_id, exchange, key, action, person, note, is_open))
+            touched.append(Touched(id_, message_id, exchange, key, action, person, note, is_open))
         self._touched = max(self._touched, self._seen.intervention)
-        return told
+        return touched
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
