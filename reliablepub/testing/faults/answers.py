@@ -39,7 +39,7 @@ class DelayReturn(PublishFault):
     """
 
     kind = "delay_return"
-    positive = ("for_s",)
+    _positive = ("for_s",)
     for_s: float
 
 
@@ -63,7 +63,7 @@ class DelayConfirm(PublishFault):
     """The confirm is sent `for_s` seconds late; confirms of later publishes do not wait for it."""
 
     kind = "delay_confirm"
-    positive = ("for_s",)
+    _positive = ("for_s",)
     for_s: float
 
 

@@ -29,7 +29,7 @@ class DelayDelivery(DeliveryFault):
     """
 
     kind = "delay_delivery"
-    positive = ("for_s",)
+    _positive = ("for_s",)
     for_s: float
 
 

@@ -83,7 +83,7 @@ class SliceOutput(ConnectionFault):
     """The broker's output arrives in pieces of `size` bytes."""
 
     kind = "slice_output"
-    positive = ("size",)
+    _positive = ("size",)
     size: int = 1
 
 
@@ -92,7 +92,7 @@ class Latency(ConnectionFault):
     """The broker's output takes `delay_s` seconds to arrive, in order."""
 
     kind = "latency"
-    positive = ("delay_s",)
+    _positive = ("delay_s",)
     delay_s: float
 
 
@@ -106,7 +106,7 @@ class Bandwidth(ConnectionFault):
     """
 
     kind = "bandwidth"
-    positive = ("sent_per_s", "received_per_s")
+    _positive = ("sent_per_s", "received_per_s")
     sent_per_s: float | None = None
     received_per_s: float | None = None
 

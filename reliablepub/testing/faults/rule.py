@@ -28,7 +28,7 @@ class Fault:
     """
 
     kind: ClassVar[str]
-    positive: ClassVar[tuple[str, ...]] = ()
+    _positive: ClassVar[tuple[str, ...]] = ()
     """Fields that must be more than 0, unless they are None."""
 
     nth: int | None = None
@@ -44,7 +44,7 @@ class Fault:
             raise ValueError("times must be 1 or more")
         if self.share is not None and not 0 <= self.share <= 1:
             raise ValueError("share must be between 0 and 1")
-        for name in self.positive:
+        for name in self._positive:
             if (value := getattr(self, name)) is not None and value <= 0:
                 raise ValueError(f"{name} must be more than 0")
         if (code := getattr(self, "code", None)) is not None and code not in NAMES:
