@@ -8,6 +8,7 @@ queues a crash or a freeze, which the server carries out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
@@ -23,12 +24,16 @@ from reliablepub.testing.replies import AmqpError
 from reliablepub.testing.routing import VirtualHost, routing_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from reliablepub.testing.consumers import Receiver
     from reliablepub.testing.history import Publish
     from reliablepub.testing.options import NodeOptions, Permissions
     from reliablepub.testing.queues import Buried, Entry, Queue
+
+
+Settle = Callable[["Publish"], None]
+"""Confirms a publish: ack or nack."""
 
 
 class Client(Protocol):
@@ -71,16 +76,6 @@ class Client(Protocol):
         """End the TCP connection without connection.close."""
 
 
-class Publisher(Protocol):
-    """The publishing side of a channel, as the broker sees it."""
-
-    def settle(self, publish: Publish) -> None:
-        """Confirm the publish: ack or nack."""
-
-    def send_confirms(self) -> None:
-        """Send the confirms that are due."""
-
-
 @dataclass(slots=True)
 class Token:
     """The claims of an OAuth 2 token.
@@ -113,9 +108,9 @@ class Node:
         self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
         self._alarms = 0
-        self._unwritten: list[tuple[Entry, Publish, Publisher | None]] = []
-        self._held: list[tuple[Publish, Publisher]] = []
-        self._settled: dict[Publisher, None] = {}
+        self._unwritten: list[tuple[Entry, Publish, Settle | None]] = []
+        self._held: list[tuple[Publish, Settle]] = []
+        self._settled: dict[Callable[[], None], None] = {}
         self._names = 0
         self._connections_seen = 0
 
@@ -183,11 +178,10 @@ class Node:
 
     # ------------------------------------------------------------------ messages
 
-    def enqueue(self, queue: Queue, publish: Publish, publishing: Publisher | None) -> bool:
+    def enqueue(self, queue: Queue, publish: Publish, settle: Settle | None) -> bool:
         """Put a publish into a queue and deliver it to waiting consumers; False if refused.
 
-        A persistent publish to a durable queue is confirmed only once it is written: then
-        `publishing` settles it, unless it is None.
+        A persistent publish to a durable queue is settled only once it is written.
         """
         entry = queue.offer(publish, self.now)
         if entry is None:
@@ -197,7 +191,7 @@ class Node:
             publish.waiting += 1
             if not self._unwritten:
                 self.after(self.options.flush_delay_s, self._write)
-            self._unwritten.append((entry, publish, publishing))
+            self._unwritten.append((entry, publish, settle))
         deliver(queue, self.now)
         queue.trim()
         return True
@@ -214,11 +208,11 @@ class Node:
 
     def _write(self) -> None:
         batch, self._unwritten = self._unwritten, []
-        for entry, publish, publishing in batch:
+        for entry, publish, settle in batch:
             entry.written = True
             publish.waiting -= 1
-            if publishing is not None and not publish.waiting and not publish.rejected:
-                publishing.settle(publish)
+            if settle is not None and not publish.waiting and not publish.rejected:
+                settle(publish)
 
     def write_now(self, publish: Publish) -> None:
         """Write one publish at once, for a fault with `accepted`."""
@@ -235,8 +229,8 @@ class Node:
             while vhost.dead:
                 self._bury(vhost, vhost.dead.popleft())
         while self._settled:
-            publishing, _ = self._settled.popitem()
-            publishing.send_confirms()
+            send_confirms, _ = self._settled.popitem()
+            send_confirms()
 
     def reply(self, publish: Publish, keys: list[str]) -> bool:
         """Deliver to the consumers of direct replies that the keys name; False if there are none.
@@ -264,21 +258,21 @@ class Node:
 
     # ------------------------------------------------------------------ confirms
 
-    def settled(self, publishing: Publisher) -> None:
+    def settled(self, send_confirms: Callable[[], None]) -> None:
         """Have a channel send its confirms with the next `flush`."""
-        self._settled[publishing] = None
+        self._settled[send_confirms] = None
 
-    def hold(self, publish: Publish, publishing: Publisher) -> None:
+    def hold(self, publish: Publish, settle: Settle) -> None:
         """Hold back a confirm until `release_confirms`."""
-        self._held.append((publish, publishing))
+        self._held.append((publish, settle))
 
     def release_confirms(self) -> None:
         """Send every confirm held back, and remove the faults that hold them."""
         self.script.remove(HoldConfirms)
         self.history.drop_faults(HoldConfirms)  # of publishes that are not settled yet
         held, self._held = self._held, []
-        for publish, publishing in held:
-            publishing.settle(publish)
+        for publish, settle in held:
+            settle(publish)
         self.flush()
 
     # ------------------------------------------------------------------ the whole broker

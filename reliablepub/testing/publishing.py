@@ -146,7 +146,7 @@ class Publishing:
     def _enqueue(self, publish: Publish, queues: list[Queue]) -> None:
         publish.fate = Fate.ACCEPTED
         for queue in queues:
-            if not self._node.enqueue(queue, publish, self):
+            if not self._node.enqueue(queue, publish, self.settle):
                 # One queue that refuses makes it a nack; the others keep their copy.
                 publish.rejected = True
                 publish.fate = Fate.NACKED
@@ -180,7 +180,7 @@ class Publishing:
         if faults.DropConfirm in kinds:
             return  # the tag stays unconfirmed, so that no multiple ack covers it
         if faults.HoldConfirms in kinds:
-            self._node.hold(publish, self)
+            self._node.hold(publish, self.settle)
             return
         for fault in publish.faults:
             if isinstance(fault, faults.DelayConfirm):
@@ -193,7 +193,7 @@ class Publishing:
             self.ledger.settle(tag, nack=nack)
         for fault in publish.faults:
             self._add_extra(fault, publish)
-        self._node.settled(self)
+        self._node.settled(self.send_confirms)
 
     def _settle_late(self, publish: Publish) -> None:
         publish.drop_faults(faults.DelayConfirm)

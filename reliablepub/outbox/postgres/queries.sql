@@ -638,27 +638,6 @@ UPDATE reliablepub_messages SET
     refused = 0, refused_at = NULL, expires_at = NULL
 WHERE id = :id;
 
--- Text as bytes: a checksum covers them.
--- name: any_message
-SELECT
-    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    body, expires_at, convert_to(ordering_key, 'UTF8'), refused_at, size
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), stored_at, NULL, nacked, returned, refused, uncertain, checksum,
-    body, expires_at, convert_to(ordering_key, 'UTF8'), NULL, size
-FROM reliablepub_parked WHERE id = :id;
-
--- name: confirmed_message
-SELECT
-    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), stored_at, NULL, 0, 0, 0, 0, checksum, body,
-    NULL, convert_to(ordering_key, 'UTF8'), NULL, size
-FROM reliablepub_confirmed WHERE id = :id;
-
 -- name: keys_in_use
 SELECT
     CASE WHEN properties LIKE '{"$key":%' THEN properties::json ->> '$key' END AS name, count(*)
@@ -671,79 +650,14 @@ FROM (
 ) AS stored
 GROUP BY 1 ORDER BY 1 NULLS FIRST;
 
--- name: one_message
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties,
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    stored_at, nullif(nullif(due_at, 'infinity'), 0) AS due_at, NULL::double precision AS parked_at,
-    expires_at, nacked, returned, refused, uncertain, NULL AS outcome, NULL::integer AS reply_code,
-    NULL AS reply_text, size, length(body) AS body_bytes,
-    coalesce(due_at = 'infinity', false)::integer AS is_held, NULL::double precision AS confirmed_at
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties, state,
-    stored_at, NULL, parked_at, expires_at,
-    nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
-    size, length(body), 0, NULL
-FROM reliablepub_parked WHERE id = :id
-UNION ALL
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
-    stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
-    size, length(body), 0, confirmed_at
-FROM reliablepub_confirmed WHERE id = :id;
-
 -- name: in_flight
 SELECT
     epoch, tag, id, message_id, exchange, routing_key,
     extract(epoch FROM (sent_at || ' UTC')::timestamptz)::double precision AS sent_at
 FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
 
--- name: view_history
-SELECT
-    attempt, id, message_id, reliablepub_utc(at) AS at, outcome, reply_code, reply_text, persistence,
-    epoch, tag
-FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
-
--- name: view_interventions
-SELECT
-    intervention, id, message_id, exchange, routing_key, reliablepub_utc(at) AS at, action, person, note
-FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
-
 -- name: audit
 SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit;
-
--- name: open_contents
-SELECT
-    convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), convert_to(ordering_key, 'UTF8'), body,
-    id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
-FROM reliablepub_messages ORDER BY id;
-
--- name: parked_contents
-SELECT
-    convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), convert_to(ordering_key, 'UTF8'), body,
-    id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
-    outcome, reply_code
-FROM reliablepub_parked ORDER BY id;
-
--- name: export
-SELECT
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at,
-    nullif(nullif(due_at, 'infinity'), 0) AS due_at, expires_at, refused_at,
-    NULL::double precision AS parked_at, NULL AS outcome, NULL::integer AS reply_code, NULL AS reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
-    NULL, parked_at, outcome, reply_code, reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
-FROM reliablepub_parked WHERE id = :id;
 
 -- name: import_open
 INSERT INTO reliablepub_messages (

@@ -79,4 +79,10 @@ def _escaped(text: str) -> str:
 @cache
 def named(schema: str) -> dict[str, str]:
     """Return the statements for a schema, by the name in the comment above each."""
-    return queries_of(within(schema, text_of_queries(__package__)))
+    text = text_of_queries(
+        __package__,
+        bytes_of="convert_to({}, 'UTF8')",
+        utc_of="reliablepub_utc({})",
+        infinity="'infinity'",
+    )
+    return queries_of(within(schema, text))
