@@ -1,7 +1,7 @@
 -- Statements on an outbox in PostgreSQL, by name (see sql.py); those that every database runs are in
 -- `../queries.sql`. The statements of a relay's turn come first.
 
--- An enqueuer's message. Its connection may be the application's, so it runs no other statement.
+-- An enqueuer's message, in one statement, because the connection may be the application's.
 -- name: enqueue
 SELECT reliablepub_store(
     :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
