@@ -240,7 +240,7 @@ class FakeBroker:
 
         def advance() -> None:
             if self._server is not None and self._server.is_frozen:
-                self._node.clock.advance(seconds)  # what is due happens when the freeze ends
+                self._node.clock.advance(seconds)  # due events happen when the freeze ends
             else:
                 self._node.advance(seconds, clients_are_silent=clients_are_silent)
 

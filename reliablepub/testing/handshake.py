@@ -134,7 +134,7 @@ class Handshake:
         """
         if self.token is None:
             return
-        token = self._node.token(secret)
+        token = self._node.tokens.get(secret)
         if token is None:
             refused = "New secret was refused by one of the backends"
             raise AmqpError(530, refused, _UPDATE_SECRET_IDS)
@@ -158,7 +158,7 @@ class Handshake:
         data = response.encode() if isinstance(response, str) else bytes(response)
         user, password = _credentials(method.mechanism, data)
         known = self._node.options.users.get(user)
-        token = self._node.token(password)
+        token = self._node.tokens.get(password)
         if token is not None and token.expires_at > self._node.now:
             self.user, self.token = token.user, token
             return

@@ -106,7 +106,7 @@ class Published:
 
     @property
     def properties(self) -> Basic.Properties:
-        """Its properties, decoded anew at each access."""
+        """Its properties, decoded at each access."""
         return decode_properties(self.header)
 
 
@@ -122,7 +122,7 @@ class StoredMessage:
 
     @property
     def properties(self) -> Basic.Properties:
-        """Its properties, decoded anew at each access."""
+        """Its properties, decoded at each access."""
         return decode_properties(self.header)
 
 

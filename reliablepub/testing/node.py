@@ -102,6 +102,7 @@ class Node:
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Client] = {}
         self.tokens: dict[str, Token] = {}
+        """Tokens that clients may give instead of a password."""
         self.reply_consumers: dict[str, Receiver] = {}
         """Consuming sides of channels with a consumer of direct replies, by its generated name."""
         self.alarm: str | None = None
@@ -146,10 +147,6 @@ class Node:
         """Expire all tokens now, on open connections too."""
         for token in self.tokens.values():
             token.expires_at = min(token.expires_at, self.now)
-
-    def token(self, secret: str) -> Token | None:
-        """Return the token that a client gives instead of a password; None if it is unknown."""
-        return self.tokens.get(secret)
 
     def tick(self) -> None:
         """Set `now` by the clock."""

@@ -166,7 +166,7 @@ class Effect:
 def intervene(
     database: Database,
     ids: Iterable[int],
-    what: Intervention,
+    intervention: Intervention,
     *,
     keys: OutboxKeys | None = None,
     progress: Callable[[int], None] = lambda _: None,
@@ -179,7 +179,7 @@ def intervene(
     Args:
         database: database of the outbox, which must exist.
         ids: ids of the messages.
-        what: the intervention.
+        intervention: the intervention.
         keys: keys of the outbox; without them no encrypted message can be rerouted.
         progress: called after each transaction with the number of ids processed so far.
         clock: wall clock, seconds since 1970.
@@ -195,7 +195,7 @@ def intervene(
     effect = Effect()
     done = 0
     parts = chunks(list(dict.fromkeys(ids)))
-    do = partial(_change_and_forget_keys, what=what, keys=keys)
+    do = partial(_change_and_forget_keys, intervention=intervention, keys=keys)
     steps = (partial(do, ids=part, now=clock()) for part in parts)
     with closing(database):
         for part, came_to in zip(parts, step_by_step(database, steps), strict=True):
@@ -206,10 +206,14 @@ def intervene(
 
 
 def _change_and_forget_keys(
-    session: Session, ids: Sequence[int], what: Intervention, now: float, keys: OutboxKeys | None
+    session: Session,
+    ids: Sequence[int],
+    intervention: Intervention,
+    now: float,
+    keys: OutboxKeys | None,
 ) -> Effect:
-    effect = change(session, ids, what, now, keys=keys)
-    if what.is_unsent and what.action is Action.DISCARD:
+    effect = change(session, ids, intervention, now, keys=keys)
+    if intervention.is_unsent and intervention.action is Action.DISCARD:
         for id_ in set(ids).difference(effect.in_flight, effect.unfit, effect.damaged):
             session.run("forget_keys_of", {"id": id_})
     return effect
@@ -218,7 +222,7 @@ def _change_and_forget_keys(
 def change(
     session: Session,
     ids: Sequence[int],
-    what: Intervention,
+    intervention: Intervention,
     now: float,
     *,
     keys: OutboxKeys | None = None,
@@ -230,7 +234,7 @@ def change(
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
         # first recorded as uncertain: the record must show that a queue may hold them.
         session.settle_left_in_flight(now)
-    return _Step(session, what, now, keys, is_relayed=is_relayed).change(ids)
+    return _Step(session, intervention, now, keys, is_relayed=is_relayed).change(ids)
 
 
 class _Step:
@@ -238,7 +242,7 @@ class _Step:
 
     Args:
         session: a transaction that may write.
-        what: the intervention.
+        intervention: the intervention.
         now: wall clock, seconds since 1970.
         keys: keys of the outbox, to reroute encrypted messages.
         is_relayed: whether a relay runs, so that messages can be in flight.
@@ -247,14 +251,14 @@ class _Step:
     def __init__(
         self,
         session: Session,
-        what: Intervention,
+        intervention: Intervention,
         now: float,
         keys: OutboxKeys | None,
         *,
         is_relayed: bool,
     ) -> None:
         self._session = session
-        self._what = what
+        self._intervention = intervention
         self._now = now
         self._keys = keys
         rows = session.run("in_flight_ids") if is_relayed else ()
@@ -265,13 +269,13 @@ class _Step:
 
     def change(self, ids: Sequence[int]) -> Effect:
         """Change the messages that can be changed; return the result for all ids."""
-        effect = self._effect
+        effect, is_unsent = self._effect, self._intervention.is_unsent
         for id_ in ids:
             found = self._session.run("state", {"id": id_}).fetchone()
             state, shard = found or (None, 0)
-            if state not in self._what.states:
+            if state not in self._intervention.states:
                 effect.unfit.append(id_)
-            elif id_ in self._in_flight or (self._what.is_unsent and self._is_possible(id_)):
+            elif id_ in self._in_flight or (is_unsent and self._is_possible(id_)):
                 effect.in_flight.append(id_)
             else:
                 self._ledger = self._ledgers.setdefault(shard, dict(NO_CHANGE))
@@ -287,12 +291,12 @@ class _Step:
 
     def _apply(self, id_: int, state: str) -> None:
         """Change one row. If this raises, nothing is changed."""
-        action = self._what.action
+        action = self._intervention.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is not one that reliablepub assigns")
         rerouted = self._rerouted(id_) if action is Action.REROUTE else None
         record = {"id": id_, "at": self._now, "action": action.value}
-        record |= {"person": self._what.person, "note": self._what.note}
+        record |= {"person": self._intervention.person, "note": self._intervention.note}
         self._session.run("insert_intervention", record)
         if action is Action.PARK:
             self._park(id_)
@@ -308,9 +312,9 @@ class _Step:
             self._ledger["open_bytes"] += grown_bytes
 
     def _park(self, id_: int) -> None:
-        words = f"parked by {self._what.person}"
-        if self._what.note:
-            words += f": {self._what.note}"
+        words = f"parked by {self._intervention.person}"
+        if self._intervention.note:
+            words += f": {self._intervention.note}"
         row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
         self._session.run("park_as_it_is", row)
         self._ledger["parked"] += 1
@@ -336,8 +340,8 @@ class _Step:
         return bool(is_possible)
 
     def _make_due(self, id_: int, state: str) -> None:
-        if self._what.due_at is not None:
-            self._session.run("due_at", {"id": id_, "due_at": self._what.due_at})
+        if self._intervention.due_at is not None:
+            self._session.run("due_at", {"id": id_, "due_at": self._intervention.due_at})
             return
         if state in OPEN_STATES:
             self._session.run("due_now", {"id": id_})
@@ -351,11 +355,11 @@ class _Step:
         """Return the columns that the new address changes, and the message's growth in bytes."""
         row = MessageRow._make(self._session.run("any_message", {"id": id_}).fetchone())
         before = Message(b"", row.exchange.decode(), row.routing_key.decode())
-        what = self._what
+        asked = self._intervention
         after = replace(
             before,
-            exchange=before.exchange if what.exchange is None else what.exchange,
-            routing_key=before.routing_key if what.routing_key is None else what.routing_key,
+            exchange=before.exchange if asked.exchange is None else asked.exchange,
+            routing_key=before.routing_key if asked.routing_key is None else asked.routing_key,
         )
         grown_bytes = after.size - before.size
         changed = rewritten(row, self._keys, exchange=after.exchange, routing_key=after.routing_key)

@@ -128,9 +128,9 @@ def prune(
         NotAnOutbox: there is no outbox.
         OutboxError: the outbox cannot be written; rows deleted before stay deleted.
     """
-    what = Intervention(Action.DISCARD, note=note)
+    discard = Intervention(Action.DISCARD, note=note)
     given_up = {
-        state: intervene(database, ids, what, progress=partial(progress, state)).changed
+        state: intervene(database, ids, discard, progress=partial(progress, state)).changed
         for state, ids in _given_up(database, times).items()
     }
     with database.reading() as session:  # raises if there is no outbox: `write` would create one

@@ -58,7 +58,7 @@ def rescheduling(not_before: datetime, note: str) -> Intervention:
     return Intervention(Action.RETRY, note=note, due_at=not_before.timestamp(), is_unsent=True)
 
 
-def by_key(session: Session, key: str, what: Intervention) -> ScheduleChange:
+def by_key(session: Session, key: str, intervention: Intervention) -> ScheduleChange:
     """Apply an intervention to the message of a deduplication key, within an open transaction.
 
     The key of a cancelled message is forgotten: a later message with it is stored.
@@ -68,20 +68,20 @@ def by_key(session: Session, key: str, what: Intervention) -> ScheduleChange:
         return ScheduleChange.UNKNOWN
     (id_,) = found
     if session.is_own(id_):
-        _change_own(session, id_, what)
-    elif not change(session, [id_], what, time.time()).changed:
+        _change_own(session, id_, intervention)
+    elif not change(session, [id_], intervention, time.time()).changed:
         return ScheduleChange.TOO_LATE
-    if what.action is Action.DISCARD:
+    if intervention.action is Action.DISCARD:
         session.run("forget_key", {"key": key})
     return ScheduleChange.MADE
 
 
-def _change_own(session: Session, id_: int, what: Intervention) -> None:
+def _change_own(session: Session, id_: int, intervention: Intervention) -> None:
     """Change a message that this transaction has stored, and which no ledger counts yet."""
-    if what.action is Action.DISCARD:
+    if intervention.action is Action.DISCARD:
         session.run("delete_open", {"id": id_})
     else:
-        session.run("due_at", {"id": id_, "due_at": what.due_at})
+        session.run("due_at", {"id": id_, "due_at": intervention.due_at})
 
 
 def due(

@@ -238,7 +238,7 @@ class PostgresStore:
         """Number of this relay's run on this outbox, higher than that of every earlier run."""
         return self._run
 
-    # ------------------------------------------------------------------ what others have stored
+    # ------------------------------------------------------------------ rows of other processes
 
     @property
     def bell(self) -> None:
