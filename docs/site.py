@@ -131,7 +131,7 @@ def faults(module: str) -> str:
     """The faults of a module of `reliablepub.testing.faults`, as a table."""
     rows = ["| `kind` | fields | what the broker does |", "|---|---|---|"]
     for name, kind in KINDS.items():
-        if kind.__module__.rpartition(".")[2] in (module, "mix" if module == "events" else module):
+        if kind.__module__.rpartition(".")[2] == module:
             told, _, fields = (inspect.getdoc(kind) or "").partition("\n\nAttributes:\n")
             means = re.sub(r"^ +(\w+): ", r"`\1`: ", fields, flags=re.MULTILINE)
             own = ", ".join(_field(one) for one in dataclasses.fields(kind) if _is_own(one, kind))

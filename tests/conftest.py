@@ -129,8 +129,8 @@ def postgres_url(postgres_server: "PostgresServer", postgres_database: str) -> s
 
 @pytest.fixture(scope="session")
 def _outbox_template(_postgres: "PostgresServer") -> str:
-    from reliablepub.outbox.postgres.creating import create  # noqa: PLC0415 - see above
-    from reliablepub.outbox.postgres.server import Server  # noqa: PLC0415
+    from reliablepub.outbox.postgres.server import Server  # noqa: PLC0415 - see above
+    from reliablepub.outbox.postgres.sessions import create  # noqa: PLC0415
 
     name = _postgres.create_database()
     create(Server.of(_postgres.url_of(name)))

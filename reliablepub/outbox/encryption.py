@@ -1,19 +1,19 @@
 """Encryption at rest (AES-256-GCM) for bodies and properties; the address is authenticated.
 
-Knows: AES-256-GCM, keys by name, files of keys and their modes. Must never know: tables, AMQP.
+Knows: AES-256-GCM, keys by name, key files and their modes. Must never know: tables, AMQP.
 
-A row's body and properties (headers included) are encrypted together. The message id, exchange,
-routing key, ordering key, times and sizes are not encrypted, because statements search by them. The
-column of the properties holds the name of the key. The checksum covers the stored bytes, so an
-audit and a salvage need no key.
+The body and the properties (headers included) of a row are encrypted together. The message id,
+exchange, routing key, ordering key, times and sizes are not encrypted, because statements search by
+them. The properties column holds the name of the key. The checksum covers the stored bytes, so
+audit and salvage need no key.
 
 A row of version 2 (``{"$key":"2026-11","v":2}``) begins with a fingerprint of its key. Its
 associated data are row id, message id, exchange, routing key and ordering key. A wrong key has
-another fingerprint, and stops the relay. With the right key, a row that does not decrypt was
-changed, and is parked.
+another fingerprint, and stops the relay. A row that the right key cannot decrypt was changed, and
+is parked.
 
 A row of version 1 (``{"$key":"2026-11"}``) has no fingerprint, and its associated data are row id
-and message id only. It can still be read. Removing ``"v":2`` from a row does not make it one of
+and message id only. It can still be read. Removing ``"v":2`` from a row does not turn it into
 version 1, because the associated data differ.
 """
 
@@ -39,10 +39,10 @@ _OTHERS = stat.S_IRWXO | stat.S_IWGRP
 
 
 def exposure(path: str | os.PathLike[str]) -> str:
-    """Say what is wrong with the mode of a secret file, and what to do; empty if nothing is.
+    """Describe what is wrong with the mode of a secret file, and the remedy; empty if it is right.
 
-    Only the owner may write to it. A group may read it, because services get secrets that way;
-    other users may not.
+    Only the owner may write to the file. A group may read it, because services get secrets that
+    way; other users may not.
     """
     try:
         mode = Path(path).stat().st_mode
@@ -64,14 +64,14 @@ _NAME_MAX: Final = 64
 _FINGERPRINT_BYTES: Final = 8
 _MARK: Final = '{"$key":'
 _VERSION: Final = 2
-_WORDS_OF_FINGERPRINT: Final = b"reliablepub: fingerprint of an outbox key"
+_FINGERPRINT_LABEL: Final = b"reliablepub: fingerprint of an outbox key"
 
 Where = tuple[str, str, str, str | None]
 """Message id, exchange, routing key and ordering key of a row: not encrypted, but authenticated."""
 
 
 class Forged(ValueError):
-    """The row was changed, or was stored without the keys; the text says which."""
+    """The row was changed, or was stored without the keys; the text says which one."""
 
 
 class OutboxKeys:
@@ -147,7 +147,7 @@ class OutboxKeys:
         return cls(keys, accept_plaintext=accept_plaintext)
 
     def __repr__(self) -> str:
-        """Show the names of the keys only."""
+        """Return the names of the keys, without the keys."""
         return f"OutboxKeys({', '.join(map(repr, self._ciphers))})"
 
     def _seal(self, id_: int, where: Where, properties: str, body: bytes) -> tuple[str, bytes]:
@@ -213,7 +213,7 @@ def opened(
     """Return the properties and body of a row, decrypted if they are encrypted.
 
     Raises:
-        OutboxSealed: the key is missing, or is another one. The row stays as it is.
+        OutboxSealed: the key is missing, or is another one. The row is not changed.
         Forged: the row was changed, or is not encrypted although keys are given.
         ValueError: the properties column was not written by `sealed`.
     """
@@ -244,8 +244,8 @@ def _bound_to(name: str, id_: int, where: Where) -> bytes:
 
 
 def _fingerprint(key: bytes) -> bytes:
-    """Return 8 bytes that identify a key and reveal nothing else of it (HMAC-SHA-256)."""
-    return hmac.digest(key, _WORDS_OF_FINGERPRINT, hashlib.sha256)[:_FINGERPRINT_BYTES]
+    """Return 8 bytes that identify a key and reveal nothing else about it (HMAC-SHA-256)."""
+    return hmac.digest(key, _FINGERPRINT_LABEL, hashlib.sha256)[:_FINGERPRINT_BYTES]
 
 
 def _cipher() -> type[AESGCM]:

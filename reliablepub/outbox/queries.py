@@ -21,9 +21,19 @@ def text_of(package: str, name: str) -> str:
     return data.decode()
 
 
-def text_of_queries(package: str) -> str:
-    """Return the statements that every database runs, and those of the database of a package."""
-    return text_of(__package__, "queries.sql") + text_of(package, "queries.sql")
+def text_of_queries(package: str, *, bytes_of: str, utc_of: str, infinity: str) -> str:
+    """Return the statements that every database runs, and those of the database of a package.
+
+    Args:
+        package: the package of the database.
+        bytes_of: SQL for a text as bytes; ``{}`` stands for its column.
+        utc_of: SQL for a time as text, in UTC; ``{}`` stands for its column.
+        infinity: SQL for the due time of messages whose destination is paused.
+    """
+    text = text_of(__package__, "queries.sql").replace("INFINITY", infinity)
+    for word, form in (("BYTES", bytes_of), ("UTC", utc_of)):
+        text = re.sub(rf"\b{word}\((\w+)\)", lambda found: form.format(found[1]), text)  # noqa: B023
+    return text + text_of(package, "queries.sql")
 
 
 def named(text: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
--- Statements that every database runs, by name: standard SQL with named values, for the
--- tables and views of each `schema.sql`. Those that differ are in the `queries.sql` of each database,
--- under one name and with the same values and columns.
+-- Statements that every database runs, by name: standard SQL with named values, for the tables and
+-- views of each `schema.sql`. In capitals, BYTES(text), UTC(time) and INFINITY stand for expressions of
+-- the database (see `text_of_queries`). Statements that differ are in the `queries.sql` of each
+-- database, under one name and with the same values and columns.
 
 -- name: prune_confirmed
 DELETE FROM reliablepub_confirmed WHERE id IN (
@@ -85,6 +86,77 @@ SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
 FROM reliablepub_messages WHERE id = :id
 UNION ALL
 SELECT id, message_id, exchange, routing_key, :at, :action, :person, :note
+FROM reliablepub_parked WHERE id = :id;
+
+-- The columns of `MessageRow`. Texts are read as bytes: the checksum covers them.
+-- name: any_message
+SELECT
+    id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), stored_at, due_at,
+    nacked, returned, refused, uncertain, checksum, body, expires_at, BYTES(ordering_key), refused_at, size
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), stored_at, NULL,
+    nacked, returned, refused, uncertain, checksum, body, expires_at, BYTES(ordering_key), NULL, size
+FROM reliablepub_parked WHERE id = :id;
+
+-- name: confirmed_message
+SELECT
+    id, BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), stored_at, NULL,
+    0, 0, 0, 0, checksum, body, NULL, BYTES(ordering_key), NULL, size
+FROM reliablepub_confirmed WHERE id = :id;
+
+-- name: open_contents
+SELECT
+    BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), BYTES(ordering_key), body,
+    id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
+FROM reliablepub_messages ORDER BY id;
+
+-- name: parked_contents
+SELECT
+    BYTES(message_id), BYTES(exchange), BYTES(routing_key), BYTES(properties), BYTES(ordering_key), body,
+    id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
+    outcome, reply_code
+FROM reliablepub_parked ORDER BY id;
+
+-- name: one_message
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties,
+    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    stored_at, nullif(nullif(due_at, INFINITY), 0) AS due_at, CAST(NULL AS double precision) AS parked_at,
+    expires_at, nacked, returned, refused, uncertain, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
+    NULL AS reply_text, size, length(body) AS body_bytes,
+    CASE WHEN due_at = INFINITY THEN 1 ELSE 0 END AS is_held,
+    CAST(NULL AS double precision) AS confirmed_at
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties, state,
+    stored_at, NULL, parked_at, expires_at,
+    nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
+    size, length(body), 0, NULL
+FROM reliablepub_parked WHERE id = :id
+UNION ALL
+SELECT
+    id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
+    stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
+    size, length(body), 0, confirmed_at
+FROM reliablepub_confirmed WHERE id = :id;
+
+-- name: export
+SELECT
+    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at,
+    nullif(nullif(due_at, INFINITY), 0) AS due_at, expires_at, refused_at,
+    CAST(NULL AS double precision) AS parked_at, NULL AS outcome, CAST(NULL AS integer) AS reply_code,
+    NULL AS reply_text, nacked, returned, refused, uncertain, size, checksum, body
+FROM reliablepub_messages WHERE id = :id
+UNION ALL
+SELECT
+    state,
+    message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
+    NULL, parked_at, outcome, reply_code, reply_text,
+    nacked, returned, refused, uncertain, size, checksum, body
 FROM reliablepub_parked WHERE id = :id;
 
 -- name: in_flight_ids
@@ -210,6 +282,15 @@ SELECT * FROM reliablepub_parked_messages WHERE id > :after ORDER BY id LIMIT :l
 
 -- name: view_confirmed
 SELECT * FROM reliablepub_confirmed_messages WHERE id > :after ORDER BY id LIMIT :limit;
+
+-- name: view_history
+SELECT
+    attempt, id, message_id, UTC(at) AS at, outcome, reply_code, reply_text, persistence, epoch, tag
+FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
+
+-- name: view_interventions
+SELECT intervention, id, message_id, exchange, routing_key, UTC(at) AS at, action, person, note
+FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
 
 -- name: view_audit
 SELECT * FROM reliablepub_audit WHERE :after = 0 LIMIT :limit;

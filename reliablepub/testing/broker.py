@@ -1,7 +1,7 @@
 """`FakeBroker`: a RabbitMQ stand-in on a real TCP port, for tests and demos.
 
-This module knows how to start, stop and crash a node, how to inject faults, and how a test's thread
-inspects the node. It must never know frames or sockets; `server` moves the bytes.
+Knows: how a test's thread starts, stops, crashes and inspects a node, and injects faults. Must
+never know: frames, sockets; `server` moves the bytes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import secrets
 import threading
 import time
 from base64 import urlsafe_b64encode
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote
 
 from reliablepub.testing import views
+from reliablepub.testing.content_header import encode_properties
 from reliablepub.testing.declaring import frozen_arguments
 from reliablepub.testing.faults import Crash, Fault, Freeze
-from reliablepub.testing.making import made_publish
+from reliablepub.testing.history import Fate, Publish
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions, Permissions
+from reliablepub.testing.queues import new_queue
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange, VirtualHost
 from reliablepub.testing.server import Server
-from reliablepub.testing.streams import new_queue
 
 if TYPE_CHECKING:
     import ssl
@@ -33,19 +34,21 @@ if TYPE_CHECKING:
     from reliablepub.testing.history import Published, StoredMessage
     from reliablepub.testing.views import ConsumerState, QueueState, UnackedMessage
 
+T = TypeVar("T")
+
 
 class FakeBroker:
-    """A RabbitMQ node of your own: AMQP 0-9-1 over real TCP, in a thread, with scripted faults.
+    """A RabbitMQ stand-in: AMQP 0-9-1 over real TCP, served by a thread, with scripted faults.
 
     Every method may be called from any thread. Exchanges, queues, bindings and persistent messages
-    outlive `crash` and `restart` where RabbitMQ's would.
+    survive `crash` and `restart` as in RabbitMQ.
 
     Args:
-        host: Loopback, unless `allow_remote`.
-        port: 0 picks a free port; a restart keeps it.
+        host: Address to listen on; must be loopback unless `allow_remote` is set.
+        port: Port to listen on; 0 picks a free one, which a restart keeps.
         allow_remote: Permit a host that other machines can reach. A fake broker is not secure.
         options: Settings of the node, as in rabbitmq.conf.
-        tls: A server-side context with a certificate; the broker then speaks AMQPS only.
+        tls: Server-side context with a certificate; the broker then accepts AMQPS only.
 
     Raises:
         ValueError: The host is not loopback.
@@ -97,7 +100,7 @@ class FakeBroker:
         return self.url_of(next(iter(self._node.options.users)))
 
     def url_of(self, user: str, virtual_host: str | None = None) -> str:
-        """The URL for a user and a virtual host, by default the first virtual host.
+        """Return the URL for a user and a virtual host, by default the first virtual host.
 
         Raises:
             KeyError: There is no such user.
@@ -116,7 +119,7 @@ class FakeBroker:
             return self._server is not None and self._server.is_up
 
     def start(self) -> None:
-        """Start serving; after a crash or a stop, on the same port. Does nothing if it is up."""
+        """Start serving; after a crash or a stop, on the same port. Do nothing if it is up."""
         with self._changed:
             if self._server is None:
                 self._server = Server(self._node, self._changed, self._host, self._port, self._tls)
@@ -153,7 +156,7 @@ class FakeBroker:
             self.start()
 
     def crash(self, *, lose_unsynced: bool = True) -> None:
-        """Die as by kill -9: connections are reset, and the port refuses until `start`.
+        """Crash, as on kill -9: reset connections, and refuse new ones until `start`.
 
         Transient messages are lost. With `lose_unsynced`, so are persistent messages whose batch
         was not written yet.
@@ -168,13 +171,13 @@ class FakeBroker:
     # ------------------------------------------------------------------ misbehaving
 
     def inject(self, *faults: Fault) -> None:
-        """Add faults; each sees only events from now on."""
+        """Add faults; each applies to later events only."""
         with self._changed:
             self._node.script.inject(*faults)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """The faults in force: injected, and not yet used up."""
+        """The faults in force: injected, and not used up."""
         with self._changed:
             return self._node.script.faults
 
@@ -188,11 +191,11 @@ class FakeBroker:
         self._act(clear)
 
     def release_confirms(self) -> None:
-        """Send every confirm held back by `HoldConfirms`, and remove these faults."""
+        """Send every confirm that `HoldConfirms` holds back, and remove these faults."""
         self._act(self._node.release_confirms)
 
     def block(self, reason: str = "low on memory") -> None:
-        """Raise a resource alarm: a client that publishes gets connection.blocked and must wait."""
+        """Raise a resource alarm: a client that publishes gets connection.blocked and waits."""
         self._act(lambda: self._node.block(reason))
 
     def unblock(self) -> None:
@@ -204,7 +207,7 @@ class FakeBroker:
         self._act(lambda: self._running().reset_connections())
 
     def freeze(self) -> None:
-        """Stop reading and answering, including heartbeats, as by SIGSTOP."""
+        """Stop reading and answering, including heartbeats, as on SIGSTOP."""
         with self._changed:
             server = self._running()
             if not server.is_frozen:
@@ -217,18 +220,17 @@ class FakeBroker:
         self._act(lambda: self._running().thaw())
 
     def advance(self, seconds: float, *, clients_are_silent: bool = False) -> None:
-        """Set the broker's clock ahead, so that no test has to wait.
+        """Set the broker's clock ahead, so that a test need not wait.
 
-        What becomes due happens in its order, as if the time had passed: messages, queues and
+        Events that become due happen in order, as if the time had passed: messages, queues and
         tokens expire, deliveries that were not acknowledged in time close their channels, delayed
-        confirms and deliveries are sent, an alarm with `for_s` ends. A crash or a freeze with
-        `for_s` ends too. The clients' clocks stay: so their heartbeats are not late, unless
-        `clients_are_silent`.
+        confirms and deliveries are sent, and an alarm, a crash or a freeze with a duration ends.
+        The clients' clocks do not change, so heartbeats are not late unless `clients_are_silent`.
 
         Args:
-            seconds: How far.
-            clients_are_silent: Whether the clients were silent all that time: the connection of a
-                client that missed its heartbeats is closed.
+            seconds: Seconds to add.
+            clients_are_silent: Count the time against heartbeat timeouts: close the connection of a
+                client that missed its heartbeats.
 
         Raises:
             ValueError: `seconds` is negative.
@@ -238,7 +240,7 @@ class FakeBroker:
 
         def advance() -> None:
             if self._server is not None and self._server.is_frozen:
-                self._node.clock.advance(seconds)  # what is due happens when the freeze ends
+                self._node.clock.advance(seconds)  # due events happen when the freeze ends
             else:
                 self._node.advance(seconds, clients_are_silent=clients_are_silent)
 
@@ -256,7 +258,7 @@ class FakeBroker:
         arguments: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> None:
-        """exchange.declare; an existing exchange is not changed."""
+        """Declare an exchange; an existing one is not changed."""
         if type not in EXCHANGE_TYPES:
             raise ValueError(f"unknown exchange type {type!r}")
         exchange = Exchange(
@@ -275,7 +277,7 @@ class FakeBroker:
         arguments: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> None:
-        """queue.declare; an existing queue is not changed."""
+        """Declare a queue; an existing one is not changed."""
         with self._changed:
             vhost = self._vhost(virtual_host)
             if name not in vhost.queues:
@@ -290,23 +292,24 @@ class FakeBroker:
         arguments: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> None:
-        """queue.bind.
+        """Bind a queue to an exchange.
 
         Raises:
             KeyError: The queue or the exchange does not exist.
         """
-        binding = Binding(queue, False, routing_key, frozen_arguments(dict(arguments or {})))  # noqa: FBT003
+        frozen = frozen_arguments(dict(arguments or {}))
+        binding = Binding(queue, to_exchange=False, routing_key=routing_key, arguments=frozen)
         with self._changed:
             vhost = self._vhost(virtual_host)
             vhost.queues[queue]
             vhost.bind(exchange, binding)
 
     def delete_queue(self, name: str, *, virtual_host: str | None = None) -> None:
-        """queue.delete; publishes not yet confirmed by the queue are acked, as by RabbitMQ."""
+        """Delete a queue; its publishes that are not confirmed yet are acked, as by RabbitMQ."""
         self._act(lambda: self._node.remove_queue(self._vhost(virtual_host), name))
 
     def delete_exchange(self, name: str, *, virtual_host: str | None = None) -> None:
-        """exchange.delete."""
+        """Delete an exchange."""
         with self._changed:
             self._vhost(virtual_host).remove_exchange(name)
 
@@ -319,62 +322,70 @@ class FakeBroker:
         properties: Mapping[str, Any] | None = None,
         virtual_host: str | None = None,
     ) -> bool:
-        """Put a message into the queues that it reaches, as if a client had published it before.
+        """Route a message to queues, as if a client had published it before.
 
-        It is on disk at once, sees no fault, and is not in `published`.
+        The message is on disk at once. No fault applies to it, and `published` does not list it.
 
         Args:
             body: The body.
-            routing_key: The name of a queue, unless an exchange is given.
+            routing_key: Routing key; the name of a queue, unless an exchange is given.
             exchange: The exchange; by default the default exchange.
             properties: Basic properties by name (`message_id`, `headers`, ...); `delivery_mode` is
                 2 by default.
-            virtual_host: By default the first one.
+            virtual_host: Virtual host; by default the first one.
 
         Returns:
-            Whether a queue took it.
+            Whether a queue accepted it.
 
         Raises:
             KeyError: There is no such exchange.
             ValueError: There is no such property, or its value cannot be encoded.
         """
-        publish = made_publish(exchange, routing_key, body, dict(properties or {}))
+        header = encode_properties(dict(properties or {}), len(body))
+        publish = Publish(
+            exchange,
+            routing_key,
+            mandatory=False,
+            header=header,
+            body=body,
+            connection=0,
+            channel=0,
+            fate=Fate.ACCEPTED,
+        )
         with self._changed:
             vhost = self._vhost(virtual_host)
             vhost.exchanges[exchange]
-            taken: list[bool] = []
-            self._act(lambda: taken.append(self._node.seed(vhost, publish)))
-        return taken[0]
+            return self._act(lambda: self._node.seed(vhost, publish))
 
-    # ------------------------------------------------------------------ looking
+    # ------------------------------------------------------------------ users
 
     def set_permissions(
         self, user: str, permissions: Permissions, *, virtual_host: str | None = None
     ) -> None:
-        """Set a user's permissions, for open connections too."""
+        """Set a user's permissions, also on open connections."""
         name = virtual_host or self._options.virtual_hosts[0]
         self._act(lambda: self._node.set_permissions(user, name, permissions))
 
     def set_password(self, user: str, password: str) -> None:
-        """Change the password of a user, or add a user, who then has all rights.
+        """Change the password of a user, or add a user with all rights.
 
-        Open connections stay, as in RabbitMQ: `drop_connections` makes clients log in again. `url`
-        and `url_of` have the new password.
+        Open connections stay open, as in RabbitMQ; `drop_connections` makes clients log in again.
+        `url` and `url_of` have the new password.
         """
         self._act(lambda: self._node.set_password(user, password))
 
     def issue_token(self, lifetime_s: float, *, user: str | None = None) -> str:
-        """A token to log in with instead of a password, as of RabbitMQ's OAuth 2 plugin.
+        """Issue a token that replaces the password in a login, as RabbitMQ's OAuth 2 plugin does.
 
-        It is a JSON Web Token whose ``exp`` says when it expires, with nothing for a signature.
-        Once it has expired, a login with it is refused, and a connection that has it stays: but
-        what needs a permission closes its channel with 403, until ``connection.update-secret``
-        brings another token. RabbitMQ remembers a permission for up to a minute while a channel is
-        busy; this broker does not.
+        It is a JSON Web Token with an expiry (``exp``) and an empty signature. After its expiry, a
+        login with it is refused. An open connection stays open, but each method that needs a
+        permission closes its channel with 403, until ``connection.update-secret`` brings another
+        token. RabbitMQ caches a permission for up to a minute while a channel is busy; this broker
+        does not.
 
         Args:
-            lifetime_s: Seconds from now; 0 or less for one that has expired.
-            user: Whose rights it gives; by default those of the first user.
+            lifetime_s: Seconds until it expires; 0 or less for an expired token.
+            user: User whose rights it grants; by default the first user.
         """
         claims = {"exp": time.time() + lifetime_s, "jti": secrets.token_hex(16)}
         secret = ".".join(_base64url(json.dumps(part)) for part in ({"alg": "none"}, claims)) + "."
@@ -383,11 +394,13 @@ class FakeBroker:
         return secret
 
     def expire_tokens(self) -> None:
-        """Let every token expire that was issued so far."""
+        """Expire every token that was issued so far."""
         self._act(self._node.expire_tokens)
 
+    # ------------------------------------------------------------------ looking
+
     def messages(self, queue: str, *, virtual_host: str | None = None) -> tuple[StoredMessage, ...]:
-        """The messages ready in a queue, the head first."""
+        """Return the messages that are ready in a queue, the head first."""
         with self._changed:
             found = self._vhost(virtual_host).queues[queue]
             self._node.tick()
@@ -395,7 +408,7 @@ class FakeBroker:
             return tuple(map(views.stored, found.ready))
 
     def queues(self, *, virtual_host: str | None = None) -> tuple[QueueState, ...]:
-        """The queues, with numbers of messages and consumers."""
+        """Return the queues, with their numbers of messages and consumers."""
         with self._changed:
             self._node.tick()
             for queue in self._vhost(virtual_host).queues.values():
@@ -403,24 +416,24 @@ class FakeBroker:
             return views.queues(self._node, self._vhost(virtual_host))
 
     def consumers(self, *, virtual_host: str | None = None) -> tuple[ConsumerState, ...]:
-        """The consumers of all queues."""
+        """Return the consumers of all queues."""
         with self._changed:
             return views.consumers(self._node, self._vhost(virtual_host))
 
     def unacked(self, *, virtual_host: str | None = None) -> tuple[UnackedMessage, ...]:
-        """The messages that clients got and have not acknowledged."""
+        """Return the messages that were delivered and are not acknowledged."""
         with self._changed:
             return views.unacknowledged(self._node, self._vhost(virtual_host))
 
     @property
     def published(self) -> tuple[Published, ...]:
-        """Every publish that arrived whole, in order, with its fate."""
+        """Every publish that arrived completely, in order, with its fate."""
         with self._changed:
             return self._node.history.snapshot()
 
     @property
     def published_count(self) -> int:
-        """Number of publishes that arrived whole, including those dropped from `published`."""
+        """Number of publishes that arrived completely, also those dropped from `published`."""
         with self._changed:
             return self._node.history.total
 
@@ -439,8 +452,8 @@ class FakeBroker:
             timeout_s: Longest wait, in seconds.
 
         Raises:
-            TimeoutError: The condition did not hold in time; the message gives the fates of the
-                publishes and the number of connections.
+            TimeoutError: The condition did not hold in time; the message lists the fates of the
+                publishes, and the number of connections.
         """
         holds = condition if callable(condition) else lambda: self.published_count >= condition
         with self._changed:
@@ -456,14 +469,15 @@ class FakeBroker:
     def _vhost(self, name: str | None) -> VirtualHost:
         return self._node.vhost if name is None else self._node.vhosts[name]
 
-    def _act(self, action: Callable[[], None]) -> None:
+    def _act(self, action: Callable[[], T]) -> T:
         with self._changed:
             self._node.tick()
-            action()
+            result = action()
             self._node.flush()
             if self._server is not None:
                 self._server.wake()
             self._changed.notify_all()
+            return result
 
     def _running(self) -> Server:
         if self._server is None:

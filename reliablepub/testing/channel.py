@@ -1,8 +1,7 @@
 """One channel: dispatches methods and assembles content.
 
-This module knows which method belongs to which side of the channel, and how a publish is assembled
-from its method, header and body frames (rabbit_command_assembler).
-It must never know sockets or other channels.
+Knows: which side of the channel handles a method, how a publish is assembled from its method,
+header and body frames (rabbit_command_assembler). Must never know: sockets, other channels.
 """
 
 from __future__ import annotations
@@ -12,22 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pamqp import commands
 
 from reliablepub.testing import declaring, decoding, wire
-from reliablepub.testing.channel_base import ChannelBase
+from reliablepub.testing.channel_base import ChannelBase, Transaction
 from reliablepub.testing.consuming import Consuming
+from reliablepub.testing.content_header import BASIC_CLASS, decode_header
 from reliablepub.testing.history import Publish
 from reliablepub.testing.publishing import PUBLISH_IDS, Publishing, oversize
 from reliablepub.testing.replies import AmqpError, crashed
-from reliablepub.testing.transactions import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pamqp.base import Frame
 
-    from reliablepub.testing.channel_base import Peer, Transacting
+    from reliablepub.testing.channel_base import Peer
 
 _SHARED_MAX_BYTES = 65_536
-"""Largest body that a channel keeps to share it with an equal next one."""
+"""Maximum size of a body that a channel keeps, to share it with an equal next one."""
 
 _T = TypeVar("_T", str, bytes)
 
@@ -44,7 +43,7 @@ class Channel(ChannelBase):
         self._body: list[bytes] = []
         self._missing = 0
         self._last: Publish | None = None
-        """The last publish, if it is small: the next one shares what is equal."""
+        """The last publish, if it is small: the next one shares its equal parts."""
 
     # ------------------------------------------------------------------------------ frames in
 
@@ -83,10 +82,10 @@ class Channel(ChannelBase):
         handle(self, method)
 
     def _handle_header(self, payload: bytes) -> None:
-        class_id, size, _flags = decoding.decode_header(payload)
+        class_id, size, _flags = decode_header(payload)
         if self._method is None or self._header is not None:
             raise self._interrupted()
-        if class_id != decoding.BASIC_CLASS:
+        if class_id != BASIC_CLASS:
             explanation = "expected content header for class 60, got one for class"
             raise AmqpError(505, f"{explanation} {class_id} instead")
         size_max = self.connection.node.options.max_message_size
@@ -102,7 +101,7 @@ class Channel(ChannelBase):
             raise self._interrupted()
         self._missing -= len(payload)
         if self._missing < 0:
-            # RabbitMQ waits for ever after a body that is longer than declared. So does this
+            # RabbitMQ waits forever after a body that is longer than declared. So does this
             # channel, but it drops the bytes.
             self._body.clear()
             return
@@ -112,7 +111,7 @@ class Channel(ChannelBase):
             self._complete()
 
     def _interrupted(self) -> AmqpError:
-        """505 for a frame of the wrong kind; the text names the frame that was expected."""
+        """Make a 505 for a frame of the wrong kind; the text names the expected frame."""
         if self._method is None:
             explanation = "expected method frame, got non method frame instead"
             return AmqpError(505, explanation, (0, 0))
@@ -131,7 +130,7 @@ class Channel(ChannelBase):
         if immediate:
             raise AmqpError(540, "immediate=true")
         last = self._last
-        if last is not None:  # a million equal messages take the memory of one body
+        if last is not None:  # so that a million equal messages take the memory of one
             exchange = _old(exchange, last.exchange)
             routing_key = _old(routing_key, last.routing_key)
             header, body = _old(header, last.header), _old(body, last.body)
@@ -154,7 +153,7 @@ class Channel(ChannelBase):
     # ------------------------------------------------------------------------------ the end
 
     def release(self) -> None:
-        """Stop: open delivery tags are dropped, deliveries go back to their queues."""
+        """Stop: drop open delivery tags, and requeue unacknowledged deliveries."""
         if self.is_open:
             self.is_open = False
             self._method, self._header, self._body, self._last = None, None, [], None
@@ -164,7 +163,7 @@ class Channel(ChannelBase):
 
 
 def _old(new: _T, old: _T) -> _T:
-    """The old object if both are equal, so that the new one is freed."""
+    """Return the old object if both are equal, so that the new one is freed."""
     return old if new == old else new
 
 
@@ -176,12 +175,14 @@ def _confirm_select(channel: Channel, method: commands.Confirm.Select) -> None:
 def _tx_select(channel: Channel, _: commands.Tx.Select) -> None:
     if channel.publishing.ledger is not None:
         raise AmqpError(406, "cannot switch from confirm to tx mode")
-    transaction = Transaction(channel, channel.publishing, channel.consuming)
-    channel.transaction = channel.transaction or transaction
+    consuming = channel.consuming
+    channel.transaction = channel.transaction or Transaction(
+        channel, channel.publishing.take, consuming.settle, consuming.reopen
+    )
     channel.reply(commands.Tx.SelectOk())
 
 
-def _transaction(channel: Channel) -> Transacting:
+def _transaction(channel: Channel) -> Transaction:
     if channel.transaction is None:
         raise AmqpError(406, "channel is not transactional")
     return channel.transaction

@@ -1,6 +1,6 @@
 """`reliablepub broker`: the fake broker as a process, for demos and for clients in any language.
 
-This module knows the command line, signals and files of TLS. It must never know AMQP.
+Knows: the command line, signals, TLS files. Must never know: AMQP.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def broker(
 
     With --control-port the second line is the URL of the control port.
     """
-    # A handler interrupts this thread: `Event.set` would wait for the lock that `Event.wait` holds.
+    # A handler interrupts this thread: `Event.set` would block on the lock that `Event.wait` holds.
     stopped: SimpleQueue[None] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.put(None))
@@ -148,7 +148,7 @@ class _Failure(click.ClickException):
 def _granted(
     permissions: tuple[tuple[str, str, str, str, str], ...],
 ) -> dict[str, dict[str, Permissions]]:
-    """By user and virtual host, as rabbitmqctl takes them."""
+    """Return the permissions by user and virtual host."""
     granted: dict[str, dict[str, Permissions]] = {}
     for user, vhost, configure, write, read in permissions:
         rights = Permissions(configure=configure, write=write, read=read)

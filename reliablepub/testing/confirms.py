@@ -1,9 +1,10 @@
 """Publisher confirms of one channel: the open delivery tags, and the confirms to send.
 
-PURE: this module knows rabbit_channel's coalescing and the order of the confirms. A tag is
-*unconfirmed* until it is settled as acked or nacked; `poll` coalesces the tags settled since the
-last call into as few confirms as RabbitMQ sends. It must never know messages, queues, frames or
-faults.
+Knows: the coalescing of rabbit_channel, the order of the confirms. Must never know: messages,
+queues, frames, faults.
+
+A tag is *unconfirmed* until it is settled as acked or nacked. `poll` coalesces the tags settled
+since the last call into as few confirms as RabbitMQ sends.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ class Confirm:
 def coalesce(
     settled: list[int], opposite: list[int], lowest_unconfirmed: int | None, *, nack: bool
 ) -> list[Confirm]:
-    """The confirms for tags that are all acked or all nacked (rabbit_channel:coalesce_and_send).
+    """Return the confirms for tags of one kind (rabbit_channel:coalesce_and_send).
 
-    All tags below the lowest one that is unconfirmed or settled the opposite way become one confirm
-    with `multiple`, at the highest of them; the others are confirmed singly. A lone ack is never
-    `multiple`; a lone nack may be (rabbit_channel:send_confirms has the special case, send_nacks
-    has not).
+    All tags below the lowest one that is unconfirmed, or settled the opposite way, become one
+    confirm with `multiple` at the highest of them; the others are confirmed singly. A single ack is
+    never `multiple`. A single nack may be: rabbit_channel:send_confirms has this special case,
+    send_nacks does not.
     """
     if len(settled) == 1 and not nack:
         return [Confirm(settled[0])]
@@ -56,7 +57,7 @@ class ConfirmLedger:
         self._extra: list[Confirm] = []
 
     def open_tag(self) -> int:
-        """The next delivery tag, from 1."""
+        """Return the next delivery tag, from 1."""
         self.last_tag += 1
         self._unconfirmed[self.last_tag] = None
         return self.last_tag
@@ -67,7 +68,7 @@ class ConfirmLedger:
         (self._nacked if nack else self._acked).append(tag)
 
     def settle_shuffled(self, tag: int, *, nack: bool) -> None:
-        """Settle a tag; `poll` returns its confirm singly, shuffled with others of this method."""
+        """Settle a tag; `poll` shuffles such tags, and confirms each singly."""
         del self._unconfirmed[tag]
         self._shuffled.append(Confirm(tag, nack=nack))
 
@@ -76,7 +77,7 @@ class ConfirmLedger:
         self._extra.append(confirm)
 
     def poll(self, random: Random) -> list[Confirm]:
-        """The confirms to send now: acks, then nacks (rabbit_channel:send_confirms_and_nacks)."""
+        """Return the confirms to send, acks first (rabbit_channel:send_confirms_and_nacks)."""
         acked, nacked, extra, shuffled = self._acked, self._nacked, self._extra, self._shuffled
         self._acked, self._nacked, self._extra, self._shuffled = [], [], [], []
         # Shuffled confirms follow the multiple acks, which must therefore not cover their tags.

@@ -1,24 +1,23 @@
 """The server's side of one AMQP 0-9-1 connection, without a socket: bytes in, bytes out.
 
-This module knows the life of a connection: handshake, channels, heartbeats, connection.close, and
-that a publish during a resource alarm is withheld together with everything behind it. The time is
-`Node.now`, which is set before every input.
-It must never know a socket or a thread, or what a message means.
+Knows: the handshake, channels, heartbeats, connection.close, and that a publish during a resource
+alarm is withheld together with all input after it. The time is `Node.now`, which is set before
+every input. Must never know: sockets, threads, what a message means.
 """
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING
 
 from pamqp import commands
 
-from reliablepub.testing import decoding, encoding, wire
+from reliablepub.testing import decoding, wire
 from reliablepub.testing.channel import Channel
-from reliablepub.testing.ending import Ending
 from reliablepub.testing.faults import ConnectionFault, CutStream
+from reliablepub.testing.flow import Output
 from reliablepub.testing.handshake import Handshake, ScriptedRefusal, Stalled
 from reliablepub.testing.options import EVERYTHING
-from reliablepub.testing.output import Output
 from reliablepub.testing.replies import (
     AmqpError,
     SilentlyRefused,
@@ -42,6 +41,29 @@ OUTPUT_MAX_BYTES = 4 * 1024 * 1024
 """Limit of unsent output; above it a client gets no deliveries, and is not read."""
 
 
+class Ending(enum.Enum):
+    """How the server ends a TCP connection."""
+
+    FLUSH = "flush"
+    """Send the remaining output, then FIN."""
+    FLUSH_RESET = "flush, reset"
+    """Send the remaining output, then RST."""
+    FIN = "fin"
+    """FIN at once."""
+    RESET = "reset"
+    """RST at once."""
+
+    @property
+    def flushes(self) -> bool:
+        """Whether the remaining output is sent first."""
+        return self in (Ending.FLUSH, Ending.FLUSH_RESET)
+
+    @property
+    def resets(self) -> bool:
+        """Whether the connection ends with RST."""
+        return self in (Ending.RESET, Ending.FLUSH_RESET)
+
+
 class Connection:
     """One client."""
 
@@ -61,11 +83,11 @@ class Connection:
         self._is_mute = False
         self._channels: dict[int, Channel] = {}
         self._output = Output()
-        self._left_to_hear: int | None = None
+        self._left_to_receive: int | None = None
         self._is_cut_by_reset = False
         self._withheld: tuple[Publish, Callable[[Publish], None]] | None = None
-        self._was_told_blocked = False
-        self._began_at = self._heard_at = self._spoke_at = node.now
+        self._has_sent_blocked = False
+        self._began_at = self._received_at = self._sent_at = node.now
         self._closing_at = 0.0
         node.connections[number] = self
         for fault in faults:
@@ -127,9 +149,9 @@ class Connection:
         interval = self._handshake.heartbeat_s
         if not interval:
             return None
-        speak_at = self._spoke_at + interval / 2
+        send_at = self._sent_at + interval / 2
         # The server does not read a blocked client, so it cannot see the client's heartbeats.
-        return speak_at if self._withheld else min(speak_at, self._heard_at + 2 * interval)
+        return send_at if self._withheld else min(send_at, self._received_at + 2 * interval)
 
     def has_capability(self, name: str) -> bool:
         """Whether the client announced a capability."""
@@ -145,13 +167,13 @@ class Connection:
         """Process bytes from the client."""
         if self._is_mute:
             return
-        self._heard_at = self.node.now
-        if self._left_to_hear is not None:
-            data = data[: self._left_to_hear]
-            self._left_to_hear -= len(data)
+        self._received_at = self.node.now
+        if self._left_to_receive is not None:
+            data = data[: self._left_to_receive]
+            self._left_to_receive -= len(data)
         self._frames.feed(data)
         self._run()
-        if self._left_to_hear == 0:
+        if self._left_to_receive == 0:
             self._end_cut()
 
     def handle_timeout(self) -> None:
@@ -163,42 +185,42 @@ class Connection:
         if (
             self._is_closing
             or not self._handshake.is_open
-            or (not self._withheld and self.node.now >= self._heard_at + 2 * interval)
+            or (not self._withheld and self.node.now >= self._received_at + 2 * interval)
         ):
             self._end(Ending.FIN)
         else:
             self.send(wire.HEARTBEAT_FRAME)
 
     def handle_unblocked(self) -> None:
-        """The alarm is over: process the withheld publish, then everything behind it."""
-        if self._was_told_blocked:
-            self._was_told_blocked = False
-            self.send(encoding.encode_method(0, commands.Connection.Unblocked()))
+        """Handle the end of the alarm: process the withheld publish, then all input after it."""
+        if self._has_sent_blocked:
+            self._has_sent_blocked = False
+            self.send(wire.encode_method(0, commands.Connection.Unblocked()))
         self._resume()
 
     def handle_thawed(self) -> None:
-        """The freeze is over: restart the client's heartbeat timeout, and process its input."""
-        self._heard_at = self.node.now
+        """Handle the end of a freeze: restart the heartbeat timeout, and process input."""
+        self._received_at = self.node.now
         if self.node.alarm is None:
             self._resume()
         elif self._withheld is not None:
-            self._tell_blocked()
+            self._send_blocked()
 
     def handle_advanced(self, seconds: float) -> None:
-        """The clock was set ahead; the client is not late for that."""
+        """Handle a clock that was set ahead: the deadlines of the client move with it."""
         self._began_at += seconds
-        self._heard_at += seconds
-        self._spoke_at += seconds
+        self._received_at += seconds
+        self._sent_at += seconds
         self._closing_at += seconds
 
     def handle_drained(self) -> None:
-        """The client has read its output: go on delivering and reading."""
+        """Handle a client that has read its output: continue delivering and reading."""
         for channel in self._channels.values():
             channel.consuming.deliver_all()
         self._run()
 
     def handle_lost(self) -> None:
-        """The socket is gone."""
+        """Handle the loss of the socket."""
         self._end(Ending.FIN)
 
     # ------------------------------------------------------------------------------ commands
@@ -214,23 +236,23 @@ class Connection:
         if self._output.is_cut:
             self._end_cut()
         if data:
-            self._spoke_at = self.node.now
+            self._sent_at = self.node.now
         return data
 
     def withhold(self, publish: Publish, resume: Callable[[Publish], None]) -> None:
-        """Keep a publish, and process nothing behind it, until `handle_unblocked`."""
+        """Keep a publish, and process no input after it, until `handle_unblocked`."""
         self._withheld = (publish, resume)
         if self.node.alarm is not None:
-            self._tell_blocked()
+            self._send_blocked()
 
     def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
-        """Send connection.close; all input but close-ok is ignored after it."""
+        """Send connection.close; after it, all input but close-ok is ignored."""
         if self._is_closing or self.ending is not None:
             return
         self._release()
         self._is_closing = True
         self._closing_at = self.node.now
-        payload = encoding.encode_close(commands.Connection.Close, code, text, ids)
+        payload = wire.encode_close(commands.Connection.Close, code, text, ids)
         self.send(wire.encode_frame(wire.METHOD, 0, payload))
 
     def drop(self, *, reset: bool) -> None:
@@ -248,7 +270,7 @@ class Connection:
         """
         if sent is not None:
             self._output.cut_after(sent)
-        self._left_to_hear = received
+        self._left_to_receive = received
         self._is_cut_by_reset = reset
 
     def go_mute(self) -> None:
@@ -280,20 +302,20 @@ class Connection:
             return
         publish, resume = self._withheld
         self._withheld = None
-        self._heard_at = self.node.now
+        self._received_at = self.node.now
         resume(publish)
         self._run()
 
-    def _tell_blocked(self) -> None:
-        if self.has_capability("connection.blocked") and not self._was_told_blocked:
-            self._was_told_blocked = True
-            self.send(encoding.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
+    def _send_blocked(self) -> None:
+        if self.has_capability("connection.blocked") and not self._has_sent_blocked:
+            self._has_sent_blocked = True
+            self.send(wire.encode_method(0, commands.Connection.Blocked(self.node.alarm or "")))
 
     def _fail(self, error: AmqpError) -> None:
-        # Before tune-ok RabbitMQ reports no error but a failed login.
+        # Before tune-ok, RabbitMQ reports only a failed login.
         is_scripted = isinstance(error, ScriptedRefusal)
-        is_said = self._handshake.is_tuned or error.code == _ACCESS_REFUSED or is_scripted
-        if self._is_closing or not is_said:
+        is_reported = self._handshake.is_tuned or error.code == _ACCESS_REFUSED or is_scripted
+        if self._is_closing or not is_reported:
             self._end(Ending.FLUSH)
         else:
             self.close(error.code, error.reply_text, error.ids or (0, 0))
@@ -323,7 +345,7 @@ class Connection:
             self._handle_channel_frame(kind, number, payload)
 
     def _handle_control(self, payload: bytes) -> None:
-        """A method of the connection itself."""
+        """Handle a method of the connection itself."""
         method = decoding.decode_method(payload)
         if isinstance(method, commands.Connection.CloseOk) and self._is_closing:
             self._end(Ending.FLUSH)
@@ -332,14 +354,14 @@ class Connection:
         elif not self._handshake.is_open:
             self._open(method)
         elif isinstance(method, commands.Connection.Close):
-            self.send(encoding.encode_method(0, commands.Connection.CloseOk()))
+            self.send(wire.encode_method(0, commands.Connection.CloseOk()))
             self._end(Ending.FLUSH)
         elif isinstance(method, commands.Connection.UpdateSecret):
             self._handshake.update_secret(method.new_secret or "")
-            self.send(encoding.encode_method(0, commands.Connection.UpdateSecretOk()))
+            self.send(wire.encode_method(0, commands.Connection.UpdateSecretOk()))
         else:
-            explanation = "unexpected method in connection state running"
-            raise AmqpError(504, explanation, decoding.ids_of(payload))
+            ids = decoding.ids_of(payload)
+            raise AmqpError(504, "unexpected method in connection state running", ids)
 
     def _open(self, method: Frame) -> None:
         answer = self._handshake.handle(method)
@@ -349,7 +371,7 @@ class Connection:
             self.vhost = self.node.vhosts[method.virtual_host]
             self.permissions = self._handshake.permissions
         if answer is not None:
-            self.send(encoding.encode_method(0, answer))
+            self.send(wire.encode_method(0, answer))
 
     def _handle_channel_frame(self, kind: int, number: int, payload: bytes) -> None:
         if not self._handshake.is_open:
@@ -382,15 +404,14 @@ class Connection:
             raise AmqpError(504, "second 'channel.open' seen", (20, 10))
         count, count_max = len(self._channels), self._handshake.channel_max
         if count_max and count >= count_max:
-            explanation = f"number of channels opened ({count}) has reached the negotiated "
-            raise AmqpError(530, f"{explanation}channel_max ({count_max})")
+            reached = f"number of channels opened ({count}) has reached the negotiated channel_max"
+            raise AmqpError(530, f"{reached} ({count_max})")
         user, limits = self._handshake.user, self.node.options.user_channel_max
         if user in limits and self.node.channels_of(user) >= limits[user]:
-            explanation = f"number of channels opened for user '{user}' has reached the maximum "
-            explanation += f"allowed user limit of ({limits[user]})"
-            raise AmqpError(530, explanation)
+            reached = f"number of channels opened for user '{user}' has reached the maximum allowed"
+            raise AmqpError(530, f"{reached} user limit of ({limits[user]})")
         channel = self._channels[number] = Channel(self, number)
-        channel.send_method(encoding.CHANNEL_OPEN_OK)
+        channel.send_method(wire.CHANNEL_OPEN_OK)
 
     # ------------------------------------------------------------------------------ the end
 

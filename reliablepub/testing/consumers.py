@@ -1,25 +1,44 @@
-"""The consumers of queues, and which of them gets the next message.
+"""The consumers of queues, and which of them gets the next message; direct reply-to.
 
-This module knows prefetch, priorities and the round of consumers. It must never know channels, or
-how messages come into a queue.
+Knows: prefetch, priorities, round-robin, the names of consumers of direct replies. Must never know:
+channels, how messages come into a queue.
 """
 
 from __future__ import annotations
 
+import struct
+from base64 import b64decode, b64encode
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from reliablepub.testing.streams import Stream
+from reliablepub.testing.queues import Stream
+from reliablepub.testing.replies import crashed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from random import Random
 
     from reliablepub.testing.history import Publish
     from reliablepub.testing.queues import Entry, Queue
 
+PSEUDO_QUEUE: Final = "amq.rabbitmq.reply-to"
+"""A client consumes direct replies from this name, and sets it as `reply_to` of its requests."""
+
+_NODE_NAME: Final = b"reply@1"
+_PROCESS_ID_HEAD: Final = b"\x83Xv"  # NEW_PID_EXT, with the node's name as an atom
+_PROCESS_ID = struct.Struct(f">H{len(_NODE_NAME)}sIII")  # size, name, id, serial, creation
+_KEY_SIZE: Final = 16
+
 
 class Receiver(Protocol):
-    """The consuming side of a channel, as queues see it."""
+    """The consuming side of a channel, as queues and the views of a broker see it."""
+
+    consumers: dict[str, Consumer]
+    """Consumers by tag."""
+
+    @property
+    def unacked(self) -> Mapping[int, Delivery]:
+        """The deliveries that are not acknowledged, by their tags."""
 
     @property
     def is_congested(self) -> bool:
@@ -35,7 +54,7 @@ class Receiver(Protocol):
         """Send a direct reply."""
 
     def handle_queue_deleted(self, consumer: Consumer) -> None:
-        """The queue of a consumer is gone."""
+        """Handle the deletion of a consumer's queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +70,7 @@ class Consumer:
     priority: int = 0
     unacked: int = 0
     offset: int = 0
-    """Of the next message that it gets from a stream."""
+    """Offset of its next message in a stream."""
 
     def has_credit(self) -> bool:
         """Whether the consumer may get another message now."""
@@ -64,7 +83,7 @@ class Consumer:
 
 @dataclass(slots=True)
 class Delivery:
-    """A message that the channel got and has not acknowledged."""
+    """A message that was delivered on a channel and is not acknowledged."""
 
     entry: Entry
     queue: Queue
@@ -100,7 +119,7 @@ def deliver(queue: Queue, now: float) -> None:
 
 
 def _deliver_stream(stream: Stream) -> None:
-    """Send to each consumer what comes next for it."""
+    """Send each consumer its next messages."""
     for consumer in list(stream.consumers):
         while (
             consumer.offset < len(stream.ready)
@@ -123,7 +142,7 @@ def requeue(deliveries: Iterable[Delivery], now: float, *, is_lost: bool) -> Non
     Args:
         deliveries: The deliveries.
         now: Time, in seconds.
-        is_lost: Whether their channel is gone; else the client asked for it.
+        is_lost: Whether their channel has closed; otherwise the client has requeued them.
     """
     entries: dict[Queue, list[Entry]] = {}
     for delivery in deliveries:
@@ -131,3 +150,36 @@ def requeue(deliveries: Iterable[Delivery], now: float, *, is_lost: bool) -> Non
     for queue, returned in entries.items():
         queue.requeue(returned, is_lost=is_lost)
         deliver(queue, now)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyConsumer:
+    """The one consumer of direct replies that a channel may have."""
+
+    tag: str
+    name: str
+    """The routing key of its replies, which replaces the pseudo-queue in `reply_to`."""
+
+
+def generated_reply_name(random: Random) -> str:
+    """Make a name of RabbitMQ's form: an Erlang process id and a key, both in base64."""
+    process = _PROCESS_ID.pack(len(_NODE_NAME), _NODE_NAME, random.getrandbits(15), 0, 1)
+    parts = (_PROCESS_ID_HEAD + process, random.randbytes(_KEY_SIZE))
+    return ".".join((PSEUDO_QUEUE, *(b64encode(part).decode() for part in parts)))
+
+
+def check_reply_name(name: str) -> None:
+    """Raise 541 for a name of two parts whose first part is not a process id.
+
+    Such a name crashes RabbitMQ's channel. A name of one part, or of three, names no consumer.
+    """
+    prefix, _, rest = name.partition(f"{PSEUDO_QUEUE}.")
+    parts = [part for part in rest.split(".") if part]
+    if prefix or len(parts) != 2:  # noqa: PLR2004 - a process id and a key
+        return
+    try:
+        is_process = b64decode(parts[0], validate=True).startswith(_PROCESS_ID_HEAD)
+    except ValueError:
+        is_process = False
+    if not is_process:
+        raise crashed()

@@ -1,7 +1,7 @@
-"""basic.consume, get, ack, nack, reject, qos and cancel on one channel.
+"""basic.consume, get, ack, nack, reject, recover, qos and cancel on one channel.
 
-This module knows which deliveries a channel has not acknowledged. It must never know how messages
-come into a queue, or which consumer gets the next one.
+Knows: which deliveries of a channel are not acknowledged. Must never know: how messages come into a
+queue, which consumer gets the next one.
 """
 
 from __future__ import annotations
@@ -13,15 +13,22 @@ from weakref import WeakMethod
 
 from pamqp.commands import Basic
 
-from reliablepub.testing import encoding
-from reliablepub.testing.consumers import Consumer, Delivery, deliver, is_single
+from reliablepub.testing import wire
+from reliablepub.testing.consumers import (
+    PSEUDO_QUEUE,
+    Consumer,
+    Delivery,
+    ReplyConsumer,
+    deliver,
+    generated_reply_name,
+    is_single,
+)
 from reliablepub.testing.consumers import requeue as put_back
 from reliablepub.testing.content_header import rewritten
-from reliablepub.testing.direct_reply import PSEUDO_QUEUE, ReplyConsumer, generated_reply_name
 from reliablepub.testing.faults import CancelConsumer, DelayDelivery, LoseAck, RepeatDelivery
-from reliablepub.testing.field_types import Long, field_type, is_integer
+from reliablepub.testing.fields import WireInt, field_type, is_integer
+from reliablepub.testing.queues import Stream
 from reliablepub.testing.replies import AmqpError, crashed
-from reliablepub.testing.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -46,7 +53,7 @@ class Consuming:
         self._late: list[Delivery] = []
         """Deliveries that a fault delays."""
         self._is_timed = False
-        """Whether a timer looks for deliveries that are not acknowledged in time."""
+        """Whether a timer checks for deliveries that are not acknowledged in time."""
 
     @property
     def unacked(self) -> Mapping[int, Delivery]:
@@ -75,26 +82,23 @@ class Consuming:
     def consume(self, method: Basic.Consume) -> None:
         """basic.consume."""
         if method.consumer_tag in self.consumers:
-            explanation = f"attempt to reuse consumer tag '{method.consumer_tag}'"
-            raise AmqpError(530, explanation)
+            raise AmqpError(530, f"attempt to reuse consumer tag '{method.consumer_tag}'")
         if method.queue == PSEUDO_QUEUE:
             self._consume_replies(method)
             return
         queue = self._channel.queue_or_last(method.queue, "read")
+        where = self._channel.place("queue", queue.name)
         tag = method.consumer_tag or self._node.generated_name("amq.ctag-")
         if queue.is_quorum and self._prefetch_channel:
-            where = self._channel.place("queue", queue.name)
             raise AmqpError(540, f"{where} does not support global qos")
         offset = self._offset(queue, method) if isinstance(queue, Stream) else 0
         is_taken = queue.consumers and (method.exclusive or queue.consumers[0].exclusive)
         is_taken = is_taken or (method.exclusive and is_single(queue))
         ignores_flag = queue.is_quorum or isinstance(queue, Stream)
         if is_taken and not ignores_flag:
-            explanation = f"{self._channel.place('queue', queue.name)} in exclusive use"
-            raise AmqpError(403, explanation)
+            raise AmqpError(403, f"{where} in exclusive use")
         priority = (method.arguments or {}).get("x-priority", 0)
         if not isinstance(priority, int) or not is_integer(priority):
-            where = self._channel.place("queue", queue.name)
             reason = f'"expected integer, got {field_type(priority)}"'
             raise AmqpError(406, f"invalid arg 'x-priority' for {where}: {reason}")
         consumer = Consumer(
@@ -113,7 +117,7 @@ class Consuming:
         deliver(queue, self._node.now)
 
     def _offset(self, stream: Stream, method: Basic.Consume) -> int:
-        """Where a consumer of a stream begins; its errors are those of rabbit_stream_queue."""
+        """Return where a consumer of a stream begins; the errors are rabbit_stream_queue's."""
         where = self._channel.place("queue", stream.name)
         if not self._prefetch_consumer:
             raise AmqpError(406, f"consumer prefetch count is not set for '{where}'")
@@ -138,9 +142,9 @@ class Consuming:
         self._channel.reply(Basic.ConsumeOk(tag), nowait=method.nowait)
 
     def send_reply(self, publish: Publish) -> None:
-        """basic.deliver of a direct reply; it has the next delivery tag and does not use it up."""
+        """basic.deliver of a direct reply; it has the next delivery tag, which is used again."""
         assert self._channel.reply_consumer is not None
-        payload = encoding.encode_deliver(
+        payload = wire.encode_deliver(
             self._channel.reply_consumer.tag,
             self._last_tag + 1,
             redelivered=False,
@@ -184,7 +188,7 @@ class Consuming:
         queue.expire(self._node.now)  # message_count must not include expired messages
         tag = self._open(delivery, no_ack=no_ack)
         publish = entry.publish
-        payload = encoding.encode_get_ok(
+        payload = wire.encode_get_ok(
             tag,
             redelivered=entry.redelivered,
             exchange=publish.exchange,
@@ -210,7 +214,7 @@ class Consuming:
         entry = delivery.entry
         tag = self._open(delivery, no_ack=consumer.no_ack)
         publish = entry.publish
-        payload = encoding.encode_deliver(
+        payload = wire.encode_deliver(
             consumer.tag,
             tag,
             redelivered=entry.redelivered,
@@ -229,7 +233,7 @@ class Consuming:
     def _send(
         self, delivery: Delivery, faults: tuple[DeliveryFault, ...], send: Callable[[], None]
     ) -> None:
-        """Send a delivery as the faults say: late, twice, or without hearing of its ack."""
+        """Send a delivery with its faults: late, twice, or with its ack ignored."""
         delivery.loses_ack = any(isinstance(fault, LoseAck) for fault in faults)
         if (
             any(isinstance(one, RepeatDelivery) for one in faults)
@@ -240,12 +244,12 @@ class Consuming:
         late_s = max((one.for_s for one in faults if isinstance(one, DelayDelivery)), default=0.0)
         if late_s:
             self._late.append(delivery)
-            self._node.timers.at(self._node.now + late_s, partial(self._send_late, delivery, send))
+            self._node.after(late_s, partial(self._send_late, delivery, send))
         else:
             send()
 
     def _send_late(self, delivery: Delivery, send: Callable[[], None]) -> None:
-        if any(one is delivery for one in self._late):  # else it is in its queue again
+        if any(one is delivery for one in self._late):  # otherwise it is back in its queue
             self._late = [one for one in self._late if one is not delivery]
             send()
 
@@ -261,7 +265,7 @@ class Consuming:
         self._settle_or_hold(deliveries, requeue)
 
     def recover(self, *, nowait: bool) -> None:
-        """basic.recover with requeue; its answer comes before the messages."""
+        """basic.recover with requeue; recover-ok precedes the messages."""
         if any(isinstance(one.queue, Stream) for one in self._unacked.values()):
             raise crashed()
         self._channel.reply(Basic.RecoverOk(), nowait=nowait)
@@ -287,11 +291,11 @@ class Consuming:
             deliver(queue, self._node.now)
 
     def reopen(self, deliveries: dict[int, Delivery]) -> None:
-        """A transaction was rolled back: its deliveries are unacknowledged again."""
+        """Make the deliveries of a transaction that was rolled back unacknowledged again."""
         self._unacked = dict(sorted((self._unacked | deliveries).items()))
 
     def handle_queue_deleted(self, consumer: Consumer) -> None:
-        """The queue is gone: send basic.cancel, if the client has announced the capability."""
+        """Handle a deleted queue: send basic.cancel if the client announced the capability."""
         self._cancel_by_server(consumer)
         self._return_late(consumer)
 
@@ -301,12 +305,12 @@ class Consuming:
             self._channel.reply(Basic.Cancel(consumer.tag, nowait=True))
 
     def deliver_all(self) -> None:
-        """The client reads again: deliver from every queue that this channel consumes."""
+        """Deliver from every queue of this channel's consumers, because the client reads again."""
         for queue in self._queues():
             deliver(queue, self._node.now)
 
     def close(self) -> None:
-        """The channel is gone: remove its consumers, and requeue unacknowledged deliveries."""
+        """End with the channel: remove its consumers, and requeue unacknowledged deliveries."""
         self._cancel_replies()
         for consumer in self.consumers.values():
             consumer.queue.consumers.remove(consumer)
@@ -326,7 +330,7 @@ class Consuming:
         self._hand_over(consumer.queue)
 
     def _hand_over(self, queue: Queue) -> None:
-        """A consumer is gone: deliver to the others, or delete an auto-delete queue without any."""
+        """After a consumer has left: deliver to the others, or delete an auto-delete queue."""
         deliver(queue, self._node.now)
         vhost = self._channel.connection.vhost
         self._node.keep_while_used(vhost, queue)
@@ -334,7 +338,7 @@ class Consuming:
             vhost.remove_queue(queue.name)
 
     def _return_late(self, consumer: Consumer) -> None:
-        """The consumer is gone: what was late for it goes to others."""
+        """Requeue delayed deliveries of a consumer that has left."""
         returned = [one for one in self._late if one.consumer is consumer]
         self._late = [one for one in self._late if one.consumer is not consumer]
         put_back(returned, self._node.now, is_lost=True)
@@ -347,7 +351,7 @@ class Consuming:
         return self._last_tag
 
     def _watch_time(self) -> None:
-        """Have a timer look when the oldest delivery must be acknowledged."""
+        """Set a timer for the time at which the oldest delivery must be acknowledged."""
         timeout_s = self._node.options.consumer_timeout_s
         if timeout_s is None or self._is_timed or not self._unacked:
             return
@@ -377,25 +381,24 @@ class Consuming:
         if multiple and tag == 0:
             tags = list(self._unacked)
         elif tag not in self._unacked:  # with `multiple`, earlier tags are not settled either
-            explanation = f"unknown delivery tag {tag}"
-            raise AmqpError(406, explanation)
+            raise AmqpError(406, f"unknown delivery tag {tag}")
         else:
             tags = [one for one in self._unacked if one <= tag] if multiple else [tag]
         return {one: self._unacked.pop(one) for one in tags if not self._unacked[one].loses_ack}
 
 
 def _counted(entry: Entry) -> Publish:
-    """The message with the header that tells how often a quorum queue got it back."""
+    """Return the message with the header that counts its returns to a quorum queue."""
     return _with_header(entry.publish, "x-delivery-count", entry.delivery_count)
 
 
 def _located(entry: Entry) -> Publish:
-    """The message with its offset, and without the headers that a stream does not keep."""
+    """Return the message with its offset, and without headers that a stream does not keep."""
     headers = entry.publish.properties.headers or {}
     lost = {name for name, value in headers.items() if isinstance(value, dict | list)}
     return _with_header(entry.publish, "x-stream-offset", entry.position, drop=lost)
 
 
 def _with_header(publish: Publish, name: str, value: int, *, drop: Collection[str] = ()) -> Publish:
-    header = rewritten(publish.header, drop=drop, add={name: Long(value)})
+    header = rewritten(publish.header, drop=drop, add={name: WireInt(value, "long")})
     return dataclasses.replace(publish, header=header)

@@ -1,25 +1,84 @@
-"""Rewrites headers and `reply_to` in an encoded content header; other bytes stay as they were.
+"""Content headers: decodes, encodes and rewrites the properties of a message.
 
-Header values must arrive with the field types that the publisher chose, and decoding loses some of
-them. So this module copies bytes. It must never know what a header means.
+Knows: the wire format of the properties of class basic. Must never know: what a property means.
+
+A message must reach its consumers with the field types that its publisher chose, and decoding loses
+some of them. So `rewritten` copies the bytes that it does not change.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import struct
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
-from pamqp import commands, encode
+from pamqp import encode, header
+from pamqp.commands import Basic
 
-from reliablepub.testing.decoding import PROPERTIES, Reader
-from reliablepub.testing.field_encoding import encode_entry
+from reliablepub.testing.decoding import ARGUMENT_READERS, MalformedError, Reader
+from reliablepub.testing.fields import encode_entry
+from reliablepub.testing.replies import frame_error
+from reliablepub.testing.wire import HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-_FIXED_SIZE = 12
-_HEADERS_FLAG = commands.Basic.Properties.flags["headers"]
-_EXPIRATION_FLAG = commands.Basic.Properties.flags["expiration"]
-_REPLY_TO_FLAG = commands.Basic.Properties.flags["reply_to"]
+BASIC_CLASS: Final = 60
+PERSISTENT: Final = 2
+"""The `delivery_mode` of a message that is to be on disk."""
+
+_FIXED = struct.Struct(">HHQH")  # class, weight, size of the body, flags of the properties
+_FIXED_SIZE = _FIXED.size - 2  # without the flags
+_HEADERS_FLAG = Basic.Properties.flags["headers"]
+_EXPIRATION_FLAG = Basic.Properties.flags["expiration"]
+_REPLY_TO_FLAG = Basic.Properties.flags["reply_to"]
+_PROPERTIES = tuple(
+    (flag, name, ARGUMENT_READERS[Basic.Properties.amqp_type(name)])
+    for name, flag in Basic.Properties.flags.items()
+)
+"""The properties in their order on the wire: flag, name, reader."""
+
+
+def decode_header(payload: bytes) -> tuple[int, int, int]:
+    """Return the class, body size and property flags of a content header frame."""
+    if len(payload) < _FIXED.size:
+        raise frame_error(HEADER, payload, "unknown_frame")
+    class_id, _weight, body_size, flags = _FIXED.unpack_from(payload)
+    return class_id, body_size, flags
+
+
+def decode_properties(payload: bytes) -> Basic.Properties:
+    """Decode the properties in a content header frame.
+
+    Raises:
+        MalformedError: The properties do not fit the flags.
+    """
+    _class, _size, flags = decode_header(payload)
+    properties = Basic.Properties()
+    reader = Reader(payload, _FIXED.size)
+    for flag, name, read in _PROPERTIES:
+        if flags & flag:
+            setattr(properties, name, read(reader))
+    if reader.at != reader.end:
+        raise MalformedError("a content header has bytes left over")
+    return properties
+
+
+def encode_properties(named: dict[str, Any], body_size: int) -> bytes:
+    """Encode properties that a test gives by name; the message is persistent by default.
+
+    Raises:
+        ValueError: There is no such property, or its value cannot be encoded.
+    """
+    if unknown := sorted(named.keys() - set(Basic.Properties.attributes())):
+        raise ValueError(f"there is no property {unknown[0]!r}")
+    try:
+        if isinstance(named.get("timestamp"), int):
+            named = named | {"timestamp": datetime.fromtimestamp(named["timestamp"], UTC)}
+        properties = Basic.Properties(**{"delivery_mode": PERSISTENT} | named)
+        return header.ContentHeader(0, body_size, properties).marshal()
+    except (TypeError, ValueError, AttributeError, OverflowError, struct.error) as error:
+        raise ValueError(f"a property cannot be encoded: {error}") from error
 
 
 def rewritten(
@@ -30,10 +89,10 @@ def rewritten(
     keep_expiration: bool = True,
     reply_to: str | None = None,
 ) -> bytes:
-    """A content header with some headers dropped, and others replaced or added.
+    """Return a content header with some headers dropped, and others replaced or added.
 
     Args:
-        payload: A well-formed content header: the caller has decoded it before.
+        payload: A well-formed content header, which the caller has decoded before.
         drop: Names of headers to remove.
         add: Headers to set. Then all headers are sorted by name, as rabbit_misc:set_table_value
             does.
@@ -45,7 +104,7 @@ def rewritten(
     reader = Reader(payload, _FIXED_SIZE + 2)
     parts: list[bytes] = []
     new_flags = flags | (_HEADERS_FLAG if add else 0)
-    for flag, _, read in PROPERTIES:
+    for flag, _, read in _PROPERTIES:
         start = reader.at
         if flags & flag:
             read(reader)
@@ -61,7 +120,7 @@ def rewritten(
 
 
 def _table(data: bytes, drop: Collection[str], add: Mapping[str, Any]) -> bytes:
-    """The new field table with its length prefix; `data` is empty if there was no table."""
+    """Return the new field table with its length prefix; `data` is empty if there was none."""
     reader = Reader(data, min(4, len(data)))
     entries: list[tuple[str, bytes]] = []
     while reader.at < reader.end:

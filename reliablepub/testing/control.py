@@ -1,48 +1,55 @@
 """The control port: the methods of `FakeBroker` over HTTP, for tests in any language.
 
-This module knows HTTP and JSON, and which request is which method. It must never know AMQP, or the
-inside of the broker.
+Knows: HTTP, JSON, which request calls which method, how a record becomes JSON. Must never know:
+AMQP, the inside of the broker.
 
-A page in a browser must not control a broker on the same machine. So requests with an `Origin` are
-refused, and so are those to a host that is neither the broker's nor loopback (a rebound DNS name).
+A web page must not control a broker on the same machine. So requests with an `Origin` are refused,
+and so are those to a host that is neither the broker's nor loopback (a rebound DNS name).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import threading
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import datetime
+from decimal import Decimal
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from reliablepub.testing import as_json
-from reliablepub.testing.faults import fault_of
+from pamqp.commands import Basic
+
+from reliablepub.testing.faults import Fault, fault_of
 from reliablepub.testing.options import Permissions
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from reliablepub.testing.broker import FakeBroker
 
 Action: TypeAlias = Callable[..., object]
-"""Carries out a request for a broker, with the arguments and, if the path has one, a name."""
+"""Carries out a request, with the broker, the arguments and, if the path has one, a name."""
 
 REQUEST_MAX_BYTES: Final = 64 * 1024 * 1024
-"""Largest body of a request."""
+"""Maximum size of the body of a request."""
 REQUEST_WITHIN_S: Final = 30.0
-"""Longest wait for the next bytes of a request, in seconds."""
+"""Longest wait for the next bytes of a request."""
 PUBLISHED_LIMIT: Final = 1000
-"""Messages in an answer, unless the request asks for another number."""
+"""Maximum number of messages in an answer, unless the request sets another one."""
 _WAIT_S: Final = 5.0
 _POLL_S: Final = 0.05
-"""How often the server looks whether it is to stop, in seconds."""
+"""Interval at which the server checks whether it is to stop."""
 
 
 class RefusedError(Exception):
-    """A request that is not carried out; the text says why."""
+    """The request is not carried out; the text says why."""
 
     def __init__(self, status: HTTPStatus, text: str) -> None:
         super().__init__(text)
@@ -50,16 +57,16 @@ class RefusedError(Exception):
 
 
 class Arguments:
-    """The arguments of a request: of its query and of its JSON object; each is taken once."""
+    """The arguments of a request, from its query and its JSON object; each is taken once."""
 
     def __init__(self, named: dict[str, Any]) -> None:
         self._named = named
 
     def take(self, name: str, kind: type, default: object = ...) -> Any:  # noqa: ANN401 - of `kind`
-        """An argument.
+        """Return an argument.
 
         Raises:
-            RefusedError: It is of another type, or there is none and no default.
+            RefusedError: It has another type, or is missing and has no default.
         """
         value = self._named.pop(name, default)
         if value is ...:
@@ -76,12 +83,12 @@ class Arguments:
         return value
 
     def rest(self) -> dict[str, Any]:
-        """All that is not taken; nothing is left."""
+        """Take all arguments that are left."""
         rest, self._named = self._named, {}
         return rest
 
     def expect_none(self) -> None:
-        """Refuse an argument that was not taken.
+        """Refuse arguments that were not taken.
 
         Raises:
             RefusedError: There is one.
@@ -102,7 +109,7 @@ _KINDS: Final = {
 
 
 class ControlServer:
-    """The control port of a broker. Serves within its ``with`` block, on own threads.
+    """The control port of a broker. Serves within its ``with`` block, on threads of its own.
 
     Args:
         broker: The broker, started or not.
@@ -223,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise RefusedError(HTTPStatus.BAD_REQUEST, f"not JSON: {error}") from error
 
     def _answer(self, status: HTTPStatus, answer: object) -> None:
-        body = json.dumps(answer, default=as_json.plain, indent=1).encode() + b"\n"
+        body = json.dumps(answer, default=_plain, indent=1).encode() + b"\n"
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
@@ -232,7 +239,55 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
 
-# ---------------------------------------------------------------------- what the requests do
+# ---------------------------------------------------------------------- records as JSON
+
+
+def _record(record: DataclassInstance) -> dict[str, object]:
+    """Return the fields of a record; a body is `body` if it is UTF-8, else `body_base64`.
+
+    An encoded header is replaced by its properties.
+    """
+    names = (field.name for field in dataclasses.fields(record))
+    shown = ("properties" if name == "header" else name for name in names)
+    named = {name: getattr(record, name) for name in shown}
+    if "body" in named:
+        body = named.pop("body")
+        try:
+            named["body"] = body.decode()
+        except UnicodeDecodeError:
+            named["body_base64"] = b64encode(body).decode()
+    return named
+
+
+def _fault(fault: Fault) -> dict[str, object]:
+    """Return a fault as in a fault file: its kind, and the fields without their default value."""
+    named = {field.name: getattr(fault, field.name) for field in dataclasses.fields(fault)}
+    defaults = {field.name: field.default for field in dataclasses.fields(fault)}
+    changed = {name: value for name, value in named.items() if value != defaults[name]}
+    return {"kind": fault.kind} | changed
+
+
+def _plain(value: object) -> object:
+    """Convert a value of a type that JSON lacks.
+
+    Raises:
+        TypeError: The type is unknown.
+    """
+    if isinstance(value, Basic.Properties):
+        named = {name: one for name, one in value if one is not None}
+        return {name: one for name, one in named.items() if (name, one) != ("cluster_id", "")}
+    if isinstance(value, Fault):
+        return _fault(value)
+    if isinstance(value, bytes | bytearray):
+        return {"base64": b64encode(value).decode()}
+    if isinstance(value, datetime):
+        return int(value.timestamp())
+    if isinstance(value, Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+# ---------------------------------------------------------------------- requests
 
 
 def _overview(broker: FakeBroker, arguments: Arguments) -> object:
@@ -252,32 +307,39 @@ def _overview(broker: FakeBroker, arguments: Arguments) -> object:
 
 def _faults(broker: FakeBroker, arguments: Arguments) -> object:
     arguments.expect_none()
-    return [as_json.of_fault(fault) for fault in broker.faults]
+    return [_fault(fault) for fault in broker.faults]
 
 
 def _inject(broker: FakeBroker, arguments: Arguments) -> object:
     broker.inject(fault_of("the fault", arguments.rest()))
-    return [as_json.of_fault(fault) for fault in broker.faults]
+    return [_fault(fault) for fault in broker.faults]
 
 
-def _call(name: str, **kinds: tuple[type, object]) -> Action:
-    """A method of the broker whose arguments are those of the request."""
+def _call(method: str, **kinds: tuple[type, object]) -> Action:
+    """Call a method of the broker with the name in the path, if there is one, and arguments.
 
-    def call(broker: FakeBroker, arguments: Arguments) -> None:
-        named = {key: arguments.take(key, *kind) for key, kind in kinds.items()}
+    Args:
+        method: Name of the method.
+        kinds: Type and default of each argument; ``...`` for no default.
+    """
+
+    def call(broker: FakeBroker, arguments: Arguments, *names: str) -> None:
+        named = {name: arguments.take(name, *kind) for name, kind in kinds.items()}
         arguments.expect_none()
-        getattr(broker, name)(**named)
+        if "vhost" in named:
+            named["virtual_host"] = named.pop("vhost")
+        getattr(broker, method)(*names, **named)
 
     return call
 
 
 def _view(name: str) -> Action:
-    """A list of the broker."""
+    """List records of the broker."""
 
     def view(broker: FakeBroker, arguments: Arguments) -> object:
         vhost = arguments.take("vhost", str, None)
         arguments.expect_none()
-        return [as_json.of_record(one) for one in getattr(broker, name)(virtual_host=vhost)]
+        return [_record(one) for one in getattr(broker, name)(virtual_host=vhost)]
 
     return view
 
@@ -290,10 +352,7 @@ def _published(broker: FakeBroker, arguments: Arguments) -> object:
     broker.wait_for(at_least, timeout_s)
     published = broker.published
     last = published[max(0, len(published) - max(0, limit)) :]
-    return {
-        "count": broker.published_count,
-        "messages": [as_json.of_record(one) for one in last],
-    }
+    return {"count": broker.published_count, "messages": [_record(one) for one in last]}
 
 
 def _messages(broker: FakeBroker, arguments: Arguments, queue: str) -> object:
@@ -301,13 +360,14 @@ def _messages(broker: FakeBroker, arguments: Arguments, queue: str) -> object:
     limit = arguments.take("limit", int, PUBLISHED_LIMIT)
     arguments.expect_none()
     messages = broker.messages(queue, virtual_host=vhost)
-    return [as_json.of_record(one) for one in messages[: max(0, limit)]]
+    return [_record(one) for one in messages[: max(0, limit)]]
 
 
 def _publish(broker: FakeBroker, arguments: Arguments) -> object:
-    body = as_json.body_of(
-        arguments.take("body", str, None), arguments.take("body_base64", str, None)
-    )
+    body, base64 = arguments.take("body", str, None), arguments.take("body_base64", str, None)
+    if body is not None and base64 is not None:
+        raise ValueError("give either body or body_base64")
+    content = (body or "").encode() if base64 is None else b64decode(base64, validate=True)
     named = {
         "routing_key": arguments.take("routing_key", str, ""),
         "exchange": arguments.take("exchange", str, ""),
@@ -315,49 +375,7 @@ def _publish(broker: FakeBroker, arguments: Arguments) -> object:
         "virtual_host": arguments.take("vhost", str, None),
     }
     arguments.expect_none()
-    return {"is_routed": broker.publish(body, **named)}
-
-
-def _declare_queue(broker: FakeBroker, arguments: Arguments, name: str) -> None:
-    named = {
-        "durable": arguments.take("durable", bool, True),  # noqa: FBT003
-        "arguments": arguments.take("arguments", dict, None),
-        "virtual_host": arguments.take("vhost", str, None),
-    }
-    arguments.expect_none()
-    broker.declare_queue(name, **named)
-
-
-def _declare_exchange(broker: FakeBroker, arguments: Arguments, name: str) -> None:
-    named = {
-        "type": arguments.take("type", str, "direct"),
-        "durable": arguments.take("durable", bool, True),  # noqa: FBT003
-        "internal": arguments.take("internal", bool, False),  # noqa: FBT003
-        "arguments": arguments.take("arguments", dict, None),
-        "virtual_host": arguments.take("vhost", str, None),
-    }
-    arguments.expect_none()
-    broker.declare_exchange(name, **named)
-
-
-def _delete(name: str) -> Action:
-    def delete(broker: FakeBroker, arguments: Arguments, named: str) -> None:
-        vhost = arguments.take("vhost", str, None)
-        arguments.expect_none()
-        getattr(broker, name)(named, virtual_host=vhost)
-
-    return delete
-
-
-def _bind(broker: FakeBroker, arguments: Arguments) -> None:
-    queue, exchange = arguments.take("queue", str), arguments.take("exchange", str)
-    named = {
-        "routing_key": arguments.take("routing_key", str, ""),
-        "arguments": arguments.take("arguments", dict, None),
-        "virtual_host": arguments.take("vhost", str, None),
-    }
-    arguments.expect_none()
-    broker.bind(queue, exchange, **named)
+    return {"is_routed": broker.publish(content, **named)}
 
 
 def _permit(broker: FakeBroker, arguments: Arguments, user: str) -> None:
@@ -367,12 +385,25 @@ def _permit(broker: FakeBroker, arguments: Arguments, user: str) -> None:
     broker.set_permissions(user, Permissions(**rights), virtual_host=vhost)
 
 
-def _set_password(broker: FakeBroker, arguments: Arguments, user: str) -> None:
-    password = arguments.take("password", str)
-    arguments.expect_none()
-    broker.set_password(user, password)
-
-
+_VHOST: Final = (str, None)
+_TABLE: Final = (dict, None)
+_DECLARE_QUEUE: Final = _call("declare_queue", durable=(bool, True), arguments=_TABLE, vhost=_VHOST)
+_DECLARE_EXCHANGE: Final = _call(
+    "declare_exchange",
+    type=(str, "direct"),
+    durable=(bool, True),
+    internal=(bool, False),
+    arguments=_TABLE,
+    vhost=_VHOST,
+)
+_BIND: Final = _call(
+    "bind",
+    queue=(str, ...),
+    exchange=(str, ...),
+    routing_key=(str, ""),
+    arguments=_TABLE,
+    vhost=_VHOST,
+)
 _PATHS: Final[dict[tuple[str, int], dict[str, Action]]] = {
     ("", 1): {"GET": _overview},
     ("faults", 1): {"GET": _faults, "POST": _inject, "DELETE": _call("clear_faults")},
@@ -394,12 +425,15 @@ _PATHS: Final[dict[tuple[str, int], dict[str, Action]]] = {
     ("messages", 1): {"POST": _publish},
     ("messages", 2): {"GET": _messages},
     ("queues", 1): {"GET": _view("queues")},
-    ("queues", 2): {"PUT": _declare_queue, "DELETE": _delete("delete_queue")},
-    ("exchanges", 2): {"PUT": _declare_exchange, "DELETE": _delete("delete_exchange")},
-    ("bindings", 1): {"POST": _bind},
+    ("queues", 2): {"PUT": _DECLARE_QUEUE, "DELETE": _call("delete_queue", vhost=_VHOST)},
+    ("exchanges", 2): {
+        "PUT": _DECLARE_EXCHANGE,
+        "DELETE": _call("delete_exchange", vhost=_VHOST),
+    },
+    ("bindings", 1): {"POST": _BIND},
     ("consumers", 1): {"GET": _view("consumers")},
     ("unacked", 1): {"GET": _view("unacked")},
     ("permissions", 2): {"PUT": _permit},
-    ("users", 2): {"PUT": _set_password},
+    ("users", 2): {"PUT": _call("set_password", password=(str, ...))},
 }
-"""What a path takes: by its first part and the number of its parts, by the method of HTTP."""
+"""Actions by the first part of a path and the number of its parts, then by HTTP method."""

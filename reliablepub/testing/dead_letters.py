@@ -1,7 +1,7 @@
-"""Dead-lettering: where a message goes that a queue drops, and the headers that are added to it.
+"""Dead-lettering: where a dropped message goes, and the headers that are added to it.
 
-This module knows rabbit_dead_letter: the `x-death` and `x-first-death-*` headers, the routing key,
-and which cycles are broken. It must never know why a queue drops, or the consumers.
+Knows: rabbit_dead_letter: the `x-death` and `x-first-death-*` headers, the routing key, which
+cycles are broken. Must never know: why a queue drops a message, consumers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from reliablepub.testing.content_header import rewritten
-from reliablepub.testing.field_types import Long
+from reliablepub.testing.fields import WireInt
 
 if TYPE_CHECKING:
     from reliablepub.testing.history import Publish
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def died(buried: Buried, time_s: int) -> Publish:
-    """The message that is published to the dead letter exchange.
+    """Return the message that is published to the dead letter exchange.
 
     Args:
         buried: The message, the queue that dropped it, and the reason.
@@ -49,7 +49,7 @@ def died(buried: Buried, time_s: int) -> Publish:
 
 
 def destinations(vhost: VirtualHost, publish: Publish, reason: str) -> list[Queue]:
-    """The queues that a dead letter reaches, without those that would close an automatic cycle."""
+    """Return the queues that a dead letter reaches, except those that close an automatic cycle."""
     queues = vhost.route(publish)
     if reason == "rejected":  # a consumer decides each time, so the cycle is not automatic
         return queues
@@ -58,20 +58,20 @@ def destinations(vhost: VirtualHost, publish: Publish, reason: str) -> list[Queu
 
 
 def _deaths(publish: Publish, buried: Buried, time_s: int) -> list[dict[str, Any]]:
-    """The `x-death` table: one entry per queue and reason, with a count, the latest first.
+    """Return the `x-death` table: one entry per queue and reason, with a count, the latest first.
 
-    RabbitMQ sorts the fields of an entry that it adds to others or counts up, not of the first.
+    RabbitMQ sorts the fields of an entry that it counts up or adds to others, not of the first.
     """
     deaths = _known_deaths(publish)
     same = [one for one in deaths if _place(one) == (buried.queue.name, buried.reason)]
     others = [one for one in deaths if _place(one) != (buried.queue.name, buried.reason)]
     if same:
         count = same[0].get("count")
-        counted = Long(count + 1 if isinstance(count, int) else 1)
+        counted = WireInt(count + 1 if isinstance(count, int) else 1, "long")
         return [dict(sorted({**same[0], "count": counted}.items())), *others]
     copies = (publish.properties.headers or {}).get("CC")
     death: dict[str, Any] = {
-        "count": Long(1),
+        "count": WireInt(1, "long"),
         "reason": buried.reason,
         "queue": buried.queue.name,
         "time": datetime.fromtimestamp(time_s, UTC),

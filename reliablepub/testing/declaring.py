@@ -1,7 +1,7 @@
 """exchange.* and queue.*: declare, delete, bind, unbind, purge, with RabbitMQ's refusals.
 
-This module knows which declarations RabbitMQ refuses, and the reply texts. It must never know
-messages in flight, or how a reply is encoded.
+Knows: which declarations RabbitMQ refuses, and the reply texts. Must never know: messages in
+flight, how a reply is encoded.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from pamqp.commands import Exchange as ExchangeMethods
 from pamqp.commands import Queue as QueueMethods
 
-from reliablepub.testing import encoding
-from reliablepub.testing.direct_reply import PSEUDO_QUEUE, check_reply_name
-from reliablepub.testing.field_types import field_type
+from reliablepub.testing import wire
+from reliablepub.testing.consumers import PSEUDO_QUEUE, check_reply_name
+from reliablepub.testing.fields import field_type
 from reliablepub.testing.queue_arguments import (
     COMPARED,
     check_queue_arguments,
     check_replicated_flags,
 )
+from reliablepub.testing.queues import Stream, new_queue
 from reliablepub.testing.replies import AmqpError, erlang_binary
 from reliablepub.testing.routing import EXCHANGE_TYPES, Binding, Exchange
-from reliablepub.testing.streams import Stream, new_queue
 
 if TYPE_CHECKING:
     from reliablepub.testing.channel_base import ChannelBase
@@ -75,12 +75,10 @@ def delete_exchange(channel: ChannelBase, method: ExchangeMethods.Delete) -> Non
     channel.check_access("configure", "exchange", name)
     _check_not_default(name)
     if name.startswith("amq."):
-        explanation = f"deletion of system {channel.place('exchange', name)} not allowed"
-        raise AmqpError(403, explanation)
+        raise AmqpError(403, f"deletion of system {channel.place('exchange', name)} not allowed")
     if name in vhost.exchanges:
         if method.if_unused and vhost.exchanges[name].bindings:
-            explanation = f"{channel.place('exchange', name)} in use"
-            raise AmqpError(406, explanation)
+            raise AmqpError(406, f"{channel.place('exchange', name)} in use")
         vhost.remove_exchange(name)
     channel.reply(ExchangeMethods.DeleteOk(), nowait=method.nowait)
 
@@ -141,18 +139,17 @@ def declare_queue(channel: ChannelBase, method: QueueMethods.Declare) -> None:
     if not method.nowait:
         queue.expire(node.now)
         counts = (len(queue.ready), len(queue.consumers))
-        channel.send_method(encoding.encode_declare_ok(queue.name, *counts))
+        channel.send_method(wire.encode_declare_ok(queue.name, *counts))
 
 
 def _declare_pseudo_queue(channel: ChannelBase, name: str, *, nowait: bool) -> None:
-    """queue.declare of a name of direct reply-to, which is always passive."""
+    """queue.declare of a name of direct reply-to; it is always passive."""
     check_reply_name(name)
     if name != PSEUDO_QUEUE and name not in channel.connection.node.reply_consumers:
-        explanation = f"no {channel.place('queue', name)}"
-        raise AmqpError(404, explanation)
+        raise AmqpError(404, f"no {channel.place('queue', name)}")
     channel.last_queue = name
     if not nowait:
-        channel.send_method(encoding.encode_declare_ok(name, 0, 1))
+        channel.send_method(wire.encode_declare_ok(name, 0, 1))
 
 
 def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
@@ -165,12 +162,9 @@ def delete_queue(channel: ChannelBase, method: QueueMethods.Delete) -> None:
         queue = channel.queue(name)
         if queue.is_quorum and (method.if_unused or method.if_empty):
             flag = "if-unused" if method.if_unused else "if-empty"
-            explanation = (
-                f"cannot delete {channel.place('queue', name)}. queue.delete operations with "
-                f"{flag} flag set are not supported by quorum queues"
-            )
-            raise AmqpError(540, explanation)
-        if not isinstance(queue, Stream):  # which is deleted whatever the flags say
+            refused = f"cannot delete {channel.place('queue', name)}. queue.delete operations with"
+            raise AmqpError(540, f"{refused} {flag} flag set are not supported by quorum queues")
+        if not isinstance(queue, Stream):  # RabbitMQ deletes a stream whatever the flags say
             _check_deletable(channel, queue, method)
             count = len(queue.ready)
         channel.reply(QueueMethods.DeleteOk(count), nowait=method.nowait)
@@ -216,12 +210,12 @@ def unbind_queue(channel: ChannelBase, method: QueueMethods.Unbind) -> None:
 def _queue_binding(
     channel: ChannelBase, method: QueueMethods.Bind | QueueMethods.Unbind
 ) -> tuple[str, Binding]:
-    said, source = _stripped(method.queue), _stripped(method.exchange)
-    name = channel.name_or_last(said)
+    given, source = _stripped(method.queue), _stripped(method.exchange)
+    name = channel.name_or_last(given)
     channel.check_access("write", "queue", name)
     _check_not_default(source)
     channel.check_access("read", "exchange", source)
-    key = method.routing_key or ("" if said else name)
+    key = method.routing_key or ("" if given else name)
     return source, Binding(name, False, key, frozen_arguments(method.arguments))  # noqa: FBT003
 
 
@@ -250,12 +244,12 @@ def _bind(channel: ChannelBase, source: str, binding: Binding) -> None:
 
 
 def _stripped(name: str) -> str:
-    """The name without CR and LF, which RabbitMQ strips in declarations and bindings."""
+    """Return the name without CR and LF, which RabbitMQ strips in declarations and bindings."""
     return name.replace("\r", "").replace("\n", "")
 
 
 def frozen_arguments(table: dict[str, Any] | None) -> tuple[tuple[str, Any], ...]:
-    """Binding arguments as a hashable value; nested values are compared by their `repr`."""
+    """Return binding arguments as a hashable value; nested values are compared by their `repr`."""
     return tuple(
         (key, repr(value) if isinstance(value, dict | list | bytearray) else value)
         for key, value in sorted((table or {}).items())
@@ -269,12 +263,11 @@ def _check_not_default(name: str) -> None:
 
 def _check_name(name: str, what: str) -> None:
     if name.startswith("amq."):
-        explanation = f"{what} name '{name}' contains reserved prefix 'amq.*'"
-        raise AmqpError(403, explanation)
+        raise AmqpError(403, f"{what} name '{name}' contains reserved prefix 'amq.*'")
 
 
 def _check_onward(channel: ChannelBase, what: str, name: str, onward: object) -> None:
-    """Forwarding needs the right to read here and to write to the exchange it forwards to."""
+    """Check the rights of forwarding: to read here, and to write to the other exchange."""
     if isinstance(onward, str):
         channel.check_access("read", what, name)
         channel.check_access("write", "exchange", onward)
@@ -283,8 +276,8 @@ def _check_onward(channel: ChannelBase, what: str, name: str, onward: object) ->
 def _check_match(mode: object) -> None:
     if mode not in ("all", "any", "all-with-x", "any-with-x"):
         shown = erlang_binary(str(mode).encode())
-        explanation = f"Invalid x-match field value {shown}; expected all, any, all-with-x, "
-        raise AmqpError(406, f"{explanation}or any-with-x")
+        expected = "expected all, any, all-with-x, or any-with-x"
+        raise AmqpError(406, f"Invalid x-match field value {shown}; {expected}")
 
 
 def _is_durable(method: QueueMethods.Declare) -> bool:
@@ -304,11 +297,8 @@ def _check_same_queue(
 
 def _check_same(name: str, received: object, current: object, where: str) -> None:
     if received != current:
-        explanation = (
-            f"inequivalent arg '{name}' for {where}: "
-            f"received '{_erlang(received)}' but current is '{_erlang(current)}'"
-        )
-        raise AmqpError(406, explanation)
+        values = f"received '{_erlang(received)}' but current is '{_erlang(current)}'"
+        raise AmqpError(406, f"inequivalent arg '{name}' for {where}: {values}")
 
 
 def _check_same_arguments(
@@ -320,11 +310,9 @@ def _check_same_arguments(
         if name in received and name in current:
             _check_same(name, received[name], current[name], where)
         elif received.get(name) != current.get(name):
-            explanation = (
-                f"inequivalent arg '{name}' for {where}: "
-                f"received {_described(received, name)} but current is {_described(current, name)}"
-            )
-            raise AmqpError(406, explanation)
+            one, other = _described(received, name), _described(current, name)
+            values = f"received {one} but current is {other}"
+            raise AmqpError(406, f"inequivalent arg '{name}' for {where}: {values}")
 
 
 def _described(arguments: dict[str, Any], name: str) -> str:

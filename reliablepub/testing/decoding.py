@@ -1,9 +1,10 @@
-"""Decodes the payload of a frame into a method, a content header or properties.
+"""Decodes methods and field values.
 
-pamqp defines the methods and their arguments. This module reads the bytes itself, because a server
-must refuse input that is truncated, nested too deeply or larger than agreed, and because
-basic.publish is too frequent for a general decoder.
-It must never know what a method means.
+Knows: the wire format; pamqp defines the methods and their arguments. Must never know: what a
+method means.
+
+This module reads the bytes itself, because a server must refuse input that is truncated, nested too
+deeply or larger than agreed, and because basic.publish is too frequent for a general decoder.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pamqp import commands
 
-from reliablepub.testing import field_types
+from reliablepub.testing.fields import WireFloat, WireInt
 from reliablepub.testing.replies import AmqpError, SilentlyRefused, erlang_binary, frame_error
-from reliablepub.testing.wire import HEADER, METHOD
+from reliablepub.testing.wire import METHOD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,10 +29,8 @@ if TYPE_CHECKING:
 TABLE_DEPTH_MAX: Final = 32
 PUBLISH: Final = b"\x00\x3c\x00\x28"
 """The class and method ids of basic.publish, first in its method frame."""
-BASIC_CLASS: Final = 60
 
 _IDS_SIZE: Final = 4
-_CONTENT = struct.Struct(">HHQH")
 _FLOAT, _DOUBLE = struct.Struct(">f"), struct.Struct(">d")
 
 
@@ -50,7 +49,7 @@ class Reader:
         self.end = len(data)
 
     def take(self, size: int) -> bytes:
-        """Exactly `size` bytes."""
+        """Read exactly `size` bytes."""
         start = self.at
         self.at = start + size
         if self.at > self.end:
@@ -58,11 +57,11 @@ class Reader:
         return self.data[start : self.at]
 
     def number(self, size: int, *, signed: bool = False) -> int:
-        """An integer of `size` bytes."""
+        """Read an integer of `size` bytes."""
         return int.from_bytes(self.take(size), "big", signed=signed)
 
     def shortstr(self) -> str:
-        """A short string."""
+        """Read a short string."""
         text = self.take(self.take(1)[0])
         try:
             return text.decode()
@@ -70,7 +69,7 @@ class Reader:
             raise MalformedError("a short string is not UTF-8") from None
 
     def longstr(self) -> str | bytes:
-        """A long string; as bytes if it is not UTF-8."""
+        """Read a long string; return bytes if it is not UTF-8."""
         text = self.take(self.number(4))
         try:
             return text.decode()
@@ -78,27 +77,27 @@ class Reader:
             return text
 
     def timestamp(self) -> datetime | int:
-        """A timestamp."""
+        """Read a timestamp."""
         seconds = self.number(8)
         try:
             return datetime.fromtimestamp(seconds, tz=UTC)
         except (ValueError, OverflowError, OSError):
-            return field_types.LateTimestamp(seconds)
+            return WireInt(seconds, "timestamp")
 
     def real(self, form: struct.Struct) -> float:
-        """A float or a double; Erlang has neither infinity nor NaN."""
+        """Read a float or a double; Erlang has neither infinity nor NaN."""
         value: float = form.unpack(self.take(form.size))[0]
         if not math.isfinite(value):
             raise MalformedError("a number is not finite")
         return value
 
     def decimal(self) -> Decimal:
-        """A decimal."""
+        """Read a decimal."""
         scale = self.number(1)
         return Decimal(self.number(4, signed=True)).scaleb(-scale)
 
     def table(self, depth: int = 0) -> dict[str, Any]:
-        """A field table with its length prefix."""
+        """Read a field table with its length prefix."""
         end = self._nested_end(depth)
         table = {}
         while self.at < end:
@@ -108,7 +107,7 @@ class Reader:
         return table
 
     def array(self, depth: int) -> list[Any]:
-        """A field array."""
+        """Read a field array."""
         end = self._nested_end(depth)
         items = []
         while self.at < end:
@@ -117,7 +116,7 @@ class Reader:
         return items
 
     def value(self, depth: int) -> Any:  # noqa: ANN401 - a field value is of any type
-        """A field value with its type prefix."""
+        """Read a field value with its type prefix."""
         kind = self.take(1)
         if kind == b"F":
             return self.table(depth + 1)
@@ -141,18 +140,18 @@ class Reader:
             raise MalformedError("a table is longer than it says")
 
 
-# The type letters RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
+# The type letters that RabbitMQ uses (rabbit_binary_parser:parse_table), errata included.
 _FIELD_READERS: dict[bytes, Callable[[Reader], Any]] = {
     b"t": lambda r: bool(r.number(1)),
-    b"b": lambda r: field_types.Byte(r.number(1, signed=True)),
-    b"B": lambda r: field_types.UnsignedByte(r.number(1)),
-    b"s": lambda r: field_types.Short(r.number(2, signed=True)),
-    b"u": lambda r: field_types.UnsignedShort(r.number(2)),
-    b"I": lambda r: field_types.SignedInt(r.number(4, signed=True)),
-    b"i": lambda r: field_types.UnsignedInt(r.number(4)),
-    b"l": lambda r: field_types.Long(r.number(8, signed=True)),
-    b"L": lambda r: field_types.Long(r.number(8, signed=True)),
-    b"f": lambda r: field_types.WireFloat(r.real(_FLOAT)),
+    b"b": lambda r: WireInt(r.number(1, signed=True), "byte"),
+    b"B": lambda r: WireInt(r.number(1), "unsignedbyte"),
+    b"s": lambda r: WireInt(r.number(2, signed=True), "short"),
+    b"u": lambda r: WireInt(r.number(2), "unsignedshort"),
+    b"I": lambda r: WireInt(r.number(4, signed=True), "signedint"),
+    b"i": lambda r: WireInt(r.number(4), "unsignedint"),
+    b"l": lambda r: WireInt(r.number(8, signed=True), "long"),
+    b"L": lambda r: WireInt(r.number(8, signed=True), "long"),
+    b"f": lambda r: WireFloat(r.real(_FLOAT)),
     b"d": lambda r: r.real(_DOUBLE),
     b"D": Reader.decimal,
     b"S": Reader.longstr,
@@ -161,7 +160,7 @@ _FIELD_READERS: dict[bytes, Callable[[Reader], Any]] = {
     b"x": lambda r: bytearray(r.take(r.number(4))),
 }
 
-_ARGUMENT_READERS: dict[str, Callable[[Reader], Any]] = {
+ARGUMENT_READERS: dict[str, Callable[[Reader], Any]] = {
     "octet": lambda r: r.number(1),
     "short": lambda r: r.number(2),
     "long": lambda r: r.number(4),
@@ -171,15 +170,16 @@ _ARGUMENT_READERS: dict[str, Callable[[Reader], Any]] = {
     "table": Reader.table,
     "timestamp": Reader.timestamp,
 }
+"""Readers of the arguments of methods and of properties, by their types in AMQP."""
 
 
 def ids_of(payload: bytes) -> tuple[int, int]:
-    """The class and method ids of a method frame."""
+    """Return the class and method ids of a method frame."""
     return int.from_bytes(payload[:2], "big"), int.from_bytes(payload[2:4], "big")
 
 
 def decode_method(payload: bytes) -> Frame:
-    """The method of a method frame.
+    """Decode the method of a method frame.
 
     Raises:
         AmqpError: 501 for arguments that are malformed.
@@ -203,9 +203,8 @@ def _undecodable(payload: bytes) -> AmqpError:
 
 
 def _read_method(kind: type[Frame], reader: Reader) -> Frame:
-    method: Frame = kind.__new__(
-        kind
-    )  # __init__ warns of deprecated methods; a client may send them
+    # Not `__init__`, which warns of deprecated methods: a client may send them.
+    method: Frame = kind.__new__(kind)
     bits, bit = 0, 8
     for name in kind.attributes():
         argument = kind.amqp_type(name)
@@ -215,13 +214,13 @@ def _read_method(kind: type[Frame], reader: Reader) -> Frame:
             setattr(method, name, bool(bits >> bit & 1))
             bit += 1
         else:
-            setattr(method, name, _ARGUMENT_READERS[argument](reader))
+            setattr(method, name, ARGUMENT_READERS[argument](reader))
             bit = 8
     return method
 
 
 def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
-    """The exchange, routing key, mandatory and immediate of a basic.publish."""
+    """Decode the exchange, routing key, mandatory and immediate of a basic.publish."""
     reader = Reader(payload, _IDS_SIZE + 2)  # skip the ids and the reserved ticket
     try:
         exchange = reader.shortstr()
@@ -232,40 +231,8 @@ def decode_publish(payload: bytes) -> tuple[str, str, bool, bool]:
     return exchange, routing_key, bool(bits & 1), bool(bits & 2)
 
 
-def decode_header(payload: bytes) -> tuple[int, int, int]:
-    """The class, body size and property flags of a content header frame."""
-    if len(payload) < _CONTENT.size:
-        raise frame_error(HEADER, payload, "unknown_frame")
-    class_id, _weight, body_size, flags = _CONTENT.unpack_from(payload)
-    return class_id, body_size, flags
-
-
-PROPERTIES = tuple(
-    (flag, name, _ARGUMENT_READERS[commands.Basic.Properties.amqp_type(name)])
-    for name, flag in commands.Basic.Properties.flags.items()
-)
-"""The properties of basic in their order on the wire: flag, name, reader."""
-
-
-def decode_properties(payload: bytes) -> commands.Basic.Properties:
-    """The properties in a content header frame.
-
-    Raises:
-        MalformedError: The properties do not fit the flags.
-    """
-    _class, _size, flags = decode_header(payload)
-    properties = commands.Basic.Properties()
-    reader = Reader(payload, _CONTENT.size)
-    for flag, name, read in PROPERTIES:
-        if flags & flag:
-            setattr(properties, name, read(reader))
-    if reader.at != reader.end:
-        raise MalformedError("a content header has bytes left over")
-    return properties
-
-
 def decode_table(data: bytes) -> dict[str, Any]:
-    """A field table without its length prefix, as AMQPLAIN sends it.
+    """Decode a field table without its length prefix, as AMQPLAIN sends it.
 
     Raises:
         MalformedError: It is not a table.

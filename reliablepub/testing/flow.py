@@ -1,7 +1,7 @@
-"""One direction of a connection with faults of the network: bandwidth, latency, small pieces.
+"""Bytes on their way: the output buffer of a connection, and the faults of the network.
 
-PURE: this module knows how many bytes may pass at a time. Time is an argument.
-It must never know sockets, or what the bytes mean.
+Knows: where a fault cuts the output, and how many bytes may pass at a time (bandwidth, latency,
+small pieces). Time is an argument. Must never know: sockets, what the bytes mean.
 """
 
 from __future__ import annotations
@@ -15,13 +15,50 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 READ_MAX_BYTES = 256 * 1024
-"""Most bytes read from a socket at a time."""
+"""Maximum number of bytes read from a socket at a time."""
 _PACKET_S = 0.01
 """Size of a packet on a limited connection, as the seconds that it takes at the given rate."""
 
 
+class Output:
+    """Bytes to be written to one client."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._parts: list[bytes] = []
+        self._left: int | None = None
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last byte that `cut_after` allows was taken."""
+        return self._left == 0
+
+    def add(self, data: bytes) -> None:
+        """Append bytes."""
+        self._parts.append(data)
+        self.size += len(data)
+
+    def cut_after(self, size: int) -> None:
+        """Drop all output after `size` more bytes."""
+        self._left = size
+
+    def take(self) -> bytes:
+        """Remove and return all bytes."""
+        data = b"".join(self._parts)
+        self.clear()
+        if self._left is not None:
+            data = data[: self._left]
+            self._left -= len(data)
+        return data
+
+    def clear(self) -> None:
+        """Drop all bytes."""
+        self._parts.clear()
+        self.size = 0
+
+
 class Flow:
-    """Limits on passing bytes; without limits all bytes pass at once.
+    """One direction of a connection with limits; without limits all bytes pass at once.
 
     Args:
         per_s: Bytes a second; None for no limit.
@@ -41,7 +78,7 @@ class Flow:
 
     @classmethod
     def outward(cls, faults: Iterable[ConnectionFault]) -> Flow | None:
-        """The flow from the broker to the client; None if no fault concerns it."""
+        """Make the flow from the broker to the client; None if no fault concerns it."""
         per_s, delay_s, size = None, 0.0, None
         for fault in faults:
             if isinstance(fault, Bandwidth):
@@ -56,13 +93,13 @@ class Flow:
 
     @classmethod
     def inward(cls, faults: Iterable[ConnectionFault]) -> Flow | None:
-        """The flow from the client to the broker; None if no fault concerns it."""
+        """Make the flow from the client to the broker; None if no fault concerns it."""
         rates = [fault.received_per_s for fault in faults if isinstance(fault, Bandwidth)]
         return cls(per_s=rates[-1]) if rates and rates[-1] is not None else None
 
     @property
     def deadline(self) -> float | None:
-        """When the next kept packet may pass; None if none is kept."""
+        """When the next packet may pass; None if there is none."""
         return max(self._packets[0][0], self._free_at) if self._packets else None
 
     @property
@@ -71,7 +108,7 @@ class Flow:
         return self._free_at
 
     def room(self, now: float) -> int | None:
-        """How many bytes may pass now; None for no limit."""
+        """Return how many bytes may pass now; None for no limit."""
         if now < self._free_at:
             return 0
         if self._per_s is None:

@@ -1,7 +1,7 @@
 """The opening of a connection: start, start-ok, tune, tune-ok, open.
 
-This module knows how a client logs in (PLAIN, AMQPLAIN), which limits are negotiated, and the reply
-texts with which RabbitMQ refuses. It must never know channels, messages or sockets.
+Knows: how a client logs in (PLAIN, AMQPLAIN), which limits are negotiated, the reply texts with
+which RabbitMQ refuses a client. Must never know: channels, messages, sockets.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pamqp.commands import Connection as Methods
 
-from reliablepub.testing import decoding, encoding, wire
+from reliablepub.testing import decoding, wire
 from reliablepub.testing.faults import ConnectionFault, HandshakeFault, RefuseHandshake
 from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.replies import AmqpError, SilentlyRefused
@@ -24,15 +24,9 @@ if TYPE_CHECKING:
     from reliablepub.testing.node import Node, Token
 
 _CAPABILITIES = (
-    "authentication_failure_close",
-    "basic.nack",
-    "connection.blocked",
-    "consumer_cancel_notify",
-    "consumer_priorities",
-    "direct_reply_to",
-    "exchange_exchange_bindings",
-    "per_consumer_qos",
-    "publisher_confirms",
+    *("authentication_failure_close", "basic.nack", "connection.blocked", "consumer_cancel_notify"),
+    *("consumer_priorities", "direct_reply_to", "exchange_exchange_bindings"),
+    *("per_consumer_qos", "publisher_confirms"),
 )
 _OPEN_IDS = (10, 40)
 _UPDATE_SECRET_IDS = (10, 70)
@@ -44,11 +38,11 @@ _STEPS: dict[type[Frame], str] = {
 
 
 class Stalled(Exception):
-    """A fault: the client gets no answer."""
+    """A fault leaves the client without an answer."""
 
 
 class ScriptedRefusal(AmqpError):
-    """A fault: the client gets connection.close, even where RabbitMQ would send none."""
+    """A fault sends connection.close, even where RabbitMQ would not."""
 
 
 class Handshake:
@@ -74,11 +68,11 @@ class Handshake:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether connection.tune-ok has arrived; from then on the client is told of errors."""
+        """Whether connection.tune-ok has arrived; from then on errors are reported."""
         return self._expected in (Methods.Open, Methods.Close)
 
     def start(self) -> bytes:
-        """connection.start, the answer to the protocol header.
+        """Return the frame of connection.start, the answer to the protocol header.
 
         Raises:
             ScriptedRefusal: A fault refuses the client with a reply code.
@@ -93,10 +87,10 @@ class Handshake:
             "version": "3.13.7",
         }
         method = Methods.Start(server_properties=properties, mechanisms="PLAIN AMQPLAIN")
-        return encoding.encode_method(0, method)
+        return wire.encode_method(0, method)
 
     def handle(self, method: Frame) -> Frame | None:
-        """The answer to the next method of the handshake.
+        """Return the answer to the next method of the handshake.
 
         Raises:
             AmqpError: The client is refused with a reply code.
@@ -124,26 +118,26 @@ class Handshake:
             raise AmqpError(530, f"vhost {vhost} not found", _OPEN_IDS)
         permissions = self._node.options.permissions_of(self.user, vhost)
         if permissions is None:
-            explanation = f"access to vhost '{vhost}' refused for user '{self.user}'"
-            raise AmqpError(530, explanation, _OPEN_IDS)
+            refused = f"access to vhost '{vhost}' refused for user '{self.user}'"
+            raise AmqpError(530, refused, _OPEN_IDS)
         self.permissions = permissions
         self._expected = Methods.Close
         return Methods.OpenOk()
 
     def update_secret(self, secret: str) -> None:
-        """``connection.update-secret``: another token; without effect for a user with a password.
+        """Replace the token (connection.update-secret); no effect for a user with a password.
 
         RabbitMQ checks the signature here, and the expiry with the next permission.
 
         Raises:
-            AmqpError: The secret is no token.
+            AmqpError: The secret is not a token.
         """
         if self.token is None:
             return
-        token = self._node.token(secret)
+        token = self._node.tokens.get(secret)
         if token is None:
-            explanation = "New secret was refused by one of the backends"
-            raise AmqpError(530, explanation, _UPDATE_SECRET_IDS)
+            refused = "New secret was refused by one of the backends"
+            raise AmqpError(530, refused, _UPDATE_SECRET_IDS)
         self.user, self.token = token.user, token
 
     def _go_wrong_at(self, step: str | None) -> None:
@@ -164,7 +158,7 @@ class Handshake:
         data = response.encode() if isinstance(response, str) else bytes(response)
         user, password = _credentials(method.mechanism, data)
         known = self._node.options.users.get(user)
-        token = self._node.token(password)
+        token = self._node.tokens.get(password)
         if token is not None and token.expires_at > self._node.now:
             self.user, self.token = token.user, token
             return
@@ -188,7 +182,7 @@ class Handshake:
 
 
 def _negotiated(asked: int | None, offered: int) -> int:
-    """The client's choice of a limit; more than offered is refused, and so is 0 (no limit)."""
+    """Return the client's choice of a limit; refuse more than was offered, and 0 (no limit)."""
     if not offered:
         return asked or 0
     if not asked or asked > offered:

@@ -1,7 +1,7 @@
 """The history of a broker: every publish, and its fate.
 
-This module knows the fates of a publish and the read-only records that tests look at.
-It must never know how a fate comes about.
+Knows: the fates of a publish, the read-only records that tests inspect. Must never know: what
+decides a fate.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from reliablepub.testing.decoding import decode_properties
+from reliablepub.testing.content_header import PERSISTENT, decode_properties
 
 if TYPE_CHECKING:
     from pamqp.commands import Basic
 
     from reliablepub.testing.faults import Fault
 
-_PERSISTENT = 2
-
-
-# A message is asked for its properties several times while it arrives, and then hardly ever.
+# The properties of a message are read several times while it arrives, and then hardly ever.
 _decoded = functools.lru_cache(maxsize=64)(decode_properties)
 
 
@@ -36,7 +33,7 @@ class Fate(enum.StrEnum):
     RETURNED = "returned"
     """Mandatory and unroutable: basic.return was sent, then its confirm."""
     UNROUTABLE = "unroutable"
-    """Not mandatory and unroutable: dropped, and confirmed all the same."""
+    """Not mandatory and unroutable: dropped, and confirmed nevertheless."""
     NACKED = "nacked"
     """Refused by basic.nack (`x-overflow=reject-publish`, or a fault)."""
     REFUSED = "refused"
@@ -68,24 +65,24 @@ class Publish:
 
     @property
     def properties(self) -> Basic.Properties:
-        """The decoded properties: shared by messages with equal headers, so not to be changed.
+        """The decoded properties; messages with equal headers share them, so do not change them.
 
         Raises:
-            MalformedError: The header cannot be decoded; checked when the publish arrives.
+            MalformedError: The header cannot be decoded; this is checked when a publish arrives.
         """
         return _decoded(self.header)
 
     @property
     def is_persistent(self) -> bool:
         """Whether delivery_mode asks for the disk (rabbit_basic:is_message_persistent)."""
-        return self.properties.delivery_mode == _PERSISTENT
+        return self.properties.delivery_mode == PERSISTENT
 
     def drop_faults(self, kind: type[Fault]) -> None:
         """Remove faults of this kind from the publish."""
         self.faults = tuple(fault for fault in self.faults if not isinstance(fault, kind))
 
     def mark_lost(self) -> None:
-        """No queue has the message any more, and no consumer got it."""
+        """Record that no queue has the message any more, and no consumer got it."""
         self.fate = Fate.LOST
 
 
@@ -109,7 +106,7 @@ class Published:
 
     @property
     def properties(self) -> Basic.Properties:
-        """Its properties, decoded anew at each access."""
+        """Its properties, decoded at each access."""
         return decode_properties(self.header)
 
 
@@ -125,7 +122,7 @@ class StoredMessage:
 
     @property
     def properties(self) -> Basic.Properties:
-        """Its properties, decoded anew at each access."""
+        """Its properties, decoded at each access."""
         return decode_properties(self.header)
 
 
@@ -133,8 +130,8 @@ class History:
     """The last publishes in the order of arrival, and the number of all.
 
     Args:
-        size_max: Most publishes kept.
-        bytes_max: Limit of the bytes of their bodies.
+        size_max: Maximum number of publishes kept.
+        bytes_max: Maximum total size of their bodies.
     """
 
     def __init__(self, size_max: int, bytes_max: int) -> None:
@@ -161,7 +158,7 @@ class History:
                 publish.drop_faults(kind)
 
     def snapshot(self) -> tuple[Published, ...]:
-        """Read-only copies of the publishes in their present state."""
+        """Return read-only copies of the publishes in their present state."""
         return tuple(
             Published(
                 fate=publish.fate,

@@ -1,7 +1,7 @@
 """One connection on its socket: reads, writes, TLS, and the end of the TCP connection.
 
-This module knows a non-blocking socket, TLS, and the network's faults (`flow`). It must never know
-AMQP or other connections.
+Knows: a non-blocking socket, TLS, the faults of the network (`flow`). Must never know: AMQP, other
+connections.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import ssl
 import struct
 from typing import TYPE_CHECKING
 
-from reliablepub.testing.ending import Ending
+from reliablepub.testing.connection import Ending
 from reliablepub.testing.flow import READ_MAX_BYTES, Flow
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Link:
         self._unsent = b""
 
     def interest(self, now: float) -> int:
-        """The selector events that the link waits for."""
+        """Return the selector events that the link waits for."""
         wanted = selectors.EVENT_WRITE if self._unsent else 0
         is_free = self._in is None or now >= self._in.free_at
         if self.lingers_until is not None or (self.connection.is_reading and is_free):
@@ -60,8 +60,8 @@ class Link:
         return wanted
 
     def deadline(self, now: float) -> float | None:
-        """When the link has something to do without an event on the socket; None for never."""
-        if self.connection.has_output:  # queued after this link was written
+        """Return when the link must act without an event on the socket; None for never."""
+        if self.connection.has_output:  # queued after the last write
             return now
         times = [self.connection.deadline, self.lingers_until]
         if self._out is not None and not self._unsent:
@@ -71,7 +71,7 @@ class Link:
         return min((time for time in times if time is not None), default=None)
 
     def read(self, now: float) -> bool:
-        """Read, and pass the bytes to the connection; False if the client is gone."""
+        """Read, and pass the bytes to the connection; False if the client has disconnected."""
         room = None if self._in is None else self._in.room(now)
         if room == 0:
             return True
@@ -94,7 +94,7 @@ class Link:
         return is_there
 
     def write(self, now: float) -> bool:
-        """Write as much output as the socket takes; False if the client is gone."""
+        """Write as much output as the socket takes; False if the client has disconnected."""
         was_congested = self.connection.is_congested
         data = self._unsent + self._encrypted(self._outgoing(now))
         if not data and self._out is None and not was_congested:
@@ -157,7 +157,7 @@ class _Tls:
         self._is_open = False
 
     def decrypt(self, data: bytes) -> bytes:
-        """The decrypted input; empty during the handshake.
+        """Return the decrypted input; empty during the handshake.
 
         Raises:
             ssl.SSLError: The input is not TLS, or the handshake failed.
@@ -176,13 +176,13 @@ class _Tls:
         return b"".join(parts)
 
     def encrypt(self, data: bytes) -> bytes:
-        """The encrypted output: the data, and pending TLS handshake records."""
+        """Return the encrypted output: the data, and pending TLS handshake records."""
         if data and self._is_open:
             self._tls.write(data)
         return self._outgoing.read()
 
     def farewell(self) -> bytes:
-        """close_notify."""
+        """Return the encrypted close_notify."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         return self._outgoing.read()

@@ -1,36 +1,39 @@
 """The broker without sockets: the state that all connections share.
 
-This module knows the virtual hosts, the disk (which persistent messages are not written yet), the
-resource alarm, the fault script and the history. `now` is set before every input.
-It must never know bytes or sockets; it queues a crash or a freeze, which the server carries out.
+Knows: virtual hosts, the disk (which persistent messages are not written yet), the resource alarm,
+the fault script, the history. `now` is set before every input. Must never know: bytes, sockets. It
+queues a crash or a freeze, which the server carries out.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Protocol
 
-from reliablepub.testing.clock import Clock
-from reliablepub.testing.consumers import deliver
+from reliablepub.testing.clock import Clock, Timers
+from reliablepub.testing.consumers import check_reply_name, deliver
 from reliablepub.testing.dead_letters import destinations, died
-from reliablepub.testing.direct_reply import check_reply_name
 from reliablepub.testing.faults import Block, Crash, FaultScript, Freeze, HoldConfirms
 from reliablepub.testing.history import History
 from reliablepub.testing.options import EVERYTHING
 from reliablepub.testing.replies import AmqpError
 from reliablepub.testing.routing import VirtualHost, routing_keys
-from reliablepub.testing.timers import Timers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from reliablepub.testing.consumers import Consumer, Delivery, Receiver
+    from reliablepub.testing.consumers import Receiver
     from reliablepub.testing.history import Publish
     from reliablepub.testing.options import NodeOptions, Permissions
     from reliablepub.testing.queues import Buried, Entry, Queue
+
+
+Settle = Callable[["Publish"], None]
+"""Confirms a publish: ack or nack."""
 
 
 class Client(Protocol):
@@ -51,20 +54,20 @@ class Client(Protocol):
     def is_open(self) -> bool:
         """Whether the handshake is done and the connection is not closed."""
 
-    def consuming(self) -> Iterable[tuple[int, Consumes]]:
+    def consuming(self) -> Iterable[tuple[int, Receiver]]:
         """The number and the consuming side of every open channel."""
 
     def handle_unblocked(self) -> None:
-        """The alarm is over."""
+        """Handle the end of the alarm."""
 
     def handle_thawed(self) -> None:
-        """The freeze is over."""
+        """Handle the end of a freeze."""
 
     def handle_advanced(self, seconds: float) -> None:
-        """The clock was set ahead; the client is not late for that."""
+        """Handle a clock that was set ahead."""
 
     def handle_lost(self) -> None:
-        """The socket is gone."""
+        """Handle the loss of the socket."""
 
     def close(self, code: int, text: str, ids: tuple[int, int] = (0, 0)) -> None:
         """Send connection.close."""
@@ -73,32 +76,12 @@ class Client(Protocol):
         """End the TCP connection without connection.close."""
 
 
-class Consumes(Protocol):
-    """The consuming side of a channel, as a view of the broker sees it."""
-
-    consumers: dict[str, Consumer]
-
-    @property
-    def unacked(self) -> Mapping[int, Delivery]:
-        """The deliveries that are not acknowledged, by their tags."""
-
-
-class Publisher(Protocol):
-    """The publishing side of a channel, as the broker sees it."""
-
-    def settle(self, publish: Publish) -> None:
-        """The publish is acked or nacked."""
-
-    def send_confirms(self) -> None:
-        """Send the confirms that are due."""
-
-
 @dataclass(slots=True)
 class Token:
-    """What RabbitMQ reads in an OAuth 2 token.
+    """The claims of an OAuth 2 token.
 
     Attributes:
-        user: The user whose rights it gives, for the user name of the login is ignored.
+        user: The user whose rights it grants; the user name of the login is ignored.
         expires_at: When it expires, in seconds of `Node.now`.
     """
 
@@ -119,15 +102,16 @@ class Node:
         self.random = Random(options.seed)  # noqa: S311 - repeatable, no secret
         self.connections: dict[int, Client] = {}
         self.tokens: dict[str, Token] = {}
+        """Tokens that clients may give instead of a password."""
         self.reply_consumers: dict[str, Receiver] = {}
-        """Channels that consume direct replies, by the name that was generated for each."""
+        """Consuming sides of channels with a consumer of direct replies, by its generated name."""
         self.alarm: str | None = None
         self.timers = Timers()
         self.triggered: deque[Crash | Freeze] = deque()
         self._alarms = 0
-        self._unwritten: list[tuple[Entry, Publish, Publisher | None]] = []
-        self._held: list[tuple[Publish, Publisher]] = []
-        self._settled: dict[Publisher, None] = {}
+        self._unwritten: list[tuple[Entry, Publish, Settle | None]] = []
+        self._held: list[tuple[Publish, Settle]] = []
+        self._settled: dict[Callable[[], None], None] = {}
         self._names = 0
         self._connections_seen = 0
 
@@ -137,7 +121,7 @@ class Node:
         return self.vhosts[self.options.virtual_hosts[0]]
 
     def channels_of(self, user: str) -> int:
-        """Number of channels that a user has open on all connections."""
+        """Return the number of channels that a user has open on all connections."""
         return sum(one.channels for one in self.connections.values() if one.user == user)
 
     def set_permissions(self, user: str, virtual_host: str, permissions: Permissions) -> None:
@@ -156,20 +140,16 @@ class Node:
         self.options = replace(self.options, users={**self.options.users, user: password})
 
     def add_token(self, secret: str, user: str, lifetime_s: float) -> None:
-        """Accept a token for so many seconds."""
+        """Accept a token for a number of seconds."""
         self.tokens[secret] = Token(user, self.now + lifetime_s)
 
     def expire_tokens(self) -> None:
-        """Let all tokens expire now, on open connections too."""
+        """Expire all tokens now, on open connections too."""
         for token in self.tokens.values():
             token.expires_at = min(token.expires_at, self.now)
 
-    def token(self, secret: str) -> Token | None:
-        """The token that a client gives instead of a password; None if it is none of ours."""
-        return self.tokens.get(secret)
-
     def tick(self) -> None:
-        """Look at the clock."""
+        """Set `now` by the clock."""
         self.now = self.clock.monotonic()
 
     def advance(self, seconds: float, *, clients_are_silent: bool) -> None:
@@ -184,6 +164,10 @@ class Node:
             for connection in list(self.connections.values()):
                 connection.handle_advanced(seconds)
 
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Run an action later."""
+        self.timers.at(self.now + seconds, action)
+
     def handle_timeout(self) -> None:
         """Run the timers that are due."""
         self.timers.fire(self.now)
@@ -191,11 +175,10 @@ class Node:
 
     # ------------------------------------------------------------------ messages
 
-    def enqueue(self, queue: Queue, publish: Publish, publishing: Publisher | None) -> bool:
+    def enqueue(self, queue: Queue, publish: Publish, settle: Settle | None) -> bool:
         """Put a publish into a queue and deliver it to waiting consumers; False if refused.
 
-        A persistent publish to a durable queue is confirmed only once it is written; then
-        `publishing` is told, unless it is None.
+        A persistent publish to a durable queue is settled only once it is written.
         """
         entry = queue.offer(publish, self.now)
         if entry is None:
@@ -204,14 +187,14 @@ class Node:
         if queue.writes(publish):
             publish.waiting += 1
             if not self._unwritten:
-                self.timers.at(self.now + self.options.flush_delay_s, self._write)
-            self._unwritten.append((entry, publish, publishing))
+                self.after(self.options.flush_delay_s, self._write)
+            self._unwritten.append((entry, publish, settle))
         deliver(queue, self.now)
         queue.trim()
         return True
 
     def seed(self, vhost: VirtualHost, publish: Publish) -> bool:
-        """Put a message of a test into the queues that it reaches; False if no queue takes it."""
+        """Put a test's message into the queues that it is routed to; False if no queue takes it."""
         taken = [self.enqueue(queue, publish, None) for queue in vhost.route(publish)]
         self.write_now(publish)
         return any(taken)
@@ -222,11 +205,11 @@ class Node:
 
     def _write(self) -> None:
         batch, self._unwritten = self._unwritten, []
-        for entry, publish, publishing in batch:
+        for entry, publish, settle in batch:
             entry.written = True
             publish.waiting -= 1
-            if publishing is not None and not publish.waiting and not publish.rejected:
-                publishing.settle(publish)
+            if settle is not None and not publish.waiting and not publish.rejected:
+                settle(publish)
 
     def write_now(self, publish: Publish) -> None:
         """Write one publish at once, for a fault with `accepted`."""
@@ -235,7 +218,7 @@ class Node:
                 entry.written = True
 
     def flush(self) -> None:
-        """All input is processed: route dead letters, and send the confirms that are due.
+        """Route dead letters, and send the confirms that are due, after all input was processed.
 
         RabbitMQ sends confirms when a channel's mailbox is empty (noreply_coalesce).
         """
@@ -243,8 +226,8 @@ class Node:
             while vhost.dead:
                 self._bury(vhost, vhost.dead.popleft())
         while self._settled:
-            publishing, _ = self._settled.popitem()
-            publishing.send_confirms()
+            send_confirms, _ = self._settled.popitem()
+            send_confirms()
 
     def reply(self, publish: Publish, keys: list[str]) -> bool:
         """Deliver to the consumers of direct replies that the keys name; False if there are none.
@@ -252,7 +235,7 @@ class Node:
         The names are known in every virtual host (rabbit_exchange:route).
 
         Raises:
-            AmqpError: 541 for a key that has the form of a generated name and is none.
+            AmqpError: 541 for a key that has the form of a generated name, but is not one.
         """
         if publish.exchange:
             return False
@@ -272,21 +255,21 @@ class Node:
 
     # ------------------------------------------------------------------ confirms
 
-    def settled(self, publishing: Publisher) -> None:
-        """A channel has confirms to send with the next `flush`."""
-        self._settled[publishing] = None
+    def settled(self, send_confirms: Callable[[], None]) -> None:
+        """Have a channel send its confirms with the next `flush`."""
+        self._settled[send_confirms] = None
 
-    def hold(self, publish: Publish, publishing: Publisher) -> None:
+    def hold(self, publish: Publish, settle: Settle) -> None:
         """Hold back a confirm until `release_confirms`."""
-        self._held.append((publish, publishing))
+        self._held.append((publish, settle))
 
     def release_confirms(self) -> None:
         """Send every confirm held back, and remove the faults that hold them."""
         self.script.remove(HoldConfirms)
-        self.history.drop_faults(HoldConfirms)  # publishes that are not settled yet have it too
+        self.history.drop_faults(HoldConfirms)  # of publishes that are not settled yet
         held, self._held = self._held, []
-        for publish, publishing in held:
-            publishing.settle(publish)
+        for publish, settle in held:
+            settle(publish)
         self.flush()
 
     # ------------------------------------------------------------------ the whole broker
@@ -297,7 +280,7 @@ class Node:
         self._alarms += 1
         number = self._alarms
         if for_s is not None:
-            self.timers.at(self.now + for_s, lambda: self._unblock_if(number))
+            self.after(for_s, lambda: self._unblock_if(number))
 
     def _unblock_if(self, number: int) -> None:
         if number == self._alarms:
@@ -311,19 +294,19 @@ class Node:
             connection.handle_unblocked()
 
     def trigger(self, fault: Block | Crash | Freeze) -> None:
-        """Begin a fault that concerns the whole broker."""
+        """Begin a fault of the whole broker."""
         if isinstance(fault, Block):
             self.block(fault.reason, fault.for_s)
         else:
             self.triggered.append(fault)
 
     def thaw(self) -> None:
-        """The freeze is over: process the publishes that it withheld."""
+        """End a freeze: process the publishes that it withheld."""
         for connection in list(self.connections.values()):
             connection.handle_thawed()
 
     def restart(self, *, keep_unwritten: bool) -> None:
-        """The node went down: drop connections, and all messages that are not on disk.
+        """Drop connections, and all messages that are not on disk, as the node went down.
 
         A clean shutdown writes persistent messages first (`keep_unwritten`); a crash does not.
         """
@@ -350,13 +333,13 @@ class Node:
             consumer.receiver.handle_queue_deleted(consumer)
 
     def delete_exclusive_queues(self, vhost: VirtualHost, owner: int) -> None:
-        """Delete the exclusive queues of a connection that is gone."""
+        """Delete the exclusive queues of a connection that has ended."""
         for queue in list(vhost.queues.values()):
             if queue.owner == owner:
                 self.remove_queue(vhost, queue.name)
 
     def keep_while_used(self, vhost: VirtualHost, queue: Queue) -> None:
-        """A queue was used: restart the time after which `x-expires` deletes it."""
+        """Restart the time after which `x-expires` deletes a queue, because the queue was used."""
         if "x-expires" in queue.arguments:
             is_watched = queue.used_at is not None
             queue.used_at = self.now
@@ -364,7 +347,7 @@ class Node:
                 self._delete_unused(vhost, queue)
 
     def _delete_unused(self, vhost: VirtualHost, queue: Queue) -> None:
-        """Delete a queue whose `x-expires` has passed; else check again when it may have."""
+        """Delete a queue whose `x-expires` has passed; otherwise check again when it may have."""
         assert queue.used_at is not None
         if queue.is_deleted:
             return
@@ -379,11 +362,11 @@ class Node:
     # ------------------------------------------------------------------ names
 
     def next_connection_number(self) -> int:
-        """The number of a new connection, counted from 1 across restarts."""
+        """Return the number of a new connection, counted from 1 across restarts."""
         self._connections_seen += 1
         return self._connections_seen
 
     def generated_name(self, prefix: str) -> str:
-        """A server-generated name (`amq.gen-`, `amq.ctag-`)."""
+        """Return a server-generated name (`amq.gen-`, `amq.ctag-`)."""
         self._names += 1
         return f"{prefix}{self._names}-{self.random.getrandbits(64):016x}"

@@ -1,6 +1,6 @@
 """Settings of a node: limits, users and permissions.
 
-This module knows defaults. It must never know how a setting takes effect.
+Knows: defaults. Must never know: how a setting takes effect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 class Permissions:
     """A user's rights in a virtual host: regular expressions for names of queues and exchanges.
 
-    As in RabbitMQ, an expression matches anywhere in the name, and an empty one matches nothing.
+    As in RabbitMQ, an expression matches anywhere in the name; an empty one matches nothing.
 
     Attributes:
         configure: Names that the user may declare and delete.
@@ -22,7 +22,7 @@ class Permissions:
         read: Names that the user may consume, get, purge, and bind as a source.
 
     Raises:
-        ValueError: One of them is not a regular expression.
+        ValueError: A value is not a regular expression.
     """
 
     configure: str = ".*"
@@ -30,7 +30,7 @@ class Permissions:
     read: str = ".*"
 
     def __post_init__(self) -> None:
-        """Compile each expression once, to refuse a bad one here and not at its first use."""
+        """Compile each expression, to refuse an invalid one here and not at its first use."""
         for right in ("configure", "write", "read"):
             try:
                 re.compile(getattr(self, right))
@@ -45,27 +45,27 @@ class Permissions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeOptions:
-    """Settings as in rabbitmq.conf and of rabbitmqctl.
+    """Settings, as in rabbitmq.conf and of rabbitmqctl.
 
     Attributes:
         users: Passwords by user name.
         virtual_hosts: Names; `FakeBroker.url` and its methods use the first by default.
         permissions: By user and virtual host. A user that is listed may enter only the virtual
-            hosts given here; a user that is not listed has all rights.
+            hosts listed for it; a user that is not listed has all rights.
         heartbeat_s: Heartbeat in seconds, proposed in connection.tune; 0 for none.
         channel_max: Limit of open channels of a connection.
         user_channel_max: Limit of open channels of a user on all connections together; a user that
             is not listed has no limit.
         frame_max: Frame size in bytes, proposed in connection.tune.
         max_message_size: Limit of a body in bytes; a larger one is refused with 406.
-        flush_delay_s: Seconds for which persistent messages are collected, then written together
-            and confirmed. 0 writes what has arrived as soon as no more input waits.
-        history_max: Most publishes kept in the history.
-        history_bytes_max: Limit of the bytes of their bodies; the last publish is always kept.
-        consumer_timeout_s: Seconds in which a delivery must be acknowledged; then its channel is
-            closed with 406. None for no limit.
-        connections_max: Limit of connections; one more is closed at once, with a warning in the log
-            of `reliablepub.testing`.
+        flush_delay_s: Seconds for which persistent messages are collected before they are written
+            and confirmed together. 0 writes them as soon as no more input is waiting.
+        history_max: Maximum number of publishes kept in the history.
+        history_bytes_max: Maximum total size of their bodies; the last publish is always kept.
+        consumer_timeout_s: Seconds within which a delivery must be acknowledged; otherwise its
+            channel is closed with 406. None for no limit.
+        connections_max: Limit of connections; further ones are closed at once, with a warning in
+            the log of `reliablepub.testing`.
         seed: Seed of all random choices.
 
     Raises:
@@ -88,7 +88,7 @@ class NodeOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse permissions that would never apply."""
+        """Refuse permissions of an unknown user or virtual host."""
         for user, granted in self.permissions.items():
             if user not in self.users:
                 raise ValueError(f"permissions are given to {user!r}, who is not one of the users")
@@ -97,7 +97,7 @@ class NodeOptions:
                     raise ValueError(f"permissions of {user!r}: there is no virtual host {name!r}")
 
     def permissions_of(self, user: str, virtual_host: str) -> Permissions | None:
-        """A user's rights in a virtual host; None if the user may not enter it."""
+        """Return a user's rights in a virtual host; None if the user may not enter it."""
         if user not in self.permissions:
             return EVERYTHING
         return self.permissions[user].get(virtual_host)

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures with a fake broker.
 
-This module knows pytest and `FakeBroker`, and nothing else.
+Knows: pytest, `FakeBroker`. Must never know: the inside of the broker.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from reliablepub.testing.broker import FakeBroker
     from reliablepub.testing.options import NodeOptions
 
-# The fixtures import late: every pytest run loads the plugin and few need a broker, and coverage
-# measures only modules imported after its start.
+# The fixtures import late: every pytest run loads the plugin, and few runs need a broker. Also,
+# coverage measures only modules that are imported after its start.
 
 
 @pytest.fixture
 def fake_broker_options() -> NodeOptions:
-    """The settings of `fake_broker`; override this fixture for users, limits or a seed."""
+    """Settings of `fake_broker`; override this fixture for users, limits or a seed."""
     from reliablepub.testing.options import NodeOptions  # noqa: PLC0415
 
     return NodeOptions()

@@ -1,9 +1,10 @@
-"""basic.publish on one channel: from a whole message to its confirm.
+"""basic.publish on one channel: from a complete message to its confirm.
 
-This module knows the checks of rabbit_channel's handle_method(#'basic.publish'{}), where faults
-act on a publish, and when a publish is settled: unroutable and transient ones at once, persistent
-ones when every durable queue has written them. basic.return is sent before the confirm.
-It must never know frames or sockets.
+Knows: the checks of rabbit_channel's handle_method(#'basic.publish'{}), where faults act on a
+publish, when it is settled. Must never know: frames, sockets.
+
+Unroutable and transient messages are settled at once, persistent ones when every durable queue has
+written them. basic.return is sent before the confirm.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from reliablepub.testing import encoding, faults
+from reliablepub.testing import faults, wire
 from reliablepub.testing.confirms import Confirm, ConfirmLedger
+from reliablepub.testing.consumers import PSEUDO_QUEUE
 from reliablepub.testing.content_header import rewritten
-from reliablepub.testing.direct_reply import PSEUDO_QUEUE
-from reliablepub.testing.field_types import field_type
+from reliablepub.testing.fields import field_type
 from reliablepub.testing.history import Fate
+from reliablepub.testing.queue_arguments import TTL_MAX_MS
 from reliablepub.testing.replies import AmqpError, reply_text
 from reliablepub.testing.routing import routing_keys
 
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
     from reliablepub.testing.queues import Queue
 
 PUBLISH_IDS = (60, 40)
-"""Class and method of basic.publish, which an error names."""
+"""Class and method of basic.publish, as errors name it."""
 _RAISED_BY_METHODS = frozenset({503, 504, 506, 530, 540})  # other codes name no class and method
-_EXPIRATION_MAX_MS = 315_360_000_000  # ten years
 
 
 class Publishing:
@@ -41,13 +42,13 @@ class Publishing:
         self._late_returns: list[Publish] = []
 
     def confirm_select(self) -> None:
-        """confirm.select: idempotent, and never resets the delivery tags."""
+        """confirm.select: idempotent; never resets the delivery tags."""
         if self._channel.transaction is not None:
             raise AmqpError(406, "cannot switch from tx to confirm mode")
         self.ledger = self.ledger or ConfirmLedger()
 
     def publish(self, publish: Publish) -> None:
-        """Handle a publish that has arrived whole: withhold or process it."""
+        """Handle a publish that has arrived completely: withhold or process it."""
         self._node.history.add(publish)
         publish.faults = self._node.script.on_publish(publish.routing_key)
         for fault in publish.faults:
@@ -93,8 +94,8 @@ class Publishing:
         if len(publish.body) > size_max:
             raise AmqpError(406, oversize(len(publish.body), size_max))
         if self._channel.exchange(publish.exchange, "write").internal:
-            explanation = "cannot publish to internal "
-            raise AmqpError(403, explanation + self._channel.place("exchange", publish.exchange))
+            where = self._channel.place("exchange", publish.exchange)
+            raise AmqpError(403, f"cannot publish to internal {where}")
         self._check_properties(publish)
 
     def _check_properties(self, publish: Publish) -> None:
@@ -102,16 +103,13 @@ class Publishing:
         if properties.reply_to == PSEUDO_QUEUE:
             _rewrite(publish, reply_to=self._channel.reply_name())
         if properties.user_id is not None and properties.user_id != user:
-            explanation = (
-                f"user_id property set to '{properties.user_id}' "
-                f"but authenticated user was '{user}'"
-            )
-            raise AmqpError(406, explanation)
+            asked = f"user_id property set to '{properties.user_id}'"
+            raise AmqpError(406, f"{asked} but authenticated user was '{user}'")
         if properties.expiration is not None:
             _check_expiration(properties.expiration)
         if properties.delivery_mode not in (None, 1, 2):
-            explanation = f"invalid message: {{delivery_mode_unknown,{properties.delivery_mode}}}"
-            raise AmqpError(406, explanation)
+            reason = f"{{delivery_mode_unknown,{properties.delivery_mode}}}"
+            raise AmqpError(406, f"invalid message: {reason}")
         for name in ("CC", "BCC"):
             copies = (properties.headers or {}).get(name, [])
             if not isinstance(copies, list):
@@ -148,7 +146,7 @@ class Publishing:
     def _enqueue(self, publish: Publish, queues: list[Queue]) -> None:
         publish.fate = Fate.ACCEPTED
         for queue in queues:
-            if not self._node.enqueue(queue, publish, self):
+            if not self._node.enqueue(queue, publish, self.settle):
                 # One queue that refuses makes it a nack; the others keep their copy.
                 publish.rejected = True
                 publish.fate = Fate.NACKED
@@ -171,7 +169,7 @@ class Publishing:
                 self._node.remove_queue(vhost, name)
 
     def settle(self, publish: Publish) -> None:
-        """The publish is acked or nacked; a fault may delay or drop its confirm."""
+        """Confirm a publish with an ack or nack; a fault may delay or drop the confirm."""
         if not self._channel.is_open:
             return
         if self._channel.transaction is not None:
@@ -182,12 +180,11 @@ class Publishing:
         if faults.DropConfirm in kinds:
             return  # the tag stays unconfirmed, so that no multiple ack covers it
         if faults.HoldConfirms in kinds:
-            self._node.hold(publish, self)
+            self._node.hold(publish, self.settle)
             return
         for fault in publish.faults:
             if isinstance(fault, faults.DelayConfirm):
-                due = self._node.now + fault.for_s
-                self._node.timers.at(due, lambda: self._settle_late(publish))
+                self._node.after(fault.for_s, lambda: self._settle_late(publish))
                 return
         tag, nack = publish.delivery_tag, publish.rejected
         if faults.ShuffleConfirms in kinds:
@@ -196,7 +193,7 @@ class Publishing:
             self.ledger.settle(tag, nack=nack)
         for fault in publish.faults:
             self._add_extra(fault, publish)
-        self._node.settled(self)
+        self._node.settled(self.send_confirms)
 
     def _settle_late(self, publish: Publish) -> None:
         publish.drop_faults(faults.DelayConfirm)
@@ -215,12 +212,12 @@ class Publishing:
             self._late_returns.append(publish)
 
     def send_confirms(self) -> None:
-        """Send the confirms that are due, in one piece, then late returns."""
+        """Send the confirms that are due in one write, then late returns."""
         if self.ledger is None or not self._channel.is_open:
             return
         number = self._channel.number
         frames = [
-            encoding.encode_confirm(number, one.delivery_tag, multiple=one.multiple, nack=one.nack)
+            wire.encode_confirm(number, one.delivery_tag, multiple=one.multiple, nack=one.nack)
             for one in self.ledger.poll(self._node.random)
         ]
         self._channel.connection.send(b"".join(frames))
@@ -233,15 +230,14 @@ class Publishing:
             if isinstance(fault, faults.DropReturn):
                 return
             if isinstance(fault, faults.DelayReturn):
-                due = self._node.now + fault.for_s
-                self._node.timers.at(due, lambda: self._send_return(publish))
+                self._node.after(fault.for_s, lambda: self._send_return(publish))
                 return
         self._send_return(publish)
 
     def _send_return(self, publish: Publish) -> None:
         if not self._channel.is_open:
             return
-        method = encoding.encode_return(publish.exchange, publish.routing_key)
+        method = wire.encode_return(publish.exchange, publish.routing_key)
         self._channel.send_content(method, publish)
 
     def _end(self, fault: faults.EndingFault) -> None:
@@ -273,7 +269,7 @@ def _rewrite(publish: Publish, *, drop: tuple[str, ...] = (), reply_to: str | No
 
 
 def oversize(size: int, size_max: int) -> str:
-    """RabbitMQ's reply text for a body that is too large."""
+    """Return RabbitMQ's reply text for a body that is too large."""
     return f"message size {size} is larger than configured max size {size_max}"
 
 
@@ -286,7 +282,7 @@ def _check_expiration(text: str) -> None:
         fault = f'{{leftover_string,"{text[number.end() :]}"}}'
     elif int(text) < 0:
         fault = f"{{value_negative,{int(text)}}}"
-    elif int(text) > _EXPIRATION_MAX_MS:
+    elif int(text) > TTL_MAX_MS:
         fault = f"{{value_too_large,{int(text)}}}"
     else:
         return

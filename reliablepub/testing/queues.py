@@ -1,17 +1,24 @@
 """One queue: its ready messages, its limits, and the messages that survive a crash.
 
-This module knows queue arguments (`x-max-length`, `x-max-length-bytes`, `x-overflow`,
-`x-message-ttl`, `x-max-priority`, `x-delivery-limit`), `expiration`, the order of messages, and
-how a quorum queue differs from a classic one. Time is an argument.
-It must never know exchanges, channels, how messages are delivered, or where a dead letter goes.
+Knows: what the arguments and `expiration` do to messages, the order of messages, and how quorum
+queues and streams differ from a classic queue. Time is an argument. Must never know: exchanges,
+channels, how messages are delivered, where a dead letter goes.
+
+Streams have no protocol of their own, no segments and no retention here: no message is ever
+dropped, and each message is a chunk of its own.
 """
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from reliablepub.testing.fields import is_integer
+from reliablepub.testing.queue_arguments import seconds_of
+from reliablepub.testing.replies import crashed
 
 if TYPE_CHECKING:
     from reliablepub.testing.history import Publish
@@ -37,9 +44,9 @@ class Entry:
     redelivered: bool = False
     priority: int = 0
     is_repeated: bool = False
-    """Whether it is the copy that a fault delivers once more."""
+    """Whether it is the copy that `RepeatDelivery` delivers."""
     delivery_count: int = 0
-    """How often a quorum queue got the message back."""
+    """How often the message was returned to a quorum queue."""
 
     @property
     def place(self) -> tuple[int, int]:
@@ -90,7 +97,7 @@ class Queue:
         return self.durable and (publish.is_persistent or self.is_quorum)
 
     def offer(self, publish: Publish, now: float) -> Entry | None:
-        """Add a publish; None if the queue is full and refuses it."""
+        """Add a publish; return None if the queue is full and refuses it."""
         if self.arguments:
             self.expire(now)
             overflow = self.arguments.get("x-overflow")
@@ -118,7 +125,7 @@ class Queue:
     def trim(self) -> None:
         """Drop messages from the head while a limit is exceeded.
 
-        A quorum queue with `reject-publish` keeps what exceeds it, and refuses the next message.
+        A quorum queue with `reject-publish` keeps them, and refuses the next message.
         """
         if self.is_quorum and self.arguments.get("x-overflow") == "reject-publish":
             self._refuses = self._refuses or self._is_full(0, room=-1)
@@ -143,7 +150,7 @@ class Queue:
         return entry
 
     def put_back(self, entry: Entry) -> None:
-        """Put a message at the head that was taken, and delivered to no client."""
+        """Put a message that was taken and not delivered back at the head."""
         if not self.is_deleted:
             self.ready.appendleft(entry)
             self.ready_bytes += len(entry.publish.body)
@@ -153,7 +160,7 @@ class Queue:
 
         Args:
             entries: The deliveries.
-            is_lost: Whether the channel is gone; else the client asked for it.
+            is_lost: Whether the channel has closed; otherwise the client has requeued them.
         """
         if self.is_deleted:
             return
@@ -165,9 +172,9 @@ class Queue:
         self.ready = deque(sorted([*self.ready, *entries], key=lambda entry: entry.place))
 
     def _counted(self, entries: list[Entry], *, is_lost: bool) -> list[Entry]:
-        """Count a delivery of each message, and give it its new place; drop it beyond the limit.
+        """Count a delivery of each message, and set its new place; drop it beyond the limit.
 
-        A message that its client puts back goes to the tail, unless there is a delivery limit.
+        A message that its client requeues goes to the tail, unless there is a delivery limit.
         """
         limit = self.arguments.get("x-delivery-limit")
         kept = []
@@ -186,7 +193,7 @@ class Queue:
         return kept
 
     def expire(self, now: float) -> None:
-        """Drop expired messages from the head only, as a classic queue does."""
+        """Drop expired messages, from the head only, as a classic queue does."""
         while self.ready:
             expires_at = self.ready[0].expires_at
             if expires_at is None or expires_at > now:
@@ -194,14 +201,14 @@ class Queue:
             self.bury(self.take().publish, "expired")
 
     def purge(self) -> int:
-        """Drop all ready messages; returns their number."""
+        """Drop all ready messages; return their number."""
         count = len(self.ready)
         self.ready.clear()
         self.ready_bytes = 0
         return count
 
     def lose(self, *, keep_unwritten: bool) -> list[Publish]:
-        """Drop all messages that do not survive a restart; returns their publishes.
+        """Drop all messages that do not survive a restart; return their publishes.
 
         Persistent messages in a durable queue, and all in a quorum queue, survive if written.
         """
@@ -238,3 +245,74 @@ class Queue:
         ttls = [self.arguments.get("x-message-ttl"), publish.properties.expiration]
         limits = [int(ttl) for ttl in ttls if ttl is not None]
         return now + min(limits) / 1000 if limits else None
+
+
+@dataclass(slots=True, eq=False)
+class Stream(Queue):
+    """A stream: `ready` holds every message, and the offset of a message is its index there."""
+
+    _stored_at: list[float] = field(default_factory=list)
+
+    def offer(self, publish: Publish, now: float) -> Entry:
+        """Append a publish."""
+        entry = Entry(publish, len(self.ready), None)
+        self.ready.append(entry)
+        self.ready_bytes += len(publish.body)
+        self._stored_at.append(now)
+        return entry
+
+    def writes(self, publish: Publish) -> bool:
+        """Every message goes to disk."""
+        del publish
+        return True
+
+    def trim(self) -> None:
+        """Drop nothing: a limit concerns whole segments of 500 MB."""
+
+    def expire(self, now: float) -> None:
+        """Drop nothing."""
+
+    def put_back(self, entry: Entry) -> None:
+        """Do nothing: a delivery takes nothing."""
+
+    def requeue(self, entries: list[Entry], *, is_lost: bool = False) -> None:
+        """Do nothing: a delivery takes nothing."""
+
+    def lose(self, *, keep_unwritten: bool) -> list[Publish]:
+        """Drop all messages that do not survive a restart; return their publishes."""
+        lost = Queue.lose(self, keep_unwritten=keep_unwritten)
+        del self._stored_at[len(self.ready) :]
+        return lost
+
+    def first_offset(self, start: object, now: float, wall: float) -> int | None:
+        """Return the offset at which a consumer begins; None for an age in an unknown unit.
+
+        Args:
+            start: The argument `x-stream-offset`, or "next".
+            now: Time, in seconds.
+            wall: The same time, in seconds since 1970.
+
+        Raises:
+            AmqpError: 541 for any other value that RabbitMQ does not understand.
+        """
+        end = len(self.ready)
+        if start == "first":
+            return 0
+        if start == "last":
+            return max(0, end - 1)
+        if start == "next":
+            return end
+        if isinstance(start, int) and is_integer(start):
+            return min(max(0, start), end)
+        if isinstance(start, datetime):
+            return bisect_left(self._stored_at, now - (wall - start.timestamp()))
+        if isinstance(start, str):
+            age_s = seconds_of(start)
+            return None if age_s is None else bisect_left(self._stored_at, now - age_s)
+        raise crashed()
+
+
+def new_queue(name: str, *, arguments: dict[str, Any], **flags: Any) -> Queue:  # noqa: ANN401 - of `Queue`
+    """Make a queue of the type that its arguments name."""
+    kind = Stream if arguments.get("x-queue-type") == "stream" else Queue
+    return kind(name, arguments=arguments, **flags)

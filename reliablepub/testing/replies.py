@@ -1,8 +1,7 @@
-"""The reply codes of AMQP 0-9-1, and the exception that carries them.
+"""The reply codes of AMQP 0-9-1, and the exception that carries one.
 
-This module knows RabbitMQ's names for the codes and which of them are hard, that is, end the
-connection and not only the channel (rabbit_framing_amqp_0_9_1:is_amqp_hard_error_code).
-It must never know a frame, a channel or a socket.
+Knows: RabbitMQ's names and texts, and which codes are hard: these end the connection and not only
+the channel (rabbit_framing_amqp_0_9_1:is_amqp_hard_error_code). Must never know: channels, sockets.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class AmqpError(Exception):
     ) -> None:
         self.code = code
         self.ids = ids
-        """Class and method id that failed; (0, 0) if no method did, None if not known yet."""
+        """Class and method id of the method that failed; (0, 0) for none, None if not known yet."""
         self.reply_text = reply_text(code, explanation)
         super().__init__(self.reply_text)
 
@@ -55,7 +54,7 @@ class AmqpError(Exception):
 
 
 def crashed() -> AmqpError:
-    """541: a process of RabbitMQ crashes."""
+    """Make a 541: a process of RabbitMQ crashes."""
     return AmqpError(541, ids=(0, 0))
 
 
@@ -64,7 +63,7 @@ class SilentlyRefused(Exception):
 
 
 def reply_text(code: int, explanation: str) -> str:
-    """A reply text such as `NOT_FOUND - no exchange 'x' in vhost '/'`, cut to a short string.
+    """Return a text such as `NOT_FOUND - no exchange 'x' in vhost '/'`, cut to a short string.
 
     If the cut splits a character, its bytes become lone surrogates, which `encode_close` encodes.
     """
@@ -76,19 +75,19 @@ def reply_text(code: int, explanation: str) -> str:
 
 
 def erlang_binary(data: bytes) -> str:
-    """Bytes as RabbitMQ prints them in its reply texts (io_lib's ~p)."""
+    """Format bytes as RabbitMQ does in its reply texts (io_lib's ~p)."""
     if data and all(0x20 <= byte < 0x7F for byte in data):  # noqa: PLR2004 - printable ASCII
         return f'<<"{data.decode()}">>'
     return f"<<{','.join(str(byte) for byte in data)}>>"
 
 
 def frame_error(kind: int, payload: bytes, reason: str) -> AmqpError:
-    """501 for a malformed frame (rabbit_reader:frame_error)."""
+    """Make a 501 for a malformed frame (rabbit_reader:frame_error)."""
     return AmqpError(501, f"{_shown(kind, payload)}: {reason}", (0, 0))
 
 
 def unexpected_frame(kind: int, payload: bytes) -> AmqpError:
-    """505 for a frame that is not allowed at this point (rabbit_reader:unexpected_frame)."""
+    """Make a 505 for a frame that is not allowed now (rabbit_reader:unexpected_frame)."""
     return AmqpError(505, _shown(kind, payload), (0, 0))
 
 

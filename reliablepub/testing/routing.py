@@ -1,8 +1,8 @@
 """Routing in one virtual host: exchanges, bindings and queues.
 
-PURE: this module knows RabbitMQ's routing rules (default, direct, fanout, topic and headers
-exchanges, exchange-to-exchange bindings, alternate exchanges, CC and BCC) and what survives a
-restart. It must never know channels, frames, time or connections.
+Knows: RabbitMQ's routing rules (default, direct, fanout, topic and headers exchanges,
+exchange-to-exchange bindings, alternate exchanges, CC and BCC), what survives a restart. Must never
+know: channels, frames, time, connections.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reliablepub.testing.field_types import is_same
+from reliablepub.testing.fields import is_same
 from reliablepub.testing.queues import Buried, Queue
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Exchange:
     bindings: dict[Binding, None] = field(default_factory=dict)
 
     def matches(self, routing_key: str, headers: Mapping[str, Any]) -> Iterable[Binding]:
-        """The bindings that match a message's routing key and headers."""
+        """Return the bindings that match a message's routing key and headers."""
         if self.type == "fanout":
             return self.bindings
         if self.type == "direct":
@@ -65,7 +65,7 @@ class Exchange:
 
 
 def routing_keys(publish: Publish) -> list[str]:
-    """The routing key of a publish, and those in its CC and BCC headers."""
+    """Return the routing key of a publish, and those in its CC and BCC headers."""
     keys = [publish.routing_key]
     headers = publish.properties.headers
     if headers:
@@ -77,7 +77,7 @@ def routing_keys(publish: Publish) -> list[str]:
 
 
 def _words(key: str) -> list[str]:
-    """The words of a routing key or of a topic pattern; an empty key has none."""
+    """Return the words of a routing key or of a topic pattern; an empty key has none."""
     return key.split(".") if key else []
 
 
@@ -120,18 +120,18 @@ class VirtualHost:
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead: deque[Buried] = deque()
-        """Messages that its queues have dropped, to be routed to a dead letter exchange."""
+        """Messages that queues have dropped, to be routed to a dead letter exchange."""
         self.exchanges: dict[str, Exchange] = {"": Exchange("", "direct", durable=True)}
         self.queues: dict[str, Queue] = {}
         for predeclared, kind in _PREDECLARED.items():
             self.exchanges[predeclared] = Exchange(predeclared, kind, durable=True)
 
     def add_exchange(self, exchange: Exchange) -> None:
-        """Add an exchange, which must not exist yet."""
+        """Add an exchange; it must not exist yet."""
         self.exchanges[exchange.name] = exchange
 
     def add_queue(self, queue: Queue) -> None:
-        """Add a queue, which must not exist yet."""
+        """Add a queue; it must not exist yet."""
         queue.dead = self.dead
         self.queues[queue.name] = queue
 
@@ -141,7 +141,7 @@ class VirtualHost:
         self._unbind_all(name, to_exchange=True)
 
     def remove_queue(self, name: str) -> Queue:
-        """Delete a queue and its bindings; returns the queue, marked as deleted."""
+        """Delete a queue and its bindings; return the queue, marked as deleted."""
         queue = self.queues.pop(name)
         queue.is_deleted = True
         self._unbind_all(name, to_exchange=False)
@@ -161,7 +161,7 @@ class VirtualHost:
             self.remove_exchange(source)
 
     def route(self, publish: Publish) -> list[Queue]:
-        """The queues a publish reaches, each once (rabbit_exchange:route)."""
+        """Return the queues that a publish reaches, each once (rabbit_exchange:route)."""
         headers = publish.properties.headers or {}
         return self._route(publish.exchange, routing_keys(publish), headers)
 
@@ -200,7 +200,7 @@ class VirtualHost:
     def restart(self, *, keep_unwritten: bool) -> None:
         """Drop everything that is not durable, and messages that are not on disk.
 
-        A publish without a copy left in any queue becomes lost.
+        A publish that is left in no queue becomes lost.
         """
         lost: set[Publish] = set()
         for queue in list(self.queues.values()):

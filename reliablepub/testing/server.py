@@ -1,9 +1,9 @@
 """Sockets around a node: one thread, one selector, real TCP.
 
-This module knows how to listen and accept, and when to serve which socket (`link` reads and writes
-it). It carries out crashes and freezes. It touches the node only under the lock that it shares with
-`FakeBroker`.
-It must never know AMQP; the node and its connections tell it their deadlines.
+Knows: how to listen and accept, when to serve which socket (`link` reads and writes), how to carry
+out a crash or a freeze. Must never know: AMQP; the node and its connections have deadlines.
+
+It uses the node only under the lock that it shares with `FakeBroker`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Server:
     # ------------------------------------------------------------------ called without it
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
+        """Wait until the thread ends."""
         self._thread.join()
 
     # ------------------------------------------------------------------ the thread
@@ -115,7 +115,7 @@ class Server:
                     self._advance()
                     wait_s = self._wait_s()
                     self._lock.notify_all()
-        finally:  # also after a bug here: no caller may wait for a thread that has ended
+        finally:  # also after a bug: no caller may wait for a thread that has ended
             with self._lock:
                 self._shut_down()
                 self._lock.notify_all()
@@ -164,7 +164,7 @@ class Server:
         self._node.restart(keep_unwritten=not lose_unsynced)
         self._unwatch(self._listener)
         self._listener.close()
-        # Bound and not listening: the port refuses, and no other process can take it meanwhile.
+        # Bound but not listening: the port refuses, and no other process can take it.
         self._listener = self._bind(self.port)
 
     def _shut_down(self) -> None:
@@ -213,7 +213,7 @@ class Server:
         self._links[sock.fileno()] = Link(sock, connection, fired, self._tls)
 
     def _refuse(self, sock: socket.socket) -> None:
-        """Close a connection above the limit; only the first of a row is logged."""
+        """Close a connection above the limit; of several in a row, log the first."""
         sock.close()
         if not self._is_full:
             self._is_full = True

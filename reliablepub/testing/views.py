@@ -1,6 +1,6 @@
-"""What a test sees of a running node: its queues, consumers and unacknowledged messages.
+"""Read-only records of a running node: its queues, consumers and unacknowledged messages.
 
-This module copies the state into read-only records. It must never change it.
+Knows: where the node has its state. Must never know: how the state changes.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ConsumerState:
 
 @dataclass(frozen=True, slots=True)
 class UnackedMessage(StoredMessage):
-    """A message that a client got and has not acknowledged.
+    """A message that was delivered and is not acknowledged.
 
     `consumer_tag` is None after basic.get.
     """
@@ -63,7 +63,7 @@ class UnackedMessage(StoredMessage):
 
 
 def stored(entry: Entry) -> StoredMessage:
-    """A message in a queue."""
+    """Return the record of a message in a queue."""
     publish = entry.publish
     return StoredMessage(
         exchange=publish.exchange,
@@ -75,7 +75,7 @@ def stored(entry: Entry) -> StoredMessage:
 
 
 def queues(node: Node, vhost: VirtualHost) -> tuple[QueueState, ...]:
-    """The queues of a virtual host, in the order of their declaration."""
+    """Return the queues of a virtual host, in the order of their declaration."""
     unacked = Counter(message.queue for message in unacknowledged(node, vhost))
     return tuple(
         QueueState(
@@ -93,7 +93,7 @@ def queues(node: Node, vhost: VirtualHost) -> tuple[QueueState, ...]:
 
 
 def consumers(node: Node, vhost: VirtualHost) -> tuple[ConsumerState, ...]:
-    """The consumers of the queues of a virtual host."""
+    """Return the consumers of the queues of a virtual host."""
     return tuple(
         ConsumerState(
             tag=consumer.tag,
@@ -113,7 +113,7 @@ def consumers(node: Node, vhost: VirtualHost) -> tuple[ConsumerState, ...]:
 
 
 def unacknowledged(node: Node, vhost: VirtualHost) -> tuple[UnackedMessage, ...]:
-    """The messages that clients got from a virtual host and have not acknowledged."""
+    """Return the messages of a virtual host that were delivered and are not acknowledged."""
     return tuple(
         UnackedMessage(
             exchange=delivery.entry.publish.exchange,

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame, header
 
-from reliablepub.testing.connection import Connection
-from reliablepub.testing.ending import Ending
+from reliablepub.testing.connection import Connection, Ending
 from reliablepub.testing.node import Node
 from reliablepub.testing.options import NodeOptions
 from tests.broker.sans_io import CAPABILITIES, Client, encode_publish, node_with_queue

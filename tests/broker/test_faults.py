@@ -8,7 +8,7 @@ import pytest
 from pamqp import commands
 
 from reliablepub.testing import faults
-from reliablepub.testing.ending import Ending
+from reliablepub.testing.connection import Ending
 from reliablepub.testing.faults import Fault, FaultFileError, FaultScript, PublishFault, load_faults
 from reliablepub.testing.history import Fate
 from tests.broker.sans_io import TRANSIENT, Client, encode_publish

@@ -10,8 +10,7 @@ import pytest
 from pamqp import commands
 
 from reliablepub.testing import FakeBroker, Fate, faults
-from reliablepub.testing.connection import Connection
-from reliablepub.testing.ending import Ending
+from reliablepub.testing.connection import Connection, Ending
 from reliablepub.testing.flow import Flow
 from reliablepub.testing.link import Link
 from tests.broker.raw_tcp import OPENED, OPENING, connected, hear_out, opened

@@ -22,9 +22,8 @@ from reliablepub.cli.doctor import server as server_findings
 from reliablepub.cli.doctor.server import of_server
 from reliablepub.errors import OutboxError
 from reliablepub.outbox.database import Relaying
-from reliablepub.outbox.postgres.creating import roles
 from reliablepub.outbox.postgres.environment import Owner, ServerSurroundings
-from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA
+from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, roles
 from reliablepub.testing import FakeBroker
 from tests.cli.conftest import eventually
 from tests.postgres import PostgresServer

@@ -34,7 +34,8 @@ from sqlalchemy.orm import Session
 from reliablepub import ConfigurationError, Outbox, OutboxFull, Publisher
 from reliablepub.integrations.celery import topology, use_outbox
 from reliablepub.integrations.sqlalchemy import SessionOutbox
-from reliablepub.outbox.admin.scheduling import by_ids, rescheduling
+from reliablepub.outbox.admin.interventions import intervene
+from reliablepub.outbox.admin.scheduling import rescheduling
 from reliablepub.outbox.opening import outbox_at
 from reliablepub.testing import FakeBroker
 from tests.integrations.conftest import until
@@ -274,7 +275,7 @@ def test_a_held_task_is_sent_as_celery_would_have(
         held = list(sides.outbox.rows("open"))
         assert {row["due_at"] for row in held if row["due_at"]} == {HELD[case]}
         past = rescheduling(NOW - timedelta(days=9_999), "")
-        by_ids(outbox_at(sides.outbox.path), [int(str(row["id"])) for row in held], past, print)
+        intervene(outbox_at(sides.outbox.path), [int(str(row["id"])) for row in held], past)
 
     assert sorted(sent(sides, send)) == sorted(expected)
 

@@ -8,7 +8,7 @@ import pytest
 
 from reliablepub import InvalidMessage, Message, NotAnOutbox, Outbox, Publisher
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.creating import creation
+from reliablepub.outbox.postgres.sql import creation
 from reliablepub.testing import FakeBroker
 
 PAGE: dict[str, Any] = {"limit": 9, "bytes_max": 10**6}

@@ -23,8 +23,8 @@ from reliablepub import (
 from reliablepub.outbox.admin.interventions import Action, Intervention, intervene
 from reliablepub.outbox.admin.transfer import export_lines, import_lines
 from reliablepub.outbox.opening import outbox_at
-from reliablepub.outbox.postgres.creating import create
 from reliablepub.outbox.postgres.server import Server
+from reliablepub.outbox.postgres.sessions import create
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.testing import FakeBroker
 

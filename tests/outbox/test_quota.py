@@ -14,7 +14,7 @@ from reliablepub.message import Message
 from reliablepub.outbox.entry import Changes, Entry
 from reliablepub.outbox.outbox import Outbox
 from reliablepub.outbox.sqlite.ballast import Ballast
-from reliablepub.outbox.sqlite.quota import may_take
+from reliablepub.outbox.sqlite.failures import may_take
 from reliablepub.outbox.sqlite.space import DISK_FULL
 from reliablepub.outbox.sqlite.store import SqliteStore
 from tests.outbox.shim import IOERR_WRITE, Shim, shim

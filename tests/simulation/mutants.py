@@ -480,7 +480,7 @@ def a_skip_lets_nobody_go(patch: pytest.MonkeyPatch) -> None:
 
     def apply(self: Any, id_: int, state: str) -> None:
         real(self, id_, state)
-        if self._what.action is Action.SKIP:
+        if self._intervention.action is Action.SKIP:
             self._session.select(
                 "UPDATE reliablepub_messages SET due_at = NULL WHERE due_at = 0"
                 " AND ordering_key = (SELECT ordering_key FROM reliablepub_parked WHERE id = :id)"

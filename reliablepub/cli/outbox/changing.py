@@ -26,7 +26,7 @@ from reliablepub.cli.output import (
 from reliablepub.cli.progress import counting, patiently
 from reliablepub.errors import InvalidMessage
 from reliablepub.outbox.admin.interventions import FIT, Action, Effect, Intervention, intervene
-from reliablepub.outbox.admin.scheduling import by_ids, cancelling, rescheduling
+from reliablepub.outbox.admin.scheduling import cancelling, rescheduling
 from reliablepub.outbox.admin.selection import GIVEN_UP_STATES, STATES, Selection, find, find_ids
 from reliablepub.outbox.admin.story import tell
 from reliablepub.outbox.database import Database
@@ -349,7 +349,7 @@ def _change(
     effect = Effect()
     if not dry_run:
         with counting(len(ids)) as progress:
-            effect = by_ids(database, ids, what, progress)
+            effect = intervene(database, ids, what, progress=progress)
     action = "cancel" if done == "cancelled" else "reschedule"
     result = _counts(action, ids, effect, dry_run=dry_run, in_flight="too_late")
     _print(result, done, as_json=as_json)

@@ -82,17 +82,16 @@ def create(database: Database, shards: int, allows_loss: bool, wanted: str | Non
             raise click.UsageError("these options are for an outbox in PostgreSQL, not for a file")
         return _create(database, lambda: database.create(None))
     # Here, because they need psycopg.
-    from reliablepub.outbox.postgres import creating  # noqa: PLC0415
-    from reliablepub.outbox.postgres.sessions import PostgresDatabase  # noqa: PLC0415
+    from reliablepub.outbox.postgres import sessions, sql  # noqa: PLC0415
 
-    assert isinstance(database, PostgresDatabase)
+    assert isinstance(database, sessions.PostgresDatabase)
     server = database.server
     if wanted == "roles":
-        print_text(creating.roles(server.schema))
+        print_text(sql.roles(server.schema))
     elif wanted == "sql":
-        print_text(creating.creation(server.schema, shards=shards, allows_loss=allows_loss))
+        print_text(sql.creation(server.schema, shards=shards, allows_loss=allows_loss))
     else:
-        work = partial(creating.create, server, shards=shards, allows_loss=allows_loss)
+        work = partial(sessions.create, server, shards=shards, allows_loss=allows_loss)
         return _create(database, work)
     return Exit.CONFIRMED
 

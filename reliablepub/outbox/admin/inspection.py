@@ -1,12 +1,10 @@
 """Read-only queries: status, parked messages, tags in flight, one message, whole views.
 
-Knows: the reading statements. Must never know: how messages are changed, or
-how results are shown.
+Knows: the statements that read. Must never know: how messages are changed, how results are shown.
 
-Each query runs in one read transaction of its own, on a connection that cannot write, so its result
-is consistent. A view is read in pieces, each in a short transaction. Only the rows of one piece
-belong to one moment: a message that is parked during the read may appear twice or not at all.
-Damaged rows are shown as far as they can be read.
+Each query runs in its own read transaction, so its result is consistent. A view is read in pieces,
+each in a short transaction: a message that is parked during the read may appear twice or not at
+all. Damaged rows are shown as far as they can be read.
 """
 
 from __future__ import annotations
@@ -42,13 +40,13 @@ class OutboxStatus:
         held_keys: ordering keys that a parked message holds.
         oldest_open_at: when the open message with the lowest id was stored (seconds since 1970);
             None if no message is open.
-        relay: id of the process that relays the outbox now, or None; of several, that of the first
-            shard that has one.
+        relay: id of the process that relays the outbox now, or None. With shards, that of the
+            first shard that has one.
         bytes_on_disk: size of the database and its write-ahead log.
         log_bytes: size of the write-ahead log. More than about 20 MiB means that a read transaction
             stays open and keeps SQLite from resetting the log.
         is_disk_full: whether the disk is too full for even the smallest new message.
-        relays: the process that relays each shard now, or None; without shards there is one.
+        relays: id of the process that relays each shard now, or None; one item without shards.
     """
 
     stored: int
@@ -78,13 +76,13 @@ class ParkedMessage:
         exchange: exchange that it was stored for.
         routing_key: routing key that it was stored with.
         state: ``parked`` or ``expired``.
-        outcome: how its last attempt ended.
+        outcome: outcome of its last attempt.
         reply_code: the broker's reply code; 0 if the broker sent none.
         reply_text: the broker's reply text, or this library's.
         attempts: number of attempts that did not end in a confirm.
         stored_at: when it was accepted (seconds since 1970).
         parked_at: when it was given up (seconds since 1970).
-        size: bytes that it counts for.
+        size: bytes that count against limits (`Message.size`).
     """
 
     id: int
@@ -111,7 +109,7 @@ class HeldKey:
         message_id: AMQP ``message_id``, which consumers would see.
         exchange: exchange that it was stored for.
         routing_key: routing key that it was stored with.
-        outcome: how its last attempt ended.
+        outcome: outcome of its last attempt.
         reply_code: the broker's reply code; 0 if the broker sent none.
         reply_text: the broker's reply text, or this library's.
         parked_at: when it was parked (seconds since 1970).
@@ -165,7 +163,7 @@ def read_status(database: Database) -> OutboxStatus:
 
 
 def read_relays(database: Database) -> list[Relaying]:
-    """Return who relays each shard of an outbox now, and what it shows.
+    """Return the process that relays each shard of an outbox now, and its status.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -175,7 +173,7 @@ def read_relays(database: Database) -> list[Relaying]:
 
 
 def read_parked(database: Database, *, limit: int) -> list[ParkedMessage]:
-    """Return messages that were given up, in the order in which they were given up.
+    """Return messages that were given up, the first one first.
 
     Raises:
         NotAnOutbox: there is no outbox.
@@ -278,7 +276,7 @@ class Contents:
         headers: AMQP headers, as they are stored. Values of types that JSON lacks are tagged, for
             example ``{"$bytes": "..."}``.
         body: the payload; the ciphertext if `is_sealed`.
-        problem: why the row differs from what was stored, or cannot be read with the given keys;
+        problem: how the row differs from what was stored, or why the given keys cannot decrypt it;
             None if it can be read.
         is_sealed: whether properties, headers and body are encrypted and could not be decrypted.
     """
@@ -364,10 +362,10 @@ def read_view(database: Database, view: str) -> Iterator[dict[str, object]]:
         raise ConfigurationError(f"there is no view {view!r}; there are {', '.join(VIEWS)}")
     after = 0
     while True:
-        # One long read transaction would keep the relay from resetting its log until it ends.
+        # One long read transaction would keep the relay from resetting its log.
         with database.reading() as session:
             values = {"after": after, "limit": PIECE_ROWS}
-            # Without `Session.rows`, so that the Spark reader on a cluster needs no sqlite-utils.
+            # Not `Session.rows`, which needs sqlite-utils: a Spark cluster may not have it.
             cursor = session.run(f"view_{view}", values)
             names = [column[0] for column in cursor.description]
             rows = [dict(zip(names, row, strict=True)) for row in cursor]

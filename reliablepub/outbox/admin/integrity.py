@@ -1,6 +1,6 @@
-"""Checks the contents of an outbox: its ledger, and the checksum of each row.
+"""Audit of the contents of an outbox: its ledger, and the checksum of each row.
 
-Knows: which rows are read, and what a right one is. Must never know: how an outbox is changed or
+Knows: which rows are read, and what a valid row is. Must never know: how an outbox is changed or
 repaired.
 """
 
@@ -27,8 +27,8 @@ class Audit:
             difference (ledger minus rows).
         damaged: ids of rows with a wrong checksum, or with a size, time or count that this library
             never writes; each with what is wrong. A relay parks such a row, and never sends it.
-        structure: the database's complaints about its pages. If there are any, neither
-            the ledger nor the rows are read.
+        structure: errors that the database reports about its pages. If there are any, neither the
+            ledger nor the rows are read.
     """
 
     rows: int

@@ -1,15 +1,15 @@
 """Operator actions on messages: retry, park, discard, reroute, skip; also while a relay runs.
 
-Knows: what each action does to a row and to the ledger, which rows must be left alone, and how a
-large change is split into small transactions. Must never know: how messages were selected, or what
-a relay does with a message.
+Knows: the effect of each action on a row and on the ledger, which rows must not be changed, how a
+large change is split into small transactions. Must never know: how messages were selected, how a
+relay publishes.
 
 A relay holds messages in memory. So each change is recorded in ``reliablepub_interventions``, in
 the transaction that makes it, under a growing number. The relay reads the newest number under the
 write lock of each of its commits, drops the changed messages from memory, and only then sends. A
-message that the relay has sent and the broker has not answered cannot be withdrawn: it is left
-alone and reported. Its tag is committed to ``reliablepub_in_flight`` before its bytes are written
-to the socket, so no such message is missed.
+message that is in flight cannot be withdrawn: it is left unchanged and reported. Its tag is
+committed to ``reliablepub_in_flight`` before its bytes are written to the socket, so no message in
+flight is missed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import getpass
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -35,12 +35,17 @@ from reliablepub.outbox.rows import ID_MAX, MessageRow, Unreadable, rewritten
 T = TypeVar("T")
 
 CHUNK: Final = 500
-"""Messages in one transaction: few, so that a relay hardly waits for the write lock."""
+"""Messages in one transaction: few, so that a relay waits only briefly for the write lock."""
 PAUSE_S_MAX: Final = 0.2
 
 
+def chunks(rows: Sequence[T]) -> list[Sequence[T]]:
+    """Divide rows into parts of at most `CHUNK`."""
+    return [rows[first : first + CHUNK] for first in range(0, len(rows), CHUNK)]
+
+
 def step_by_step(database: Database, steps: Iterable[Callable[[Session], T]]) -> Iterator[T]:
-    """Run each step in its own transaction, then leave the write lock to others for as long.
+    """Run each step in its own transaction, then release the write lock for as long as it took.
 
     The pause between two steps is at most `PAUSE_S_MAX`.
 
@@ -48,8 +53,8 @@ def step_by_step(database: Database, steps: Iterable[Callable[[Session], T]]) ->
         database: database of the outbox.
         steps: callables, each of which `Database.write` may call again.
 
-    Returns:
-        the result of each step, once the step is on disk.
+    Yields:
+        The result of each step, once the step is on disk.
 
     Raises:
         OutboxError: a step failed; the steps before it stay committed.
@@ -98,7 +103,8 @@ class Intervention:
         person: the operator who decided, by default ``user@host``.
         due_at: when an open message is to be sent (seconds since 1970), for `Action.RETRY`; None
             sends it now.
-        is_unsent: whether to leave alone a message that a queue may hold, as one in flight.
+        is_unsent: whether to change only messages that no queue can hold; others are treated as in
+            flight. Discarding an unsent message forgets its deduplication key.
     """
 
     action: Action
@@ -110,7 +116,7 @@ class Intervention:
     is_unsent: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an address that no message can have, and text that not every database can store.
+        """Check the address, and that every database can store the texts.
 
         Raises:
             InvalidMessage: the exchange or routing key is invalid, or a text has the character
@@ -123,7 +129,7 @@ class Intervention:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """States of a message in which it is possible."""
+        """States of a message in which the intervention is possible."""
         return FIT[self.action] if self.due_at is None else OPEN_STATES
 
 
@@ -133,10 +139,11 @@ class Effect:
 
     Attributes:
         changed: how many messages were changed.
-        in_flight: ids left alone, because the relay has sent them and awaits the broker's answer;
-            of an intervention in unsent messages also those that a queue may hold.
-        unfit: ids left alone, because the message is gone or its state does not allow the action.
-        damaged: ids left alone, because the row differs from what was stored, or the message
+        in_flight: ids left unchanged, because the relay has sent them and awaits the broker's
+            answer; with `Intervention.is_unsent`, also ids that a queue may hold.
+        unfit: ids left unchanged, because the message has left the outbox, or its state does not
+            allow the action.
+        damaged: ids left unchanged, because the row differs from what was stored, or the message
             cannot have the new address.
         possible: ids that were discarded although a queue may hold the message.
     """
@@ -159,7 +166,7 @@ class Effect:
 def intervene(
     database: Database,
     ids: Iterable[int],
-    what: Intervention,
+    intervention: Intervention,
     *,
     keys: OutboxKeys | None = None,
     progress: Callable[[int], None] = lambda _: None,
@@ -172,7 +179,7 @@ def intervene(
     Args:
         database: database of the outbox, which must exist.
         ids: ids of the messages.
-        what: the intervention.
+        intervention: the intervention.
         keys: keys of the outbox; without them no encrypted message can be rerouted.
         progress: called after each transaction with the number of ids processed so far.
         clock: wall clock, seconds since 1970.
@@ -187,34 +194,47 @@ def intervene(
         pass  # raises if there is no outbox, because `write` would create one
     effect = Effect()
     done = 0
-    chunks = list(_chunks(dict.fromkeys(ids)))
-    do = partial(change, what=what, keys=keys)
-    steps = (partial(do, ids=chunk, now=clock()) for chunk in chunks)
+    parts = chunks(list(dict.fromkeys(ids)))
+    do = partial(_change_and_forget_keys, intervention=intervention, keys=keys)
+    steps = (partial(do, ids=part, now=clock()) for part in parts)
     with closing(database):
-        for chunk, came_to in zip(chunks, step_by_step(database, steps), strict=True):
+        for part, came_to in zip(parts, step_by_step(database, steps), strict=True):
             effect.add(came_to)
-            done += len(chunk)
+            done += len(part)
             progress(done)
+    return effect
+
+
+def _change_and_forget_keys(
+    session: Session,
+    ids: Sequence[int],
+    intervention: Intervention,
+    now: float,
+    keys: OutboxKeys | None,
+) -> Effect:
+    effect = change(session, ids, intervention, now, keys=keys)
+    if intervention.is_unsent and intervention.action is Action.DISCARD:
+        for id_ in set(ids).difference(effect.in_flight, effect.unfit, effect.damaged):
+            session.run("forget_keys_of", {"id": id_})
     return effect
 
 
 def change(
     session: Session,
-    ids: list[int],
-    what: Intervention,
+    ids: Sequence[int],
+    intervention: Intervention,
     now: float,
     *,
     keys: OutboxKeys | None = None,
 ) -> Effect:
-    """Apply an intervention within an open transaction that may write."""
-    # This is checked under the write lock: a relay that starts now reads the changed rows.
+    """Apply an intervention within an open transaction that may write; keys are not forgotten."""
+    # Checked under the write lock: a relay that starts later reads the changed rows.
     is_relayed = Relaying.first(session.relays()).pid is not None
     if not is_relayed:
         # Without a relay nothing is in flight. Messages that the last relay left in flight are
-        # recorded as uncertain first, so that the intervention does not hide that a queue may
-        # hold them.
+        # first recorded as uncertain: the record must show that a queue may hold them.
         session.settle_left_in_flight(now)
-    return _Step(session, what, now, keys, is_relayed=is_relayed).change(ids)
+    return _Step(session, intervention, now, keys, is_relayed=is_relayed).change(ids)
 
 
 class _Step:
@@ -222,7 +242,7 @@ class _Step:
 
     Args:
         session: a transaction that may write.
-        what: the intervention.
+        intervention: the intervention.
         now: wall clock, seconds since 1970.
         keys: keys of the outbox, to reroute encrypted messages.
         is_relayed: whether a relay runs, so that messages can be in flight.
@@ -231,14 +251,14 @@ class _Step:
     def __init__(
         self,
         session: Session,
-        what: Intervention,
+        intervention: Intervention,
         now: float,
         keys: OutboxKeys | None,
         *,
         is_relayed: bool,
     ) -> None:
         self._session = session
-        self._what = what
+        self._intervention = intervention
         self._now = now
         self._keys = keys
         rows = session.run("in_flight_ids") if is_relayed else ()
@@ -247,15 +267,15 @@ class _Step:
         self._ledger = dict(NO_CHANGE)
         self._effect = Effect()
 
-    def change(self, ids: list[int]) -> Effect:
-        """Change the messages that can be changed, and return the result for all ids."""
-        effect = self._effect
+    def change(self, ids: Sequence[int]) -> Effect:
+        """Change the messages that can be changed; return the result for all ids."""
+        effect, is_unsent = self._effect, self._intervention.is_unsent
         for id_ in ids:
             found = self._session.run("state", {"id": id_}).fetchone()
             state, shard = found or (None, 0)
-            if state not in self._what.states:
+            if state not in self._intervention.states:
                 effect.unfit.append(id_)
-            elif id_ in self._in_flight or (self._what.is_unsent and self._is_possible(id_)):
+            elif id_ in self._in_flight or (is_unsent and self._is_possible(id_)):
                 effect.in_flight.append(id_)
             else:
                 self._ledger = self._ledgers.setdefault(shard, dict(NO_CHANGE))
@@ -271,11 +291,13 @@ class _Step:
 
     def _apply(self, id_: int, state: str) -> None:
         """Change one row. If this raises, nothing is changed."""
-        action = self._what.action
+        action = self._intervention.action
         if action in (Action.RETRY, Action.REROUTE) and not 1 <= id_ <= ID_MAX:
             raise Unreadable("its number is not one that reliablepub assigns")
         rerouted = self._rerouted(id_) if action is Action.REROUTE else None
-        self._write_down(id_)
+        record = {"id": id_, "at": self._now, "action": action.value}
+        record |= {"person": self._intervention.person, "note": self._intervention.note}
+        self._session.run("insert_intervention", record)
         if action is Action.PARK:
             self._park(id_)
         elif action is Action.DISCARD:
@@ -289,20 +311,10 @@ class _Step:
             self._session.run("reroute", row)
             self._ledger["open_bytes"] += grown_bytes
 
-    def _write_down(self, id_: int) -> None:
-        record = {
-            "id": id_,
-            "at": self._now,
-            "action": self._what.action.value,
-            "person": self._what.person,
-            "note": self._what.note,
-        }
-        self._session.run("insert_intervention", record)
-
     def _park(self, id_: int) -> None:
-        words = f"parked by {self._what.person}"
-        if self._what.note:
-            words += f": {self._what.note}"
+        words = f"parked by {self._intervention.person}"
+        if self._intervention.note:
+            words += f": {self._intervention.note}"
         row = {"id": id_, "at": self._now, "outcome": "withdrawn", "reply_text": words}
         self._session.run("park_as_it_is", row)
         self._ledger["parked"] += 1
@@ -328,8 +340,8 @@ class _Step:
         return bool(is_possible)
 
     def _make_due(self, id_: int, state: str) -> None:
-        if self._what.due_at is not None:
-            self._session.run("due_at", {"id": id_, "due_at": self._what.due_at})
+        if self._intervention.due_at is not None:
+            self._session.run("due_at", {"id": id_, "due_at": self._intervention.due_at})
             return
         if state in OPEN_STATES:
             self._session.run("due_now", {"id": id_})
@@ -341,30 +353,17 @@ class _Step:
 
     def _rerouted(self, id_: int) -> tuple[dict[str, object], int]:
         """Return the columns that the new address changes, and the message's growth in bytes."""
-        columns = self._session.run("any_message", {"id": id_}).fetchone()
-        row = MessageRow._make(columns)
+        row = MessageRow._make(self._session.run("any_message", {"id": id_}).fetchone())
         before = Message(b"", row.exchange.decode(), row.routing_key.decode())
+        asked = self._intervention
         after = replace(
             before,
-            exchange=before.exchange if self._what.exchange is None else self._what.exchange,
-            routing_key=(
-                before.routing_key if self._what.routing_key is None else self._what.routing_key
-            ),
+            exchange=before.exchange if asked.exchange is None else asked.exchange,
+            routing_key=before.routing_key if asked.routing_key is None else asked.routing_key,
         )
         grown_bytes = after.size - before.size
         changed = rewritten(row, self._keys, exchange=after.exchange, routing_key=after.routing_key)
         return {"size": row.size + grown_bytes, **changed}, grown_bytes
-
-
-def _chunks(ids: Iterable[int]) -> Iterator[list[int]]:
-    chunk: list[int] = []
-    for id_ in ids:
-        chunk.append(id_)
-        if len(chunk) == CHUNK:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _user() -> str:

@@ -1,11 +1,11 @@
-"""Pruning by an operator: delete old rows, and return their space to the file system.
+"""Pruning by an operator: deletes old rows, and returns their space to the file system.
 
 Knows: which rows are kept of messages, and since when. Must never know: who may prune, a relay.
 
-A relay prunes within its own commits. This module is for
-outboxes without a relay, and for rows that no relay prunes: messages that were given up. An
-intervention discards these, so that they are counted and recorded. Rows and pages are removed in
-steps of a few milliseconds, each in its own transaction, with an equally long pause after it.
+A relay prunes within its own commits. This module is for outboxes without a relay, and for messages
+that were given up, which no relay prunes. An intervention discards these, so that they are counted
+and recorded. Rows and pages are removed in steps of a few milliseconds. Each step is a transaction
+of its own, followed by an equally long pause.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from reliablepub.outbox.admin.selection import Selection, find_ids
 from reliablepub.outbox.database import Database, Session, forget_keys
 
 _NUMBERS: Final = 5_000
-"""Numbers of attempts or interventions that one step looks at."""
-_NOBODY: Final[Callable[[str, int], None]] = lambda _what, _count: None  # noqa: E731
+"""Range of numbers of attempts or interventions that one step covers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +112,7 @@ def prune(
     times: Times,
     *,
     note: str = "",
-    progress: Callable[[str, int], None] = _NOBODY,
+    progress: Callable[[str, int], None] = lambda _kind, _count: None,
 ) -> Pruned:
     """Delete rows that are old enough, and shorten the file.
 
@@ -129,9 +128,9 @@ def prune(
         NotAnOutbox: there is no outbox.
         OutboxError: the outbox cannot be written; rows deleted before stay deleted.
     """
-    what = Intervention(Action.DISCARD, note=note)
+    discard = Intervention(Action.DISCARD, note=note)
     given_up = {
-        state: intervene(database, ids, what, progress=partial(progress, state)).changed
+        state: intervene(database, ids, discard, progress=partial(progress, state)).changed
         for state, ids in _given_up(database, times).items()
     }
     with database.reading() as session:  # raises if there is no outbox: `write` would create one

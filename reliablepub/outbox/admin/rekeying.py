@@ -1,19 +1,20 @@
-"""Encrypts every message in an outbox under the first key, also while a relay runs.
+"""Key rotation: re-encrypts every message of an outbox under the first key; a relay may run.
 
-Knows: which rows are not encrypted under that key, and that each gets a new checksum. Must never
-know: ciphers.
+Knows: which rows are not encrypted under that key, that each gets a new checksum. Must never know:
+ciphers.
 
-An old key can be dropped once no row needs it, and parked messages may stay for months. A relay
-that holds a message in memory is not affected: only the stored bytes change, not the message.
+An old key can be dropped once no row needs it. A relay that holds a message in memory is not
+affected: the stored bytes change, the message does not.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 
-from reliablepub.outbox.admin.interventions import CHUNK, step_by_step
+from reliablepub.outbox.admin.interventions import chunks, step_by_step
 from reliablepub.outbox.database import Database, Session
 from reliablepub.outbox.encryption import OutboxKeys, current_mark
 from reliablepub.outbox.rows import MessageRow, Unreadable, rewritten
@@ -24,8 +25,8 @@ class Rekeyed:
     """Result of `rekey`.
 
     Attributes:
-        changed: number of messages that are now encrypted under the first key, and were not before.
-        left: row numbers of messages left as they were, each with the reason: damaged, forged
+        changed: number of messages that were re-encrypted under the first key.
+        left: row numbers of messages that were not changed, each with the reason: damaged, forged
             (changed without the key), or not encrypted although the keys do not accept plaintext.
     """
 
@@ -49,18 +50,17 @@ def rekey(database: Database, keys: OutboxKeys) -> Rekeyed:
     with database.reading() as session:
         rows = session.run("sealed_otherwise", {"mark": current_mark(keys)}).fetchall()
     result = Rekeyed()
-    chunks = [rows[first : first + CHUNK] for first in range(0, len(rows), CHUNK)]
     with closing(database):
-        steps = (partial(_step, chunk=chunk, keys=keys) for chunk in chunks)
+        steps = (partial(_step, rows=part, keys=keys) for part in chunks(rows))
         for step in step_by_step(database, steps):
             result.changed += step.changed
             result.left |= step.left
     return result
 
 
-def _step(session: Session, chunk: list[tuple[str, int]], keys: OutboxKeys) -> Rekeyed:
+def _step(session: Session, rows: Sequence[tuple[str, int]], keys: OutboxKeys) -> Rekeyed:
     step = Rekeyed()
-    for place, id_ in chunk:
+    for place, id_ in rows:
         query = "confirmed_message" if place == "confirmed" else "any_message"
         found = session.run(query, {"id": id_}).fetchone()
         if found is None:

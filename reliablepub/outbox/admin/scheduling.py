@@ -1,36 +1,28 @@
-"""Cancels and reschedules messages that were not sent yet; lists what is due when.
+"""Cancels and reschedules messages that were not sent; lists messages by due time.
 
 Knows: deduplication keys, and which intervention each request is. Must never know: how a relay
-learns of it (`reliablepub.outbox.admin.interventions`), or what a relay does with a message.
+learns of an intervention (see `reliablepub.outbox.admin.interventions`), how it publishes.
 
-A message is cancelled, or it is sent, never both: the row is removed in a transaction that leaves
-alone what is in flight and what a queue may hold, and a relay sends nothing after it without having
-dropped the row from memory.
+A message is either cancelled or sent, never both. The transaction that removes its row leaves a
+message that is in flight, or that a queue may hold. After it, the relay drops the row from memory
+before it sends anything else.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Final
 
 from reliablepub.message import Message
-from reliablepub.outbox.admin.interventions import (
-    CHUNK,
-    Action,
-    Effect,
-    Intervention,
-    change,
-    step_by_step,
-)
+from reliablepub.outbox.admin.interventions import Action, Intervention, change
 from reliablepub.outbox.admin.selection import Selection, found_by_due_time
 from reliablepub.outbox.database import Database, Session
 
 _FOREVER: Final = 1e300
-"""Later than any due time, and earlier than that of a paused destination's messages."""
+"""Later than every due time but infinity, which marks messages of a paused destination."""
 
 
 class ScheduleChange(Enum):
@@ -41,7 +33,7 @@ class ScheduleChange(Enum):
     TOO_LATE = "too late"
     """The message is in flight, was sent or may have been, or was given up: nothing was changed."""
     UNKNOWN = "unknown"
-    """The outbox knows no message with this key: there was none, it was cancelled, or its key was
+    """The outbox has no message with this key: none was enqueued, it was cancelled, or the key was
     forgotten after 7 days."""
 
     def __bool__(self) -> bool:
@@ -55,7 +47,7 @@ def cancelling(note: str) -> Intervention:
 
 
 def rescheduling(not_before: datetime, note: str) -> Intervention:
-    """Return the intervention that sends messages at another time; one in the past sends now.
+    """Return the intervention that sends messages at another time; a past time sends them now.
 
     Raises:
         InvalidMessage: the time is not a datetime with a time zone, or is before 1970.
@@ -66,7 +58,7 @@ def rescheduling(not_before: datetime, note: str) -> Intervention:
     return Intervention(Action.RETRY, note=note, due_at=not_before.timestamp(), is_unsent=True)
 
 
-def by_key(session: Session, key: str, what: Intervention) -> ScheduleChange:
+def by_key(session: Session, key: str, intervention: Intervention) -> ScheduleChange:
     """Apply an intervention to the message of a deduplication key, within an open transaction.
 
     The key of a cancelled message is forgotten: a later message with it is stored.
@@ -76,60 +68,20 @@ def by_key(session: Session, key: str, what: Intervention) -> ScheduleChange:
         return ScheduleChange.UNKNOWN
     (id_,) = found
     if session.is_own(id_):
-        _change_own(session, id_, what)
-    elif not change(session, [id_], what, time.time()).changed:
+        _change_own(session, id_, intervention)
+    elif not change(session, [id_], intervention, time.time()).changed:
         return ScheduleChange.TOO_LATE
-    if what.action is Action.DISCARD:
+    if intervention.action is Action.DISCARD:
         session.run("forget_key", {"key": key})
     return ScheduleChange.MADE
 
 
-def _change_own(session: Session, id_: int, what: Intervention) -> None:
-    """Change a message that this transaction has stored: no relay and no ledger knows of it."""
-    if what.action is Action.DISCARD:
+def _change_own(session: Session, id_: int, intervention: Intervention) -> None:
+    """Change a message that this transaction has stored, and which no ledger counts yet."""
+    if intervention.action is Action.DISCARD:
         session.run("delete_open", {"id": id_})
     else:
-        session.run("due_at", {"id": id_, "due_at": what.due_at})
-
-
-def by_ids(
-    database: Database, ids: Sequence[int], what: Intervention, progress: Callable[[int], None]
-) -> Effect:
-    """Apply an intervention to messages, a few hundred in each transaction.
-
-    Args:
-        database: database of the outbox, which must exist.
-        ids: ids of the messages.
-        what: the intervention, of `cancelling` or `rescheduling`.
-        progress: called after each transaction with the number of ids processed so far.
-
-    Raises:
-        NotAnOutbox: there is no outbox.
-        OutboxError: the outbox cannot be written; transactions before it stay committed.
-    """
-    with database.reading():
-        pass  # raises if there is no outbox, because `write` would create one
-    chunks = [ids[first : first + CHUNK] for first in range(0, len(ids), CHUNK)]
-
-    def step(chunk: Sequence[int]) -> Callable[[Session], Effect]:
-        return lambda session: _change_and_forget(session, list(chunk), what)
-
-    effect, done = Effect(), 0
-    for chunk, came_to in zip(chunks, step_by_step(database, map(step, chunks)), strict=True):
-        effect.add(came_to)
-        done += len(chunk)
-        progress(done)
-    return effect
-
-
-def _change_and_forget(session: Session, ids: list[int], what: Intervention) -> Effect:
-    effect = change(session, ids, what, time.time())
-    if what.action is Action.DISCARD:
-        left = {*effect.in_flight, *effect.unfit, *effect.damaged}
-        for id_ in ids:
-            if id_ not in left:
-                session.run("forget_keys_of", {"id": id_})
-    return effect
+        session.run("due_at", {"id": id_, "due_at": intervention.due_at})
 
 
 def due(

@@ -1,11 +1,10 @@
 """Search for messages by state, address, age or reason, in an outbox of any size.
 
-Knows: the columns that operators filter by, and how conditions are joined into a statement that
-every database runs; values are bound. Must never know: bodies, or what the caller does with the
-messages.
+Knows: the columns that operators filter by, and how conditions become a statement that every
+database runs; values are bound. Must never know: bodies, what the caller does with the messages.
 
-Open messages and those given up are in two tables with the same columns. A table is read only if a
-message in it can match, in the requested order, and only up to the limit: the first 50 of a million
+Open messages and those given up are in two tables with the same columns. A table is read only if it
+can have a match, in the requested order, and only up to the limit: the first 50 of a million
 messages, by id, are found by reading 50 rows.
 """
 
@@ -62,7 +61,7 @@ _CONDITIONS: Final = {
         "due_before": "1 = 0",
     },
     "reliablepub_messages": {
-        # The first condition spares the lookup in the history for messages that never failed.
+        # The first condition avoids the lookup in the history for messages that never failed.
         "reason": "nacked + returned + refused + uncertain > 0 AND EXISTS (SELECT 1 "  # noqa: S608
         "FROM reliablepub_attempts AS a WHERE a.id = reliablepub_messages.id AND "
         f"{_CONTAINS.format(text=_SAID.format(of='a.'))})",
@@ -150,13 +149,13 @@ def find(
 def found_by_due_time(
     database: Database, selection: Selection, *, limit: int
 ) -> list[dict[str, Any]]:
-    """List open messages as `find` does, the one that is due next first.
+    """List open messages with the columns of `find`, the next one due first.
 
     Raises:
         NotAnOutbox: there is no outbox.
     """
     table = "reliablepub_messages"
-    # The column, not the one of the result: an index has its order.
+    # The column of the table, not of the result: an index has its order.
     order = f"{table}.due_at, {table}.id LIMIT :limit"
     with database.reading() as session:
         query, values = selection.query(table, session.glob, columns=_TABLES[table][1], order=order)

@@ -1,7 +1,7 @@
 """The story of one message: its state, the outcome of every attempt, and what happens next.
 
-Knows: everything on disk about one message, and what the running relay shows. Must never
-know: how the story is shown.
+Knows: everything on disk about one message, the status of the running relay. Must never know: how
+the story is shown.
 
 The story of a message that has left the outbox holds only what was recorded: a message that is
 confirmed at its first attempt leaves no history.
@@ -19,8 +19,8 @@ from reliablepub.outbox.admin.selection import OPEN_STATES
 from reliablepub.outbox.database import Database, Relaying, Session
 from reliablepub.outcome import Persistence
 
-_WORTH: Final = [kind.value for kind in Persistence]
-"""From "not written" to "persisted". The highest value of all attempts holds for the message."""
+_LEVELS: Final = [kind.value for kind in Persistence]
+"""From "not written" to "persisted". The highest value of all attempts applies to the message."""
 
 
 _ROWS_NAMED: Final = ("rows_of_message_id", "rows_of_enqueue_key", "rows_once_of_message_id")
@@ -124,7 +124,7 @@ def tell(database: Database, id_: int) -> Story:
         in_flight = None
         if message.get("state") in OPEN_STATES:
             in_flight = _one(session, "in_flight", {"id": id_, "limit": 1})
-        state = message.get("state") or _once(attempts, interventions)
+        state = message.get("state") or _last_recorded(attempts, interventions)
         if in_flight is not None and relay.pid is not None:
             state = "in flight"
         holder = None
@@ -144,7 +144,7 @@ def tell(database: Database, id_: int) -> Story:
         attempts=attempts,
         interventions=interventions,
         in_flight=in_flight,
-        verdict=_verdict(state, message, attempts, in_flight),
+        verdict=_persistence(state, message, attempts, in_flight),
         next=following,
         next_at=at,
         held_by=None if holder is None else holder["id"],
@@ -178,7 +178,7 @@ def _following(
     return {"disconnected": Next.CONNECTED, "blocked": Next.UNBLOCKED}.get(link, Next.SENT), None
 
 
-def _once(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -> str:
+def _last_recorded(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -> str:
     """Return the last recorded state of a message that has left the outbox, or ``gone``."""
     if attempts and attempts[-1]["outcome"] == "confirmed":
         return "confirmed"
@@ -187,20 +187,20 @@ def _once(attempts: list[dict[str, Any]], interventions: list[dict[str, Any]]) -
     return "gone"
 
 
-def _verdict(
+def _persistence(
     state: str,
     message: Mapping[str, Any],
     attempts: list[dict[str, Any]],
     in_flight: Mapping[str, Any] | None,
 ) -> str | None:
     """Return the highest `Persistence` that any attempt may have reached; None if not known."""
-    said = [attempt["persistence"] for attempt in attempts]
+    levels = [attempt["persistence"] for attempt in attempts]
     # The history of an imported message stayed in its former file, but its row has the counts.
     if in_flight is not None or message.get("nacked") or message.get("uncertain"):
-        said.append(Persistence.POSSIBLY_PERSISTED.value)
+        levels.append(Persistence.POSSIBLY_PERSISTED.value)
     if state in ("gone", "confirmed"):
         return None if state == "gone" else Persistence.PERSISTED.value
-    return max(said, key=_WORTH.index, default=Persistence.NOT_WRITTEN.value)
+    return max(levels, key=_LEVELS.index, default=Persistence.NOT_WRITTEN.value)
 
 
 def _one(session: Session, query: str, values: Mapping[str, object]) -> dict[str, Any] | None:

@@ -1,14 +1,14 @@
-"""Exports messages as lines of JSON, byte for byte, and imports them into an outbox.
+"""Export of messages as lines of JSON, byte for byte, and their import into an outbox.
 
-Knows: every column of an open or parked message. Must never know: where the lines go, or come from.
+Knows: every column of an open or parked message. Must never know: where the lines go or come from.
 
 The lines are for archives, and for moving messages to another outbox. A line holds all columns of
 the message, with its checksum. An import checks the line, and stores the message under a new row
 number. The checksum covers the message as accepted, so it stays valid.
 
-Importing the same lines again stores nothing, for two reasons. Each transaction also records how
-many lines of the source have been imported. A message that is already in the outbox is left out; it
-is recognized by its message id, the time it was stored and its checksum.
+Importing the same lines again stores nothing. Each transaction records how many lines of the source
+have been imported, and a message that is already in the outbox is left out: it is recognized by its
+message id, its time of storage and its checksum.
 """
 
 from __future__ import annotations
@@ -29,13 +29,10 @@ from reliablepub.outbox.rows import MessageRow, Unreadable, entry_of, misfits
 
 CHUNK: Final = 500
 _TEXTS: Final = ("message_id", "exchange", "routing_key", "properties")
-_MAY_BE_NONE: Final = (
-    *("ordering_key", "due_at", "expires_at", "refused_at"),
-    *("parked_at", "outcome", "reply_code", "reply_text"),
-)
 _OF_GIVEN_UP: Final = ("parked_at", "outcome", "reply_code", "reply_text")
 _COLUMNS: Final = (
-    *("state", *_TEXTS, *_MAY_BE_NONE, "stored_at"),
+    *("state", *_TEXTS, *_OF_GIVEN_UP, "ordering_key"),
+    *("stored_at", "due_at", "expires_at", "refused_at"),
     *("nacked", "returned", "refused", "uncertain", "size", "checksum"),
 )
 
@@ -135,9 +132,9 @@ def import_lines(
 
 
 def _digest(message_id: str, stored_at: float, checksum: int) -> bytes:
-    """Return 16 bytes that stand for a message, because an outbox may hold millions of them."""
-    told = f"{message_id} {float(stored_at)!r} {checksum}"
-    return blake2b(told.encode(), digest_size=16).digest()
+    """Return 16 bytes that identify a message: an outbox may hold millions of messages."""
+    identity = f"{message_id} {float(stored_at)!r} {checksum}"
+    return blake2b(identity.encode(), digest_size=16).digest()
 
 
 def _store(

@@ -1,11 +1,11 @@
 """Stores one message, also within a transaction of the application.
 
-Knows: the columns that an enqueuer fills, the caller's deduplication keys, limits, and which kinds
-of connections applications have. Must never know: the relay.
+Knows: the columns that an enqueuer fills, deduplication keys, limits, the kinds of connections that
+applications have. Must never know: the relay.
 
-An enqueuer inserts a row, and touches nothing that another one touches. A connection of the
-application belongs to psycopg, psycopg2, Django or SQLAlchemy, and raises its own errors: the
-application may have a rule for each.
+An enqueuer inserts a row, and changes no row that another enqueuer changes. A connection of the
+application is psycopg's, psycopg2's, Django's or SQLAlchemy's, and raises the errors of its
+library, which the application may handle.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ from typing import Any, Final
 
 import psycopg
 
-from reliablepub.errors import (
-    OutboxError,
-    OutboxUnreachable,
-    OutboxUnsure,
-)
+from reliablepub.errors import OutboxError, OutboxUnreachable, OutboxUnsure
 from reliablepub.outbox.database import KEYS_KEPT_S, unfit_connection
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Counters, Entry, OpenLimits
@@ -42,7 +38,7 @@ from reliablepub.outbox.postgres.sql import for_dbapi, named
 from reliablepub.outbox.rows import plain_row_of
 
 LIMITS_S: Final = 0.2
-"""How old the counts may be with which a limit is compared."""
+"""Maximum age of the counts that limits are compared with."""
 _TRIES: Final = 3
 
 
@@ -61,78 +57,64 @@ class Enqueuing:
         self._counted_at = float("-inf")
 
     def enqueue(
-        self, entry: Entry, key: str | None, keys: OutboxKeys | None, limits: OpenLimits
+        self,
+        entry: Entry,
+        key: str | None,
+        keys: OutboxKeys | None,
+        limits: OpenLimits,
+        connection: Any = None,  # noqa: ANN401 - of a library that the application chose
     ) -> str:
-        """Store a message on a connection of this process.
+        """Store a message: in the transaction of the application's connection, or in its own.
 
         Returns:
-            the id of the message that has the key.
+            The id of the message that has the key.
 
         Raises:
             OutboxFull: a limit of the outbox is reached.
             OutboxUnreachable: the server cannot be reached; the message was not stored.
             OutboxUnsure: the connection was lost and cannot be opened again.
             OutboxError: the message was not stored.
-        """
-        with self._pool.link() as link:
-            self._check_limits(link, entry, limits)
-            statement = _statement(link, entry, key, keys)
-            stored = self._store(link, entry, statement)
-            known = [] if stored else link.rows("first_with_key", statement[1])
-        return _first(entry, known[0] if known else ())
-
-    def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
-        told: OutboxError | None = None
-        is_unsure = False
-        for _ in range(_TRIES):
-            try:
-                return link.store(statement)
-            except OutboxUnreachable as error:  # there is no connection
-                told = error
-                break
-            except psycopg.Error as error:
-                told = outbox_error(self._server, error)
-                told.__cause__ = error
-                # If it was stored, it is stored again, under the same message id.
-                is_unsure = is_unsure or is_cut_off(error)
-                if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
-                    break
-        assert told is not None
-        if not is_unsure:
-            raise told
-        raise OutboxUnsure(
-            f"message {entry.message.message_id}: the connection to outbox {self._server} was "
-            "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
-            f"a duplicate at most ({told})"
-        ) from told
-
-    def within(
-        self,
-        connection: Any,  # noqa: ANN401 - of a library that the application chose
-        entry: Entry,
-        key: str | None,
-        keys: OutboxKeys | None,
-        limits: OpenLimits,
-    ) -> str:
-        """Store a message through the application's connection, in its transaction.
-
-        Returns:
-            the id of the message that has the key.
-
-        Raises:
-            OutboxFull: a limit of the outbox is reached.
-            ConfigurationError: it is not a connection that this library knows.
+            ConfigurationError: the type of the connection is not supported.
         """
         with self._pool.link() as link:
             self._check_limits(link, entry, limits)
             name, values = _statement(link, entry, key, keys)
+            if connection is None:
+                stored = self._store(link, entry, (name, values))
+                known = [] if stored else link.rows("first_with_key", values)
+                return _first(entry, known[0] if known else ())
         texts = named(self._server.schema)
         if execute(connection, texts[name], values):
             return _first(entry, ())
         return _first(entry, execute(connection, texts["first_with_key"], {"key": key}))
 
+    def _store(self, link: Link, entry: Entry, statement: Step) -> list[Row]:
+        failure: OutboxError | None = None
+        is_unsure = False
+        for _ in range(_TRIES):
+            try:
+                return link.store(statement)
+            except OutboxUnreachable as error:  # no connection could be opened
+                failure = error
+                break
+            except psycopg.Error as error:
+                failure = outbox_error(self._server, error)
+                failure.__cause__ = error
+                # If it was stored, it is now stored again, under the same message id.
+                is_unsure = is_unsure or is_cut_off(error)
+                if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
+                    break
+        assert failure is not None
+        if not is_unsure:
+            raise failure
+        raise OutboxUnsure(
+            f"message {entry.message.message_id}: the connection to outbox {self._server} was "
+            "lost, so it is unknown whether it is stored; enqueuing it again under this id costs "
+            f"a duplicate at most ({failure})"
+        ) from failure
+
     def _check_limits(self, link: Link, entry: Entry, limits: OpenLimits) -> None:
-        """Compare the limits with counts that are `LIMITS_S` old at most, and what came since."""
+        """Compare the limits with counts of at most `LIMITS_S` ago plus this object's messages."""
         if limits.are_none:
             return
         if time.monotonic() - self._counted_at > LIMITS_S:
@@ -166,7 +148,7 @@ def _statement(link: Link, entry: Entry, key: str | None, keys: OutboxKeys | Non
 
 
 def _first(entry: Entry, found: tuple[Any, ...]) -> str:
-    """Return the id of the message that has the key, which is this one if none was found."""
+    """Return the id of the message that has the key: this message if no other was found."""
     if found:
         (first,) = found
         return first.decode() if isinstance(first, bytes) else str(first)
@@ -177,14 +159,8 @@ def _first(entry: Entry, found: tuple[Any, ...]) -> str:
 _ASYNC: Final = ("asyncpg.", "sqlalchemy.ext.asyncio.")
 """Modules of asynchronous connections, some of which cannot be entered."""
 _COLUMNS: Final = (
-    "message_id",
-    "exchange",
-    "routing_key",
-    "properties",
-    "stored_at",
-    "size",
-    "checksum",
-    "body",
+    *("message_id", "exchange", "routing_key", "properties"),
+    *("stored_at", "size", "checksum", "body"),
 )
 
 
@@ -193,10 +169,10 @@ def execute(
     text: str,
     values: Values | None = None,
 ) -> tuple[Any, ...]:
-    """Run a statement on the application's connection; return its first row, or nothing.
+    """Run a statement on the application's connection; return its first row, or an empty one.
 
     Raises:
-        ConfigurationError: it is not a connection that this library knows.
+        ConfigurationError: the type of the connection is not supported.
     """
     connection, is_sqlalchemy = _known(connection)
     if is_sqlalchemy:
@@ -219,13 +195,13 @@ def execute_text(
     connection: Any,  # noqa: ANN401 - of a library that the application chose
     text: str,
 ) -> list[tuple[Any, ...]]:
-    """Run a statement that contains its values on the application's connection; return its rows.
+    """Run a statement with literal values on the application's connection; return its rows.
 
     Raises:
-        ConfigurationError: it is not a connection that this library knows.
+        ConfigurationError: the type of the connection is not supported.
     """
     connection, is_sqlalchemy = _known(connection)
-    if is_sqlalchemy:  # without parameters, or a driver would look for placeholders behind each %
+    if is_sqlalchemy:  # without parameters, or a driver would take each % for a placeholder
         found = connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return [tuple(row) for row in found] if found.returns_rows else []
     with connection.cursor() as cursor:
@@ -235,10 +211,10 @@ def execute_text(
 
 
 def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any library
-    """Return a connection of a library that this one knows, and whether it is SQLAlchemy's.
+    """Return the connection to use, and whether it is SQLAlchemy's.
 
     Raises:
-        ConfigurationError: it is another one.
+        ConfigurationError: the type of the connection is not supported.
     """
     module = type(connection).__module__
     is_async = hasattr(connection, "__aenter__") or module.startswith(_ASYNC)
@@ -255,9 +231,9 @@ def _known(connection: Any) -> tuple[Any, bool]:  # noqa: ANN401 - of any librar
 def _run_script(connection: Any, text: str) -> None:  # noqa: ANN401 - SQLAlchemy's
     """Run several statements on a `Connection` of SQLAlchemy, in its transaction."""
     if connection.dialect.driver != "asyncpg":
-        # With parameters, even none, a driver would look for placeholders behind each %.
+        # With parameters, even none, a driver would take each % for a placeholder.
         connection.exec_driver_sql(text, execution_options={"no_parameters": True})
         return
-    # asyncpg prepares what SQLAlchemy gives to it, and PostgreSQL prepares one statement only.
-    connection.exec_driver_sql("SELECT 1")  # SQLAlchemy begins asyncpg's transaction before it
+    # SQLAlchemy has asyncpg prepare each text, and PostgreSQL prepares single statements only.
+    connection.exec_driver_sql("SELECT 1")  # makes SQLAlchemy begin asyncpg's transaction
     connection.connection.dbapi_connection.run_async(lambda own: own.execute(text))

@@ -1,7 +1,7 @@
-"""What an outbox in PostgreSQL stands on: settings, replicas, vacuum, owners of the shards.
+"""Facts about the server of an outbox: settings, replicas, vacuum, owners of the shards.
 
-Knows: how to ask for each, with the privileges of a reader. Must never know: which values are good
-or bad, the broker.
+Knows: how to query each with the privileges of a reader. Must never know: which values are good,
+the broker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Owner:
         shard: number of the shard.
         pid: process id of the relay that owns it; None if no relay ever has.
         host: name of that relay's host.
-        is_free: whether the relay has ended in order.
+        is_free: whether the relay has released the shard.
         silent_s: seconds since the relay's newest turn.
     """
 
@@ -40,7 +40,7 @@ class ServerSurroundings:
         server: settings and figures by name; see the statement ``surroundings``.
         owners: the owner of each shard.
         clock_off_s: the server's clock, minus the clock of this host, in seconds.
-        ahead_s: how far in the future the newest open message was stored; 0 if it was not.
+        ahead_s: seconds by which the newest open message was stored in the future, or 0.
         exchanges: exchanges, other than the default one, that open or parked messages name; at most
             100.
         queues: queues that open or parked messages name through the default exchange; at most 100.
@@ -55,7 +55,7 @@ class ServerSurroundings:
 
 
 def look_around(database: Database) -> ServerSurroundings:
-    """Ask the server of an outbox; read-only.
+    """Query the server of an outbox; read-only.
 
     Raises:
         NotAnOutbox: there is no outbox.

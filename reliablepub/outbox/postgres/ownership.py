@@ -6,16 +6,18 @@ Each commit of a relay inserts the turn after the last one that it knows. If ano
 inserted that turn, the primary key refuses it, and the whole transaction fails. So a relay that has
 lost its shard, for instance while it was paused, changes nothing.
 
-The owner takes a turn at least every `BEAT_S` seconds. A shard is free when its last turn says so,
-or is older than `EXPIRY_S` by the clock of the database, or when a process has seen no new turn for
-as long by its own: the clock of the database may have been set back. A shard whose newest turn
-changes while a process looks has an owner that lives, however old that turn is: its transaction may
-have taken long.
+The owner takes a turn at least every `BEAT_S` seconds. A shard is free in four cases:
 
-A process that dies loses its connection at once. So a shard is free as well when the server process
-of its last turn has been gone for `CUT_OFF_S`. An owner that has lost its connection and lives,
-opens another one and takes a turn before that. Behind PgBouncer, the server process
-outlives the owner, and only silence tells.
+- Its last turn says so.
+- Its last turn is older than `EXPIRY_S` by the clock of the database.
+- A process has waited `EXPIRY_S` by its own clock without seeing a new turn: the clock of the
+  database may have been set back.
+- The server process of its last turn ended more than `CUT_OFF_S` ago: a process that dies loses its
+  connection at once. An owner that lost its connection and lives takes a turn on a new one before
+  that. Behind PgBouncer, the server process outlives the owner, so this case never occurs.
+
+If the newest turn changes while a process looks, the owner lives, however old that turn is: its
+transaction may have taken long.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ EXPIRY_S: Final = 3.0
 CUT_OFF_S: Final = 0.5
 _LOOK_S: Final = 0.1
 KEPT_TURNS: Final = 1_000
-"""Turns that stay behind the newest one."""
+"""Number of turns that are kept besides the newest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Ownership:
         shard: number of the shard.
         run: number of this run of a relay.
         turn: the first turn of the run.
-        shards: how many shards the outbox has.
+        shards: number of shards of the outbox.
     """
 
     shard: int
@@ -73,7 +75,7 @@ def take_over(link: Link, token: str, now: float) -> Ownership:
         now: wall clock, seconds since 1970.
 
     Raises:
-        OutboxInUse: each shard has an owner that lives.
+        OutboxInUse: each shard has a living owner.
         OutboxError: the outbox cannot be used.
     """
     begun = time.monotonic()
@@ -102,7 +104,7 @@ def _take(link: Link, shard: int, turn: int, token: str, now: float) -> int | No
     """Take the turn after another one, and return the run that it begins.
 
     Returns:
-        None if another process was faster, or may be.
+        None if another process was faster, or holds a lock on the turn.
     """
     names = {"pid": os.getpid(), "host": socket.gethostname(), "now": now, "shard": shard}
     [(run,)] = link.rows("begin_run", names)

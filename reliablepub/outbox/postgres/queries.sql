@@ -1,15 +1,15 @@
--- Statements on an outbox in PostgreSQL, by name (see sql.py); those of any database are in
--- `../queries.sql`. Those of a relay's turn come first.
+-- Statements on an outbox in PostgreSQL, by name (see sql.py); those that every database runs are in
+-- `../queries.sql`. The statements of a relay's turn come first.
 
--- An enqueuer's message. Its connection may be the application's, so this is all that it needs.
+-- An enqueuer's message, in one statement, because the connection may be the application's.
 -- name: enqueue
 SELECT reliablepub_store(
     :id, :message_id, :exchange, :routing_key, :properties, :stored_at, :size, :checksum, :body,
     :due_at, :expires_at, :ordering_key
 );
 
--- The first message of a deduplication key is stored with it. The key of a message that is open or
--- parked is kept beyond its time.
+-- Stores the first message of a deduplication key, with the key. The key of a message that is open or
+-- parked does not expire.
 -- name: enqueue_once
 WITH fresh AS (
     INSERT INTO reliablepub_keys AS k (key, id, message_id, kept_until)
@@ -44,8 +44,8 @@ SELECT 1;
 -- name: is_there
 SELECT 1 FROM pg_tables WHERE schemaname = :schema AND tablename = 'outbox';
 
--- The newest turn of each shard, and how old it is by the clock of the database.
--- A server that was restarted has ended every connection, which says nothing of the owner.
+-- The newest turn of each shard, and its age by the clock of the database.
+-- A restart of the server ends every connection, so it says nothing about the owner.
 -- name: newest_turns
 SELECT
     s.shard, t.turn, t.run, t.is_free, t.at::text, extract(epoch FROM clock_timestamp() - t.at)::double precision,
@@ -64,9 +64,9 @@ FROM reliablepub_turns WHERE shard = :shard ORDER BY turn DESC LIMIT 1;
 SELECT turn, run, token, intervention, stored, confirmed, parked, expired, discarded, open_bytes
 FROM reliablepub_turns WHERE shard = :shard AND turn >= :turn ORDER BY turn;
 
--- Only settings of the transaction: behind PgBouncer, a session has no owner. A transaction whose
--- client was cut off must not keep its locks. To compile a statement of a turn takes longer than to run
--- it, up to seconds, in which the next owner would take over.
+-- Settings of the transaction only: behind PgBouncer, a session belongs to no client. A transaction
+-- whose client was cut off must not keep its locks. Compiling (JIT) a statement of a turn takes longer
+-- than running it, up to seconds, in which another relay would take over.
 -- name: settle_in
 SELECT
     set_config('jit', 'off', true),
@@ -75,8 +75,8 @@ SELECT
     CASE WHEN current_setting('synchronous_commit') = 'off' AND NOT :allows_loss
         THEN set_config('synchronous_commit', 'on', true) END;
 
--- Each statement of a relay finds its rows by an index. Statistics are missing or old just when a
--- backlog has come up, and the planner would then read the whole table for each page.
+-- Each statement of a relay finds its rows by an index. When a backlog has just grown, statistics are
+-- missing or old, and the planner would read the whole table for each page.
 -- name: by_index
 SELECT
     set_config('enable_seqscan', 'off', true),
@@ -84,8 +84,8 @@ SELECT
     set_config('enable_sort', 'off', true),
     set_config('jit', 'off', true);
 
--- The turn after another one. It fails if that one is not the newest (the primary key), or has been
--- deleted since (`run` is null).
+-- The next turn. It fails if the turn before it is not the newest (primary key), or has been deleted
+-- (`run` is null).
 -- name: take_turn
 INSERT INTO reliablepub_turns
 SELECT
@@ -102,7 +102,7 @@ SELECT
 FROM (VALUES (1)) AS one (n)
 LEFT JOIN reliablepub_turns AS t ON t.shard = :shard AND t.turn = :turn - 1;
 
--- The first turn of a run may take long; it is as old as its commit.
+-- The first turn of a run may take long; its age counts from here, near its commit.
 -- name: beat
 UPDATE reliablepub_turns SET at = clock_timestamp() WHERE shard = :shard AND turn = :turn;
 
@@ -112,8 +112,8 @@ UPDATE reliablepub_turns SET is_free = true WHERE shard = :shard AND turn = :tur
 -- name: forget_turns
 DELETE FROM reliablepub_turns WHERE shard = :shard AND turn > :from AND turn <= :upto;
 
--- Count the messages of enqueuers that were not visible when they were counted last. Not by a search
--- from the oldest transaction that was running then: that one may run for hours.
+-- Count the messages of enqueuers that were not visible at the last count. This does not search from
+-- the oldest transaction that was running then, because that transaction may run for hours.
 -- name: count_new
 WITH t AS (SELECT seen FROM reliablepub_turns WHERE shard = :shard AND turn = :turn),
 new AS (
@@ -131,8 +131,8 @@ UPDATE reliablepub_turns AS u SET
     stored = u.stored + new.n, open_bytes = u.open_bytes + new.size, seen = pg_current_snapshot()
 FROM new WHERE u.shard = :shard AND u.turn = :turn;
 
--- After a restore from a dump, numbers of transactions are those of another cluster: some have not
--- begun in this one, though their rows are visible.
+-- After a restore from a dump, the numbers of transactions are those of another cluster: some have not
+-- begun in this one, although their rows are visible.
 -- name: is_restored
 SELECT pg_snapshot_xmax(seen) > pg_snapshot_xmax(pg_current_snapshot()) OR EXISTS (
     SELECT 1 FROM reliablepub_messages AS m
@@ -153,9 +153,9 @@ FROM (
 ) AS m
 WHERE u.shard = :shard AND u.turn = :turn;
 
--- What has become visible since a snapshot (`xmax`, `xip`): numbers of transactions that had not begun
--- then, and those that were running: each is a search of its own (`OFFSET 0`), as `= ANY` could be
--- applied to all rows of the shard. `late` are ids up to one that was told before.
+-- Rows that have become visible since a snapshot (`xmax`, `xip`): those of transactions that had not
+-- begun then, and of those that were running. Each of the latter is a search of its own (`OFFSET 0`),
+-- because the planner could apply `= ANY` to all rows of the shard. `late`: visible ids up to `last_id`.
 -- name: look
 WITH fresh AS (
     SELECT id, size FROM reliablepub_messages
@@ -166,14 +166,14 @@ WITH fresh AS (
         WHERE shard = :shard AND run IS NULL AND xid = x.xid OFFSET 0
     ) AS m
 ),
-told AS (
+counts AS (
     SELECT
         count(*) AS n, coalesce(sum(size), 0)::bigint AS size, max(id) AS last_id,
         array_agg(id ORDER BY id) FILTER (WHERE id <= :last_id) AS late
     FROM fresh
 )
-SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, told.*
-FROM told, (
+SELECT t.turn, t.run, t.intervention, pg_current_snapshot()::text, counts.*
+FROM counts, (
     SELECT turn, run, intervention FROM reliablepub_turns
     WHERE shard = :shard ORDER BY turn DESC LIMIT 1
 ) AS t;
@@ -356,10 +356,10 @@ SELECT count(*) FROM reliablepub_messages
 WHERE shard = :shard AND due_at = 'infinity' AND (:exchange::text IS NULL OR exchange = :exchange)
 AND (:routing_key::text IS NULL OR routing_key = :routing_key);
 
--- Reading. A page is read up to a limit in messages and bytes; at least one message, if there is any.
+-- Reading. A page has a limit in messages and bytes, and at least one message if there is any.
 
--- A message is next of its ordering key if no earlier one of the key is open, or is parked and holds
--- the key. A row that a relay has not been told of yet is left out: it is told of it at its next look.
+-- A message is next of its ordering key if no earlier message of the key is open, or is parked and holds
+-- the key. Rows that are not visible in the relay's snapshot are left out until its next look.
 -- name: next_id_stored
 SELECT min(id) FROM reliablepub_messages WHERE shard = :shard AND id BETWEEN :first_id AND :last_id;
 
@@ -400,7 +400,7 @@ SELECT
     )) AS is_first
 FROM reliablepub_messages AS m WHERE m.id = ANY (:ids::bigint[]);
 
--- Only rows that the relay was told of, here and in the next two: others are not counted yet.
+-- Only rows that are visible in the relay's snapshot, here and in the next two: others are not counted.
 -- name: waiting
 SELECT id, due_at, size FROM reliablepub_messages
 WHERE shard = :shard AND due_at IS NOT NULL AND (due_at, id) > (:after_at, :after_id)
@@ -478,8 +478,8 @@ INSERT INTO reliablepub_runs (shard, pid, host, started_at) VALUES (:shard, :pid
 -- name: owner
 SELECT r.id, r.pid, r.host FROM reliablepub_runs AS r WHERE r.id = :run;
 
--- The planner cannot know how few messages the ranges of tags have: with `IN` it joins them with all
--- that are stored, which took 51 s beside 5 million.
+-- An array, because the planner cannot estimate how few messages the ranges of tags contain: with `IN`
+-- it joined them with all stored messages, which took 51 s with 5 million.
 -- name: count_left_in_flight
 UPDATE reliablepub_messages SET uncertain = uncertain + 1
 WHERE shard = :shard AND id = ANY (ARRAY(SELECT id FROM reliablepub_in_flight_tags));
@@ -500,17 +500,9 @@ DELETE FROM reliablepub_in_flight WHERE shard = :shard;
 
 -- Operators. Statements with the same name and values are in the `queries.sql` of SQLite's outbox.
 
--- An operator's turn in a shard keeps out its relay until it ends.
+-- An operator's turn blocks the relay of the shard until it ends. If the relay was faster, no row is
+-- returned, and the statement is run again: an error would abort the transaction.
 -- name: take_operators_turn
-INSERT INTO reliablepub_turns
-SELECT
-    t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
-    t.discarded, t.open_bytes, t.intervention, t.seen, t.backend
-FROM reliablepub_turns AS t WHERE t.shard = :shard ORDER BY t.turn DESC LIMIT 1
-RETURNING turn;
-
--- In a transaction of the application. If the relay was faster, it returns no row, and is run again.
--- name: join_turn
 INSERT INTO reliablepub_turns
 SELECT
     t.shard, t.turn + 1, t.run, :token, t.at, t.is_free, t.stored, t.confirmed, t.parked, t.expired,
@@ -525,8 +517,8 @@ SELECT current_setting('transaction_isolation');
 -- name: is_transaction
 SELECT coalesce(pg_current_xact_id_if_assigned()::text = :xid, false);
 
--- As count_new, without the messages that the transaction itself has stored. Others see them after its
--- commit, and count them then, so the snapshot must say that it was running.
+-- `count_new` without the messages that this transaction has stored. Other processes see and count them
+-- after its commit, so the snapshot must list it as running.
 -- name: count_new_of_others
 WITH t AS (SELECT seen FROM reliablepub_turns WHERE shard = :shard AND turn = :turn),
 new AS (
@@ -561,8 +553,8 @@ FROM new, own WHERE u.shard = :shard AND u.turn = :turn;
 SELECT 1 FROM reliablepub_messages
 WHERE id = :id AND run IS NULL AND xid = pg_current_xact_id_if_assigned();
 
--- The state of a message, and its shard. A message that has become visible after the operator's turn
--- has counted is not there yet: it could not be taken off the counts.
+-- The state of a message, and its shard. A message that became visible after the count of the
+-- operator's turn is left out: it could not be subtracted from the counts.
 -- name: state
 SELECT CASE WHEN m.due_at > 0 THEN 'waiting' ELSE 'ready' END, m.shard
 FROM reliablepub_messages AS m WHERE m.id = :id
@@ -582,7 +574,7 @@ UPDATE reliablepub_turns AS t SET intervention = greatest(t.intervention, i.newe
 FROM (SELECT coalesce(max(intervention), 0) AS newest FROM reliablepub_interventions) AS i
 WHERE t.shard = :shard AND t.turn = :turn;
 
--- A relay that has been silent must not go on as if its messages in flight were still its own.
+-- A relay that was silent must not continue as the owner of the messages in flight.
 -- name: dismiss_relay
 UPDATE reliablepub_turns SET run = 0, is_free = true WHERE shard = :shard AND turn = :turn;
 
@@ -629,7 +621,7 @@ DELETE FROM reliablepub_messages WHERE id = :id RETURNING size;
 -- name: delete_parked
 DELETE FROM reliablepub_parked WHERE id = :id RETURNING size;
 
--- Without the deadline: an operator who retries a message wants it to be sent.
+-- The deadline is dropped: an operator who retries a message wants it to be sent.
 -- name: unpark
 INSERT INTO reliablepub_messages (
     id, run, shard, message_id, exchange, routing_key, properties, stored_at, due_at,
@@ -646,27 +638,6 @@ UPDATE reliablepub_messages SET
     refused = 0, refused_at = NULL, expires_at = NULL
 WHERE id = :id;
 
--- Text as bytes: a checksum covers them.
--- name: any_message
-SELECT
-    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), stored_at, due_at, nacked, returned, refused, uncertain, checksum,
-    body, expires_at, convert_to(ordering_key, 'UTF8'), refused_at, size
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), stored_at, NULL, nacked, returned, refused, uncertain, checksum,
-    body, expires_at, convert_to(ordering_key, 'UTF8'), NULL, size
-FROM reliablepub_parked WHERE id = :id;
-
--- name: confirmed_message
-SELECT
-    id, convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), stored_at, NULL, 0, 0, 0, 0, checksum, body,
-    NULL, convert_to(ordering_key, 'UTF8'), NULL, size
-FROM reliablepub_confirmed WHERE id = :id;
-
 -- name: keys_in_use
 SELECT
     CASE WHEN properties LIKE '{"$key":%' THEN properties::json ->> '$key' END AS name, count(*)
@@ -679,79 +650,14 @@ FROM (
 ) AS stored
 GROUP BY 1 ORDER BY 1 NULLS FIRST;
 
--- name: one_message
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties,
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    stored_at, nullif(nullif(due_at, 'infinity'), 0) AS due_at, NULL::double precision AS parked_at,
-    expires_at, nacked, returned, refused, uncertain, NULL AS outcome, NULL::integer AS reply_code,
-    NULL AS reply_text, size, length(body) AS body_bytes,
-    coalesce(due_at = 'infinity', false)::integer AS is_held, NULL::double precision AS confirmed_at
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties, state,
-    stored_at, NULL, parked_at, expires_at,
-    nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
-    size, length(body), 0, NULL
-FROM reliablepub_parked WHERE id = :id
-UNION ALL
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
-    stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
-    size, length(body), 0, confirmed_at
-FROM reliablepub_confirmed WHERE id = :id;
-
 -- name: in_flight
 SELECT
     epoch, tag, id, message_id, exchange, routing_key,
     extract(epoch FROM (sent_at || ' UTC')::timestamptz)::double precision AS sent_at
 FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
 
--- name: view_history
-SELECT
-    attempt, id, message_id, reliablepub_utc(at) AS at, outcome, reply_code, reply_text, persistence,
-    epoch, tag
-FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
-
--- name: view_interventions
-SELECT
-    intervention, id, message_id, exchange, routing_key, reliablepub_utc(at) AS at, action, person, note
-FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
-
 -- name: audit
 SELECT open_difference, parked_difference, expired_difference, bytes_difference FROM reliablepub_audit;
-
--- name: open_contents
-SELECT
-    convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), convert_to(ordering_key, 'UTF8'), body,
-    id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
-FROM reliablepub_messages ORDER BY id;
-
--- name: parked_contents
-SELECT
-    convert_to(message_id, 'UTF8'), convert_to(exchange, 'UTF8'), convert_to(routing_key, 'UTF8'),
-    convert_to(properties, 'UTF8'), convert_to(ordering_key, 'UTF8'), body,
-    id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
-    outcome, reply_code
-FROM reliablepub_parked ORDER BY id;
-
--- name: export
-SELECT
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at,
-    nullif(nullif(due_at, 'infinity'), 0) AS due_at, expires_at, refused_at,
-    NULL::double precision AS parked_at, NULL AS outcome, NULL::integer AS reply_code, NULL AS reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
-    NULL, parked_at, outcome, reply_code, reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
-FROM reliablepub_parked WHERE id = :id;
 
 -- name: import_open
 INSERT INTO reliablepub_messages (
@@ -777,8 +683,8 @@ INSERT INTO reliablepub_parked (
     :size, :checksum, :body, :expires_at, :ordering_key
 );
 
--- What the outbox stands on, as far as any reader may ask. Of other users' sessions only a member of
--- pg_monitor sees how long they have lasted, so that is null for others.
+-- Facts about the server that any reader may query. Only members of pg_monitor see the age of other
+-- users' sessions; for others it is null.
 -- name: surroundings
 SELECT
     current_setting('server_version') AS version,

@@ -1,6 +1,6 @@
--- Roles with the least privileges for an outbox, for its owner or a superuser to run. It may be run
--- again. Give them to login roles: GRANT role_enqueuer TO app. `role_` stands for the name of the
--- schema and `_`; see creating.py.
+-- Roles with the least privileges for an outbox. The owner of the outbox or a superuser runs this
+-- script, any number of times, and grants the roles to login roles: GRANT role_enqueuer TO app.
+-- `role_` stands for the name of the schema and `_`; see sql.py.
 
 DO $$
 DECLARE
@@ -30,7 +30,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA reliablepub_ TO rol
 REVOKE INSERT, UPDATE, DELETE ON reliablepub_outbox FROM role_relay;
 GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA reliablepub_ TO role_relay;
 
--- Readers: `outbox status`, `watch`, `doctor` and the views. They see no body and no property.
+-- Readers: `outbox status`, `watch`, `doctor` and the views. They cannot read bodies or properties.
 GRANT SELECT ON
     reliablepub_outbox, reliablepub_turns, reliablepub_runs, reliablepub_status,
     reliablepub_in_flight, reliablepub_attempts, reliablepub_interventions, reliablepub_sources,

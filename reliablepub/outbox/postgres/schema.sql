@@ -1,18 +1,17 @@
--- The tables of an outbox in PostgreSQL 13 or later, version 1 (see `VERSION` in server.py).
+-- The tables of an outbox in PostgreSQL 13 or later, version 1 (see `VERSION` in sql.py).
 --
--- The schema is the outbox's own. A name such as `reliablepub_messages` stands for the table `messages`
--- in that schema, here and in queries.sql; see sql.py.
+-- The outbox has a schema of its own. A name such as `reliablepub_messages` stands for the table
+-- `messages` in that schema, here and in queries.sql; see sql.py.
 --
 -- An open message is in `messages`, a parked or expired one in `parked`. A confirmed message is in
--- neither, and is only counted. A row moves in one transaction, under the same id and together with
--- its count.
+-- neither, and is only counted. A row moves in one transaction, with its id and its count.
 --
--- No row is updated over and over: while a long transaction anywhere in the cluster keeps old row
--- versions alive, each update of such a row would cost more than the one before it.
+-- No row is updated repeatedly: while a long transaction anywhere in the cluster keeps old row
+-- versions alive, each update of such a row would cost more than the previous one.
 
 CREATE SCHEMA reliablepub_;
 
--- One row: what the outbox is. `allows_loss`: the operator accepts `synchronous_commit = off`.
+-- One row: properties of the outbox. `allows_loss`: the operator accepts `synchronous_commit = off`.
 CREATE TABLE reliablepub_outbox (
     id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1),
     version integer NOT NULL,
@@ -23,20 +22,21 @@ CREATE TABLE reliablepub_outbox (
 
 CREATE SEQUENCE reliablepub_message_ids;
 
--- The shard of a message: all messages of an ordering key, or of a destination, are in one shard.
+-- The shard of a message. All messages of an ordering key are in one shard; without a key, all
+-- messages of a destination.
 CREATE FUNCTION reliablepub_shard_of(ordering_key text, exchange text, routing_key text)
 RETURNS integer LANGUAGE sql IMMUTABLE AS $$
     SELECT (hashtext(coalesce(ordering_key, exchange || ' ' || routing_key)) & 2147483647) % {shards}
 $$;
 
--- Open messages. A row leaves in the transaction that records its final outcome. Messages in flight
--- are not marked here.
+-- Open messages. A row is deleted in the transaction that records its final outcome. Messages in
+-- flight are not marked.
 --
--- Ids become visible in the order of the commits, and not in their own. So each row of an enqueuer
--- has the number of its transaction, and a relay finds new rows by comparing it with its last
--- snapshot. `run` is null in these rows: the relay counts them when it finds them. In all other rows
--- it says which run of a relay has stored and counted them; 0 if that was an operator.
--- `checksum` is -1 in rows that were stored by `enqueue` below.
+-- Ids become visible in the order of the commits, not in numerical order. So each row of an enqueuer
+-- has the number of its transaction, and a relay finds new rows by comparing that number with its
+-- last snapshot. `run` is null in these rows: the relay counts them when it finds them. In other rows
+-- it is the run of the relay that has stored and counted them, or 0 for an operator.
+-- `checksum` is -1 in rows that `reliablepub_enqueue` below has stored.
 CREATE TABLE reliablepub_messages (
     id bigint PRIMARY KEY DEFAULT nextval('reliablepub_message_ids'),
     xid xid8 NOT NULL DEFAULT pg_current_xact_id(),
@@ -59,7 +59,7 @@ CREATE TABLE reliablepub_messages (
     body bytea NOT NULL,
     ordering_key text
 ) WITH (
-    -- Most rows live for a moment. Their space is reused by the next ones only after a vacuum.
+    -- Most rows exist for a moment. Only a vacuum makes their space available to the next ones.
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 20000,
     autovacuum_vacuum_insert_scale_factor = 0,
@@ -77,7 +77,7 @@ CREATE INDEX messages_waiting ON reliablepub_messages (shard, due_at, id) WHERE 
 CREATE INDEX messages_expiring ON reliablepub_messages (shard, expires_at, id)
 WHERE expires_at IS NOT NULL;
 
--- Messages whose destination is paused have an infinite due time.
+-- Messages of a paused destination have an infinite due time.
 CREATE INDEX messages_held ON reliablepub_messages (exchange, routing_key, id)
 WHERE due_at = 'infinity';
 CREATE INDEX messages_of_key ON reliablepub_messages (ordering_key, id)
@@ -113,8 +113,8 @@ CREATE TABLE reliablepub_parked (
 CREATE INDEX parked_holding ON reliablepub_parked (ordering_key, id)
 WHERE ordering_key IS NOT NULL AND state = 'parked' AND is_skipped = 0;
 
--- When a key is no longer held, its next message becomes due, so that the relay finds it. A
--- due time of 0 is due whatever the clock says.
+-- When a key is released, its next message becomes due, so that the relay finds it. A due time of 0
+-- is due by any clock.
 CREATE FUNCTION reliablepub_release_key() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE reliablepub_messages SET due_at = 0
@@ -131,8 +131,8 @@ CREATE TRIGGER key_released AFTER DELETE ON reliablepub_parked FOR EACH ROW
 WHEN (OLD.ordering_key IS NOT NULL)
 EXECUTE FUNCTION reliablepub_release_key();
 
--- Every attempt that did not end in a confirm. A relay whose commit was cut off may write the same
--- attempt again, and the second one is left out.
+-- Every attempt that did not end in a confirm. A relay whose commit was cut off may insert an attempt
+-- again; the unique index leaves the second one out.
 CREATE TABLE reliablepub_attempts (
     attempt bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id bigint NOT NULL,
@@ -148,8 +148,8 @@ CREATE TABLE reliablepub_attempts (
 );
 CREATE UNIQUE INDEX attempts_of_message ON reliablepub_attempts (id, epoch, tag, at);
 
--- Delivery tags in flight, one row a batch, for operators, and for a relay that starts. `ids` is
--- JSON, [[first id, count], ...] in the order of the tags.
+-- Delivery tags in flight, one row a batch, for operators and for a relay that starts. `ids` is JSON:
+-- [[first id, count], ...] in the order of the tags.
 CREATE TABLE reliablepub_in_flight (
     shard integer NOT NULL,
     epoch text NOT NULL,
@@ -160,14 +160,14 @@ CREATE TABLE reliablepub_in_flight (
     PRIMARY KEY (epoch, first_tag)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
--- Each commit of a relay, and each of an operator, is a turn of its shard. The newest turn says who
--- owns the shard (`run`), when it was last seen (`at`), and the ledger:
+-- Each commit of a relay or an operator is a turn of its shard. The newest turn records the owner of
+-- the shard (`run`), the time of its last turn (`at`), and the ledger:
 --   stored = confirmed + parked + expired + discarded + (open messages that are counted).
--- Counted are the messages of relays and operators, and those of enqueuers that are visible in the
--- snapshot `seen`. The turn of an operator leaves the owner and the time as they are. The primary key
--- is the fence: of two transactions that follow the same turn, only one can commit. `token` tells a
--- transaction whose COMMIT was cut off from one of another process. `backend` is the server process of
--- the owner's connection: when it is gone, the owner has probably died.
+-- Messages of relays and operators are counted, and those of enqueuers that are visible in the
+-- snapshot `seen`. The turn of an operator does not change the owner or the time. The primary key is
+-- the fence: of two transactions that follow the same turn, only one can commit. `token` distinguishes
+-- a transaction whose COMMIT was cut off from one of another process. `backend` is the server process
+-- of the owner's connection: when it has ended, the owner has probably died.
 CREATE TABLE reliablepub_turns (
     shard integer NOT NULL,
     turn bigint NOT NULL,
@@ -187,7 +187,7 @@ CREATE TABLE reliablepub_turns (
     PRIMARY KEY (shard, turn)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000);
 
--- What the relay of a shard shows of itself. No decision depends on it.
+-- The status that the relay of a shard shows. No decision depends on it.
 CREATE TABLE reliablepub_status (
     shard integer PRIMARY KEY,
     run integer NOT NULL,
@@ -205,13 +205,13 @@ CREATE TABLE reliablepub_runs (
     ended_at double precision
 );
 
--- Number of messages ever stored from a replayable source, so that it can continue after them.
+-- Number of messages ever stored from a replayable source, which continues after them.
 CREATE TABLE reliablepub_sources (
     name text PRIMARY KEY,
     position bigint NOT NULL CHECK (position >= 0)
 );
 
--- Confirmed messages that the relay keeps for the retention time. They are counted as confirmed.
+-- Confirmed messages that the relay keeps for the retention time; the ledger counts them as confirmed.
 CREATE TABLE reliablepub_confirmed (
     id bigint PRIMARY KEY,
     confirmed_at double precision NOT NULL,
@@ -236,8 +236,8 @@ CREATE TABLE reliablepub_keys (
 );
 CREATE INDEX keys_by_time ON reliablepub_keys (kept_until);
 
--- Interventions of operators in single messages, with the address of the message before it. Operators
--- take turns, so the numbers become visible in their order.
+-- Interventions of operators in single messages, with the address of the message before the change.
+-- Operators take turns, so the numbers become visible in numerical order.
 CREATE TABLE reliablepub_interventions (
     intervention bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     id bigint NOT NULL,
@@ -256,9 +256,9 @@ INSERT INTO reliablepub_turns
 SELECT shard, 0, 0, '', now(), true, 0, 0, 0, 0, 0, 0, 0, pg_current_snapshot()
 FROM generate_series(0, {shards} - 1) AS shard;
 
--- Stores a message as the enqueuers of this library do. A function, because the server keeps the plan
--- of its INSERT for the session: to plan it anew takes as long as to run it, and a prepared statement
--- of the client's would be lost behind a PgBouncer that pools transactions.
+-- Stores a message for the enqueuers of this library. It is a function because the server then keeps
+-- the plan of its INSERT for the session: planning takes as long as running it, and a prepared
+-- statement would be lost behind a PgBouncer that pools transactions.
 CREATE FUNCTION reliablepub_store(
     id bigint,
     message_id text,
@@ -286,8 +286,8 @@ BEGIN
 END
 $$;
 
--- Stores a message, in any language and in any transaction, and returns its message id. Properties
--- are JSON, such as '{{"content_type": "application/json", "headers": {{"n": 1}}}}'.
+-- Stores a message from plain SQL, in any transaction, and returns its message id. Properties are JSON,
+-- such as '{{"content_type": "application/json", "headers": {{"n": 1}}}}'.
 CREATE FUNCTION reliablepub_enqueue(
     exchange text,
     routing_key text,
@@ -379,7 +379,7 @@ SELECT
     reliablepub_utc(r.sent_at) AS sent_at
 FROM id_runs AS r
 JOIN reliablepub_messages AS m ON m.id BETWEEN r.first_id AND r.first_id + r.length - 1
--- An attempt that ended well took its message away; one that ended badly is in the history.
+-- The message of a confirmed attempt has left; any other attempt that has ended is in the history.
 WHERE NOT EXISTS (
     SELECT 1 FROM reliablepub_attempts AS a
     WHERE a.id = m.id AND a.epoch = r.epoch AND a.tag = r.first_tag + m.id - r.first_id

@@ -1,10 +1,10 @@
-"""One connection to the PostgreSQL server of an outbox: opened, lost, and opened again.
+"""Connections to the PostgreSQL server of an outbox, which are reopened after a loss.
 
-Knows: libpq's connection strings, psycopg, and what the server's errors mean. Must never know: what
-a statement of the outbox means.
+Knows: libpq's connection strings, psycopg, the meaning of the server's errors. Must never know:
+what a statement of the outbox means.
 
 Nothing here belongs to a session: no named prepared statement, no advisory lock, no ``SET`` or
-``LISTEN``. So PgBouncer may stand in between, in transaction mode.
+``LISTEN``. So a PgBouncer in transaction mode may stand in between.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ from reliablepub.errors import (
     OutboxLocked,
     OutboxUnreachable,
 )
-from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, check_schema, queries
+from reliablepub.outbox.postgres.sql import DEFAULT_SCHEMA, VERSION, check_schema, queries
 
-VERSION: Final = 1
-"""Version of the tables in schema.sql."""
 _PATIENCE: Final = {
     "connect_timeout": "3",
     "keepalives_idle": "2",
@@ -42,7 +40,7 @@ _PATIENCE: Final = {
     "tcp_user_timeout": "5000",
     "application_name": "reliablepub",
 }
-"""So that a cut link is noticed within 5 s. Parameters in the URL have priority."""
+"""Detects a broken connection within 5 s. Parameters in the URL have priority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Server:
 
     @classmethod
     def of(cls, url: str) -> Server:
-        """Take the parameter ``schema`` off a URL; all others are libpq's.
+        """Parse a URL: the parameter ``schema`` is the outbox's, all others are libpq's.
 
         Raises:
             ConfigurationError: the URL or the name of the schema cannot be used.
@@ -97,25 +95,25 @@ class Server:
         """
         with reported(self):
             connection = psycopg.connect(self.url, autocommit=True, prepare_threshold=None)
-        # Text comes as bytes: a checksum covers them, and a message is decoded once.
+        # Text as bytes: the checksum covers them, and a message is decoded once.
         connection.adapters.register_loader("text", ByteaBinaryLoader)
         return connection
 
 
 IDLE_MAX: Final = 8
-"""Connections that a `Pool` keeps."""
+"""Maximum number of idle connections in a `Pool`."""
 _RECONNECT_S: Final = 0.2
-"""After the server could not be reached, it is not tried again for so long."""
+"""Minimum time between two failed attempts to connect."""
 _CUT: Final = ("08", "57P")
 """The connection was lost, or the server ended it."""
 _REFUSED: Final = ("53300", "28")
-"""There is no connection: there are too many, or the user may not have one."""
+"""The server refused the connection: too many connections, or failed authentication."""
 _READ_ONLY: Final = ("25006", "0A000")
-"""A write on a replica, and the beginning of a transaction that may write there."""
+"""A write on a replica, and the start of a transaction that may write there."""
 AGAIN: Final = ("40001", "40P01")
-"""Serialization failure and deadlock: the server has rolled back, and says to try again."""
+"""Serialization failure and deadlock: the server has rolled back; try again."""
 _LOCKED: Final = ("40", "53", "55P03", "57014", "25P0")
-"""Rolled back for a reason that may pass: a limit of memory or time, a lock."""
+"""Rolled back for a temporary reason: a limit of memory or time, a lock."""
 
 
 @contextmanager
@@ -135,27 +133,27 @@ def is_cut_off(error: psycopg.Error) -> bool:
 
 
 def outbox_error(server: Server, error: psycopg.Error) -> OutboxError:
-    """Return what an error of psycopg means for the outbox."""
+    """Convert an error of psycopg to an error of the outbox."""
     state = error.sqlstate or ""
-    said = " ".join(str(error).split())
+    text = " ".join(str(error).split())
     if isinstance(error, pg.DiskFull):
         return OutboxDiskFull(
             f"outbox {server}: the disk of the database is full, so nothing was stored: free some "
-            f"space ({said})"
+            f"space ({text})"
         )
     if isinstance(error, pg.UndefinedTable | pg.InvalidSchemaName | pg.UndefinedFunction):
         return NotAnOutbox(
             f"there is no outbox in schema {server.schema} of {server}; create it: `reliablepub "
-            f"outbox create` ({said})"
+            f"outbox create` ({text})"
         )
     if isinstance(error, pg.InsufficientPrivilege):
-        return OutboxError(f"outbox {server}: {said}; see `reliablepub outbox create --roles`")
+        return OutboxError(f"outbox {server}: {text}; see `reliablepub outbox create --roles`")
     if is_cut_off(error) or state.startswith((*_REFUSED, *_READ_ONLY)):
         remedy = "; is it a replica? name the primary, or all hosts" if state in _READ_ONLY else ""
-        return OutboxUnreachable(f"outbox {server} cannot be reached: {said}{remedy}")
+        return OutboxUnreachable(f"outbox {server} cannot be reached: {text}{remedy}")
     if state.startswith(_LOCKED):
-        return OutboxLocked(f"outbox {server}: nothing was changed, try again ({said})")
-    return OutboxError(f"outbox {server}: nothing was changed ({said})")
+        return OutboxLocked(f"outbox {server}: nothing was changed, try again ({text})")
+    return OutboxError(f"outbox {server}: nothing was changed ({text})")
 
 
 Row = tuple[Any, ...]
@@ -174,20 +172,20 @@ def check_texts(values: Values) -> None:
 
 
 Step = tuple[str, Values]
-"""A statement by its name, and its values."""
+"""Name of a statement, and its values."""
 BY_INDEX: Final[Step] = ("by_index", {})
-"""Begins each transaction of a relay, so that no plan depends on the table's statistics."""
+"""Begins each transaction of a relay, so that no plan depends on the statistics of a table."""
 
 
 class Link:
-    """One connection for one thread, opened when it is needed.
+    """One connection for one thread, opened on first use.
 
     Args:
         server: where the outbox is.
 
     Attributes:
         allows_loss: whether a commit may be acknowledged before it is on disk.
-        connections: how many it has opened so far.
+        connections: number of connections opened so far.
     """
 
     def __init__(self, server: Server) -> None:
@@ -202,9 +200,9 @@ class Link:
         self._pid = os.getpid()
 
     def rows(self, name: str, values: Values | None = None) -> list[Row]:
-        """Run a statement that may be run twice, in a transaction of its own; return its rows.
+        """Run an idempotent statement in a transaction of its own; return its rows.
 
-        It is run again if a connection from before was lost: the server may have ended it since.
+        If an idle connection turns out to be lost, the statement is run again on a new one.
 
         Raises:
             OutboxUnreachable: the connection cannot be opened, or was lost.
@@ -215,7 +213,7 @@ class Link:
     def read(self, name: str, values: Values) -> list[Row]:
         """Run a statement that reads messages by an index; return its rows.
 
-        It is run again if a connection from before was lost, as `rows`.
+        If an idle connection turns out to be lost, the statement is run again on a new one.
 
         Raises:
             OutboxUnreachable: the connection cannot be opened, or was lost.
@@ -247,7 +245,7 @@ class Link:
         """Run statements in one round trip; return the rows of each.
 
         Raises:
-            psycopg.Error: one failed, and those after it were not run.
+            psycopg.Error: a statement failed, and those after it were not run.
         """
         connection = self.open()
         cursors = []
@@ -260,7 +258,7 @@ class Link:
                         cursor.execute(self.queries.get(name, name), values or None)
                         cursors.append(cursor)
                     pipeline.sync()
-                except psycopg.Error as error:  # or psycopg would log what the block's end raises
+                except psycopg.Error as error:  # or psycopg would log the error of the block's end
                     failure = error
             if failure is not None:
                 raise failure
@@ -273,7 +271,7 @@ class Link:
         """Run statements in one transaction and one round trip; return the rows of each.
 
         Raises:
-            psycopg.Error: nothing was changed; or the connection was lost, and that is unknown.
+            psycopg.Error: nothing was changed; after a lost connection, that is unknown.
         """
         begin: Step = ("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE", {})
         try:
@@ -286,10 +284,10 @@ class Link:
             raise
 
     def store(self, step: Step) -> list[Row]:
-        """Run a statement that stores something; return its rows once it is on disk.
+        """Run a statement that writes; return its rows once the changes are on disk.
 
         Raises:
-            psycopg.Error: nothing was stored; or the connection was lost, and that is unknown.
+            psycopg.Error: nothing was stored; after a lost connection, that is unknown.
         """
         self.open()
         if self._is_lossy:
@@ -306,10 +304,10 @@ class Link:
         return self._connection is not None
 
     def open(self) -> psycopg.Connection[Any]:
-        """Return the connection; open it if there is none.
+        """Return the connection; open one if there is none.
 
         Raises:
-            OutboxUnreachable: it cannot be opened.
+            OutboxUnreachable: no connection can be opened.
         """
         if self._connection is None:
             if self._refusal is not None and time.monotonic() < self._connect_at:
@@ -317,7 +315,7 @@ class Link:
             try:
                 self._connection = self.server.connect()
                 self.connections += 1
-                self._look_around()
+                self._check_version()
             except OutboxError as error:
                 self._refusal, self._connect_at = error, time.monotonic() + _RECONNECT_S
                 self.close()
@@ -325,29 +323,29 @@ class Link:
             self._refusal = None
         return self._connection
 
-    def _look_around(self) -> None:
+    def _check_version(self) -> None:
         [(version, self.allows_loss, self._is_lossy)] = self.rows("outbox")
         if version != VERSION:
             known = f"this library knows {VERSION}"
             raise NotAnOutbox(f"outbox {self.server} is of version {version}, and {known}")
 
     def close(self) -> None:
-        """Close the connection, unless it is that of the process that was forked."""
+        """Close the connection, unless it belongs to the parent of this forked process."""
         if self._connection is not None and os.getpid() == self._pid:
             self._connection.close()
         self._connection = None
 
     def drop_if_lost(self, error: psycopg.Error) -> None:
-        """Have the next use open a new connection, if this one cannot be used after an error."""
+        """After an error, forget a connection that can no longer be used."""
         connection = self._connection
         if connection is not None and (connection.closed or connection.broken):
             self._connection = None
-        elif error.sqlstate in _READ_ONLY:  # the primary may be another host by now
+        elif error.sqlstate in _READ_ONLY:  # another host may be the primary now
             self.close()
 
 
 class Pool:
-    """Connections that are kept for the next calls, of any thread.
+    """Idle connections, for calls from any thread.
 
     Args:
         server: where the outbox is.
@@ -364,7 +362,7 @@ class Pool:
         if os.getpid() != self._pid:  # the connections are the parent's
             self._pid, self._idle = os.getpid(), []
         try:
-            link = self._idle.pop()  # atomic: a signal handler takes another one
+            link = self._idle.pop()  # atomic: a signal handler gets another connection
         except IndexError:
             link = Link(self._server)
         try:
@@ -380,4 +378,4 @@ class Pool:
         while self._idle:
             self._idle.pop().close()
 
-    __del__ = close  # an `Outbox` that is not closed leaves no connection behind
+    __del__ = close  # for an `Outbox` that was not closed

@@ -1,7 +1,7 @@
-"""The outbox in PostgreSQL, as processes other than its relay use it: `PostgresDatabase`.
+"""The outbox in PostgreSQL for processes other than its relay: `PostgresDatabase`.
 
-Knows: which of this package's modules does what, and how a transaction of an operator keeps the
-relays out. Must never know: what a statement of an operator means.
+Knows: which module of this package does what, how a transaction of an operator blocks the relays,
+how an outbox is created. Must never know: what a statement of an operator means.
 """
 
 from __future__ import annotations
@@ -18,34 +18,59 @@ from psycopg.rows import dict_row, tuple_row
 from reliablepub.errors import (
     ConfigurationError,
     NotAnOutbox,
-    OutboxError,
     OutboxLocked,
     OutboxUnsure,
 )
 from reliablepub.outbox.database import NO_VALUES, Cursor, Relaying, Session, Space
 from reliablepub.outbox.encryption import OutboxKeys
 from reliablepub.outbox.entry import Entry, OpenLimits, new_id
-from reliablepub.outbox.postgres.creating import create
-from reliablepub.outbox.postgres.enqueue import Enqueuing, execute_text
-from reliablepub.outbox.postgres.ownership import EXPIRY_S, is_lost_turn
+from reliablepub.outbox.postgres.enqueue import Enqueuing, execute, execute_text
+from reliablepub.outbox.postgres.ownership import EXPIRY_S
 from reliablepub.outbox.postgres.server import (
-    AGAIN,
     Pool,
     Server,
     check_texts,
     is_cut_off,
     outbox_error,
+    reported,
 )
-from reliablepub.outbox.postgres.sql import for_dbapi, named, with_values, within
+from reliablepub.outbox.postgres.sql import creation, for_dbapi, named, with_values, within
 from reliablepub.outbox.postgres.store import PostgresStore
 from reliablepub.outbox.rows import LEFT_IN_FLIGHT
 
 T = TypeVar("T")
 
 _TAKING_S: Final = 1.0
-"""How long an operator's transaction keeps relays out while it waits for the turns of others."""
+"""How long an operator's transaction blocks relays while it waits for the turns of others."""
 _WRITE_S: Final = 10.0
-"""How long an operator's transaction is tried again because relays took their turns first."""
+"""How long an operator's transaction is retried because relays took their turns first."""
+
+
+def create(
+    server: Server,
+    *,
+    shards: int = 1,
+    allows_loss: bool = False,
+    connection: Any = None,  # noqa: ANN401 - of a library that the application chose
+) -> None:
+    """Create an outbox, in one transaction.
+
+    Args:
+        server: where the outbox is to be.
+        shards: number of relays that can share the work.
+        allows_loss: whether commits may be acknowledged before they are on disk, where the
+            server's ``synchronous_commit`` is off.
+        connection: the application's connection; the creation becomes part of its transaction.
+
+    Raises:
+        OutboxError: nothing was created; for instance, the schema exists.
+    """
+    text = creation(server.schema, shards=shards, allows_loss=allows_loss)
+    if connection is not None:
+        execute(connection, text)
+        return
+    with reported(server), server.connect() as own, own.transaction():
+        own.execute(text)  # without values: any number of statements
 
 
 class PostgresSession:
@@ -70,44 +95,50 @@ class PostgresSession:
         return iter(self._run(named(self._schema)[name], values, dict_row))
 
     def select(self, query: str, values: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-        """Run a query that was put together, and yield its rows as dictionaries."""
+        """Run a composed query, and yield its rows as dictionaries."""
         return iter(self._run(within(self._schema, query), values, dict_row))
 
     def take_turns(self) -> None:
-        """Keep out the relay of each shard until this transaction ends; count what is new.
+        """Block the relay of each shard until this transaction ends; count new messages.
 
         Raises:
-            psycopg.Error: the turn of a shard could not be taken in time; roll back.
+            OutboxLocked: relays were faster each time; roll back.
         """
         self.run("settle_in", {"allows_loss": self._allows_loss})
+        self._take_each_turn()
+        self._each("count_new")
+
+    def _take_each_turn(self) -> None:
         token, until = new_id(), time.monotonic() + _TAKING_S
         while (turn := self._take_turn(len(self._turns), token, until)) is not None:
             self._turns[len(self._turns)] = turn
-        self._each("count_new")
 
     def _take_turn(self, shard: int, token: str, until: float) -> int | None:
         """Take the next turn of a shard; None if there is no such shard.
 
-        The relay is often faster. To try again here, and not from the beginning, keeps the turns of
-        the shards before this one.
+        The relay is often faster. Retrying here keeps the turns of the shards before this one.
         """
+        values = {"shard": shard, "token": token}
         while True:
-            try:
-                with self._connection.transaction():
-                    taken = self.run("take_operators_turn", {"shard": shard, "token": token})
-                    found = taken.fetchone()
-            except psycopg.Error as error:
-                if not is_lost_turn(error) or time.monotonic() > until:
-                    raise
-            else:
-                return None if found is None else int(found[0])
+            taken = self.run("take_operators_turn", values).fetchone()
+            if taken is not None:
+                turn, transaction = taken
+                self._check_transaction(transaction)
+                return int(turn)
+            if self.run("newest_turn", values).fetchone() is None:
+                return None
+            if time.monotonic() > until:
+                raise OutboxLocked("relays keep the outbox busy; nothing was changed, try again")
+
+    def _check_transaction(self, number: str) -> None:
+        """Check that the transaction of this number is still open; this class has begun it."""
 
     def end_turns(self) -> None:
-        """Tell the relays which intervention is the newest."""
+        """Record the number of the newest intervention for the relays."""
         self._each("note_interventions")
 
     def relays(self) -> list[Relaying]:
-        """Return the owner of each shard, if it is not silent, and its row of status."""
+        """Return the owner of each shard, unless it is silent, and its status."""
         found = self.run("relays", {"expiry_s": EXPIRY_S}).fetchall()
         return [
             Relaying.of(shard, pid, None if content is None else json.loads(content))
@@ -127,11 +158,11 @@ class PostgresSession:
         self._each("clear_in_flight")
 
     def is_own(self, id_: int) -> bool:
-        """Whether this transaction has stored a message: the ledger counts it after the commit."""
+        """Whether this transaction has stored a message: the ledger counts it later."""
         return self.run("is_own", {"id": id_}).fetchone() is not None
 
     def check_room(self, size: int) -> None:
-        """Do nothing: only the server knows its disk."""
+        """Do nothing: only the server can measure its disk."""
 
     def space(self) -> Space:
         """Measure the tables and their indexes."""
@@ -139,7 +170,7 @@ class PostgresSession:
         return Space(bytes_on_disk=size, log_bytes=0, bytes_unused=0, is_disk_full=False)
 
     def damage(self) -> list[str]:
-        """Return nothing: pages are the server's affair."""
+        """Return nothing: the server checks its pages."""
         return []
 
     def _run(
@@ -148,7 +179,7 @@ class PostgresSession:
         values: Mapping[str, object],
         row_factory: Any = tuple_row,  # noqa: ANN401
     ) -> Cursor:
-        # It puts the values into the statement, so the server need not guess their types.
+        # A client cursor puts the values into the statement: the server need not infer their types.
         cursor = psycopg.ClientCursor(self._connection, row_factory=row_factory)
         return cursor.execute(for_dbapi(statement).encode(), self._bound(values))
 
@@ -165,7 +196,7 @@ class PostgresSession:
 
 
 class Rows:
-    """The rows of a statement, as far as a DB-API cursor would give them out."""
+    """The rows of a statement, with the methods of a DB-API cursor that return rows."""
 
     def __init__(self, rows: list[tuple[Any, ...]]) -> None:
         self._rows = iter(rows)
@@ -184,11 +215,10 @@ class Rows:
 
 
 class JoinedSession(PostgresSession):
-    """A transaction of the application, on a connection of its own.
+    """A transaction of the application, on its connection.
 
-    Only the application ends the transaction, and relays wait until then. A turn that a relay takes
-    first is no error, which would end it. Values are written into the statements, because each
-    library binds them in another way.
+    Relays wait until the application ends the transaction. Values are literals, because each
+    library binds values in its own way.
 
     Args:
         server: where the outbox is.
@@ -203,11 +233,11 @@ class JoinedSession(PostgresSession):
         super().__init__(connection, server, allows_loss=True)
 
     def take_turns(self) -> None:
-        """Keep out the relay of each shard until the transaction ends; count what is new.
+        """Block the relay of each shard until the transaction ends; count new messages.
 
         Raises:
-            ConfigurationError: there is no transaction, or it sees only what was committed before
-                it began: then it would not see the turns of relays.
+            ConfigurationError: there is no transaction, or its isolation level hides the turns that
+                relays commit after its start.
             OutboxLocked: relays were faster each time.
         """
         (isolation,) = self.run("isolation").fetchone()
@@ -216,29 +246,16 @@ class JoinedSession(PostgresSession):
                 f"the transaction is {isolation}, and a message is cancelled or rescheduled in one "
                 "that is read committed; nothing was changed"
             )
-        token, until = new_id(), time.monotonic() + _TAKING_S
-        while (turn := self._take_turn(len(self._turns), token, until)) is not None:
-            self._turns[len(self._turns)] = turn
+        self._take_each_turn()
         self._each("count_new_of_others")
 
-    def _take_turn(self, shard: int, token: str, until: float) -> int | None:
-        values = {"shard": shard, "token": token}
-        while True:
-            taken = self.run("join_turn", values).fetchone()
-            if taken is not None:
-                break
-            if self.run("newest_turn", values).fetchone() is None:
-                return None
-            if time.monotonic() > until:
-                raise OutboxLocked("relays keep the outbox busy; nothing was changed, try again")
-        turn, transaction = taken
-        (is_same,) = self.run("is_transaction", {"xid": transaction}).fetchone()
+    def _check_transaction(self, number: str) -> None:
+        (is_same,) = self.run("is_transaction", {"xid": number}).fetchone()
         if not is_same:
             raise ConfigurationError(
                 "the connection is in autocommit mode, and a message is cancelled or rescheduled "
                 "in a transaction: begin one, or leave out the connection; nothing was changed"
             )
-        return int(turn)
 
     def _run(
         self,
@@ -254,7 +271,7 @@ class PostgresDatabase:
     """The outbox in a database; `Database` documents the contract of each method.
 
     Args:
-        url: of the database, and of the schema.
+        url: URL of the database, with the schema.
     """
 
     file: Final = None
@@ -298,9 +315,7 @@ class PostgresDatabase:
         connection: Any = None,  # noqa: ANN401 - psycopg's, psycopg2's, Django's or SQLAlchemy's
     ) -> str:
         """Store an entry, on the application's connection or on a connection of this object."""
-        if connection is not None:
-            return self._enqueuing.within(connection, entry, key, keys, limits)
-        return self._enqueuing.enqueue(entry, key, keys, limits)
+        return self._enqueuing.enqueue(entry, key, keys, limits, connection)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
@@ -328,7 +343,7 @@ class PostgresDatabase:
     def _transaction(self, mode: str) -> Iterator[PostgresSession]:
         is_committing = False
         with self._pool.link() as link:
-            if link.is_open:  # the server may have ended the connection since its last use
+            if link.is_open:  # the server may have closed the connection since its last use
                 link.rows("alive")
             connection = link.open()
             try:
@@ -347,12 +362,7 @@ class PostgresDatabase:
                         f"outbox {self.name}: the connection was lost during the commit, so it is "
                         f"unknown whether the changes were made; look at the messages ({error})"
                     ) from error
-                raise self._told(error) from error
-
-    def _told(self, error: psycopg.Error) -> OutboxError:
-        if is_lost_turn(error) or error.sqlstate in AGAIN:
-            return OutboxLocked(f"outbox {self.name}: relays keep it busy; try again")
-        return outbox_error(self.server, error)
+                raise outbox_error(self.server, error) from error
 
     def within(
         self,
@@ -361,7 +371,7 @@ class PostgresDatabase:
     ) -> T:
         """Run ``work`` in the application's transaction, which becomes an operator's turn.
 
-        Errors of the database are those of the application's library.
+        Errors of the database are raised as the application's library raises them.
         """
         session = JoinedSession(self.server, connection)
         session.take_turns()
@@ -370,7 +380,7 @@ class PostgresDatabase:
         return result
 
     def exposure(self) -> str:
-        """Return nothing: who may do what is said by the database's grants."""
+        """Return nothing: the database's grants control access."""
         return ""
 
     def shrink(self) -> Iterator[Callable[[Session], int]]:

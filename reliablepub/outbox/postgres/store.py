@@ -1,15 +1,15 @@
 """PostgreSQL store: one turn of the relay is one transaction, and mostly one round trip.
 
-Knows: the statements of a turn and their order, what other processes have stored, and what to do
-when a commit is cut off. Must never know: AMQP, why an entry has its outcome.
+Knows: the statements of a turn and their order, what other processes have stored, what to do when a
+commit is cut off. Must never know: AMQP, why an entry has its outcome.
 
 Reading marks nothing: a row leaves ``messages`` in the transaction that records its final outcome.
 Other processes add rows at any time, and ids become visible in the order of the commits. So the
-store keeps the snapshot of its last look: what was not visible in it is new.
+store keeps the snapshot of its last look: rows that are not visible in it are new.
 
-When the connection is lost during a commit, the turn is tried again under its number. Either that
-succeeds, so the transaction that was cut off can never commit; or the number is taken by that very
-transaction, which has committed after all.
+When the connection is lost during a commit, the turn is retried under its number. If that succeeds,
+the transaction that was cut off can never commit. If the number is taken by that transaction, it
+has committed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 import psycopg
 
@@ -57,7 +57,7 @@ from reliablepub.outbox.postgres.ownership import (
     is_lost_turn,
     take_over,
 )
-from reliablepub.outbox.postgres.rows import texts_of
+from reliablepub.outbox.postgres.rows import arrays, texts_of
 from reliablepub.outbox.postgres.server import (
     AGAIN,
     BY_INDEX,
@@ -77,32 +77,55 @@ from reliablepub.outbox.rows import (
     SCANNED_MAX,
     MessageRow,
     Page,
+    attempt_of,
     divided,
+    given_up_of,
     id_runs,
+    in_flight_of,
+    plain_row_of,
+    row_of,
+    schedule_of,
+    tags_of,
 )
 
 PRUNED_MIN: Final = 100
 """Kept rows that one commit deletes, or twice as many as it confirms if that is more."""
 _INDEX_ROWS: Final = 1_000
 _TRIES: Final = 5
-_OWN_COLUMNS: Final = len(MessageRow._fields)
+_NEXT: Final = object()
+"""Stands for the number of the next turn in the values of a statement."""
 
 
-def _message_of(row: Row) -> MessageRow:
-    """Return the message of a row that has more columns."""
-    return MessageRow._make(row[:_OWN_COLUMNS])
+class _Turn(NamedTuple):
+    """The columns of ``newest_turn`` and ``turns_since``."""
+
+    turn: int
+    run: int
+    token: bytes
+    intervention: int
+    stored: int
+    confirmed: int
+    parked: int
+    expired: int
+    discarded: int
+    open_bytes: int
+
+    @property
+    def counters(self) -> Counters:
+        """The ledger."""
+        return Counters(*self[4:])
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The snapshot of the last look at what other processes have stored.
+    """The last look at what other processes have stored.
 
     Attributes:
-        text: the snapshot as PostgreSQL writes it: ``xmin:xmax:xip``.
+        text: the snapshot in PostgreSQL's form: ``xmin:xmax:xip``.
         last_id: the highest id that was visible, or was stored by this relay.
         late: ids up to an earlier `last_id` that have become visible since, as ranges.
-        count: rows that no turn has counted yet.
-        size: their bytes.
+        count: number of rows that no turn has counted yet.
+        size: bytes of these rows.
         intervention: number of the newest intervention.
     """
 
@@ -131,7 +154,7 @@ class PostgresStore:
     """
 
     is_stepping: Final = False
-    """The commit that has a change of the clock moves all times."""
+    """Always False: the commit with a change of the clock moves all times."""
 
     def __init__(
         self,
@@ -162,7 +185,7 @@ class PostgresStore:
             raise
 
     def _begin(self) -> None:
-        """Record what the last owner left in flight, and look at what there is."""
+        """Take the first turn: record messages that the last owner left in flight, and count."""
         now = self._clock()
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         self._forgotten = 0
@@ -170,7 +193,7 @@ class PostgresStore:
         self._is_pruning = self._keep_confirmed_s > 0 or bool(self._link.rows("any_kept"))
         at = {"shard": self._shard}
         self._seen = _Seen("1:1:", 0, [])
-        self._touched = ID_MAX  # no intervention before this run matters to it
+        self._touched = ID_MAX  # interventions before this run do not matter
         [(is_restored,)] = self._link.read("is_restored", at | {"turn": self._turn})
         count = [("forget_foreign_xids", at), self._of_turn("recount")] if is_restored else []
         left = {"at": now, "reply_text": LEFT_IN_FLIGHT}
@@ -189,17 +212,17 @@ class PostgresStore:
             ]
         )
         self._touched = self._seen.intervention
-        # Not what is visible now: this may be more than what the turn has counted.
+        # Not the current snapshot, in which more rows may be visible than the turn has counted.
         [(snapshot,)] = self._link.rows("counted", at | {"turn": self._turn})
         [(last_id,)] = self._link.rows("last_id")
         self._seen.text, self._seen.last_id = snapshot.decode(), last_id
 
     def check(self, message: Message) -> None:
-        """Check a new message; any thread may ask.
+        """Check a new message; any thread may call this.
 
         Raises:
-            InvalidMessage: it has the character U+0000 in a text, or an ordering key, and there are
-                several shards: the key may be that of another relay's shard.
+            InvalidMessage: it has the character U+0000 in a text; or it has an ordering key, and
+                the outbox has several shards, so the key may belong to the shard of another relay.
         """
         check_texts(texts_of(message))
         if self._shards > 1 and message.ordering_key is not None:
@@ -215,11 +238,11 @@ class PostgresStore:
         """Number of this relay's run on this outbox, higher than that of every earlier run."""
         return self._run
 
-    # ------------------------------------------------------------------ what others have stored
+    # ------------------------------------------------------------------ rows of other processes
 
     @property
     def bell(self) -> None:
-        """There is none: the relay asks."""
+        """Always None: the relay polls."""
         return
 
     def snapshot(self) -> Snapshot:
@@ -227,13 +250,13 @@ class PostgresStore:
         try:
             self._look()
         except OutboxError:
-            self._is_changed = True  # it is asked for because there was a change
+            self._is_changed = True  # a change was the reason for this call
             raise
-        if self._is_ledger_old:  # a turn of its own reads what operators have counted
+        if self._is_ledger_old:  # a turn of this relay reads what operators have counted
             with suppress(Intervened, OutboxLocked):
                 self._take_turn([])
         late, self._seen.late = tuple(self._seen.late), []
-        return replace(self._told(), late=late)
+        return replace(self._snapshot(), late=late)
 
     def changed_elsewhere(self) -> bool:
         """Whether another process has written to the store since the last call.
@@ -243,24 +266,23 @@ class PostgresStore:
         """
         self._check_usable()
         is_changed, self._is_changed = self._look() or self._is_changed, False
-        is_reconnected = (
-            self._link.connections != self._turn_by
-        )  # others see that the old one is gone
+        # After a reconnect, other processes see that the connection of the last turn has ended.
+        is_reconnected = self._link.connections != self._turn_by
         if is_reconnected or time.monotonic() - self._turn_at > BEAT_S:
             with suppress(Intervened):
                 self._take_turn([])
         return is_changed
 
     def may_have_changed(self) -> bool:
-        """Whether another process may have written since `changed_elsewhere` was last asked."""
+        """Whether another process may have written since the last `changed_elsewhere`."""
         try:
             self._is_changed |= self._look()
-        except OutboxError:  # `changed_elsewhere` raises it
+        except OutboxError:  # `changed_elsewhere` will raise it
             return True
         return self._is_changed
 
     def _look(self) -> bool:
-        """Find rows that were not visible before; return whether there are any."""
+        """Find rows that were not visible before; return whether anything has changed."""
         self._check_usable()
         seen = self._seen
         _, xmax, xip = seen.text.split(":")
@@ -276,18 +298,18 @@ class PostgresStore:
         self._follow(turn, run, intervention)
         seen.text, seen.count, seen.size = text.decode(), seen.count + count, seen.size + size
         if is_changed := self._has_followed:
-            [(last_id,)] = self._link.rows("last_id")  # operators import messages
+            [(last_id,)] = self._link.rows("last_id")  # an operator may have imported messages
             self._has_followed = False
         seen.last_id = max(seen.last_id, last_id or 0)
         seen.late += [(first, first + n - 1) for first, n in id_runs(late or [])]
         return is_changed or count > 0
 
     def _follow(self, turn: int, run: int, intervention: int) -> None:
-        """Note the newest turn, which may be an operator's.
+        """Record the newest turn, which may be an operator's.
 
         Raises:
             OutboxInUse: another relay has taken over.
-            OutboxError: the database has lost turns that were committed.
+            OutboxError: the database has lost committed turns.
         """
         if run != self._run:
             [(_, pid, host)] = self._link.rows("owner", {"run": run}) or [(0, "?", b"?")]
@@ -327,7 +349,7 @@ class PostgresStore:
         """
         self._check_usable()
         if changes.is_empty:
-            return self._told()
+            return self._snapshot()
         if self._seen.intervention > self._touched:
             raise Intervened
         try:
@@ -346,7 +368,7 @@ class PostgresStore:
                 release.left = self._count_held(release)
         if changes.new:
             self._seen.last_id = max(self._seen.last_id, changes.new[-1].id)
-        return self._told()
+        return self._snapshot()
 
     def _draw_ids(self, new: Sequence[Entry]) -> None:
         """Set the ids of new entries: their encryption and their tags in flight need them."""
@@ -357,9 +379,10 @@ class PostgresStore:
                 entry.id = id_
 
     def _steps(self, changes: Changes, now: float) -> list[Step]:
-        """Return the statements of a turn; those that release held entries come last.
+        """Return the statements of a turn.
 
-        An entry that the turn has rescheduled to be held may be the one to release.
+        Those that release held entries come last: the turn may reschedule an entry that it
+        releases.
         """
         return [
             *self._removals(changes, now),
@@ -369,7 +392,7 @@ class PostgresStore:
         ]
 
     def _removals(self, changes: Changes, now: float) -> Iterator[Step]:
-        """Yield the statements that take confirmed entries out: new rows reuse their space."""
+        """Yield the statements that delete confirmed entries; new rows reuse their space."""
         if changes.confirmed:
             ids = {"ids": [entry.id for entry in changes.confirmed], "now": now}
             is_kept = self._keep_confirmed_s > 0
@@ -388,31 +411,34 @@ class PostgresStore:
             yield "step_deadlines", by
         plain, others = divided(changes.new)
         if plain:
-            values = rows.plain_arrays(plain, self._keys)
+            values = arrays(rows.PLAIN, (plain_row_of(entry, self._keys) for entry in plain))
             yield self._of_turn("insert_plain_messages", mine | values)
         if others:
-            yield self._of_turn("insert_messages", mine | rows.arrays(others, self._keys))
+            values = arrays(rows.FULL, (row_of(entry, self._keys) for entry in others))
+            yield self._of_turn("insert_messages", mine | values)
         for name, count in changes.sources.items():
             yield "advance_source", {"name": name, "count": count}
         if changes.rescheduled:
-            yield "reschedule", rows.schedule_arrays(changes.rescheduled)
+            yield "reschedule", arrays(rows.SCHEDULE, map(schedule_of, changes.rescheduled))
 
     def _records(self, changes: Changes, now: float) -> Iterator[Step]:
-        """Yield the statements that give entries up, and keep the history and the tags."""
+        """Yield the statements that give up entries, and record attempts and tags."""
         if changes.parked:
-            yield self._of_turn("park_messages", rows.given_up_arrays(changes.parked))
+            given_up = arrays(rows.GIVEN_UP, map(given_up_of, changes.parked))
+            yield self._of_turn("park_messages", given_up)
         if changes.discarded:
             yield self._of_turn("discard", {"ids": [gone.entry.id for gone in changes.discarded]})
         if changes.attempts:
-            yield "insert_attempts", rows.attempt_arrays(changes.attempts)
+            yield "insert_attempts", arrays(rows.ATTEMPT, map(attempt_of, changes.attempts))
         if changes.finished:
-            yield "delete_in_flight", rows.finished_arrays(changes.finished, self._run)
+            tags = (tags_of(batch, self._run) for batch in changes.finished)
+            yield "delete_in_flight", arrays(rows.TAGS, tags)
         if changes.sent:
-            sent = rows.sent_arrays(changes.sent, self._run)
+            sent = arrays(rows.SENT, (in_flight_of(batch, self._run) for batch in changes.sent))
             yield "insert_in_flight", sent | {"shard": self._shard, "now": now}
 
     def _of_turn(self, name: str, values: Mapping[str, object] | None = None) -> Step:
-        """Return a statement that counts in the row of the next turn, whose number is set later."""
+        """Return a statement that changes the counts of the next turn."""
         return name, {"shard": self._shard, "turn": _NEXT, **(values or {})}
 
     def _take_turn(self, steps: Sequence[Step], new_ids: Sequence[int] = ()) -> list[list[Row]]:
@@ -424,13 +450,13 @@ class PostgresStore:
 
         Raises:
             Intervened: an operator changed messages; nothing was stored.
-            OutboxUnsure: it stores messages, and it is unknown whether it has.
+            OutboxUnsure: it is unknown whether new messages are stored.
             OutboxError: nothing was stored.
         """
         self._commits += 1
         token = f"{self._token}/{self._commits}"
         is_unsure = False
-        told: OutboxError = OutboxLocked(
+        failure: OutboxError = OutboxLocked(
             f"outbox {self._server}: other processes keep changing it; try again"
         )
         for _ in range(_TRIES):
@@ -443,21 +469,21 @@ class PostgresStore:
                             return []
                         continue
                 except (OutboxUnreachable, OutboxLocked) as unreadable:
-                    told = unreadable
+                    failure = unreadable
                     break
-                told = outbox_error(self._server, error)
-                told.__cause__ = error
+                failure = outbox_error(self._server, error)
+                failure.__cause__ = error
                 is_unsure = is_unsure or is_cut_off(error)
-                if not isinstance(told, OutboxUnreachable) and error.sqlstate not in AGAIN:
+                if not isinstance(failure, OutboxUnreachable) and error.sqlstate not in AGAIN:
                     break
-            except OutboxUnreachable as unreachable:  # there is no new connection
-                told = unreachable
+            except OutboxUnreachable as unreachable:  # no new connection could be opened
+                failure = unreachable
                 break
             else:
                 self._turn += 1
-                self._committed(newest)
+                self._committed(_Turn(*newest))
                 return results[len(results) - len(steps) :]
-        raise self._cut_off(told, token, new_ids) if is_unsure else told
+        raise self._cut_off(failure, token, new_ids) if is_unsure else failure
 
     def _all_steps(self, steps: Sequence[Step], token: str) -> list[Step]:
         turn = {"shard": self._shard, "turn": self._turn + 1}
@@ -467,60 +493,63 @@ class PostgresStore:
             ("take_turn", {**turn, "run": self._run, "token": token}),
         ]
         steps = [(name, {**v, **turn} if v.get("turn") is _NEXT else v) for name, v in steps]
-        if self._seen.count:  # first: what is not counted could not be taken off the counts
+        if self._seen.count:  # first: rows must be counted before they are subtracted
             head.append(("count_new", turn))
         if self._turn - self._forgotten >= 2 * KEPT_TURNS:
             upto = self._turn - KEPT_TURNS
             head.append(("forget_turns", {**turn, "from": self._forgotten, "upto": upto}))
         return [*head, *steps, ("newest_turn", {"shard": self._shard})]
 
-    def _committed(self, newest: Row) -> None:
-        _, _, _, intervention, *counters = newest
+    def _committed(self, newest: _Turn) -> None:
         self._turn_at, self._turn_by = time.monotonic(), self._link.connections
         if self._turn - self._forgotten > 2 * KEPT_TURNS:
             self._forgotten = self._turn - 1 - KEPT_TURNS
-        self._seen.intervention = intervention
+        self._seen.intervention = newest.intervention
         self._seen.count = self._seen.size = 0
-        self._counters = Counters(*counters)
+        self._counters = newest.counters
         self._is_ledger_old = False
 
     def _has_committed(self, token: str) -> bool:
-        """After a turn that another transaction has taken: whether that was this one, cut off.
+        """When the next turn is taken, whether this transaction has taken it, and was cut off.
 
         Raises:
-            Intervened: it was an operator's, who changed messages.
-            OutboxInUse: it was that of another relay.
+            Intervened: an operator has taken it, and changed messages.
+            OutboxInUse: another relay has taken it.
         """
         values = {"shard": self._shard, "turn": self._turn + 1}
-        since = self._link.rows("turns_since", values)
-        newest = since[-1] if since else self._link.rows("newest_turn", values)[0]
-        turn, run, _, intervention, *_ = newest
-        is_own = bool(since) and since[0][2].decode() == token
-        if self._unsure is not None and since and since[0][2].decode() == self._unsure[0]:
-            # The callers were told that it is not known. It is stored, and not in memory.
+        since = [_Turn(*row) for row in self._link.rows("turns_since", values)]
+        newest = since[-1] if since else self._newest_turn()
+        taken_by = since[0].token.decode() if since else None
+        is_own = taken_by == token
+        if self._unsure is not None and taken_by == self._unsure[0]:
+            # Its callers got `OutboxUnsure`. Its messages are stored, and not in memory.
             ids = self._unsure[1]
             self._seen.late += [(first, first + n - 1) for first, n in id_runs(ids)]
         self._unsure = None
         if is_own:
             self._turn += 1
-        self._follow(turn, run, intervention)
+        self._follow(newest.turn, newest.run, newest.intervention)
         if is_own:
             self._committed(newest)
         elif self._seen.intervention > self._touched:
             raise Intervened
         return is_own
 
+    def _newest_turn(self) -> _Turn:
+        [newest] = self._link.rows("newest_turn", {"shard": self._shard})
+        return _Turn(*newest)
+
     def _cut_off(self, error: OutboxError, token: str, new_ids: Sequence[int]) -> OutboxError:
-        """Note a turn that may have been committed; return what to tell."""
+        """Record a turn that may have been committed; return the error to raise."""
         self._unsure = token, list(new_ids)
         if not new_ids:
-            return error  # to repeat outcomes changes nothing
+            return error  # recording outcomes again changes nothing
         return OutboxUnsure(
             f"outbox {self._server}: the connection was lost during the commit, so it is unknown "
             f"whether the message is stored; look for it when the database is back ({error})"
         )
 
-    def _told(self) -> Snapshot:
+    def _snapshot(self) -> Snapshot:
         counters, seen = self._counters, self._seen
         stored, size = counters.stored + seen.count, counters.open_bytes + seen.size
         return Snapshot(seen.last_id, replace(counters, stored=stored, open_bytes=size))
@@ -531,7 +560,7 @@ class PostgresStore:
         return int(count)
 
     def relieve(self) -> str:
-        """Return nothing: only the server knows its disk, and says so when it is full."""
+        """Return nothing: only the server can measure its disk, and reports when it is full."""
         return ""
 
     # ------------------------------------------------------------------ reading
@@ -556,13 +585,13 @@ class PostgresStore:
         for _ in range(0, PASSED_MAX, limit) if limit else ():
             found = self._link.read("ready", values | {"first_id": first_id})
             size = 0
-            for row in found:
-                *_, row_size, is_first = row
+            for *columns, is_first in found:
+                row = MessageRow(*columns)
                 if is_first:
-                    size += row_size
-                    if not page.take(_message_of(row)):
+                    size += row.size
+                    if not page.take(row):
                         return self._readable(page), first_id - 1
-                first_id = row[0] + 1
+                first_id = row.id + 1
             if len(found) < limit and size <= bytes_max:
                 return self._readable(page), last_id
             if page.entries or page.damaged:
@@ -597,19 +626,21 @@ class PostgresStore:
         self._check_usable()
         found, next_at = self._timed(page, query, now, loaded)
         if found:
-            read = self._link.read("messages", {"ids": list(found)})
-            by_id = {row[0]: row for row in read}
+            by_id: dict[int, tuple[MessageRow, bool]] = {}
+            for *columns, is_first in self._link.read("messages", {"ids": list(found)}):
+                row = MessageRow(*columns)
+                by_id[row.id] = row, is_first
             for id_, at in found.items():
-                row = by_id.get(id_)
-                if row is None:
-                    continue  # an operator removed it since the index was read
-                if query == "waiting" and not row[-1]:
+                if id_ not in by_id:
+                    continue  # an operator removed it after the index was read
+                row, is_first = by_id[id_]
+                if query == "waiting" and not is_first:
                     page.not_next.append(id_)
-                elif not page.take(_message_of(row)):
+                elif not page.take(row):
                     next_at = at
                     break
-        [(turn, run, _, intervention, *_)] = self._link.rows("newest_turn", {"shard": self._shard})
-        self._follow(turn, run, intervention)
+        newest = self._newest_turn()
+        self._follow(newest.turn, newest.run, newest.intervention)
         if self._seen.intervention > self._touched:
             raise Intervened
         return self._readable(page), next_at
@@ -617,7 +648,7 @@ class PostgresStore:
     def _timed(
         self, page: Page, query: str, now: float, loaded: Container[int]
     ) -> tuple[dict[int, float], float | None]:
-        """Return ids with their times from the index alone, and the time after them."""
+        """Return ids with their times, from the index alone, and the time of the next one."""
         found: dict[int, float] = {}
         after, size = (-inf, 0), 0
         while True:
@@ -644,14 +675,14 @@ class PostgresStore:
         page = Page(len(keys), bytes_max, self._keys)
         looked_at = len(keys)
         values = {"keys": list(keys), "now": now, "limit": len(keys), "seen": self._seen.text}
-        for row in self._link.read("firsts_of_keys", values) if keys else ():
-            if not page.take(_message_of(row)):
-                looked_at = row[-1]
+        for *columns, position in self._link.read("firsts_of_keys", values) if keys else ():
+            if not page.take(MessageRow(*columns)):
+                looked_at = position
                 break
         return self._readable(page), looked_at
 
     def _readable(self, page: Page) -> list[Entry]:
-        """Return the entries of a page, and keep its other rows from being read again and again.
+        """Return the entries of a page, and keep its other rows from being read again.
 
         Damaged rows are parked. Rows that are not next of their ordering key lose their due time.
         """
@@ -663,12 +694,12 @@ class PostgresStore:
         if page.not_next:
             steps.append(("wait_for_key", {"ids": page.not_next}))
         if steps:
-            # If it fails, the rows stay as they are, unsent.
+            # If this fails, the rows are not changed and not sent.
             with suppress(OutboxDiskFull, OutboxLocked, OutboxUnreachable, Intervened):
                 parked = self._take_turn(steps)
                 for id_, *texts in parked[0] if page.damaged and parked else ():
-                    told = (text.decode(errors="replace") for text in texts)
-                    self._damaged.append(DamagedRow(id_, *told))
+                    decoded = (text.decode(errors="replace") for text in texts)
+                    self._damaged.append(DamagedRow(id_, *decoded))
         return page.entries
 
     def lowest_awaited(self, first_id: int, at: float) -> int | None:
@@ -701,21 +732,21 @@ class PostgresStore:
     def touched(self) -> list[Touched]:
         """Return interventions in messages since the last call, or since the store was opened."""
         found = self._link.rows("touched", {"seen": self._touched})
-        told = []
+        touched = []
         for number, id_, *texts, is_open, is_kept, may_have_arrived in found:
             self._touched = max(self._touched, number)
             message_id, exchange, key, action, person, note = (text.decode() for text in texts)
             states = (is_open, is_kept, may_have_arrived)
-            told.append(Touched(id_, message_id, exchange, key, action, person, note, *states))
+            touched.append(Touched(id_, message_id, exchange, key, action, person, note, *states))
         self._touched = max(self._touched, self._seen.intervention)
-        return told
+        return touched
 
     def position(self, source: str) -> int:
         """Return how many entries of a named source were ever stored."""
         found = self._link.rows("position", {"name": source})
         return int(found[0][0]) if found else 0
 
-    # ------------------------------------------------------------------ for others to see; the end
+    # ------------------------------------------------------------------ status; the end
 
     def show(self, status: Mapping[str, object]) -> None:
         """Write the relay's status. No decision depends on it."""
@@ -733,7 +764,7 @@ class PostgresStore:
         if os.getpid() != self._pid or self._is_closed:
             return
         self._is_closed = True
-        # The end of a run is only shown; another relay takes over when the last turn is old.
+        # If this fails, another relay takes over when the last turn is old.
         with suppress(OutboxError, Intervened):
             mine = {"shard": self._shard, "run": self._run}
             self._take_turn(
@@ -752,10 +783,6 @@ class PostgresStore:
             )
         if self._is_closed:
             raise OutboxError(f"outbox {self._server} is closed")
-
-
-_NEXT: Final = object()
-"""Stands for the number of a turn that is not known yet."""
 
 
 def _release_values(release: Release, shard: int) -> dict[str, object]:

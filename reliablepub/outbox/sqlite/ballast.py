@@ -1,12 +1,12 @@
 """Reserved disk space, released so that outcomes and one checkpoint can be written on a full disk.
 
-Knows: one file beside the outbox, and how much of the disk is free. Must never know: messages.
+Knows: one file beside the outbox, the free space of the disk. Must never know: messages.
 
-On a full disk SQLite cannot even delete, because a delete writes to the log first. The relay then
-truncates the file, and uses the space for outcomes and for a checkpoint, which lets the log reuse
-its own space. Before a new message is stored, `Ballast.check` requires room for it beside the
-ballast and beside what the log owes to the database. So released space, or space that an operator
-frees, is left to the relay until the ballast is whole again.
+On a full disk SQLite cannot even delete, because a delete first writes to the log. The relay then
+truncates the file, and uses the space for outcomes and for a checkpoint, after which the log reuses
+its own space. Before a new message is stored, `Ballast.check` requires room for it in addition to
+the ballast and to the pages that the log must still copy to the database. So released space, or
+space that an operator frees, is left to the relay until the ballast is complete again.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from typing import Final
 
 from reliablepub.errors import OutboxDiskFull, OutboxError
 from reliablepub.outbox.sqlite.checkpoints import owed_bytes
+from reliablepub.outbox.sqlite.failures import may_take
 from reliablepub.outbox.sqlite.location import open_side_file
-from reliablepub.outbox.sqlite.quota import may_take
 
 BALLAST_BYTES: Final = 5 * 1024 * 1024
-"""More than one checkpoint (4 MiB), with room for the outcomes of a few turns."""
+"""One checkpoint (4 MiB) and the outcomes of a few turns."""
 LENT_BYTES: Final = 128 * 1024
-"""Released for one read-only open: room for the index of the log (``-shm``), which SQLite creates
-if no other process has the outbox open."""
+"""Released for one read-only open: SQLite creates the index of the log (``-shm``) if no other
+process has the outbox open."""
 MARGIN_BYTES: Final = 256 * 1024
 """Bytes that a transaction may write besides its messages, in the log and the database together."""
 PLENTY_BYTES: Final = 64 * 1024 * 1024
-"""With more than this to spare, free space is not measured again for `PLENTY_S`, unless the ballast
-has changed: a relay that releases it has found the disk full."""
+"""With more spare bytes, free space is not measured again for `PLENTY_S`, unless the ballast has
+changed: a relay that releases it has found the disk full."""
 PLENTY_S: Final = 0.1
 _KEPT_BLOCKS: Final = 4_096
-"""Most blocks that ext4 reserves for itself, and counts as free nevertheless."""
+"""Maximum number of blocks that ext4 reserves for itself, and reports as free."""
 _BLOCK_BYTES: Final = 512
-"""Unit of ``st_blocks``, on every file system."""
+"""Unit of ``st_blocks`` on every file system."""
 
 
 class Ballast:
@@ -58,16 +58,16 @@ class Ballast:
 
     @property
     def is_whole(self) -> bool:
-        """Whether at least 7/8 of the space is reserved: read-only opens may have released a part.
+        """Whether at least 7/8 of the space is reserved; read-only opens may have released a part.
 
-        A reserved byte is one that the file system has allocated.
+        A byte is reserved if the file system has allocated it.
         """
         return self._lacking() <= self._size - self._least
 
     def release(self) -> bool:
-        """Release all space; return False if there was none. For the relay only.
+        """Release all space by truncating the file; return False if there was none.
 
-        The file is truncated and stays.
+        Only the relay calls this.
         """
         return self._cut(0) > 0
 
@@ -82,13 +82,13 @@ class Ballast:
     def restore(self) -> bool:
         """Reserve the whole space; return whether it is reserved.
 
-        For the relay, and for the process that creates the outbox. If the file cannot be created
-        at all, there is no ballast, and only `check` keeps space free.
+        The relay calls this, and the process that creates the outbox. If the file cannot be
+        created, there is no ballast, and only `check` keeps space free.
         """
         return self._is_complete() or self._keep(self._size)
 
     def restore_within(self, spare: float) -> None:
-        """Reserve the space, if ``spare`` bytes allow it; 7/8 of it, if a little is lacking."""
+        """Reserve the space if ``spare`` bytes allow it; 7/8 of it if they almost do."""
         if spare >= 0:
             self.restore()
         elif not self.is_whole and spare >= self._least - self._size:
@@ -116,23 +116,23 @@ class Ballast:
         Raises:
             sqlite3.Error: the database cannot be read.
         """
-        # What was lent counts too: it is room for readers, not for new messages.
+        # Lent bytes are lacking too: they are for readers, not for new messages.
         lacking = self._lacking()
         folder = self._outbox.parent
         spare = free_bytes(folder) - owed_bytes(connection, self._outbox) - lacking
         if lacking and spare >= 0 and not may_take(folder, lacking):
-            return -lacking  # the disk has room, but the user's quota has not
+            return -lacking  # the disk has room, the user's quota does not
         return spare
 
     def check(self, connection: sqlite3.Connection | sqlite3.Cursor, size: int) -> None:
         """Check that the disk has room for new messages. The caller holds the write lock.
 
         Args:
-            connection: connection to the database that is to grow.
+            connection: connection to the database.
             size: bytes of the messages.
 
         Raises:
-            OutboxDiskFull: there is no room; nothing may be stored.
+            OutboxDiskFull: there is no room.
         """
         lacking, now = self._lacking(), time.monotonic()
         if lacking == self._plenty_lacking and now < self._plenty_until:
@@ -150,7 +150,7 @@ class Ballast:
         )
 
     def _lacking(self) -> int:
-        """Return how many bytes of the whole are not reserved."""
+        """Return how many bytes are not reserved."""
         try:
             found = os.lstat(self._path)
         except OSError:
@@ -166,7 +166,7 @@ class Ballast:
             return False
 
     def _cut(self, size: int) -> int:
-        """Truncate the file; return by how many bytes."""
+        """Truncate the file to a size; return by how many bytes it has become shorter."""
         try:
             fd = open_side_file(self._outbox, ".ballast", os.O_WRONLY)
         except (OutboxError, OSError):
@@ -192,6 +192,6 @@ def free_bytes(folder: Path) -> float:
     if not disk.f_blocks:
         return float("inf")
     free = disk.f_bavail
-    if os.geteuid() == 0:  # root may use the blocks reserved for it, but not those of ext4 itself
+    if os.geteuid() == 0:  # root may use blocks that are reserved for it, but not ext4's own
         free = max(free, disk.f_bfree - _KEPT_BLOCKS)
     return float(free * disk.f_frsize)

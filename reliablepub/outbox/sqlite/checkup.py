@@ -1,7 +1,7 @@
-"""Checks the file of an outbox: pages, tables, access rights, and files that were left beside it.
+"""Checks the file of an outbox: pages, tables, access rights, leftover files beside it.
 
-Knows: SQLite's own checks, what ``schema.sql`` makes, which files belong beside an outbox. Must
-never know: how an outbox is changed or repaired.
+Knows: SQLite's own checks, the objects that ``schema.sql`` creates, which files belong beside an
+outbox. Must never know: how an outbox is changed or repaired.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _OTHERS: Final = 0o077
 
 
 def page_damage(connection: sqlite3.Connection, *, is_quick: bool = True) -> list[str]:
-    """Return SQLite's complaints about the pages of the file, at most 100; empty if there are none.
+    """Return errors that SQLite reports about the pages of the file, at most 100.
 
-    If the damage is so large that SQLite gives up, its error is the only line.
+    If SQLite gives up because of the damage, its error is the only line.
 
     Args:
         connection: connection to the file.
-        is_quick: do not compare indexes with their tables.
+        is_quick: whether to skip the comparison of indexes with their tables.
     """
     look = "quick_check" if is_quick else "integrity_check"
     try:
@@ -51,20 +51,20 @@ class Checkup:
     """Facts about the file of an outbox.
 
     Attributes:
-        pages: SQLite's complaints about the pages and indexes; empty if there are none.
+        pages: errors that SQLite reports about pages and indexes; empty if there are none.
         missing: tables, indexes, triggers and views of ``schema.sql`` that do not exist.
         changed: tables, indexes, triggers and views that differ from ``schema.sql``.
-        journal: journal mode; ``wal`` is the right one.
+        journal: journal mode; should be ``wal``.
         bytes_unused: bytes in free pages.
         can_shrink: whether free pages can be cut off (``auto_vacuum`` was set when the file was
             created).
         leftovers: files beside the outbox that no running process needs.
-        rescued: copies beside the outbox, each left by a relay whose outbox was moved.
+        rescued: copies beside the outbox, which relays made when the outbox was moved.
         keys: name of each key that messages are encrypted with, and the number of its messages;
             None stands for messages that are not encrypted. Empty if ``pages``, ``missing`` or
             ``changed`` lists anything.
-        folder: which other users can write to the outbox's folder, and what to do; empty if none
-            can.
+        folder: which other users can write to the outbox's folder, and how to change that; empty
+            if none can.
         readable_by_others: whether users other than the owner may read or write the file.
     """
 
@@ -82,11 +82,11 @@ class Checkup:
 
 
 def check_up(path: Path, *, is_quick: bool = False) -> Checkup:
-    """Gather facts about the file of an outbox, in one read transaction; change nothing.
+    """Gather facts about the file of an outbox in one read transaction; change nothing.
 
     Args:
         path: path of the outbox.
-        is_quick: do not compare indexes with their tables.
+        is_quick: whether to skip the comparison of indexes with their tables.
 
     Raises:
         NotAnOutbox: there is no outbox at this path.
@@ -133,7 +133,7 @@ def _as_made() -> dict[str, str]:
 
 
 def _leftovers(path: Path) -> list[Path]:
-    """Return status files of a killed relay; the next relay removes or replaces them."""
+    """Return status files of a killed relay, which the next relay removes or replaces."""
     if holder_pid(path) is not None:
         return []
     status_file = status_file_path(path)

@@ -1,14 +1,15 @@
-"""Changes of the wall clock: the times of stored messages follow them, one part in each commit.
+"""Changes of the wall clock: moves the times of stored messages, a part in each commit.
 
-Knows: the indexes of times, and how far each change has come. Must never know: what a clock is.
+Knows: the indexes of times, the progress of each change. Must never know: how a change of the clock
+is detected.
 
-To move a row takes about 10 µs, so a change that moved a million rows in one commit would stop the
-relay for seconds. Until the last part is committed, the relay reads no stored message, because it
-could not tell which clock a time belongs to.
+Moving a row takes about 10 µs, so moving a million rows in one commit would stop the relay for
+seconds. Until the last part is committed, the relay reads no stored message, because it could not
+tell which clock a time belongs to.
 
-A part walks along an index of times, in the direction of the change: from the last row if the clock
-was set forward, so that a moved row lands where the walk has been, and is not met again. Rows that
-the relay writes meanwhile have times of the new clock, and are left out by their ids.
+A walk follows an index of times against the change: from the last row if the clock was set forward.
+So a moved row lands behind the walk, and is not visited again. Rows that the relay writes meanwhile
+have times of the new clock, and are left out by their ids.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -28,22 +28,22 @@ PART: Final = 2_000
 PART_BYTES: Final = 4 << 20
 """Bytes of the messages in one part, unless the part is one large message."""
 PART_OF_A_FULL_DISK: Final = 50
-"""Rows in one part while the disk is full: each may change a page, and the pages take space."""
+"""Rows in one part while the disk is full: each may change a page, which takes space in the log."""
 _KINDS: Final = ("deadlines", "retries")
 
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """One change of the clock that is not finished.
+    """One unfinished change of the clock.
 
     Attributes:
         step: the change.
-        now: when it was first committed, by the new clock.
-        until: highest id then; rows with higher ids have times of the new clock.
+        now: time of its first commit, by the new clock.
+        until: highest id at that time; rows with higher ids have times of the new clock.
         rescheduled: ids of rows whose retry times were written since, by the new clock.
-        kinds: indexes that are still to be walked along.
-        at: time at which the walk along the first of them goes on.
-        id: id at which it goes on.
+        kinds: indexes that are not finished.
+        at: time at which the walk along the first of them continues.
+        id: id at which it continues.
     """
 
     step: Step
@@ -55,16 +55,16 @@ class _Walk:
     id: int = 0
 
     def from_the_start(self) -> _Walk:
-        """The walk at the beginning of an index."""
+        """Return the walk at the beginning of an index."""
         if self.step.by < 0:
             return replace(self, at=-1.0, id=0)
         return replace(self, at=math.inf, id=2**63 - 1)
 
     def further(self, connection: sqlite3.Connection, limit: int) -> tuple[_Walk, int]:
-        """Move at most so many rows.
+        """Move at most ``limit`` rows.
 
         Returns:
-            where the walk goes on, and how many rows more this part may move.
+            The walk at its new place, and how many more rows this part may move.
         """
         kind = self.kinds[0]
         way = "back" if self.step.by < 0 else "forward"
@@ -88,10 +88,10 @@ class _Walk:
 
 
 class ClockSteps:
-    """The changes of the wall clock that stored times do not follow yet.
+    """The changes of the wall clock that are not finished.
 
     Attributes:
-        walks: the changes, the oldest first; empty if stored times follow the clock.
+        walks: the changes, the oldest first; empty if all stored times are of the current clock.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class ClockSteps:
         *,
         is_disk_full: bool = False,
     ) -> None:
-        """Move the next part, in the transaction of a commit, before its other changes.
+        """Move the next part, in the transaction of a commit and before its other changes.
 
         Args:
             connection: a connection in a transaction that may write.
@@ -126,13 +126,7 @@ class ClockSteps:
         self._written = walks
 
     def committed(self, changes: Changes) -> None:
-        """Note that a transaction with these changes was committed."""
+        """Record that a transaction with these changes was committed."""
         self.walks = self._written
-        if self.walks:
-            self._reschedule(entry.id for entry in changes.rescheduled)
-
-    def _reschedule(self, ids: Iterable[int]) -> None:
-        if self.walks:
-            written = set(ids)
-            for walk in self.walks:
-                walk.rescheduled.update(written)
+        for walk in self.walks:
+            walk.rescheduled.update(entry.id for entry in changes.rescheduled)

@@ -1,11 +1,17 @@
-"""Maps errors of SQLite and of the file system to `OutboxError`, with what the operator can do.
+"""Maps errors of SQLite and of the file system to `OutboxError`, with advice for the operator.
 
-Knows: SQLite's result codes. Must never know: what the caller was about to do.
+Knows: SQLite's result codes, errors of the file system, disk quotas. Must never know: what the
+caller was doing.
+
+SQLite reports a write beyond a disk quota (``EDQUOT``) as a disk error, and the free blocks that
+``statvfs`` reports ignore quotas. So `may_take` allocates the space in an unnamed file
+(``O_TMPFILE``).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +25,10 @@ from reliablepub.errors import (
     OutboxError,
     OutboxLocked,
 )
-from reliablepub.outbox.sqlite.quota import FULL, may_take
+
+FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Errors of a write for lack of space. A limit on file sizes (``EFBIG``) is not one of them: other,
+shorter files may still grow."""
 
 _IOERR: Final = 10
 _CORRUPT: Final = 11
@@ -29,11 +38,28 @@ _IOERR_SHMSIZE: Final = 10 | 19 << 8
 _READONLY_ROLLBACK: Final = 8 | 3 << 8
 _PRIMARY_CODE: Final = 0xFF
 _TRIED_BYTES: Final = 8 * 1024 * 1024
-"""Bytes tried to find out whether a quota is used up: hardly any transaction writes more."""
+"""Bytes that are allocated to check a quota: few transactions write more."""
 _BROKEN_SCHEMA: Final = b"malformed database schema"
 
 _DECIDED: Final = frozenset({5, 6, 13, 19})
 """SQLITE_BUSY, LOCKED, FULL, CONSTRAINT: a commit that fails with one of these is rolled back."""
+
+
+def may_take(folder: Path, size: int) -> bool:
+    """Whether this user may write ``size`` more bytes in a folder; True if that is unknown."""
+    if not hasattr(os, "O_TMPFILE"):
+        return True
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error.errno not in FULL
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        return error.errno not in FULL
+    finally:
+        os.close(fd)
+    return True
 
 
 def is_damage(error: sqlite3.Error) -> bool:
@@ -42,15 +68,15 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 
 def lacks_index(error: sqlite3.Error) -> bool:
-    """Whether the disk is too full for the index of the log (``-shm``), which reading needs too."""
+    """Whether the disk is too full for the index of the log (``-shm``), which readers also need."""
     return getattr(error, "sqlite_errorcode", 0) == _IOERR_SHMSIZE
 
 
 def is_unfinished(error: sqlite3.Error) -> bool:
     """Whether a connection that may write must first roll back another process's transaction.
 
-    This happens only before the database has a write-ahead log: while the outbox is created, or in
-    an application's file.
+    This happens only before the database has a write-ahead log: during the creation of the outbox,
+    or in an application's file.
     """
     return getattr(error, "sqlite_errorcode", 0) == _READONLY_ROLLBACK
 
@@ -58,13 +84,13 @@ def is_unfinished(error: sqlite3.Error) -> bool:
 def is_decided(path: Path, error: sqlite3.Error) -> bool:
     """Whether a commit that failed with this error is known to be rolled back.
 
-    After any other error (a failed write or sync), the transaction may be on the disk.
+    After any other error (a failed write or sync), the transaction may be on disk.
     """
     return _code(error) in _DECIDED or _is_over_quota(path, error)
 
 
 def _is_over_quota(path: Path, error: sqlite3.Error) -> bool:
-    """Whether a write failed because a quota is used up: SQLite reports a disk error for it."""
+    """Whether a write failed because a quota is used up, which SQLite reports as a disk error."""
     is_write = getattr(error, "sqlite_errorcode", 0) == _IOERR_WRITE
     return is_write and not may_take(path.parent, _TRIED_BYTES)
 
@@ -98,20 +124,20 @@ _MEANING: Final[dict[int, tuple[type[OutboxError], str]]] = {
             "before are safe; free some space and try again"
         ),
     ),
-    14: (
+    14: (  # SQLITE_CANTOPEN
         OutboxError,
         (
             "cannot be opened; check its mode and that of its folder, and whether the file system "
             "is mounted read-only"
         ),
-    ),  # SQLITE_CANTOPEN
+    ),
     15: _LOCKED,  # SQLITE_PROTOCOL: other processes competed for the lock for seconds
     26: (NotAnOutbox, "is not a SQLite database; choose another path"),  # SQLITE_NOTADB
 }
 
 
 def outbox_error(path: Path, error: sqlite3.Error) -> OutboxError:
-    """Make the error to raise for one of SQLite's."""
+    """Convert an error of SQLite to an `OutboxError`."""
     kind, meaning = _MEANING.get(_code(error), (OutboxError, "could not be used"))
     if lacks_index(error) or _is_over_quota(path, error):
         kind, meaning = _MEANING[_FULL]
@@ -132,17 +158,17 @@ def reported(path: Path) -> Iterator[None]:
 
 
 def raise_reported(path: Path, error: BaseException) -> None:
-    """Raise `OutboxError` if this is an error of SQLite; else return."""
+    """Raise `OutboxError` if this is an error of SQLite; otherwise return."""
     if isinstance(error, sqlite3.Error):
         raise outbox_error(path, error) from error
-    # SQLite quotes a damaged schema in its error, and Python fails to decode that as UTF-8.
+    # SQLite quotes a damaged schema in its error, and Python fails to decode the text as UTF-8.
     if isinstance(error, UnicodeDecodeError) and error.object.startswith(_BROKEN_SCHEMA):
         kind, meaning = _MEANING[_CORRUPT]
         raise kind(f"outbox {path} {meaning} (SQLite: {_BROKEN_SCHEMA.decode()})") from error
 
 
 def os_error(path: Path, error: OSError) -> OutboxError:
-    """Make the error to raise if the file or its folder cannot be used."""
+    """Convert an error of the file system to an `OutboxError`."""
     if error.errno in {*FULL, errno.EFBIG}:
         return OutboxDiskFull(
             f"the disk is full under outbox {path} ({error.strerror}); free some space and "

@@ -1,18 +1,19 @@
-"""Closes SQLite connections before a fork, and refuses files in the child that stayed open.
+"""Closes SQLite connections before a fork; in the child, refuses files that stayed open.
 
-Knows: SQLite's table of locks, the process's descriptors. Must never know: what is in an outbox.
+Knows: SQLite's table of locks, the descriptors of the process. Must never know: the content of an
+outbox.
 
-SQLite has one table a process of the files it has open and the locks it holds on them. A fork
-copies the table, but not the locks: POSIX locks belong to one process. A *new* connection in the
+In each process, SQLite has one table of open files and the locks that it holds on them. A fork
+copies the table but not the locks: POSIX locks belong to one process. A *new* connection in the
 child finds the file locked in the table, and does not lock it. When the parent closes its last
-connection, it gets the exclusive lock and deletes the write-ahead log, and the child goes on
-committing into the deleted log without an error. Two rules prevent that:
+connection, it gets the exclusive lock and deletes the write-ahead log. The child then commits into
+the deleted log without an error. Two rules prevent that:
 
-- Before a fork, no thread may begin to use SQLite, calls under way are waited for, and every
+- Before a fork, no thread may begin to use SQLite, the fork waits for calls under way, and every
   connection of this library is closed. With no connection left, SQLite removes the file from its
-  table. Parent and child open it again when they need it.
-- In the child, a database file that was open at the fork is never opened again. It stays open if
-  the application has a connection to it, if a call did not end in time, or if a C library forked
+  table. Parent and child reopen it when they need it.
+- In the child, a database file that was open at the fork is never opened again. A file stays open
+  if the application has a connection to it, if a call did not end in time, or if a C library forked
   without Python's hooks. For a file that was open before this module was imported, `location`
   checks whether its lock is real.
 """
@@ -32,29 +33,29 @@ from typing import Final, Protocol
 from reliablepub.errors import OutboxForked
 
 Inode = tuple[int, int]
-"""Device and inode number, which identify a file whatever its name."""
+"""Device and inode number, which identify a file regardless of its name."""
 
 QUIET_TIMEOUT_S: Final = 15.0
-"""How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite's."""
+"""How long a fork waits for calls under way. A call waits up to 5 s for a lock of SQLite."""
 _MAGIC: Final = b"SQLite format 3\0"
 
 
 class Keeper(Protocol):
-    """An object that keeps a connection open between two uses."""
+    """An object that keeps a connection open between uses."""
 
     def rest(self) -> None:
         """Close the connection until the next use. No use is under way.
 
-        In a forked child the connection is the parent's, and is abandoned instead of closed.
+        In a forked child the connection belongs to the parent, and is abandoned instead.
         """
 
 
 class Gate:
-    """Keeps uses of SQLite and forks apart. Reentrant, also from signal handlers.
+    """Prevents forks during uses of SQLite, and uses during forks. Reentrant, also for signals.
 
     Attributes:
         open_before: databases that the process had open when this module was imported. An earlier
-            fork may have torn their locks; `location.Place` checks that.
+            fork may have lost their locks; `location.Place` checks that.
     """
 
     def __init__(self) -> None:
@@ -73,8 +74,8 @@ class Gate:
     def use(self) -> Iterator[None]:
         """Delay forks until the block ends; wait at its start while another thread forks.
 
-        The block may end in another thread than the one it began in, as that of a generator that
-        was not exhausted does.
+        The block may end in another thread than it began in, for instance when a generator that was
+        not exhausted is collected.
         """
         use = self.begin_use()
         try:
@@ -83,7 +84,7 @@ class Gate:
             self.end_use(use)
 
     def begin_use(self) -> tuple[int, int]:
-        """Begin a use, for callers without a ``with`` block; returns the argument of `end_use`."""
+        """Begin a use without a ``with`` block; return the argument of `end_use`."""
         if os.getpid() != self._pid:
             self._after_in_child()  # a C library forked without Python's hooks
         me = threading.get_ident()
@@ -149,7 +150,7 @@ class Gate:
 
 
 def forked(path: Path, what: str) -> OutboxForked:
-    """Make the error to raise if SQLite's table has locks that this process does not hold."""
+    """Make the error for a file on which SQLite's table has locks that this process lacks."""
     return OutboxForked(
         f"outbox {path} {what} (process {os.getpid()}), so SQLite's locks on it do not hold here, "
         "and what is stored could be lost; nothing was stored. Close the application's own "
@@ -158,9 +159,9 @@ def forked(path: Path, what: str) -> OutboxForked:
 
 
 def open_files() -> dict[Inode, list[int]]:
-    """Return the regular files that this process has open, each with its descriptors.
+    """Return the open regular files of this process, each with its descriptors.
 
-    The result is empty if the system does not list descriptors.
+    The result is empty if the system cannot list descriptors.
     """
     found: dict[Inode, list[int]] = {}
     for folder in ("/proc/self/fd", "/dev/fd"):
@@ -180,7 +181,7 @@ def open_files() -> dict[Inode, list[int]]:
 
 
 def abandon(connection: sqlite3.Connection) -> None:
-    """Keep a connection open until the process ends: closing it could delete another one's log."""
+    """Keep a connection open until the process ends: closing it could delete a log in use."""
     import ctypes  # noqa: PLC0415 - takes 3 ms, and is rarely needed
 
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))

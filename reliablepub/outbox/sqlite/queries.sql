@@ -334,26 +334,6 @@ DELETE FROM reliablepub_in_flight;
 
 -- Interventions of operators.
 
--- name: any_message
-SELECT
-    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, due_at, nacked, returned, refused, uncertain, checksum, body,
-    expires_at, CAST(ordering_key AS BLOB), refused_at, size
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, NULL, nacked, returned, refused, uncertain, checksum, body,
-    expires_at, CAST(ordering_key AS BLOB), NULL, size
-FROM reliablepub_parked WHERE id = :id;
-
--- name: confirmed_message
-SELECT
-    id, CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), stored_at, NULL, 0, 0, 0, 0, checksum, body,
-    NULL, CAST(ordering_key AS BLOB), NULL, size
-FROM reliablepub_confirmed WHERE id = :id;
-
 -- name: due_now
 UPDATE reliablepub_messages SET due_at = 0, uncertain = min(uncertain + nacked, 2147483647),
     nacked = 0, returned = 0, refused = 0, refused_at = NULL, expires_at = NULL
@@ -375,44 +355,10 @@ GROUP BY name ORDER BY name;
 
 -- Inspection by operators.
 
--- name: one_message
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties,
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    stored_at, nullif(nullif(due_at, 9e999), 0) AS due_at, NULL AS parked_at, expires_at,
-    nacked, returned, refused, uncertain, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
-    size, length(body) AS body_bytes, due_at IS 9e999 AS is_held, NULL AS confirmed_at
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties, state,
-    stored_at, NULL, parked_at, expires_at,
-    nacked, returned, refused, uncertain, outcome, reply_code, reply_text,
-    size, length(body), 0, NULL
-FROM reliablepub_parked WHERE id = :id
-UNION ALL
-SELECT
-    id, message_id, exchange, routing_key, ordering_key, properties, 'confirmed',
-    stored_at, NULL, NULL, NULL, 0, 0, 0, 0, NULL, NULL, NULL,
-    size, length(body), 0, confirmed_at
-FROM reliablepub_confirmed WHERE id = :id;
-
 -- name: in_flight
 SELECT
     epoch, tag, id, message_id, exchange, routing_key, CAST(strftime('%s', sent_at) AS REAL) AS sent_at
 FROM reliablepub_in_flight_tags WHERE :id IS NULL OR id = :id ORDER BY epoch, tag LIMIT :limit;
-
--- name: view_history
-SELECT
-    attempt, id, message_id, datetime(at, 'unixepoch') AS at, outcome, reply_code, reply_text,
-    persistence, epoch, tag
-FROM reliablepub_attempts WHERE attempt > :after ORDER BY attempt LIMIT :limit;
-
--- name: view_interventions
-SELECT
-    intervention, id, message_id, exchange, routing_key, datetime(at, 'unixepoch') AS at, action,
-    person, note
-FROM reliablepub_interventions WHERE intervention > :after ORDER BY intervention LIMIT :limit;
 
 -- name: audit
 SELECT
@@ -420,21 +366,6 @@ SELECT
     (SELECT open_bytes FROM reliablepub_ledger)
         - (SELECT CAST(total(size) AS INTEGER) FROM reliablepub_messages)
 FROM reliablepub_audit;
-
--- name: open_contents
-SELECT
-    CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body,
-    id, stored_at, due_at, expires_at, refused_at, nacked, returned, refused, uncertain, size, checksum
-FROM reliablepub_messages ORDER BY id;
-
--- name: parked_contents
-SELECT
-    CAST(message_id AS BLOB), CAST(exchange AS BLOB), CAST(routing_key AS BLOB),
-    CAST(properties AS BLOB), CAST(ordering_key AS BLOB), body,
-    id, stored_at, parked_at, expires_at, nacked, returned, refused, uncertain, size, checksum,
-    outcome, reply_code
-FROM reliablepub_parked ORDER BY id;
 
 -- What schema.sql created, without white space. Indexes that SQLite creates itself have no text.
 -- name: made
@@ -495,21 +426,6 @@ DELETE FROM reliablepub_messages WHERE id = :id RETURNING min(max(size, 0), 1000
 DELETE FROM reliablepub_parked WHERE id = :id RETURNING min(max(size, 0), 1000000000000);
 
 -- Export and import.
-
--- name: export
-SELECT
-    CASE WHEN due_at > 0 THEN 'waiting' ELSE 'ready' END AS state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at, nullif(nullif(due_at, 9e999), 0) AS due_at, expires_at,
-    refused_at, NULL AS parked_at, NULL AS outcome, NULL AS reply_code, NULL AS reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
-FROM reliablepub_messages WHERE id = :id
-UNION ALL
-SELECT
-    state,
-    message_id, exchange, routing_key, ordering_key, properties, stored_at, NULL, expires_at,
-    NULL, parked_at, outcome, reply_code, reply_text,
-    nacked, returned, refused, uncertain, size, checksum, body
-FROM reliablepub_parked WHERE id = :id;
 
 -- name: next_id
 SELECT coalesce(max(seq), 0) + 1 FROM sqlite_sequence WHERE name = 'reliablepub_messages';

@@ -1,16 +1,16 @@
 """Copies every intact row of a damaged outbox into a new one.
 
-Knows: SQLite's file format (https://sqlite.org/fileformat2.html), the shape of an outbox row, and
-its checksum. Must never know: how to read messages from the damaged file through SQLite.
+Knows: SQLite's file format (https://sqlite.org/fileformat2.html), the columns of an outbox row, its
+checksum. Must never know: how to read messages from the damaged file through SQLite.
 
 SQLite reaches a leaf page from the root of its tree, so one damaged page in between hides thousands
-of intact rows. This module reads every page that looks like a leaf of a table by itself. All
+of intact rows. This module reads each page that looks like a leaf of a table on its own. All
 numbers in the file are big-endian, the default of `int.from_bytes`. The file may be damaged or
 forged, so no number in it is trusted: the size of the file bounds every loop and every allocation.
 
-A row is intact if it can be decoded and its checksum is right. Only a message passes that test, so
-it does not matter which table a page belonged to. If damage hides which pages are free, a message
-that was already confirmed may be found. It is then published once more.
+A row is intact if it can be decoded and its checksum is right. Only messages pass that test, so the
+table of a page does not matter. If damage hides which pages are free, a confirmed message may be
+found. It is then published again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Value = int | float | str | bytes | None
 
 _MAGIC: Final = b"SQLite format 3\0"
 _LIKELY_PAGE_BYTES: Final = (PAGE_BYTES, 4_096)
-"""Page sizes to try if the header is damaged: of outboxes now, and of older ones."""
+"""Page sizes to try if the header is damaged: those of new outboxes, and of older ones."""
 _WAL_MAGIC: Final = 0x377F0682
 _TABLE_LEAF: Final = 0x0D
 _HEADER: Final = 100
@@ -57,7 +57,7 @@ _COLUMNS_MAX: Final = 32_767
 """SQLite's own limit on the columns of a table."""
 _USABLE_MIN: Final = 480
 _SHARED_MAX: Final = 4
-"""How many rows may claim one byte: the row that owns it, and copies that damage exposes."""
+"""How many rows may contain one byte: the row that owns it, and old copies that damage exposes."""
 _INTEGERS: Final = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
 
 
@@ -73,8 +73,8 @@ class Pages:
 
     Args:
         path: path of the database; its log is beside it, if there is one.
-        page_bytes: page size to use; 0 takes it from the header, or finds the likeliest if the
-            header is damaged.
+        page_bytes: page size; 0 reads it from the header, or finds the likeliest one if the header
+            is damaged.
     """
 
     def __init__(self, path: Path, page_bytes: int = 0) -> None:
@@ -111,8 +111,8 @@ class Pages:
             if number in free or (page := self._page(number))[start] != _TABLE_LEAF:
                 continue
             (count,) = struct.unpack_from(">H", page, start + 3)
-            # In an intact file each byte belongs to one row. In a forged page many cells can point
-            # to the same bytes, so stop after decoding a few times the size of the page.
+            # In an intact file, each byte belongs to one row. In a forged page, many cells can
+            # point to the same bytes, so decoding stops at a few times the size of the page.
             most = self._decoded_bytes + _SHARED_MAX * self._size
             for index in range(min(count, (self._size - start - 8) // 2)):
                 (at,) = struct.unpack_from(">H", page, start + 8 + 2 * index)
@@ -122,7 +122,7 @@ class Pages:
                     break
 
     def _page(self, number: int) -> bytes:
-        """Return a page; a page of zeros if the file has none of this number."""
+        """Return a page; a page of zeros if the file has no page of this number."""
         if number in self._changed:
             assert self._log is not None
             self._log.seek(self._changed[number])
@@ -172,14 +172,14 @@ class Pages:
             page = self._page(trunk)
             following, count = struct.unpack_from(">II", page)
             if following > self._count or count > self._usable // 4 - 2:
-                break  # not a page of this list: to believe it would hide pages with rows
+                break  # not a page of the list: trusting it would hide pages with rows
             free.add(trunk)
             free.update(struct.unpack_from(f">{count}I", page, 8))
             trunk = following
         return free
 
     def _lay_over(self, log: BinaryIO) -> None:
-        """Let pages of the log replace those of the file, up to the last complete commit."""
+        """Replace pages of the file by those of the log, up to its last complete commit."""
         head = log.read(_WAL_HEADER)
         if len(head) < _WAL_HEADER:
             return
@@ -207,7 +207,7 @@ class Pages:
 
 
 def _size_in(header: bytes) -> int:
-    """Return the page size in the header, in bytes; 0 if it is not a possible one."""
+    """Return the page size in the header, in bytes; 0 if it is impossible."""
     size = int.from_bytes(header[16:18]) if header.startswith(_MAGIC) else 0
     size = 65_536 if size == 1 else size
     is_possible = size >= 512 and not size & (size - 1)  # noqa: PLR2004 - the smallest of the format
@@ -290,7 +290,7 @@ _INSTEAD: Final[dict[str, Value]] = {
     "reply_text": "",
     "is_skipped": 0,
 }
-"""Replacements for impossible bookkeeping values of a row whose message is intact."""
+"""Replacements for impossible bookkeeping values of an intact message."""
 
 Row = dict[str, Value]
 
@@ -301,7 +301,7 @@ class BrokenRow:
 
     Attributes:
         id: number of the row.
-        message_id: ``message_id`` as found, which may be damaged too.
+        message_id: ``message_id`` as found; it may be damaged too.
         reason: what is wrong with the row.
     """
 
@@ -317,7 +317,7 @@ class Salvaged:
     Attributes:
         open: number of open messages copied; they are open in the new outbox.
         parked: number of parked and expired messages copied; they keep their state.
-        broken: rows that were recognized as messages, and are damaged.
+        broken: rows that were recognized as messages and are damaged.
         has_sources: whether the positions of named sources could also be read and copied.
     """
 
@@ -356,7 +356,7 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
     intact: set[int] = set()
     batch: list[tuple[str, Row]] = []
     batch_bytes = 0
-    for query, row in _recognized(pages, _Shapes(target)):
+    for query, row in _recognized(pages, target):
         id_ = int(str(row["id"]))
         try:
             _check(row)
@@ -380,29 +380,19 @@ def _copy(damaged: Path, pages: Pages, target: sqlite3.Connection, new: Path) ->
     )
 
 
-class _Shapes:
-    """The columns of both message tables, in the order of a record.
-
-    A row that was stored before a column was added has fewer values.
-    """
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.open = connection.execute(QUERIES["open_columns"]).fetchall()
-        self.parked = connection.execute(QUERIES["parked_columns"]).fetchall()
-
-
-def _recognized(pages: Pages, shapes: _Shapes) -> Iterator[tuple[str, Row]]:
+def _recognized(pages: Pages, target: sqlite3.Connection) -> Iterator[tuple[str, Row]]:
     """Yield each row that looks like a message, with the query that inserts it."""
+    columns_of_open = target.execute(QUERIES["open_columns"]).fetchall()
+    columns_of_parked = target.execute(QUERIES["parked_columns"]).fetchall()
     for rowid, values in pages.rows():
         is_parked = len(values) > _STATE and values[_STATE] in ("parked", "expired")
-        columns = shapes.parked if is_parked else shapes.open
+        columns = columns_of_parked if is_parked else columns_of_open
         if len(values) > len(columns):
             continue
+        # A row that was stored before a column was added has fewer values.
         row: Row = {name: _default(default) for name, default in columns}
         row |= dict(zip(row, values, strict=False)) | {"id": rowid}
-        if not _looks_right(row):
-            continue
-        if "id" in misfits(row):
+        if not _looks_right(row) or "id" in misfits(row):
             continue
         for name in _TIMES:  # SQLite stores a whole REAL as an integer
             if isinstance(row.get(name), int):
@@ -466,10 +456,10 @@ def _write(
 
 
 def _copy_sources(damaged: Path, target: sqlite3.Connection, new: Path) -> bool:
-    """Copy the positions of named sources, if SQLite can read them; return whether it could.
+    """Copy the positions of named sources if SQLite can read them; return whether it could.
 
-    They are a few rows without a checksum, and a wrong position loses input. So they are not
-    decoded page by page.
+    A wrong position loses input, and these rows have no checksum. So they are not decoded page by
+    page.
     """
     found: list[dict[str, object]] | None = None
     with suppress(OutboxError), looking(damaged) as (connection, _):

@@ -1,12 +1,12 @@
-"""Disk space: retention of confirmed messages and of keys, and what is freed on a full disk.
+"""Disk space: retention of confirmed messages and keys, and what is freed on a full disk.
 
-Knows: confirmed rows, deduplication keys, free pages, the ballast, and in which order they are
+Knows: confirmed rows, deduplication keys, free pages, the ballast, the order in which they are
 freed. Must never know: open or parked messages, the relay.
 
 Old rows are deleted a few at a time, within transactions that are made for other reasons. So no
 transaction takes noticeably longer, and no background task is needed. Free pages are removed from
-the file all at once, when few pages are in use after an outage. SQLite can also remove them one by
-one, but searches its list of free pages each time: with a million pages, one takes 3 ms.
+the file all at once, when few pages are in use after an outage. SQLite can also remove single
+pages, but searches its list of free pages each time: with a million pages, removing one takes 3 ms.
 
 While the disk is full:
 
@@ -16,15 +16,14 @@ While the disk is full:
 - Free pages are removed from the file, a few at a time.
 - Each commit is followed by a checkpoint, so that the log is reset and does not grow.
 - ``secure_delete`` is FAST: overwriting deleted rows would write as many bytes to the log as it
-  frees. Bodies of confirmed messages may stay in free pages until these are used again.
+  frees. Bodies of confirmed messages may stay in free pages until these are reused.
 - Outcomes are recorded in `pieces` that fit into the ballast, however many messages a turn settles.
-- Space that an operator frees is used for a checkpoint first: while less is free than the log owes
-  to the database, nothing is written.
+- Space that an operator frees is first used for a checkpoint: nothing is written while less space
+  is free than the log needs to copy its pages to the database.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sqlite3
 import time
@@ -44,14 +43,14 @@ from reliablepub.outbox.sqlite.sql import QUERIES
 from reliablepub.outbox.sqlite.transactions import transaction
 
 PRUNED_MIN: Final = 100
-"""Kept rows that one commit deletes, or twice as many as it confirms if that is more, so that
-they cannot accumulate."""
+"""Kept rows that one commit deletes; twice as many as it confirms if that is more, so that rows
+cannot accumulate."""
 KEYS_LOOKED_AT: Final = 4
-"""Overdue keys that are checked whenever a new one is stored."""
+"""Overdue keys that are checked whenever a key is stored."""
 FREE_PAGES_MIN: Final = 32 * 1024 * 1024 // PAGE_BYTES
-"""Fewer free pages stay in the file for the next burst."""
+"""Minimum number of free pages for a rewrite of the file; fewer are kept for the next burst."""
 LEFT_PAGES_MAX: Final = 8 * 1024 * 1024 // PAGE_BYTES
-"""Most pages in use for which the file is rewritten: copying them takes 0.1 s."""
+"""Maximum number of used pages for a rewrite of the file: copying them takes 0.1 s."""
 
 
 def prune_confirmed(
@@ -71,11 +70,11 @@ def has_space_to_give(connection: sqlite3.Connection) -> bool:
 
 
 def give_space_back(connection: sqlite3.Connection) -> None:
-    """Rewrite the file without its free pages (``VACUUM``); not inside a transaction.
+    """Rewrite the file without its free pages (``VACUUM``), outside a transaction.
 
-    If that fails (the disk is full, or another process writes), the file stays as it is.
+    If that fails (the disk is full, or another process writes), the file is not changed.
     """
-    with contextlib.suppress(sqlite3.OperationalError):
+    with suppress(sqlite3.OperationalError):
         connection.execute("VACUUM")
 
 
@@ -106,7 +105,7 @@ def remember_key(cursor: sqlite3.Cursor, key: str, id_: int, message_id: str, no
 T = TypeVar("T")
 
 LOW_BYTES: Final = 1024 * 1024
-"""With less than this to spare, the disk counts as full; `Ballast.check` asks for less."""
+"""With fewer spare bytes, the disk counts as full; `Ballast.check` requires less."""
 LOOK_S: Final = 1.0
 """Interval of checks while the disk has space."""
 SHORT_LOOK_S: Final = 0.25
@@ -117,17 +116,17 @@ CUT_PAGES: Final = 64
 """Pages that one transaction removes from the file: 0.5 MiB of log."""
 CUT_S: Final = 0.02
 PIECE_BYTES: Final = 1024 * 1024
-"""Bytes of the messages that one transaction settles on a full disk. Parking a message writes it to
+"""Bytes of the messages that one transaction settles on a full disk. Parking writes a message to
 the log and, if no page is free, to the end of the database."""
 DISK_FULL: Final = "disk full: no new message is stored until space is freed"
 
 
 def pieces(changes: Changes) -> Iterator[Changes]:
-    """Divide the outcomes of a turn into changes of about `PIECE_BYTES`, to be committed first.
+    """Divide the outcomes of a turn into pieces of about `PIECE_BYTES`, to be committed before it.
 
-    So each piece fits into the ballast, unless it is one large message. The turn itself is
-    committed after them: an outcome that is recorded twice counts once. A turn that settles less
-    than `PIECE_BYTES` has no pieces.
+    So each piece fits into the ballast, unless it is one large message. The turn is committed after
+    its pieces: an outcome that is recorded twice counts once. A turn that settles less than
+    `PIECE_BYTES` has no pieces.
     """
     for confirmed in _by_bytes(changes.confirmed, lambda entry: entry.message.size):
         yield Changes(confirmed=confirmed)
@@ -172,7 +171,7 @@ class Shortage:
             release: whether to release the ballast, because the transaction did not fit.
 
         Raises:
-            OutboxDiskFull: less is free than the checkpoint needs; nothing was written.
+            OutboxDiskFull: the checkpoint needs more space than is free; nothing was written.
         """
         with reported(self._path):
             connection.execute("PRAGMA secure_delete = FAST")
@@ -192,7 +191,7 @@ class Shortage:
         """Check the disk at intervals, and free space if it is full.
 
         Returns:
-            why new messages are refused; empty if there is space.
+            Why new messages are refused; empty if there is space.
         """
         now = time.monotonic()
         if now >= self._next_look_at:
@@ -205,7 +204,7 @@ class Shortage:
         if spare < LOW_BYTES:
             self.is_on = True
             connection.execute("PRAGMA secure_delete = FAST")
-            with suppress(OutboxError):  # tried again at the next look
+            with suppress(OutboxError):  # retried at the next look
                 self._give(connection)
             spare = self._ballast.spare_bytes(connection)
         self._ballast.restore_within(spare)

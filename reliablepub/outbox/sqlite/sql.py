@@ -3,9 +3,10 @@
 Knows: how an insert of one row becomes one of many, and how rows become dictionaries. Must never
 know: what any statement means.
 
-SQL is put together from strings in two places, from constants only: `of_rows` repeats the
-parameters of a row, and ``outbox/admin/selection.py`` joins the conditions that an operator asks
-for. Values are always bound. Pragmas, ``BEGIN`` and ``COMMIT`` stand where they are used.
+SQL is put together from strings in three places, from constants only: `text_of_queries` fills in
+the expressions of a database, `of_rows` repeats the parameters of a row, and
+``outbox/admin/selection.py`` joins the conditions that an operator asks for. Values are always
+bound. Pragmas, ``BEGIN`` and ``COMMIT`` stand where they are used.
 """
 
 from __future__ import annotations
@@ -40,7 +41,14 @@ def statements(text: str) -> Iterator[str]:
         raise ValueError(f"the script ends within a statement: {lines[0]!r}")
 
 
-QUERIES: Final = named(text_of_queries(__package__))
+QUERIES: Final = named(
+    text_of_queries(
+        __package__,
+        bytes_of="CAST({} AS BLOB)",
+        utc_of="datetime({}, 'unixepoch')",
+        infinity="9e999",
+    )
+)
 
 
 def of_rows(name: str, count: int) -> str:

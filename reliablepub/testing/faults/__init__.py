@@ -1,6 +1,6 @@
 """Faults: rules that say how and when the broker misbehaves.
 
-This package knows when a rule acts. It must never know how the broker carries out a fault.
+Knows: when a rule acts. Must never know: how the broker carries out a fault.
 """
 
 from reliablepub.testing.faults.answers import (
@@ -23,6 +23,7 @@ from reliablepub.testing.faults.deliveries import (
     RepeatDelivery,
 )
 from reliablepub.testing.faults.events import (
+    AnyOf,
     Block,
     CloseChannel,
     CloseConnection,
@@ -34,8 +35,6 @@ from reliablepub.testing.faults.events import (
     Freeze,
     HalfOpen,
 )
-from reliablepub.testing.faults.files import KINDS, FaultFileError, fault_of, load_faults
-from reliablepub.testing.faults.mix import AnyOf
 from reliablepub.testing.faults.network import (
     STEPS,
     Bandwidth,
@@ -47,7 +46,13 @@ from reliablepub.testing.faults.network import (
     StallHandshake,
 )
 from reliablepub.testing.faults.rule import ConnectionFault, DeliveryFault, Fault, PublishFault
-from reliablepub.testing.faults.script import FaultScript
+from reliablepub.testing.faults.script import (
+    KINDS,
+    FaultFileError,
+    FaultScript,
+    fault_of,
+    load_faults,
+)
 
 __all__ = [
     "KINDS",

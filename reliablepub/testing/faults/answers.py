@@ -1,13 +1,13 @@
 """Faults of confirms and returns: how, how often and when the broker answers a publish.
 
-This module must never know how the broker carries out a fault.
+Knows: the fields of each fault. Must never know: how the broker carries it out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reliablepub.testing.faults.rule import PublishFault, check_positive
+from reliablepub.testing.faults.rule import PublishFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +39,8 @@ class DelayReturn(PublishFault):
     """
 
     kind = "delay_return"
+    _positive = ("for_s",)
     for_s: float
-
-    def __post_init__(self) -> None:
-        """A delay lasts."""
-        PublishFault.__post_init__(self)
-        check_positive(for_s=self.for_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +63,8 @@ class DelayConfirm(PublishFault):
     """The confirm is sent `for_s` seconds late; confirms of later publishes do not wait for it."""
 
     kind = "delay_confirm"
+    _positive = ("for_s",)
     for_s: float
-
-    def __post_init__(self) -> None:
-        """A delay lasts."""
-        PublishFault.__post_init__(self)
-        check_positive(for_s=self.for_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,4 +108,4 @@ class StrayAck(PublishFault):
         """Require exactly one of `beyond` and `tag`."""
         PublishFault.__post_init__(self)
         if (self.beyond is None) == (self.tag is None):
-            raise ValueError("say either beyond or tag")
+            raise ValueError("give either beyond or tag")

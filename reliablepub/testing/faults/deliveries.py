@@ -1,21 +1,21 @@
-"""Faults of deliveries: what goes wrong between a queue and its consumers.
+"""Faults of deliveries, between a queue and its consumers.
 
-This module must never know how the broker carries out a fault.
+Knows: the fields of each fault. Must never know: how the broker carries it out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reliablepub.testing.faults.rule import DeliveryFault, check_positive
+from reliablepub.testing.faults.rule import DeliveryFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelConsumer(DeliveryFault):
-    """The server cancels the consumer (basic.cancel) that was to get the message.
+    """The server cancels the consumer (basic.cancel) that would get the message.
 
-    The message stays in the queue, and unacknowledged messages stay with the channel. It does not
-    act on basic.get.
+    The message stays in the queue, and unacknowledged messages stay with the channel. The fault
+    does not act on basic.get.
     """
 
     kind = "cancel_consumer"
@@ -29,12 +29,8 @@ class DelayDelivery(DeliveryFault):
     """
 
     kind = "delay_delivery"
+    _positive = ("for_s",)
     for_s: float
-
-    def __post_init__(self) -> None:
-        """A delay lasts."""
-        DeliveryFault.__post_init__(self)
-        check_positive(for_s=self.for_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +44,7 @@ class RepeatDelivery(DeliveryFault):
 class LoseAck(DeliveryFault):
     """The ack, nack or reject of the message is lost: it stays unacknowledged.
 
-    It comes again when its channel ends.
+    It is delivered again when its channel ends.
     """
 
     kind = "lose_ack"

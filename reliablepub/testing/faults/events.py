@@ -1,13 +1,13 @@
-"""Faults that hit a channel, a connection or the broker at a publish.
+"""Faults that act at a publish on its channel, its connection or the broker; `AnyOf` draws one.
 
-This module must never know how the broker carries them out.
+Knows: the fields of each fault. Must never know: how the broker carries it out.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reliablepub.testing.faults.rule import PublishFault, check_code
+from reliablepub.testing.faults.rule import PublishFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,7 @@ class EndingFault(PublishFault):
     """Ends a channel, a connection or the broker at a publish.
 
     Attributes:
-        accepted: Whether the queues take the message first; its confirm is lost either way.
+        accepted: Whether the queues accept the message first; its confirm is lost either way.
     """
 
     accepted: bool = False
@@ -29,11 +29,6 @@ class CloseChannel(EndingFault):
     code: int = 406
     text: str = "closed by a fault"
 
-    def __post_init__(self) -> None:
-        """The reply code must be one of AMQP's."""
-        PublishFault.__post_init__(self)
-        check_code(self.code)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseConnection(EndingFault):
@@ -43,11 +38,6 @@ class CloseConnection(EndingFault):
     code: int = 320
     text: str = "closed by a fault"
 
-    def __post_init__(self) -> None:
-        """The reply code must be one of AMQP's."""
-        PublishFault.__post_init__(self)
-        check_code(self.code)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropConnection(EndingFault):
@@ -55,8 +45,8 @@ class DropConnection(EndingFault):
 
     Attributes:
         reset: End with RST; otherwise with FIN.
-        after_bytes: With `accepted`: end the connection only after this many more bytes were sent,
-            so that it ends within the confirm or after it.
+        after_bytes: With `accepted`: end the connection after this many more bytes were sent, so
+            that it ends within the confirm or after it.
     """
 
     kind = "drop_connection"
@@ -72,9 +62,9 @@ class DropConnection(EndingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HalfOpen(EndingFault):
-    """A half-open connection: the connection stays open, and the broker answers nothing on it.
+    """A half-open connection: it stays open, and the broker answers nothing on it.
 
-    Further input of the client is discarded; other connections go on.
+    Further input from the client is discarded; other connections are not affected.
     """
 
     kind = "half_open"
@@ -82,10 +72,10 @@ class HalfOpen(EndingFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash(EndingFault):
-    """The broker dies as by kill -9: connections are reset and the port refuses.
+    """The broker crashes, as on kill -9: connections are reset, and the port refuses new ones.
 
-    Transient messages are lost, and persistent ones whose batch is not on disk; with `accepted`
-    the message of this publish is written first. The broker comes back on the same port.
+    Transient messages are lost, and persistent ones whose batch is not on disk; with `accepted`,
+    the message of this publish is written first. The broker returns on the same port.
 
     Attributes:
         down_for_s: Seconds for which the port refuses; None: until `FakeBroker.start()`.
@@ -133,7 +123,7 @@ class Block(PublishFault):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze(PublishFault):
-    """The broker stops reading and answering at the publish, including heartbeats, as by SIGSTOP.
+    """The broker stops reading and answering at the publish, including heartbeats, as on SIGSTOP.
 
     Attributes:
         for_s: Duration of the freeze in seconds; None: until `FakeBroker.thaw()`.
@@ -141,3 +131,27 @@ class Freeze(PublishFault):
 
     kind = "freeze"
     for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyOf(PublishFault):
+    """Acts as one of several faults, drawn at random each time from the broker's seed.
+
+    The fields `nth`, `share`, `times`, `keep` and `routing_key` of this rule say when it acts;
+    those of the inner faults are ignored.
+
+    Attributes:
+        faults: Faults of publishes.
+    """
+
+    kind = "any_of"
+    faults: tuple[PublishFault, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse an empty list of faults, and an `AnyOf` within an `AnyOf`."""
+        PublishFault.__post_init__(self)
+        drawable = (
+            isinstance(one, PublishFault) and not isinstance(one, AnyOf) for one in self.faults
+        )
+        if not self.faults or not all(drawable):
+            raise ValueError("faults must be one or more faults of publishes")
