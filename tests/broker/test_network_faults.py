@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 from pamqp import commands
 
-from reliablepub.testing import FakeBroker, Fate, faults
+from reliablepub.testing import FakeBroker, faults
 from reliablepub.testing.connection import Connection
 from reliablepub.testing.ending import Ending
 from reliablepub.testing.flow import Flow
@@ -78,16 +78,6 @@ def test_a_connection_is_dropped_within_a_confirm(fake_broker: FakeBroker, size:
         sock.sendall(encode_publish("q"))
         assert hear_out(sock) == (ACK_1[:size], True)
     assert len(fake_broker.messages("q")) == 1
-
-
-def test_accepted_but_the_ack_is_lost(fake_broker: FakeBroker) -> None:
-    fake_broker.declare_queue("q")
-    fake_broker.inject(faults.DropConnection(accepted=True))
-    with opened(fake_broker) as sock:
-        sock.sendall(encode_publish("q"))
-        assert hear_out(sock) == (b"", True)
-    assert len(fake_broker.messages("q")) == 1
-    assert fake_broker.published[0].fate is Fate.ACCEPTED
 
 
 @pytest.mark.parametrize("values", [{}, {"sent": 1, "received": 1}, {"sent": -1}, {"received": -1}])

@@ -129,6 +129,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"x-max-length-bytes": -1}, "{value_negative,-1}"),
     ({"x-max-priority": 256}, "{max_value_exceeded,256}"),
     ({"x-max-priority": -1}, "{value_negative,-1}"),
+    ({"x-max-priority": "high"}, '"expected integer, got longstr"'),
+    ({"x-message-ttl": True}, '"expected integer, got bool"'),
     ({"x-overflow": "spill"}, "invalid_overflow"),
     ({"x-dead-letter-routing-key": "a"}, "routing_key_but_no_dlx_defined"),
     ({"x-single-active-consumer": "yes"}, "{unacceptable_type,longstr}"),
@@ -247,13 +249,15 @@ def test_an_exchange_in_use(client: RawClient, queue: str) -> None:
 
 
 def test_purge_and_delete_count(client: RawClient, queue: str) -> None:
-    for _ in range(3):
-        client.publish(queue)
-    client.verdicts(3)
-    client.send(commands.Queue.Purge(queue=queue))
-    assert client.told() == ["queue.purgeok 3"]
-    client.send(commands.Queue.Delete(queue=queue))
-    assert client.told() == ["queue.deleteok 0"]
+    for method, answer in (
+        (commands.Queue.Purge(queue=queue), "purgeok"),
+        (commands.Queue.Delete(queue=queue), "deleteok"),
+    ):
+        for _ in range(3):
+            client.publish(queue)
+        client.verdicts(3)
+        client.send(method)
+        assert client.told() == [f"queue.{answer} 3"]
 
 
 def test_an_exclusive_queue_goes_with_its_connection(connect: Connect, client: RawClient) -> None:
